@@ -1,0 +1,67 @@
+# `make` or `make help` lists the targets. A target's help is the text after `##` on its line.
+
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+# Long benchmarks and demos take options:  make bench ARGS="--rows 1000000"
+ARGS   ?=
+
+# Spark must start its workers with the same Python as the driver, or they lack the packages.
+export PYSPARK_PYTHON        := $(CURDIR)/$(PY)
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test test-fast lint types format bench bench-quick clean check-java
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install midstream with everything its development needs
+
+demo: check-java $(STAMP) ## set up, then run the main demo; no server to start
+	@$(PY) -m examples.fraud $(ARGS)
+
+test: check-java $(STAMP) ## set up, then run all tests, Spark included (under 8 minutes on 2 cores)
+	@$(PY) -m pytest $(ARGS)
+
+test-fast: $(STAMP) ## only the tests that need no Spark (under 1 minute; no Java needed)
+	@$(PY) -m pytest -m "not spark" --ignore=src/midstream/runtime $(ARGS)
+
+lint: $(STAMP) ## style, formatting and types
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+types: $(STAMP) ## types only
+	@$(PY) -m mypy
+
+format: $(STAMP) ## rewrite the code in the project's format
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+bench: check-java $(STAMP) ## the throughput benchmark, in full; the last line is JSON
+	@$(PY) -m benchmarks.pipeline $(ARGS)
+
+bench-quick: check-java $(STAMP) ## the throughput benchmark, small
+	@$(PY) -m benchmarks.pipeline --quick $(ARGS)
+
+clean: ## remove caches, builds and what Spark leaves behind (.venv stays)
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis artifacts derby.log metastore_db spark-warehouse
+	@find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+check-java: ## say whether Spark will find a Java it can use
+	@sh scripts/check-java
+
+# Redone when what is to be installed changes. An environment whose Python has gone or is too old is made anew.
+$(STAMP): pyproject.toml requirements-dev.txt
+	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    python=$$(sh scripts/find-python) && echo "Creating $(VENV) with $$python" && $$python -m venv --clear $(VENV); }
+	@echo "Installing into $(VENV); the first time this takes a few minutes, most of them for Spark"
+	@{ $(PY) -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt && \
+	   $(PY) -m pip install --quiet --disable-pip-version-check --editable '.[spark,examples,dev]'; } || { \
+	    echo; \
+	    echo "The installation failed; pip says why above. It needs a network, or a package index or folder that pip"; \
+	    echo "is configured for. Running the same command again goes on from here."; \
+	    exit 1; }
+	@touch $@

@@ -1,0 +1,217 @@
+"""The commands. Exit codes: 0 all is well, 1 something failed, 2 the command line was wrong."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from midstream.cli.live import print_summary, watch
+from midstream.cli.target import TargetError, UserCodeError, find, needs_session, to_flow
+from midstream.errors import MidstreamError
+from midstream.flow.builder import Flow
+from midstream.flow.model import Graph
+from midstream.flow.render import Style, render
+from midstream.planner.stages import compile_plan
+from midstream.runtime import doctor as checks
+from midstream.runtime.session import local_session
+from midstream.version import __version__
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="midstream",
+    help="Change a running Spark stream without stopping it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+FlowArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FLOW",
+        help="A dotted module or a .py file, and in it a Flow or a function that returns one "
+        "(given the SparkSession if it takes a parameter).",
+        show_default=False,
+    ),
+]
+
+
+class Format(StrEnum):
+    """Formats of ``midstream graph``; the styles of :func:`~midstream.flow.render.render`."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    SVG = "svg"
+
+
+def main() -> None:
+    """Entry point of the command ``midstream``."""
+    app(prog_name="midstream")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"midstream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def graph(
+    flow: FlowArgument,
+    format: Annotated[Format, typer.Option("--format", "-f", help="How to draw it.")] = Format.TEXT,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write to.", show_default=False)] = None,
+    stages: Annotated[bool, typer.Option("--stages", help="Show in which stage each operator runs.")] = False,
+) -> None:
+    """Draw a flow: for the terminal, as Mermaid, or as SVG."""
+    with _errors_told():
+        target = find(flow)
+        found = target.load()
+        with _session() if needs_session(found) else nullcontext() as spark:
+            drawn_graph = to_flow(found, target, spark).graph
+        style: Style = format.value
+        drawn = render(drawn_graph, style, groups=_by_stage(drawn_graph) if stages else None)
+        if output is None:
+            typer.echo(drawn)
+            return
+        try:
+            output.write_text(drawn + "\n", encoding="utf-8")
+        except OSError as error:
+            raise _failed(f"cannot write {str(output)!r}: {error.strerror}.", 1) from error
+
+
+@app.command()
+def run(
+    flow: FlowArgument,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(help="The job's folder; with the same one it continues. Default: a temporary one."),
+    ] = None,
+    trigger: Annotated[
+        str | None, typer.Option(help="When epochs start: '500 ms', 'available-now'. Default: one after the other.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option("--for", min=0, help="Stop after so many seconds.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Stop after so many epochs.")] = None,
+    master: Annotated[str, typer.Option(help="Spark's master.")] = "local[*]",
+    conf: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark; may be repeated.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="One line per epoch instead of a live table.")] = False,
+) -> None:
+    """Run a flow on Spark until it ends, a limit is reached, or Ctrl-C."""
+    settings = dict(_setting(text) for text in conf or [])
+    with _errors_told():
+        target = find(flow)
+        # Before the module is imported: code at its top level that asks for the session gets this one.
+        with _session(master, settings) as spark:
+            built = to_flow(target.load(), target, spark)
+            with _folder(checkpoint) as folder:
+                _run(built, spark, folder, trigger, seconds, epochs, plain)
+
+
+@app.command()
+def doctor(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only problems.")] = False,
+) -> None:
+    """Look whether everything is here that midstream and Spark need."""
+    findings = checks.diagnose()
+    shown = [finding for finding in findings if not (quiet and finding.ok)]
+    if shown:
+        Console().print(_findings_table(shown))
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def _run(
+    flow: Flow,
+    spark: Any,
+    checkpoint: str,
+    trigger: str | None,
+    seconds: float | None,
+    epochs: int | None,
+    plain: bool,
+) -> None:
+    console = Console()
+    job = flow.start(spark, checkpoint=checkpoint, trigger=trigger)
+    try:
+        watch(job, seconds=seconds, epochs=epochs, plain=plain, console=console)
+    except KeyboardInterrupt:
+        console.print("stopping", style="dim")
+    finally:
+        job.stop()
+        print_summary(job, console)
+
+
+@contextmanager
+def _session(master: str = "local[*]", conf: dict[str, str] | None = None) -> Iterator[Any]:
+    spark = local_session(master, conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _folder(checkpoint: str | None) -> Iterator[str]:
+    if checkpoint is not None:
+        yield checkpoint
+        return
+    with tempfile.TemporaryDirectory(prefix="midstream-", ignore_cleanup_errors=True) as folder:
+        typer.echo(f"No --checkpoint: using {folder}, removed at the end; the job cannot be continued.", err=True)
+        yield folder
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """Turn what users can act on into a message and an exit code; anything else is our bug, and shows its traceback."""
+    try:
+        yield
+    except TargetError as error:
+        raise _failed(str(error), 2) from error
+    except (UserCodeError, MidstreamError) as error:
+        raise _failed(str(error), 1) from error
+
+
+def _failed(message: str, code: int) -> typer.Exit:
+    typer.echo(message if message.startswith("Traceback") else f"Error: {message}", err=True)
+    return typer.Exit(code)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise typer.BadParameter(f"{text!r} is not KEY=VALUE, e.g. spark.driver.memory=2g", param_hint="--conf")
+    return key, value
+
+
+def _by_stage(graph: Graph) -> dict[str, str]:
+    """Stage of each operator; sinks, and transforms that only feed sinks, are Catalyst's and have none."""
+    return {name: f"stage {stage.index}" for stage in compile_plan(graph).stages for name in stage.operators}
+
+
+def _findings_table(findings: list[checks.Finding]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("", "what", "found", "advice"):
+        table.add_column(title)
+    for finding in findings:
+        mark = Text("ok", "green") if finding.ok else Text("problem", "bold red")
+        table.add_row(mark, finding.what, Text(finding.found), Text(finding.advice))
+    return table

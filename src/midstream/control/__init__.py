@@ -1,0 +1,1 @@
+"""Coordinator and tasks: the messages, the state machine that decides, and the channel that carries."""

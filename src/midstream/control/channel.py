@@ -1,0 +1,367 @@
+"""The network between the coordinator on the driver and tasks in Python workers: ZeroMQ, encrypted with CURVE.
+
+The :class:`Server` holds a ROUTER, each :class:`Client` a DEALER. A job makes one key pair for the server and one for
+all its clients; the :class:`Address` carries what a client needs and travels in Spark's task closure. A peer without
+the clients' key is turned away in the handshake, before any of its bytes are decoded.
+
+A packet is a request number (eight bytes; 0 says that no answer is wanted, or none is given) and a message in msgpack.
+An answer carries the number of its request, so one that comes too late is never taken for the answer to the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import math
+import os
+import socket as sockets
+import struct
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from midstream.control.messages import Accepted, Assignment, FromTask, Refused, ToTask
+from midstream.errors import ChannelError
+
+M = TypeVar("M")
+Handler = Callable[[bytes, FromTask], Iterable[tuple[bytes, ToTask]]]
+
+_NUMBER = struct.Struct(">Q")
+_UNASKED = 0
+_EVENT = struct.Struct("=H")  # pyzmq's own reader would import asyncio into every worker
+# What can answer a request. Everything else the coordinator says is unsolicited, whenever it says it.
+_ANSWERS = (Assignment, Accepted, Refused)
+_from_task: msgspec.msgpack.Decoder[FromTask] = msgspec.msgpack.Decoder(FromTask)
+_to_task: msgspec.msgpack.Decoder[ToTask] = msgspec.msgpack.Decoder(ToTask)
+
+# A peer that vanished without a farewell (power, network) is noticed after this many milliseconds. libzmq's own
+# threads answer heartbeats, so a process that only computes for long is never mistaken for a dead one.
+_HEARTBEAT_EVERY, _HEARTBEAT_LIMIT = 1_000, 5_000
+# Milliseconds a close waits for the last packets to leave; a peer that has stopped reading costs no more than this.
+_LINGER = 500
+
+_OTHER_KEY = "what listens there has not this address's server key: has the driver been started anew?"
+# What a client knows of its connection, by the last event that libzmq told; it begins with the first of these.
+_KNOWN = {
+    zmq.Event.CLOSED: "nobody answers there: is the driver alive, and can this host reach its address?",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: _OTHER_KEY,
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: _OTHER_KEY,
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "the coordinator refused this client's key: use the address of the running job",
+    zmq.Event.HANDSHAKE_SUCCEEDED: "the connection stands: is the driver stuck, or its midstream of another version?",
+    zmq.Event.DISCONNECTED: "the connection was lost: the driver has closed it or died",
+}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the coordinator listens and the keys to speak with it. Hashable and picklable; its repr hides the secret.
+
+    >>> Address("tcp://127.0.0.1:5000", b"server", b"public", b"secret")
+    Address(endpoint='tcp://127.0.0.1:5000', server_key=b'server')
+    """
+
+    endpoint: str
+    server_key: bytes
+    client_public: bytes = field(repr=False)
+    client_secret: bytes = field(repr=False)
+
+
+class Server(contextlib.AbstractContextManager["Server"]):
+    """The coordinator's end. A daemon thread calls ``handle(peer, message)`` and sends what that gives back.
+
+    The first `Assignment`, `Accepted` or `Refused` among it that is for the sender answers the sender's request; the
+    rest is unsolicited. ``handle`` runs in the server's thread only. When it raises, ``error`` keeps the first
+    exception, the sender is refused, and the server lives on. ``dropped`` counts packets that could not be decoded,
+    ``undelivered`` messages for peers that are gone or have stopped reading.
+
+    >>> from midstream.control.messages import WorkerJoined
+    >>> with Server(lambda peer, message: [(peer, Accepted())]) as server, Client(server.address) as client:
+    ...     client.request(WorkerJoined("host", 7))
+    Accepted()
+    """
+
+    def __init__(self, handle: Handler, host: str = "127.0.0.1") -> None:
+        self.error: Exception | None = None
+        self.dropped = 0
+        self.undelivered = 0
+        self._handle = handle
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # guards `_inlet`, the one socket that several threads use
+        # The check of keys (ZAP) is per context: a private one keeps the jobs of one driver apart.
+        self._context = zmq.Context()
+        try:
+            self.address = self._open(host)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._thread = threading.Thread(target=self._serve, name="midstream-channel", daemon=True)
+        self._thread.start()
+
+    def _open(self, host: str) -> Address:
+        server_key, server_secret = zmq.curve_keypair()
+        client_public, client_secret = zmq.curve_keypair()
+        self._admitted = z85.decode(client_public)
+        self._zap, self._router = self._context.socket(zmq.REP), self._context.socket(zmq.ROUTER)
+        self._outlet, self._inlet = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
+        for end in (self._outlet, self._inlet):
+            end.set_hwm(0)  # send() never blocks its caller
+        self._outlet.bind("inproc://outgoing")
+        self._inlet.connect("inproc://outgoing")
+        # Bound before any peer can connect: libzmq admits everybody as long as nobody checks.
+        self._zap.bind("inproc://zeromq.zap.01")
+        _keep_alive(self._router)
+        self._router.curve_server = True
+        self._router.curve_publickey, self._router.curve_secretkey = server_key, server_secret
+        self._router.zap_domain = b"midstream"
+        self._router.router_mandatory = True
+        # A client that reconnects keeps its identity, even before its old connection is known to be dead.
+        self._router.router_handover = True
+        return Address(_bind(self._router, host), server_key, client_public, client_secret)
+
+    def send(self, peer: bytes, message: ToTask) -> None:
+        """Give a peer an unsolicited message. Any thread may call this; it returns at once."""
+        self._tell_thread([peer, _pack(_UNASKED, message)])
+
+    def close(self) -> None:
+        """Send what is left to send, stop the thread and free the port. Harmless when repeated or in a forked child."""
+        if os.getpid() == self._pid:
+            with contextlib.suppress(ChannelError):
+                self._tell_thread([b"close"])
+            self._thread.join()
+            self._context.term()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _tell_thread(self, frames: list[bytes]) -> None:
+        with self._lock:
+            if self._inlet.closed or os.getpid() != self._pid:
+                at = f"{self.address.endpoint} of process {self._pid}"
+                raise ChannelError(f"the server at {at} is closed, or this is a fork of that process; open another one")
+            self._inlet.send_multipart(frames)
+            if len(frames) == 1:
+                self._inlet.close()
+
+    # ── the server's thread ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        for socket in (self._router, self._outlet, self._zap):
+            poller.register(socket, zmq.POLLIN)
+        serving = True
+        while serving:
+            # One packet of each socket per round, so that a flood on one does not hold up the others.
+            for socket, _ in poller.poll():
+                first, *rest = socket.recv_multipart()
+                if socket is self._router:
+                    self._take(first, rest)
+                elif socket is self._zap:
+                    self._admit(first, *rest)
+                elif rest:
+                    self._deliver(first, rest[0])
+                else:
+                    serving = False
+        for socket in (self._router, self._outlet, self._zap):
+            socket.close(linger=_LINGER)
+
+    def _take(self, peer: bytes, frames: list[bytes]) -> None:
+        try:
+            number, message = _unpack(_from_task, frames)
+        except ChannelError:
+            self.dropped += 1
+            return
+        try:
+            packets = list(self._replies(peer, number, message))
+        except Exception as error:
+            self.error = self.error or error
+            why = f"the coordinator failed on {type(message).__name__}: {type(error).__name__}: {error}"
+            packets = [(peer, _pack(number, Refused(why)))] if number != _UNASKED else []
+        for to, packet in packets:
+            self._deliver(to, packet)
+
+    def _replies(self, peer: bytes, number: int, message: FromTask) -> Iterator[tuple[bytes, bytes]]:
+        answered = False
+        for to, reply in self._handle(peer, message):
+            if not answered and to == peer and isinstance(reply, _ANSWERS):
+                answered = True
+                if number != _UNASKED:  # nobody waits for the answer to a post
+                    yield peer, _pack(number, reply)
+            else:
+                yield to, _pack(_UNASKED, reply)
+        if not answered and number != _UNASKED:
+            yield peer, _pack(number, Refused(f"the coordinator has no answer to {type(message).__name__}; post it"))
+
+    def _deliver(self, peer: bytes, packet: bytes) -> None:
+        try:
+            self._router.send_multipart((peer, packet), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self.undelivered += 1
+
+    def _admit(self, version: bytes, request: bytes, *about: bytes) -> None:
+        """Answer libzmq's question (ZAP, RFC 27) whether a peer in its handshake holds the clients' key."""
+        known = about[3:] == (b"CURVE", self._admitted)  # before these: domain, address, identity
+        verdict = (b"200", b"OK", b"task") if known else (b"400", b"unknown key", b"")
+        self._zap.send_multipart((version, request, *verdict, b""))
+
+
+class Client(contextlib.AbstractContextManager["Client"]):
+    """A worker's end. Connects in the background; opening one never blocks.
+
+    Keep one per process and address: each costs two threads and a handshake. It serves one thread at a time; a thread
+    that waits for unsolicited messages while another makes requests needs a client of its own. ``timeout`` is how many
+    seconds :meth:`request` waits.
+    """
+
+    def __init__(self, address: Address, timeout: float = 10.0) -> None:
+        self.address = address
+        self.timeout = timeout
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._number = _UNASKED
+        self._inbox: deque[ToTask] = deque()
+        self._known = zmq.Event.CLOSED
+        self._broken: zmq.Event | None = None  # how the connection broke, until somebody has been told
+        self._linger = _LINGER
+        self._context = zmq.Context()
+        socket = self._socket = self._context.socket(zmq.DEALER)
+        _keep_alive(socket)
+        socket.set_hwm(0)  # a request waits for its answer, never for room to be sent
+        socket.ipv6 = "[" in address.endpoint
+        socket.routing_id = uuid.uuid4().hex.encode()
+        socket.curve_serverkey = address.server_key
+        socket.curve_publickey, socket.curve_secretkey = address.client_public, address.client_secret
+        self._monitor = socket.get_monitor_socket(sum(_KNOWN))
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        socket.connect(address.endpoint)
+
+    def request(self, message: FromTask) -> ToTask:
+        """Send a message and wait for its own answer. What else arrives meanwhile is kept for :meth:`receive`."""
+        with self._alone():
+            self._watch()
+            self._broken = None  # what broke was an earlier connection; this request goes out on the next one
+            self._number += 1
+            self._socket.send(_pack(self._number, message))
+            deadline = time.monotonic() + self.timeout
+            while (arrived := self._next(deadline)) is not None:
+                number, answer = arrived
+                if number == self._number:
+                    return answer
+                if number == _UNASKED:
+                    self._inbox.append(answer)
+            raise self._error(f"no answer to {type(message).__name__} within {self.timeout:g} s")
+
+    def post(self, message: FromTask) -> None:
+        """Send a message that wants no answer. It is lost when the coordinator cannot be reached."""
+        with self._alone():
+            self._socket.send(_pack(_UNASKED, message))
+
+    def receive(self, timeout: float = 0.0) -> ToTask | None:
+        """Give the oldest unsolicited message, or ``None`` when there is none within so many seconds.
+
+        Raises :class:`~midstream.errors.ChannelError`, once, when the connection is lost and nothing is left to read.
+        """
+        with self._alone():
+            if self._inbox:
+                return self._inbox.popleft()
+            deadline = time.monotonic() + timeout
+            while (arrived := self._next(deadline)) is not None:
+                number, message = arrived
+                if number == _UNASKED:
+                    return message
+            return None
+
+    def close(self) -> None:
+        """Leave, when what was posted is sent. Harmless when repeated or in a forked child."""
+        if os.getpid() == self._pid:
+            with self._lock:
+                self._monitor.close(linger=0)
+                self._socket.close(linger=self._linger)
+                self._context.term()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Raise where libzmq would abort the process: its sockets used after a fork, or by two threads at once."""
+        mine = f"this client of {self.address.endpoint}"
+        if os.getpid() != self._pid:
+            raise ChannelError(f"{mine} belongs to process {self._pid}; its fork {os.getpid()} must open its own")
+        if not self._lock.acquire(blocking=False):
+            raise ChannelError(f"{mine} is in use by another thread; open one for each thread")
+        try:
+            if self._socket.closed:
+                raise ChannelError(f"{mine} is closed; open another one")
+            yield
+        finally:
+            self._lock.release()
+
+    def _next(self, deadline: float) -> tuple[int, ToTask] | None:
+        """Wait until the deadline for a packet; raise when the connection breaks first."""
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            if self._poller.poll(0 if self._broken else math.ceil(left * 1000)) or self._broken:
+                # Events are noted before the socket is read: what came before the connection broke is still delivered.
+                self._watch()
+                with contextlib.suppress(zmq.Again):
+                    return _unpack(_to_task, self._socket.recv_multipart(zmq.NOBLOCK))
+                if self._broken:
+                    raise self._error("the coordinator cannot be reached")
+            elif left == 0.0:
+                return None
+
+    def _watch(self) -> None:
+        """Note what libzmq tells of the connection."""
+        while self._monitor.poll(0):
+            event = zmq.Event(_EVENT.unpack_from(self._monitor.recv_multipart()[0])[0])
+            # After a failed handshake it only says that the connection ended, which tells less than is known already.
+            if event is not zmq.Event.DISCONNECTED or self._known is zmq.Event.HANDSHAKE_SUCCEEDED:
+                self._known = event
+            if self._known in (zmq.Event.DISCONNECTED, zmq.Event.HANDSHAKE_FAILED_AUTH):
+                self._broken = self._known
+
+    def _error(self, what: str) -> ChannelError:
+        known, self._broken = self._broken or self._known, None
+        self._linger = 0  # what still waits to be sent is of no use to anyone
+        return ChannelError(f"{what}, at {self.address.endpoint}: {_KNOWN[known]}")
+
+
+def _pack(number: int, message: FromTask | ToTask) -> bytes:
+    return _NUMBER.pack(number) + msgspec.msgpack.encode(message)
+
+
+def _unpack(decoder: msgspec.msgpack.Decoder[M], frames: list[bytes]) -> tuple[int, M]:
+    try:
+        (packet,) = frames
+        return _NUMBER.unpack_from(packet)[0], decoder.decode(memoryview(packet)[_NUMBER.size :])
+    except (ValueError, struct.error, msgspec.MsgspecError) as error:
+        hint = "install the same version of midstream on driver and workers"
+        raise ChannelError(f"a message was not understood ({error}); {hint}") from error
+
+
+def _keep_alive(socket: zmq.Socket[bytes]) -> None:
+    socket.heartbeat_ivl = _HEARTBEAT_EVERY
+    socket.heartbeat_timeout = socket.heartbeat_ttl = _HEARTBEAT_LIMIT
+
+
+def _bind(router: zmq.Socket[bytes], host: str) -> str:
+    """Bind to a free port of this address only; give the endpoint that clients connect to."""
+    try:
+        ip = ipaddress.ip_address(sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0][4][0])
+        if ip.is_unspecified:
+            raise ValueError("it stands for every address, and clients need one")
+        router.ipv6 = ip.version == 6
+        router.bind(f"tcp://[{ip}]:*" if ip.version == 6 else f"tcp://{ip}:*")
+    except (OSError, ValueError, zmq.ZMQError) as error:
+        raise ChannelError(f"cannot listen on {host!r}: {error}; give an address of the driver") from error
+    return router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")

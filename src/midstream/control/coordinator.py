@@ -1,0 +1,222 @@
+"""The decider on the driver: a pure state machine. Events in, instructions out; no sockets, no clock, no Spark.
+
+State and what moves it::
+
+                 EpochOpened                 EpochSealed, whole → Commit
+    ┌──────┐ ───────────────────► ┌─────────┐ ───────────────────────► ┌──────┐
+    │ idle │                      │ running │                          │ idle │
+    └──────┘ ◄─────────────────── └─────────┘ ───────────────────────► └──────┘
+                 EpochAbandoned        ▲   │    EpochSealed, not whole → Reject
+                                       └───┘
+                        TaskStarted, TaskFinished, TaskFailed
+
+Messages of tasks are legal in every state, because tasks outlive the runs they belong to: outside their run they are
+refused, which fences them. Driver events in the wrong state are errors, told with the story of what came before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from midstream.control.messages import (
+    Accepted,
+    Assignment,
+    Commit,
+    EpochAbandoned,
+    EpochOpened,
+    EpochSealed,
+    Event,
+    Failure,
+    Instruction,
+    JobEnding,
+    Received,
+    Refused,
+    Reject,
+    Release,
+    Send,
+    TaskFailed,
+    TaskFinished,
+    TaskId,
+    TaskStarted,
+    WorkerJoined,
+    WorkerReleased,
+)
+from midstream.errors import ProtocolError
+from midstream.ids import PartitionId, StageIndex, WireId
+from midstream.metrics import merge
+
+STORY_LENGTH = 50
+
+
+@dataclass
+class _Running:
+    """What is known of the run in progress."""
+
+    opened: EpochOpened
+    # Per stage and partition, the report of the first attempt that finished. Attempts of one partition are
+    # deterministic replays of one another, so whichever Spark keeps, this report describes it.
+    finished: dict[tuple[StageIndex, PartitionId], TaskFinished] = field(default_factory=dict)
+    started: dict[tuple[StageIndex, PartitionId], int] = field(default_factory=dict)
+    failures: list[tuple[TaskId, Failure]] = field(default_factory=list)
+
+
+class Coordinator:
+    """Decides what tasks run and whether an epoch is whole.
+
+    >>> from midstream.ids import Digest, Epoch, Revision, Run
+    >>> coordinator = Coordinator()
+    >>> coordinator.handle(EpochOpened(Epoch(7), Run(0), Revision(1), (Digest("ab"),), (0, 1)))
+    []
+    >>> task = TaskId(Epoch(7), Run(0), StageIndex(0), PartitionId(0), attempt=12)
+    >>> [sent] = coordinator.handle(Received(b"peer", TaskStarted(task)))
+    >>> sent.message
+    Assignment(revision=1, program='ab', bins=(0, 1))
+    >>> late = TaskId(Epoch(6), Run(0), StageIndex(0), PartitionId(0), attempt=3)
+    >>> [sent] = coordinator.handle(Received(b"old", TaskStarted(late)))
+    >>> sent.message.reason
+    'epoch 6.0 is over; epoch 7.0 is running'
+    """
+
+    def __init__(self) -> None:
+        self._running: _Running | None = None
+        self._workers: dict[tuple[str, int], bytes] = {}
+        self._ending = False
+        self._story: deque[str] = deque(maxlen=STORY_LENGTH)
+
+    @property
+    def failures(self) -> tuple[tuple[TaskId, Failure], ...]:
+        """Failures of the user's code in the run in progress, in the order they were reported."""
+        return tuple(self._running.failures) if self._running else ()
+
+    @property
+    def workers(self) -> frozenset[tuple[str, int]]:
+        """Worker processes (host, pid) that hold functions open."""
+        return frozenset(self._workers)
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """The most recent events, oldest first, as one line each."""
+        return tuple(self._story)
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take one event, change state, say what must be done about it."""
+        self._story.append(_line(event))
+        match event:
+            case Received(peer, message):
+                return self._from_task(peer, message)
+            case EpochOpened():
+                if self._running is not None:
+                    raise self._lost(event, f"{_name(self._running.opened)} is still running")
+                self._running = _Running(event)
+                return []
+            case EpochSealed():
+                return [self._seal(self._current(event))]
+            case EpochAbandoned():
+                self._current(event)
+                self._running = None
+                return []
+            case JobEnding():
+                self._ending = True
+                return [Send(peer, Release()) for peer in self._workers.values()]
+
+    # ── driver events ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _current(self, event: EpochSealed | EpochAbandoned) -> _Running:
+        running = self._running
+        if running is None:
+            raise self._lost(event, "no epoch is running")
+        if (running.opened.epoch, running.opened.run) != (event.epoch, event.run):
+            raise self._lost(event, f"{_name(running.opened)} is running")
+        return running
+
+    def _seal(self, running: _Running) -> Instruction:
+        opened, reports = running.opened, tuple(running.finished.values())
+        self._running = None
+        if problem := _incomplete(running):
+            return Reject(opened.epoch, problem)
+        operators = merge(report.operators for report in sorted(reports, key=lambda report: report.task))
+        rows_out: Counter[WireId] = Counter()
+        for report in reports:
+            rows_out.update(report.rows_out)
+        return Commit(opened.epoch, opened.revision, operators, len(reports), dict(rows_out))
+
+    def _lost(self, event: Event, found: str) -> ProtocolError:
+        story = "\n  ".join(self._story)
+        return ProtocolError(f"{_line(event)} makes no sense now: {found}. What came before:\n  {story}")
+
+    # ── messages of tasks ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _from_task(
+        self, peer: bytes, message: TaskStarted | TaskFinished | TaskFailed | WorkerJoined | WorkerReleased
+    ) -> list[Instruction]:
+        if isinstance(message, WorkerJoined):
+            self._workers[message.host, message.pid] = peer
+            # A worker that joins while the job ends has missed its release, and the driver waits for it to leave.
+            return [Send(peer, Accepted()), Send(peer, Release())] if self._ending else [Send(peer, Accepted())]
+        if isinstance(message, WorkerReleased):
+            self._workers.pop((message.host, message.pid), None)
+            return []
+        running = self._running
+        if refusal := _fence(running, message.task):
+            return [Send(peer, refusal)]
+        assert running is not None  # _fence refuses everything while idle
+        opened, place = running.opened, (message.task.stage, message.task.partition)
+        match message:
+            case TaskStarted(task):
+                if task.stage >= len(opened.programs):
+                    reason = f"the plan has {len(opened.programs)} stages; there is no {task.stage}"
+                    return [Send(peer, Refused(reason))]
+                running.started[place] = running.started.get(place, 0) + 1
+                return [Send(peer, Assignment(opened.revision, opened.programs[task.stage], opened.bins))]
+            case TaskFinished():
+                running.finished.setdefault(place, message)
+            case TaskFailed(task, failure):
+                running.failures.append((task, failure))
+        return [Send(peer, Accepted())]
+
+
+def _fence(running: _Running | None, task: TaskId) -> Refused | None:
+    """A task may speak only while its own run is in progress."""
+    name = f"epoch {task.epoch}.{task.run}"
+    if running is None:
+        return Refused(f"{name} is over; no epoch is running")
+    if (task.epoch, task.run) != (running.opened.epoch, running.opened.run):
+        return Refused(f"{name} is over; {_name(running.opened)} is running")
+    return None
+
+
+def _incomplete(running: _Running) -> str | None:
+    """Why the epoch is not whole, or ``None``.
+
+    Spark has told us that all its tasks succeeded. Two things are checked on top: every partition that started has
+    reported, and every frame that was sent on a wire was received. A frame is received once by each stage it reaches,
+    and sent once by each stage it leaves, so the counts of neighbouring stages must be equal.
+    """
+    if silent := sorted(set(running.started) - set(running.finished)):
+        shown = ", ".join(f"stage {stage} partition {partition}" for stage, partition in silent[:5])
+        return f"{len(silent)} started partition(s) never reported: {shown}"
+    sent: Counter[tuple[int, WireId]] = Counter()
+    received: Counter[tuple[int, WireId]] = Counter()
+    for report in running.finished.values():
+        sent.update({(report.task.stage + 1, wire): n for wire, n in report.frames_out.items()})
+        received.update({(report.task.stage, wire): n for wire, n in report.frames_in.items()})
+    for (stage, wire), n in sorted((sent - received).items()) + sorted((received - sent).items()):
+        counts = f"{received[stage, wire]} of {sent[stage, wire]} frames"
+        return f"stage {stage} received {counts} on wire {wire} (off by {n})"
+    return None
+
+
+def _name(opened: EpochOpened) -> str:
+    return f"epoch {opened.epoch}.{opened.run}"
+
+
+def _line(event: Event) -> str:
+    match event:
+        case Received(_, message):
+            about = getattr(message, "task", None) or f"{message.host}/{message.pid}"  # type: ignore[union-attr]
+            return f"{type(message).__name__}({about})"
+        case JobEnding():
+            return "JobEnding"
+        case _:
+            return f"{type(event).__name__}(epoch {event.epoch}.{event.run})"

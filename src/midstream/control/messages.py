@@ -1,0 +1,185 @@
+"""Every message between coordinator and task, and every event and instruction of the coordinator.
+
+All are frozen msgspec structs. Those that cross the channel are tagged with their name, so one decoder reads them all.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex, WireId
+from midstream.metrics import OperatorStats
+
+
+class TaskId(msgspec.Struct, frozen=True, order=True):
+    """One attempt of one partition of one stage in one run of an epoch.
+
+    ``attempt`` is Spark's task attempt id, unique within the application: a retried, speculative or recomputed task
+    is another attempt of the same partition.
+    """
+
+    epoch: Epoch
+    run: Run
+    stage: StageIndex
+    partition: PartitionId
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}.{self.run} stage {self.stage} partition {self.partition} attempt {self.attempt}"
+
+
+# ── task → coordinator ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TaskStarted(msgspec.Struct, frozen=True, tag=True):
+    """A task asks what to run."""
+
+    task: TaskId
+
+
+class TaskFinished(msgspec.Struct, frozen=True, tag=True):
+    """A task has emitted everything.
+
+    ``frames_in`` and ``frames_out`` let the coordinator prove that none was lost between stages; ``rows_out`` counts
+    the rows that were put on each wire that starts in this stage.
+    """
+
+    task: TaskId
+    operators: tuple[OperatorStats, ...]
+    frames_in: dict[WireId, int]
+    frames_out: dict[WireId, int]
+    rows_out: dict[WireId, int] = {}
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why the user's code failed, ready to show: no object in it needs the user's classes to be read."""
+
+    operator: str
+    error: str
+    row: str | None
+    traceback: str
+
+
+class TaskFailed(msgspec.Struct, frozen=True, tag=True):
+    """The user's code failed in a task; the task fails too, and Spark decides whether to retry it."""
+
+    task: TaskId
+    failure: Failure
+
+
+class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
+    """A worker process says that it holds open functions and wants to be told when to close them."""
+
+    host: str
+    pid: int
+
+
+class WorkerReleased(msgspec.Struct, frozen=True, tag=True):
+    """A worker process has closed its functions."""
+
+    host: str
+    pid: int
+
+
+# ── coordinator → task ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Assignment(msgspec.Struct, frozen=True, tag=True):
+    """What a task runs: the configuration, never guessed, always given.
+
+    ``program`` is the digest of the stage's program in the blob store. ``bins`` says which partition of the next
+    stage each bin of the key space belongs to.
+    """
+
+    revision: Revision
+    program: Digest
+    bins: tuple[int, ...]
+
+
+class Accepted(msgspec.Struct, frozen=True, tag=True):
+    """The coordinator has noted the report."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """This attempt is not wanted: its epoch or run is over."""
+
+    reason: str
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """The job ends: close the functions this process holds open for it."""
+
+
+FromTask = TaskStarted | TaskFinished | TaskFailed | WorkerJoined | WorkerReleased
+ToTask = Assignment | Accepted | Refused | Release
+
+
+# ── events that only the driver makes ─────────────────────────────────────────────────────────────────────────────
+
+
+class EpochOpened(msgspec.Struct, frozen=True):
+    """The driver starts a run of an epoch. ``programs`` holds one digest per stage, in order."""
+
+    epoch: Epoch
+    run: Run
+    revision: Revision
+    programs: tuple[Digest, ...]
+    bins: tuple[int, ...]
+
+
+class EpochSealed(msgspec.Struct, frozen=True):
+    """Spark says that every job of the epoch succeeded; the coordinator must agree before it is committed."""
+
+    epoch: Epoch
+    run: Run
+
+
+class EpochAbandoned(msgspec.Struct, frozen=True):
+    """The run will not be finished: it failed or was cancelled. Its tasks are fenced from here on."""
+
+    epoch: Epoch
+    run: Run
+
+
+class JobEnding(msgspec.Struct, frozen=True):
+    """No epoch will be opened any more; workers are to close what they hold."""
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A message arrived from a peer of the channel."""
+
+    peer: bytes
+    message: FromTask
+
+
+Event = EpochOpened | EpochSealed | EpochAbandoned | JobEnding | Received
+
+
+# ── instructions ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Give a message to a peer."""
+
+    peer: bytes
+    message: ToTask
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """The epoch is whole: write its manifest, then let Spark commit the batch."""
+
+    epoch: Epoch
+    revision: Revision
+    operators: tuple[OperatorStats, ...]
+    tasks: int
+    rows_out: dict[WireId, int] = {}
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """The epoch is not whole although Spark thinks so; the driver must run it again or fail. Never expected."""
+
+    epoch: Epoch
+    reason: str
+
+
+Instruction = Send | Commit | Reject

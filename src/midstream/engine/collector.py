@@ -1,0 +1,127 @@
+"""What leaves a stage: rows gathered by wire and destination until there is enough for a frame.
+
+Memory is bounded by the sizes here, not by the epoch: about one frame per wire and destination, and less when there
+are very many of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.engine.frames import Header, encode_rows, frame
+from midstream.engine.hashing import bins_of, hash_columns
+from midstream.engine.intake import Carried
+from midstream.ids import PartitionId, Revision, WireId
+from midstream.planner.stages import Leaves, Wire
+
+FRAME_BYTES = 1 << 20
+HELD_BYTES = 64 << 20
+
+
+@dataclass
+class _Held:
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    nbytes: int = 0
+
+
+class Collector:
+    """Takes slices, gives record batches for Spark: frames, or plain columns at a typed outlet.
+
+    ``bins`` says which partition of the next stage owns each bin; rows on a wire without a key stay in ``partition``.
+    """
+
+    def __init__(self, leaves: Leaves, partition: PartitionId, bins: Sequence[int]) -> None:
+        self._typed = leaves is Leaves.TYPED
+        self._partition = partition
+        self._bins = np.asarray(bins, dtype=np.int64)
+        # Few destinations fit in 16 bits, for which numpy's stable sort is a radix sort.
+        self._dest_type = np.uint16 if len(bins) and max(bins) < 1 << 16 else np.int64
+        self._held: dict[tuple[WireId, int, Revision], _Held] = {}
+        self._held_bytes = 0
+        self._ready: list[pa.RecordBatch] = []
+        self._seq = 0
+        self.emitted: Counter[WireId] = Counter()
+        """Rows put on each wire that starts here."""
+        self.sent: Counter[WireId] = Counter()
+        """Rows that left in frames on each wire, passing ones included."""
+
+    def add(self, wire: Wire, batch: pa.RecordBatch, revision: Revision) -> None:
+        """Rows of a wire that starts here."""
+        self.emitted[wire.id] += batch.num_rows
+        for dest, rows in self._scatter(wire, batch):
+            key = (wire.id, dest, revision)
+            held = self._held.setdefault(key, _Held())
+            held.batches.append(rows)
+            nbytes = rows.nbytes
+            held.nbytes += nbytes
+            self._held_bytes += nbytes
+            if held.nbytes >= FRAME_BYTES:
+                self._flush(key)
+        if self._held_bytes > HELD_BYTES:
+            self._flush_all()
+
+    def pass_on(self, carried: Carried) -> None:
+        """A frame of a wire that only passes through. Stamped anew, so that its order here is its order there."""
+        header = carried.header
+        dest = header.dest if carried.wire.key else self._partition
+        self._emit(header.wire, dest, header.revision, header.rows, carried.payload)
+
+    def take(self) -> list[pa.RecordBatch]:
+        """What is ready to leave."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    def finish(self) -> list[pa.RecordBatch]:
+        """Everything that is left."""
+        self._flush_all()
+        return self.take()
+
+    def _scatter(self, wire: Wire, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The batch by destination; rows of one destination keep their order."""
+        if wire.key is None:
+            yield self._partition, batch
+            return
+        dests = self._bins[bins_of(hash_columns(batch, wire.key))].astype(self._dest_type)
+        order = np.argsort(dests, kind="stable")
+        dests = dests[order]
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(dests)) + 1, [len(dests)]])
+        if len(starts) == 2:
+            yield int(dests[0]), batch
+            return
+        arranged = batch.take(pa.array(order))
+        for start, end in zip(starts.tolist(), starts.tolist()[1:], strict=False):
+            yield int(dests[start]), arranged.slice(start, end - start)
+
+    def _flush_all(self) -> None:
+        for key in list(self._held):
+            self._flush(key)
+
+    def _flush(self, key: tuple[WireId, int, Revision]) -> None:
+        held = self._held.pop(key)
+        self._held_bytes -= held.nbytes
+        rows = pa.concat_batches(held.batches) if len(held.batches) > 1 else held.batches[0]
+        wire, dest, revision = key
+        for piece in _pieces(rows, held.nbytes):
+            if self._typed:
+                self._ready.append(piece)
+            else:
+                self._emit(wire, dest, revision, piece.num_rows, encode_rows(piece))
+
+    def _emit(self, wire: WireId, dest: int, revision: Revision, rows: int, payload: pa.Buffer) -> None:
+        header = Header(PartitionId(dest), wire, revision, self._partition, self._seq, rows)
+        self._seq += 1
+        self.sent[wire] += rows
+        self._ready.append(frame(header, payload))
+
+
+def _pieces(rows: pa.RecordBatch, nbytes: int) -> Iterator[pa.RecordBatch]:
+    """Cut rows into pieces of about a frame's size; wide rows would make frames that no buffer expects."""
+    count = max(1, min(rows.num_rows, round(nbytes / FRAME_BYTES)))
+    for i in range(count):
+        start = rows.num_rows * i // count
+        yield rows.slice(start, rows.num_rows * (i + 1) // count - start)

@@ -1,0 +1,99 @@
+"""What enters a stage, as units of work. A stage reads one of three shapes, depending on where it stands:
+
+* *plain*: the columns of its single inlet (a source, or a transform's result);
+* *frames*: rows of an exchange;
+* *mixed*: several inlets, or inlets and frames of an earlier segment, united into one DataFrame: an ``inlet`` number,
+  one nullable struct per inlet, and one for the frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.engine.frames import FRAME_SCHEMA, Header, decode_rows, headers, payloads
+from midstream.engine.program import StageProgram
+from midstream.flow.schema import conform
+from midstream.ids import Revision, WireId
+from midstream.planner.stages import Stage, Wire
+
+INLET_COLUMN = "inlet"
+FRAME_COLUMN = "frame"
+
+
+def inlet_column(number: int) -> str:
+    """Name of the struct that holds an inlet's rows in the mixed shape."""
+    return f"rows{number}"
+
+
+def is_mixed(stage: Stage) -> bool:
+    """Whether several things enter this stage."""
+    return len(stage.inlets) + stage.takes_frames > 1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to push into ``operators``. Those of an inlet take the task's own revision, those of a frame the frame's."""
+
+    operators: tuple[str, ...]
+    batch: pa.RecordBatch
+    revision: Revision | None
+    wire: WireId | None = None
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A frame that only passes through."""
+
+    wire: Wire
+    header: Header
+    payload: pa.Buffer
+
+
+def units(program: StageProgram, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows | Carried]:
+    """Turn what Spark hands over into units of work, in order."""
+    stage = program.stage
+    for batch in batches:
+        if is_mixed(stage):
+            yield from _mixed(program, batch)
+        elif stage.inlets:
+            yield _inlet(program, 0, batch)
+        else:
+            yield from _frames(program, batch)
+
+
+def _inlet(program: StageProgram, number: int, batch: pa.RecordBatch) -> Rows:
+    name = program.stage.inlets[number]
+    # Spark labels timestamps with the session's time zone and may use other string layouts: bring them to ours.
+    return Rows((name,), conform(batch, program.inputs[name], f"rows of {name!r}"), None)
+
+
+def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
+    wires = {wire.id: wire for wire in program.wires}
+    received = set(program.stage.receives)
+    for header, payload in zip(headers(batch), payloads(batch), strict=True):
+        if header.wire in received:
+            yield Rows(wires[header.wire].consumers, decode_rows(payload), header.revision, header.wire)
+        else:
+            yield Carried(wires[header.wire], header, payload)
+
+
+def _mixed(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
+    """Cut the batch where the inlet number changes; Spark's union keeps inlets in partitions of their own, mostly."""
+    numbers = batch.column(INLET_COLUMN).to_numpy()
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), batch.num_rows]
+    for start, end in zip(cuts, cuts[1:], strict=False):
+        if start == end:
+            continue
+        number = int(numbers[start])
+        if number == len(program.stage.inlets):
+            yield from _frames(program, _unpack(batch, FRAME_COLUMN, start, end).cast(FRAME_SCHEMA))
+        else:
+            yield _inlet(program, number, _unpack(batch, inlet_column(number), start, end))
+
+
+def _unpack(batch: pa.RecordBatch, column: str, start: int, end: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(batch.column(column).slice(start, end - start))

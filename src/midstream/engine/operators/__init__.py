@@ -1,0 +1,1 @@
+"""One module per operator: how it turns a slice of rows into slices of rows."""

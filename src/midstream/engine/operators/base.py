@@ -1,0 +1,36 @@
+"""What the runner expects of an operator, and what operators share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from midstream.engine.failure import USER_ERRORS, failed, row_at
+from midstream.engine.rows import to_rows
+from midstream.flow.model import Operator
+
+ONLY = ""
+"""The branch of an operator that has a single output port."""
+
+
+class Step(Protocol):
+    """An operator at work in a task: a slice in, a slice per branch out."""
+
+    def __call__(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        """Process one slice. Raises :class:`midstream.errors.OperatorFailed` when the user's code fails."""
+
+
+def call_on_rows(
+    operator: Operator, function: Callable[[dict[str, Any]], Any], batch: pa.RecordBatch
+) -> list[Any]:
+    """One result per row; a failure names its row."""
+    results: list[Any] = []
+    add = results.append
+    try:
+        for row in to_rows(batch):
+            add(function(row))
+    except USER_ERRORS as error:
+        raise failed(operator.name, error, row_at(batch, len(results))) from error
+    return results

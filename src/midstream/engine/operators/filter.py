@@ -1,0 +1,46 @@
+"""filter: the rows for which the function says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from midstream.engine.failure import call_on_batch
+from midstream.engine.operators.base import ONLY, Step, call_on_rows
+from midstream.errors import SchemaError
+from midstream.flow.model import Filter, Form, Operator
+
+
+def filter_step(operator: Operator, spec: Filter, function: Callable[..., Any]) -> Step:
+    """The step of a filter."""
+
+    def rows(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        keep = [bool(answer) for answer in call_on_rows(operator, function, batch)]
+        return {ONLY: batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))}
+
+    def checked(batch: pa.RecordBatch) -> pa.BooleanArray:
+        return one_per_row(function(batch), batch, pa.bool_(), f"filter {operator.name!r}")
+
+    def batches(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        return {ONLY: batch.filter(call_on_batch(operator.name, checked, batch))}  # null counts as false
+
+    return rows if spec.form is Form.ROWS else batches
+
+
+def one_per_row(answer: Any, batch: pa.RecordBatch, wanted: pa.DataType, what: str) -> pa.Array:
+    """A function's answer as an array of one value per row, or a SchemaError that says what it gave instead."""
+    if isinstance(answer, pa.ChunkedArray):
+        answer = answer.combine_chunks()
+    try:
+        array = answer if isinstance(answer, pa.Array) else pa.array(answer)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+        raise SchemaError(f"{what} must return one {wanted} per row, found {type(answer).__name__}: {error}") from error
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    if not (array.type.equals(wanted) or (pa.types.is_string(wanted) and pa.types.is_large_string(array.type))):
+        raise SchemaError(f"{what} must return one {wanted} per row, found an array of {array.type}")
+    if len(array) != batch.num_rows:
+        raise SchemaError(f"{what} returned {len(array)} values for {batch.num_rows} rows; it must return one per row")
+    return array.cast(wanted)

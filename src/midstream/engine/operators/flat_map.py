@@ -1,0 +1,50 @@
+"""flat_map: any number of rows for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from midstream.engine.failure import USER_ERRORS, call_on_batch, failed, row_at
+from midstream.engine.operators.base import ONLY, Step
+from midstream.engine.rows import from_rows, to_rows
+from midstream.errors import SchemaError
+from midstream.flow.model import FlatMap, Form, Operator
+from midstream.flow.schema import conform
+
+
+def flat_map_step(operator: Operator, spec: FlatMap, function: Callable[..., Any]) -> Step:
+    """The step of a flat_map."""
+    what = f"flat_map {operator.name!r}"
+
+    def rows(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        results: list[Any] = []
+        ends: list[int] = []  # per input row, how many results there were after it
+        try:
+            for row in to_rows(batch):
+                results.extend(_rows_of(function(row), what))
+                ends.append(len(results))
+        except USER_ERRORS as error:
+            raise failed(operator.name, error, row_at(batch, len(ends))) from error
+        try:
+            return {ONLY: from_rows(results, operator.schema, what)}
+        except SchemaError as error:
+            guilty = next(i for i, end in enumerate(ends) if error.row_index < end)
+            raise failed(operator.name, error, row_at(batch, guilty)) from error
+
+    def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return conform(function(batch), operator.schema, what)
+
+    def batches(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        return {ONLY: call_on_batch(operator.name, checked, batch)}
+
+    return rows if spec.form is Form.ROWS else batches
+
+
+def _rows_of(result: Any, what: str) -> Any:
+    # A dict is iterable too, and would give its column names: the likeliest mistake with this operator.
+    if result is None or isinstance(result, dict | str):
+        raise SchemaError(f"{what} must return an iterable of rows (a list, or yield them), found {type(result).__name__}")
+    return result

@@ -1,0 +1,41 @@
+"""map: exactly one row for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from midstream.engine.failure import call_on_batch, failed, row_at
+from midstream.engine.operators.base import ONLY, Step, call_on_rows
+from midstream.engine.rows import from_rows
+from midstream.errors import SchemaError
+from midstream.flow.model import Form, Map, Operator
+from midstream.flow.schema import conform
+
+
+def map_step(operator: Operator, spec: Map, function: Callable[..., Any]) -> Step:
+    """The step of a map."""
+    what = f"map {operator.name!r}"
+
+    def rows(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        results = call_on_rows(operator, function, batch)
+        try:
+            return {ONLY: from_rows(results, operator.schema, what)}
+        except SchemaError as error:
+            raise failed(operator.name, error, row_at(batch, error.row_index)) from error
+
+    def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+        result = conform(function(batch), operator.schema, what)
+        if result.num_rows != batch.num_rows:
+            raise SchemaError(
+                f"{what} returned {result.num_rows} rows for {batch.num_rows}; map_batches gives exactly one row for each. "
+                f"Use filter_batches or flat_map_batches to give fewer or more"
+            )
+        return result
+
+    def batches(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        return {ONLY: call_on_batch(operator.name, checked, batch)}
+
+    return rows if spec.form is Form.ROWS else batches

@@ -1,0 +1,50 @@
+"""route: each row to exactly one branch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.engine.failure import call_on_batch, failed, row_at
+from midstream.engine.operators.base import Step, call_on_rows
+from midstream.engine.operators.filter import one_per_row
+from midstream.errors import SchemaError
+from midstream.flow.model import Form, Operator, Route
+
+
+def route_step(operator: Operator, spec: Route, function: Callable[..., Any]) -> Step:
+    """The step of a route."""
+    number = {branch: i for i, branch in enumerate(spec.branches)}
+    names = pa.array(spec.branches, pa.string())
+    what = f"route {operator.name!r}"
+
+    def unknown(answer: Any) -> SchemaError:
+        return SchemaError(f"{what} chose {answer!r}; its branches are {', '.join(spec.branches)}")
+
+    def rows(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        answers = call_on_rows(operator, function, batch)
+        try:
+            return split(batch, np.array([number[answer] for answer in answers], dtype=np.int64))
+        except (KeyError, TypeError):  # TypeError: an answer that cannot even be hashed
+            guilty = next(i for i, answer in enumerate(answers) if not isinstance(answer, str) or answer not in number)
+            raise failed(operator.name, unknown(answers[guilty]), row_at(batch, guilty)) from None
+
+    def chosen(batch: pa.RecordBatch) -> pa.Array:
+        answers = one_per_row(function(batch), batch, pa.string(), what)
+        choice = pc.index_in(answers, value_set=names)
+        if choice.null_count:
+            raise unknown(answers.filter(pc.is_null(choice))[0].as_py())
+        return choice
+
+    def batches(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        return split(batch, call_on_batch(operator.name, chosen, batch).to_numpy(zero_copy_only=False))
+
+    def split(batch: pa.RecordBatch, choice: Any) -> Mapping[str, pa.RecordBatch]:
+        masks = ((branch, choice == i) for branch, i in number.items())
+        return {branch: batch.filter(pa.array(mask)) for branch, mask in masks if mask.any()}
+
+    return rows if spec.form is Form.ROWS else batches

@@ -1,0 +1,90 @@
+"""Stage programs: what a worker needs to know to run a stage, linked and ready to store.
+
+The planner's stage says what runs where; linking adds the digests of the functions and tables that the operators
+use. A program is itself a blob, so a task is told one digest and has everything.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from midstream.flow.functions import Blob
+from midstream.flow.model import Graph, Operator, Source, Transform
+from midstream.ids import Digest, WireId
+from midstream.planner.stages import Plan, Stage, Wire
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """One stage, self-contained.
+
+    ``inputs`` gives the schema of the rows each operator takes, ``event_times`` the column by which each one's
+    latency is measured, ``onward`` the wires that the next stage will see.
+    """
+
+    stage: Stage
+    operators: tuple[Operator, ...]
+    wires: tuple[Wire, ...]
+    schemas: Mapping[WireId, pa.Schema]
+    inputs: Mapping[str, pa.Schema]
+    event_times: Mapping[str, str]
+    blobs: Mapping[str, Digest]
+    onward: frozenset[WireId]
+
+    def to_blob(self) -> Blob:
+        """The program as a blob of the store."""
+        return Blob.of(pickle.dumps(self, protocol=5))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StageProgram:
+        """Read a stored program. Only the driver writes to the store, and digests are checked when it is read."""
+        program = pickle.loads(data)
+        assert isinstance(program, cls)
+        return program
+
+
+def link(plan: Plan, blobs: Mapping[str, Digest]) -> tuple[StageProgram, ...]:
+    """One program per stage. ``blobs`` names the stored function or table of each operator that has one."""
+    times = _event_times(plan.graph)
+    programs = []
+    for stage in plan.stages:
+        operators = tuple(plan.graph[name] for name in stage.operators)
+        touched = {*stage.receives, *stage.carries, *stage.emits}
+        following = plan.stages[stage.index + 1] if stage.index + 1 < len(plan.stages) else None
+        programs.append(
+            StageProgram(
+                stage=stage,
+                operators=operators,
+                wires=tuple(wire for wire in plan.wires if wire.id in touched),
+                schemas={wire.id: plan.graph.schema_of(wire.port) for wire in plan.wires if wire.id in touched},
+                inputs={op.name: _input_schema(plan.graph, op) for op in operators},
+                event_times={op.name: times[op.name] for op in operators if op.name in times},
+                blobs={op.name: blobs[op.name] for op in operators if op.name in blobs},
+                onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
+            )
+        )
+    return tuple(programs)
+
+
+def _input_schema(graph: Graph, op: Operator) -> pa.Schema:
+    """A transform's rows enter a stage as its result, so an inlet takes what it emits."""
+    return op.schema if isinstance(op.spec, Source | Transform) else graph.schema_of(op.inputs[0])
+
+
+def _event_times(graph: Graph) -> dict[str, str]:
+    """For each operator, the event-time column of a source above it that its own rows still carry."""
+    above: dict[str, dict[str, None]] = {}
+    for op in graph:
+        columns = dict.fromkeys(column for port in op.inputs for column in above[port.operator])
+        if isinstance(op.spec, Source) and op.spec.event_time:
+            columns[op.spec.event_time] = None
+        above[op.name] = {
+            column: None
+            for column in columns
+            if column in op.schema.names and pa.types.is_timestamp(op.schema.field(column).type)
+        }
+    return {name: next(iter(columns)) for name, columns in above.items() if columns}

@@ -1,0 +1,51 @@
+"""Slices: how much of the input goes through the stage's operators at a time.
+
+A slice should take about 5 ms. Between slices a task can hear from the coordinator, so this is what bounds the delay
+of a change; and operators never switch inside a slice. Fast vectorised functions get whole chunks, slow models a few
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+TARGET_NS = 5_000_000
+FIRST_ROWS = 16
+MAX_ROWS = 1 << 16
+MAX_GROWTH = 8.0
+
+
+class SliceSizer:
+    """Chooses the next slice's length from how long the last one took.
+
+    >>> sizer = SliceSizer()
+    >>> sizer.observe(rows=16, elapsed_ns=160_000)   # 10 µs a row: 500 rows take 5 ms, but growth is bounded
+    >>> sizer.rows
+    128
+    >>> sizer.observe(rows=128, elapsed_ns=1_280_000)
+    >>> sizer.rows
+    500
+    """
+
+    def __init__(self, rows: int = FIRST_ROWS) -> None:
+        self.rows = rows
+
+    def observe(self, *, rows: int, elapsed_ns: int) -> None:
+        """Note that so many rows took so long."""
+        if rows == 0:
+            return
+        fitting = TARGET_NS * rows / max(elapsed_ns, 1)
+        # A short remainder says little about a full slice, so it may shrink the size but not raise it beyond reach.
+        ceiling = min(max(rows, self.rows) * MAX_GROWTH, MAX_ROWS)
+        self.rows = max(1, int(min(fitting, ceiling)))
+
+    def cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The batch in slices; the size is asked for anew before each one. Never leaves a sliver at the end."""
+        start = 0
+        while start < batch.num_rows:
+            left = batch.num_rows - start
+            size = self.rows if left > self.rows * 3 // 2 else left
+            yield batch.slice(start, size)
+            start += size

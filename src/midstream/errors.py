@@ -1,0 +1,127 @@
+"""Every error midstream raises, under one root.
+
+::
+
+    MidstreamError
+    ├── FlowError (ValueError)          the description of the flow is wrong
+    │   ├── SchemaError                 a column or a type is not what was declared
+    │   ├── FunctionError               a function cannot be called or shipped
+    │   └── SourceError                 a source cannot feed a stream
+    ├── SetupError (RuntimeError)       Java, pyspark or an option of the session is missing or too old
+    ├── CheckpointError (RuntimeError)  a checkpoint or an output folder belongs to something else, or is damaged
+    ├── OperatorFailed (RuntimeError)   the user's code failed on a row, inside a task
+    ├── JobFailed (RuntimeError)        the job stopped because an epoch could not be finished
+    └── ControlError (RuntimeError)     coordinator and task could not agree
+        ├── ChannelError                one cannot reach the other
+        ├── Fenced                      this attempt is no longer wanted
+        └── ProtocolError               an event that makes no sense in this state
+
+A message says what was found, what was allowed and what to do. Errors cross process boundaries (Spark pickles
+them), so all of them rebuild from their message and a dictionary of fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "ChannelError",
+    "CheckpointError",
+    "ControlError",
+    "Fenced",
+    "FlowError",
+    "FunctionError",
+    "JobFailed",
+    "MidstreamError",
+    "OperatorFailed",
+    "ProtocolError",
+    "SchemaError",
+    "SetupError",
+    "SourceError",
+]
+
+
+class MidstreamError(Exception):
+    """Root of all errors that midstream raises on purpose.
+
+    Keyword arguments become attributes, and survive pickling:
+
+    >>> import pickle
+    >>> error = SchemaError("column 'p' is missing", column="p")
+    >>> pickle.loads(pickle.dumps(error)).column
+    'p'
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only when normal lookup fails; `fields` itself is missing while unpickling.
+        try:
+            return self.__dict__["fields"][name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.fields)
+
+
+def _rebuild(kind: type[MidstreamError], message: str, fields: dict[str, Any]) -> MidstreamError:
+    return kind(message, **fields)
+
+
+class FlowError(MidstreamError, ValueError):
+    """The description of a flow is wrong; nothing was started."""
+
+
+class SchemaError(FlowError):
+    """A column or a type is not what was declared."""
+
+
+class FunctionError(FlowError):
+    """A function cannot be called with what it will be given, or cannot be shipped to workers."""
+
+
+class SourceError(FlowError):
+    """Something that cannot feed a stream was given as a source."""
+
+
+class SetupError(MidstreamError, RuntimeError):
+    """The machine or the Spark session lacks something midstream needs."""
+
+
+class CheckpointError(MidstreamError, RuntimeError):
+    """A checkpoint or output folder belongs to another job, or is damaged."""
+
+
+class OperatorFailed(MidstreamError, RuntimeError):
+    """The user's code failed on a row.
+
+    Fields: ``operator``, ``epoch``, ``partition``, ``row`` (a dict, or ``None`` when no single row is to blame) and
+    ``user_traceback`` (the user's own frames only).
+    """
+
+
+class JobFailed(MidstreamError, RuntimeError):
+    """The job stopped because an epoch could not be finished.
+
+    Fields as in :class:`OperatorFailed` when the user's code was the cause, else ``epoch`` and ``cause``.
+    """
+
+
+class ControlError(MidstreamError, RuntimeError):
+    """Coordinator and task could not agree."""
+
+
+class ChannelError(ControlError):
+    """A task could not reach the coordinator in time; Spark retries the task."""
+
+
+class Fenced(ControlError):
+    """This attempt belongs to a run that is over; its results are not wanted."""
+
+
+class ProtocolError(ControlError):
+    """An event arrived that makes no sense in the coordinator's state; the message tells the story."""

@@ -1,0 +1,1 @@
+"""What a user describes: the graph of named operators, their schemas and functions. Runs nothing."""

@@ -1,0 +1,401 @@
+"""The fluent API: a user names operators, one after the other, and starts the result.
+
+Building runs nothing and needs no Spark. Every mistake that can be seen here is refused here, at the user's own line.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from midstream.errors import FlowError, SchemaError, SourceError
+from midstream.flow.functions import check_callable
+from midstream.flow.model import (
+    Filter,
+    FlatMap,
+    Form,
+    Graph,
+    How,
+    KeyBy,
+    Lookup,
+    Map,
+    Operator,
+    Port,
+    Route,
+    Sink,
+    Source,
+    Spec,
+    Transform,
+    Union,
+)
+from midstream.flow.schema import check_key_columns, conform, parse_ddl, require_columns, to_ddl, type_name
+from midstream.flow.sinks import (
+    EPOCH_COLUMN,
+    CallSink,
+    ConsoleSink,
+    FileSink,
+    MemorySink,
+    NoopSink,
+    SinkTarget,
+)
+from midstream.flow.sources import GeneratorSource, ListSource
+from midstream.flow.validate import check_name, validate
+
+if TYPE_CHECKING:
+    from midstream.runtime.job import Job
+
+Row = dict[str, Any]
+RowFunction = Callable[[Row], Row]
+BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+_A_ROW = "a dict (one row)"
+_A_BATCH = "a pyarrow.RecordBatch (a slice of rows)"
+
+
+class Flow:
+    """A streaming pipeline: named operators over ordinary streaming DataFrames.
+
+    >>> from midstream import Flow, ListSource, MemorySink
+    >>> from midstream.testing import run_local
+    >>> flow = Flow("greetings")
+    >>> names = flow.source("names", ListSource([[{"name": "Ada"}, {"name": "Alan"}]], "name string"))
+    >>> hello = names.map("hello", lambda row: {"text": "Hello " + row["name"]}, returns="text string")
+    >>> out = MemorySink()
+    >>> hello.sink("out", out)
+    >>> _ = run_local(flow)
+    >>> out.rows
+    [{'text': 'Hello Ada'}, {'text': 'Hello Alan'}]
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = check_name(name, "flow")
+        self._operators: dict[str, Operator] = {}
+        self._payloads: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Flow({self.name!r}, operators={list(self._operators)})"
+
+    @property
+    def graph(self) -> Graph:
+        """What has been built so far, checked and frozen."""
+        return validate(Graph(self.name, tuple(self._operators.values()), dict(self._payloads)))
+
+    def source(self, name: str, stream: Any, *, event_time: str | None = None) -> Stream:
+        """Rows come in from a streaming DataFrame, a :class:`GeneratorSource` or a :class:`ListSource`.
+
+        ``event_time`` names the timestamp column that says when an event happened (or was due); latency counts from
+        there. Sources of midstream know theirs already.
+        """
+        what = f"source {name!r}"
+        schema, known_time = _describe_stream(stream, what)
+        event_time = event_time or known_time
+        if event_time is not None:
+            require_columns(schema, [event_time], f"{what}: event_time")
+            if not pa.types.is_timestamp(schema.field(event_time).type):
+                found = type_name(schema.field(event_time).type)
+                raise SchemaError(f"{what}: event_time {event_time!r} must be a timestamp, found {found}")
+        return self._add(name, Source(event_time), (), schema, stream)
+
+    def start(
+        self, spark: Any, *, checkpoint: str, trigger: str | None = None, partitions: int | None = None
+    ) -> Job:
+        """Run this flow on a SparkSession; it goes on in the background until it is stopped or fails.
+
+        :param spark: the session to use. It is never stopped or reconfigured.
+        :param checkpoint: a folder of this job's own, on storage that driver and executors share. Starting again with
+            the same folder continues where the job was.
+        :param trigger: ``None`` starts an epoch as soon as the one before is done, ``"500 ms"`` at most that often,
+            ``"available-now"`` takes what is there, in as many epochs as needed, and ends.
+        :param partitions: tasks per stage behind an exchange; default: the session's parallelism.
+        """
+        from midstream.runtime.start import start
+
+        return start(self.graph, spark, checkpoint=checkpoint, trigger=trigger, partitions=partitions)
+
+    def _add(self, name: str, spec: Spec, inputs: tuple[Port, ...], schema: pa.Schema, payload: Any = None) -> Stream:
+        operator = Operator(check_name(name, f"flow {self.name!r}"), spec, inputs, schema)
+        if name in self._operators:
+            raise FlowError(
+                f"flow {self.name!r}: there is an operator {name!r} already (a {self._operators[name].kind}); names "
+                f"identify state and changes and must be unique"
+            )
+        self._operators[name] = operator
+        if payload is not None:
+            self._payloads[name] = payload
+        return Stream(self, Port(name), schema)
+
+
+class Stream:
+    """The rows that leave an operator. Each method adds one operator behind it and gives back *its* rows.
+
+    Using one stream several times replicates its rows. Functions come in two forms: for rows, which are dicts, and
+    for batches (the methods whose names end in ``_batches``), which are ``pyarrow.RecordBatch``. ``returns`` is the
+    schema of the result in Spark's DDL, by default the input's; what functions return is held to it.
+    """
+
+    def __init__(self, flow: Flow, port: Port, schema: pa.Schema) -> None:
+        self._flow = flow
+        self._port = port
+        self.schema = schema
+
+    def __repr__(self) -> str:
+        return f"Stream({str(self._port)!r}, {to_ddl(self.schema)!r})"
+
+    def map(self, name: str, function: RowFunction, *, returns: str | None = None) -> Stream:
+        """Each row gives exactly one row."""
+        return self._function(name, Map(Form.ROWS), function, returns)
+
+    def map_batches(self, name: str, function: BatchFunction, *, returns: str | None = None) -> Stream:
+        """Each slice of rows gives as many rows, in the same order; the number is checked."""
+        return self._function(name, Map(Form.BATCHES), function, returns)
+
+    def filter(self, name: str, function: Callable[[Row], bool]) -> Stream:
+        """Keep the rows for which the function returns something true."""
+        return self._function(name, Filter(Form.ROWS), function)
+
+    def filter_batches(self, name: str, function: Callable[[pa.RecordBatch], Any]) -> Stream:
+        """Keep the rows at which the function's result, a boolean array, is true."""
+        return self._function(name, Filter(Form.BATCHES), function)
+
+    def flat_map(self, name: str, function: Callable[[Row], Iterable[Row]], *, returns: str | None = None) -> Stream:
+        """Each row gives any number of rows; the function may be a generator."""
+        return self._function(name, FlatMap(Form.ROWS), function, returns)
+
+    def flat_map_batches(self, name: str, function: BatchFunction, *, returns: str | None = None) -> Stream:
+        """Each slice of rows gives any number of rows."""
+        return self._function(name, FlatMap(Form.BATCHES), function, returns)
+
+    def key_by(self, name: str, *columns: str) -> Stream:
+        """Rows with equal values in these columns meet in one task downstream, in a deterministic order."""
+        if not columns:
+            raise FlowError(f"key_by {name!r}: name at least one column, e.g. key_by({name!r}, {self.schema.names[0]!r})")
+        check_key_columns(self.schema, columns, f"key_by {name!r}")
+        return self._flow._add(name, KeyBy(tuple(columns)), (self._port,), self.schema)
+
+    def union(self, name: str, *others: Stream) -> Stream:
+        """Rows of this stream and the others, which must have the same columns, as one stream."""
+        if not others:
+            raise FlowError(f"union {name!r}: name at least one other stream")
+        for other in others:
+            self._check_union(name, other)
+        ports = (self._port, *(other._port for other in others))
+        if len(set(ports)) < len(ports):
+            raise FlowError(f"union {name!r}: a stream is named twice; a union takes each stream once")
+        return self._flow._add(name, Union(), ports, self.schema)
+
+    def route(self, name: str, function: Callable[[Row], str], *, branches: Sequence[str]) -> Branches:
+        """Each row goes to exactly one branch, the one whose name the function returns: ``routed["branch"]``."""
+        return self._route(name, Form.ROWS, function, branches)
+
+    def route_batches(
+        self, name: str, function: Callable[[pa.RecordBatch], Any], *, branches: Sequence[str]
+    ) -> Branches:
+        """Like :meth:`route`, for a function that returns one branch name per row, as an array."""
+        return self._route(name, Form.BATCHES, function, branches)
+
+    def lookup(
+        self,
+        name: str,
+        table: Any,
+        *,
+        on: str | Sequence[str] | Mapping[str, str],
+        how: str = "inner",
+        unique: bool = True,
+    ) -> Stream:
+        """Join each row with a static table, which every worker holds in memory; the table's columns are added.
+
+        :param table: a ``pyarrow.Table``, a pandas DataFrame, or a batch DataFrame, which is collected when the job starts.
+        :param on: the columns that must be equal; ``{"stream_column": "table_column"}`` where names differ. Null
+            equals nothing.
+        :param how: ``"inner"`` drops rows without a match, ``"left"`` keeps them with nulls.
+        :param unique: the key is unique in the table, so that a row has at most one match; checked when the job starts.
+        """
+        what = f"lookup {name!r}"
+        if how not in list(How):
+            raise FlowError(f"{what}: how={how!r} is not known; allowed: {', '.join(How)}")
+        pairs = _pairs(on, what)
+        table, table_schema = _describe_table(table, what)
+        check_key_columns(self.schema, [mine for mine, _ in pairs], f"{what}, stream")
+        check_key_columns(table_schema, [theirs for _, theirs in pairs], f"{what}, table")
+        for mine, theirs in pairs:
+            _check_comparable(what, mine, self.schema.field(mine).type, theirs, table_schema.field(theirs).type)
+        schema = _joined(self.schema, table_schema, {theirs for _, theirs in pairs}, How(how), what)
+        return self._flow._add(name, Lookup(pairs, How(how), unique, table_schema), (self._port,), schema, table)
+
+    def transform(
+        self,
+        name: str,
+        function: Callable[[Any], Any],
+        *,
+        returns: str | None = None,
+        local: Callable[[pa.Table], pa.Table] | None = None,
+    ) -> Stream:
+        """Run any DataFrame → DataFrame function on the epoch's rows: Spark SQL, joins with tables, ML pipelines.
+
+        Catalyst runs it inside the epoch's plan, and the flow's stages end and start at it. It sees one epoch at a
+        time. ``local`` does the same on a ``pyarrow.Table``, for the local runtime, which has no Spark.
+        """
+        check_callable(function, name, "a DataFrame")
+        if local is not None:
+            check_callable(local, name, "a pyarrow.Table")
+        schema = self.schema if returns is None else parse_ddl(returns)
+        return self._flow._add(name, Transform(), (self._port,), schema, (function, local))
+
+    def sink(self, name: str, target: SinkTarget | Callable[[Any, int], Any]) -> None:
+        """Rows go out: to a :class:`FileSink`, :class:`MemorySink`, … or any ``callable(df, epoch)``."""
+        what = f"sink {name!r}"
+        if not isinstance(target, FileSink | MemorySink | ConsoleSink | NoopSink | CallSink):
+            if not callable(target):
+                raise FlowError(
+                    f"{what}: expected a FileSink, MemorySink, ConsoleSink, NoopSink or a function(df, epoch), "
+                    f"found {type(target).__name__} {target!r:.60}"
+                )
+            _check_sink_signature(target, what)
+            target = CallSink(target)
+        if isinstance(target, FileSink) and EPOCH_COLUMN in self.schema.names:
+            raise SchemaError(
+                f"{what}: a FileSink adds the column {EPOCH_COLUMN!r} (its folders), but the rows have one of that "
+                f"name already; rename it with a map before the sink"
+            )
+        self._flow._add(name, Sink(target.drains), (self._port,), self.schema, target)
+
+    def _function(self, name: str, spec: Map | Filter | FlatMap, function: Any, returns: str | None = None) -> Stream:
+        check_callable(function, name, _A_ROW if spec.form is Form.ROWS else _A_BATCH)
+        schema = self.schema if returns is None else parse_ddl(returns)
+        return self._flow._add(name, spec, (self._port,), schema, function)
+
+    def _route(self, name: str, form: Form, function: Any, branches: Sequence[str]) -> Branches:
+        what = f"route {name!r}"
+        if isinstance(branches, str) or not branches:
+            raise FlowError(f"{what}: branches must be a sequence of names, e.g. branches=('low', 'high'), found {branches!r}")
+        if len(set(branches)) < len(branches):
+            raise FlowError(f"{what}: the branches {list(branches)} must be different")
+        for branch in branches:
+            check_name(branch, f"{what}, branch")
+        check_callable(function, name, _A_ROW if form is Form.ROWS else _A_BATCH)
+        self._flow._add(name, Route(form, tuple(branches)), (self._port,), self.schema, function)
+        return Branches(name, {b: Stream(self._flow, Port(name, b), self.schema) for b in branches})
+
+    def _check_union(self, name: str, other: Stream) -> None:
+        if not isinstance(other, Stream):
+            raise FlowError(f"union {name!r}: expected streams, found {type(other).__name__} {other!r:.60}")
+        if other._flow is not self._flow:
+            raise FlowError(
+                f"union {name!r}: {str(other._port)!r} belongs to another flow ({other._flow.name!r}); streams can only be "
+                f"combined within one flow"
+            )
+        if not other.schema.equals(self.schema):
+            raise SchemaError(
+                f"union {name!r}: {str(self._port)!r} has ({to_ddl(self.schema)}) but {str(other._port)!r} has "
+                f"({to_ddl(other.schema)}); bring them to the same columns, types and order with a map first"
+            )
+
+
+class Branches(Mapping[str, Stream]):
+    """The branches of a route, by name."""
+
+    def __init__(self, name: str, streams: Mapping[str, Stream]) -> None:
+        self._name = name
+        self._streams = dict(streams)
+
+    def __getitem__(self, branch: str) -> Stream:
+        if branch not in self._streams:
+            raise FlowError(f"route {self._name!r} has no branch {branch!r}; it has {', '.join(self._streams)}")
+        return self._streams[branch]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._streams)
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+
+# ── what users hand over, described without importing Spark ───────────────────────────────────────────────────────
+
+
+def _is_dataframe(value: Any) -> bool:
+    """Duck typing, because this package must not import pyspark."""
+    return hasattr(value, "isStreaming") and hasattr(value, "sparkSession") and hasattr(value, "schema")
+
+
+def _dataframe_schema(df: Any, what: str) -> pa.Schema:
+    fields = (f"`{f.name.replace('`', '``')}` {f.dataType.simpleString()}" for f in df.schema.fields)
+    try:
+        return parse_ddl(", ".join(fields))
+    except SchemaError as error:
+        raise SchemaError(f"{what}: the DataFrame's columns cannot be used: {error}") from error
+
+
+def _describe_stream(stream: Any, what: str) -> tuple[pa.Schema, str | None]:
+    if isinstance(stream, GeneratorSource | ListSource):
+        return stream.schema, stream.event_time
+    if not _is_dataframe(stream):
+        raise SourceError(
+            f"{what}: expected a streaming DataFrame (spark.readStream…load()), a GeneratorSource or a ListSource, "
+            f"found {type(stream).__name__}"
+        )
+    if not stream.isStreaming:
+        raise SourceError(
+            f"{what}: this DataFrame is a batch; a source needs a stream. Read it with spark.readStream instead of "
+            f"spark.read, or join it to a stream with .lookup(…)"
+        )
+    return _dataframe_schema(stream, what), None
+
+
+def _describe_table(table: Any, what: str) -> tuple[Any, pa.Schema]:
+    if _is_dataframe(table):
+        if table.isStreaming:
+            raise FlowError(f"{what}: the table is a stream; a lookup needs a static table or a batch DataFrame")
+        return table, _dataframe_schema(table, what)
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    elif not isinstance(table, pa.Table) and type(table).__module__.startswith("pandas."):
+        table = pa.Table.from_pandas(table, preserve_index=False)
+    if not isinstance(table, pa.Table):
+        raise FlowError(
+            f"{what}: expected a pyarrow.Table, a pandas DataFrame or a batch DataFrame, found {type(table).__name__}"
+        )
+    schema = parse_ddl(to_ddl(table.schema))
+    return pa.Table.from_batches([conform(table, schema, what)]), schema
+
+
+def _pairs(on: str | Sequence[str] | Mapping[str, str], what: str) -> tuple[tuple[str, str], ...]:
+    if isinstance(on, str):
+        return ((on, on),)
+    pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((column, column) for column in on)
+    if not pairs:
+        raise FlowError(f"{what}: on= names no column")
+    return pairs
+
+
+def _check_comparable(what: str, mine: str, my_type: pa.DataType, theirs: str, their_type: pa.DataType) -> None:
+    if my_type.equals(their_type) or (pa.types.is_integer(my_type) and pa.types.is_integer(their_type)):
+        return
+    raise SchemaError(
+        f"{what}: the stream's {mine!r} is {type_name(my_type)} but the table's {theirs!r} is {type_name(their_type)}; "
+        f"keys must have the same type"
+    )
+
+
+def _joined(stream: pa.Schema, table: pa.Schema, keys: set[str], how: How, what: str) -> pa.Schema:
+    added = [field for field in table if field.name not in keys]
+    taken = {name.lower() for name in stream.names}
+    if clash := [field.name for field in added if field.name.lower() in taken]:
+        raise SchemaError(
+            f"{what}: stream and table both have {', '.join(clash)}; rename the table's column, or drop it if it is not needed"
+        )
+    if how is How.LEFT:
+        added = [field.with_nullable(True) for field in added]
+    return pa.schema([*stream, *added])
+
+
+def _check_sink_signature(function: Any, what: str) -> None:
+    try:
+        inspect.signature(function).bind(None, 0)
+    except TypeError as error:
+        raise FlowError(f"{what}: the function is called with (df, epoch), but {error}") from None
+    except ValueError:  # builtins without a signature: nothing to check against
+        return

@@ -1,0 +1,183 @@
+"""User functions: checked when they are given, packed when the job starts.
+
+A function may be a plain function, a lambda, a closure or a callable object. It may be defined in a script, in a
+notebook, or in a module that only the driver can import: everything that is not installed is packed *by value*, so
+workers need none of the user's files. Objects with ``open()`` and ``close()`` are opened once in each worker process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import hashlib
+import inspect
+import io
+import site
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from midstream.errors import FunctionError
+from midstream.ids import Digest
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Bytes and their name: what the blob store keeps."""
+
+    digest: Digest
+    data: bytes
+
+    @classmethod
+    def of(cls, data: bytes) -> Blob:
+        """Name some bytes by their content.
+
+        >>> Blob.of(b"x").digest[:8]
+        '2d711642'
+        """
+        return cls(Digest(hashlib.sha256(data).hexdigest()), data)
+
+
+def label_of(function: Any) -> str:
+    """How messages name a function.
+
+    >>> label_of(len), label_of(lambda row: row)
+    ('len', 'a lambda')
+    """
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return "a lambda" if name.endswith("<lambda>") else str(name).removeprefix("<locals>.")
+
+
+def check_callable(function: Any, operator: str, takes: str) -> None:
+    """Refuse what cannot be called with one argument (``takes`` says what that argument is)."""
+    if not callable(function):
+        raise FunctionError(
+            f"operator {operator!r}: expected a function that takes {takes}, found {type(function).__name__} {function!r:.80}"
+        )
+    if inspect.isclass(function):
+        raise FunctionError(
+            f"operator {operator!r}: found the class {function.__name__}; give an instance of it, {function.__name__}(…)"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # builtins without a signature: nothing to check against
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise FunctionError(
+            f"operator {operator!r}: {label_of(function)}{signature} is called with one argument, {takes}, but {error}"
+        ) from None
+
+
+def pack(function: Any, operator: str) -> Blob:
+    """Pickle a function so that a worker can load it; says which object is to blame when that cannot be done.
+
+    >>> import pickle
+    >>> pickle.loads(pack(lambda row: {"n": row["n"] + 1}, "inc").data)({"n": 1})
+    {'n': 2}
+    """
+    with _user_modules_by_value():
+        try:
+            return Blob.of(_dumps(function))
+        except Exception as error:
+            path = _culprit(function, label_of(function))
+            raise FunctionError(
+                f"operator {operator!r}: its function cannot be sent to workers, because {path} cannot be pickled "
+                f"({_short(error)}). Create it inside open(), which runs once in each worker, or pass what is needed "
+                f"to rebuild it.",
+                operator=operator,
+                culprit=path,
+            ) from error
+
+
+def _dumps(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    cloudpickle.Pickler(buffer, protocol=5).dump(value)
+    return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def _user_modules_by_value() -> Iterator[None]:
+    """Within this block, modules that are not installed are pickled by value."""
+    registered = []
+    for name, module in list(sys.modules.items()):
+        if _is_users(name, module):
+            cloudpickle.register_pickle_by_value(module)
+            registered.append(module)
+    try:
+        yield
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _installed_roots() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    roots += site.getsitepackages() + [site.getusersitepackages()]
+    roots.append(str(Path(__file__).resolve().parent.parent))  # midstream ships itself
+    return tuple(str(Path(root).resolve()) for root in roots)
+
+
+_INSTALLED = _installed_roots()
+
+
+def _is_users(name: str, module: types.ModuleType) -> bool:
+    if name == "__main__" or getattr(module, "__name__", None) != name:
+        return False  # __main__ is by value anyway; aliases are registered under their own name
+    file = getattr(module, "__file__", None)
+    if file is None or "pyspark" in name.split("."):
+        return False
+    return not str(Path(file).resolve()).startswith(_INSTALLED)
+
+
+def _culprit(value: Any, path: str, seen: frozenset[int] = frozenset()) -> str:
+    """Path to the innermost part that cannot be pickled on its own, e.g. ``score: closure variable 'lock' (a lock)``."""
+    for label, part in _parts(value):
+        if id(part) in seen:
+            continue
+        try:
+            _dumps(part)
+        except Exception:
+            return _culprit(part, f"{path}: {label}", seen | {id(value)})
+    return f"{path} (a {type(value).__name__})"
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, types.MethodType):
+        yield "its object", value.__self__
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell: defined later, or never
+                yield f"closure variable {name!r}", cell.cell_contents
+        for name in sorted(_globals_used(value.__code__) & value.__globals__.keys()):
+            yield f"global variable {name!r}", value.__globals__[name]
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield f"item {key!r}", item
+    elif isinstance(value, list | tuple | set | frozenset):
+        for i, item in enumerate(value):
+            yield f"item {i}", item
+    else:
+        for name, item in getattr(value, "__dict__", {}).items():
+            if not inspect.isclass(value):
+                yield f"attribute {name!r}", item
+
+
+def _globals_used(code: types.CodeType) -> set[str]:
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _globals_used(constant)
+    return names
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]

@@ -1,0 +1,209 @@
+"""The flow as data: named operators and the edges between them, frozen.
+
+The builder makes a :class:`Graph`, the planner reads it, and nothing ever changes one. An operator's description is
+kept apart from what the user handed over for it (a function, a table, a stream, a sink target): descriptions are
+small, comparable and picklable, and travel to workers; the user's objects stay on the driver until they are stored.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+
+class Form(enum.StrEnum):
+    """How a function is called: with one dict per row, or with one Arrow record batch per slice."""
+
+    ROWS = "rows"
+    BATCHES = "batches"
+
+
+class Contract(enum.StrEnum):
+    """How many outputs one input can give; what decides which operators must change together."""
+
+    ONE_TO_ONE = "one-to-one"
+    ONE_TO_MANY = "one-to-many"
+
+
+class How(enum.StrEnum):
+    """What a lookup does with a row that has no match: drop it, or keep it with nulls."""
+
+    INNER = "inner"
+    LEFT = "left"
+
+
+@dataclass(frozen=True)
+class Port:
+    """One output of an operator. Only a route has several, one per branch; elsewhere ``branch`` is empty."""
+
+    operator: str
+    branch: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.operator}[{self.branch}]" if self.branch else self.operator
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows come in. ``event_time`` names the column that says when an event was due, if there is one."""
+
+    event_time: str | None = None
+
+
+@dataclass(frozen=True)
+class Map:
+    """Each row gives exactly one row."""
+
+    form: Form
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Keeps the rows for which the function says so."""
+
+    form: Form
+
+
+@dataclass(frozen=True)
+class FlatMap:
+    """Each row gives any number of rows."""
+
+    form: Form
+
+
+@dataclass(frozen=True)
+class KeyBy:
+    """Rows with equal values in ``columns`` meet in one task downstream: the operator before an exchange."""
+
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Union:
+    """Rows of several streams of one schema, as one stream."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """Each row goes to exactly one branch."""
+
+    form: Form
+    branches: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Joins rows with a static table that every worker holds. ``on`` pairs stream columns with table columns."""
+
+    on: tuple[tuple[str, str], ...]
+    how: How
+    unique: bool
+    table_schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A DataFrame → DataFrame function that Catalyst runs on the epoch's rows; divides the flow."""
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Rows go out. ``drains`` says that its writer reads every row exactly once, so that none need be kept for it."""
+
+    drains: bool = True
+
+
+Spec = Source | Map | Filter | FlatMap | KeyBy | Union | Route | Lookup | Transform | Sink
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A node of the graph. ``schema`` is that of the rows it emits (for a sink: of the rows it takes)."""
+
+    name: str
+    spec: Spec
+    inputs: tuple[Port, ...]
+    schema: pa.Schema
+
+    @property
+    def kind(self) -> str:
+        """The operator's kind as the user would say it.
+
+        >>> Operator("m", FlatMap(Form.ROWS), (), pa.schema([])).kind
+        'flat_map'
+        """
+        name = type(self.spec).__name__
+        return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        """The operator's outputs, in order."""
+        if isinstance(self.spec, Sink):
+            return ()
+        if isinstance(self.spec, Route):
+            return tuple(Port(self.name, branch) for branch in self.spec.branches)
+        return (Port(self.name),)
+
+    @property
+    def contract(self) -> Contract:
+        """How many outputs one input can give, over all of the operator's ports."""
+        match self.spec:
+            case FlatMap() | Transform() | Lookup(unique=False):
+                return Contract.ONE_TO_MANY
+            case _:
+                return Contract.ONE_TO_ONE
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A whole flow. ``operators`` stand in an order in which inputs come before their consumers.
+
+    ``payloads`` holds what the user handed over, by operator name: the function, table, stream or sink target.
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    payloads: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Operator]:
+        return {op.name: op for op in self.operators}
+
+    @cached_property
+    def _consumers(self) -> dict[Port, tuple[str, ...]]:
+        found: dict[Port, list[str]] = {}
+        for op in self.operators:
+            for port in dict.fromkeys(op.inputs):
+                found.setdefault(port, []).append(op.name)
+        return {port: tuple(names) for port, names in found.items()}
+
+    def __getitem__(self, name: str) -> Operator:
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[Operator]:
+        return iter(self.operators)
+
+    def consumers(self, port: Port) -> tuple[str, ...]:
+        """Names of the operators that read this port; several of them mean that rows are replicated."""
+        return self._consumers.get(port, ())
+
+    def of(self, spec: type[Spec]) -> tuple[Operator, ...]:
+        """All operators of one kind, e.g. ``graph.of(Sink)``."""
+        return tuple(op for op in self.operators if isinstance(op.spec, spec))
+
+    def schema_of(self, port: Port) -> pa.Schema:
+        """Schema of the rows that leave a port."""
+        return self[port.operator].schema
+
+    @property
+    def edges(self) -> tuple[tuple[Port, str], ...]:
+        """Every (output port, consumer) pair, in the consumers' order."""
+        return tuple((port, op.name) for op in self.operators for port in op.inputs)

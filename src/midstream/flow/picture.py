@@ -1,0 +1,102 @@
+"""What there is to draw of a flow, before any style: boxes, arrows and groups. Shared by all styles of `render`.
+
+A box is an operator; an arrow stands for all edges between two operators, so a route that sends two branches to one
+union gets one arrow with both branches on it. Boxes are numbered, because a name may hold any character and a number
+is safe in every output format.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from midstream.errors import FlowError
+from midstream.flow.model import Graph, KeyBy, Operator, Sink, Transform
+
+
+@dataclass(frozen=True)
+class Box:
+    """An operator as drawn. ``group`` is an index into :attr:`Picture.groups`."""
+
+    name: str
+    kind: str
+    group: int | None
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """All edges from one operator to another; ``tail`` and ``head`` are indexes into :attr:`Picture.boxes`."""
+
+    tail: int
+    head: int
+    label: str
+    exchange: bool
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Boxes in the graph's order, so that an arrow's tail always comes before its head."""
+
+    title: str
+    boxes: tuple[Box, ...]
+    arrows: tuple[Arrow, ...]
+    groups: tuple[str, ...]
+
+
+def picture(graph: Graph, groups: Mapping[str, str], title: str) -> Picture:
+    """Reduce a graph to what is drawn; texts come back printable."""
+    unknown = [name for name in groups if name not in graph]
+    if unknown:
+        raise FlowError(
+            f"flow {graph.name!r} has no operator {unknown[0]!r} to put into group {groups[unknown[0]]!r}; "
+            f"its operators are {', '.join(repr(op.name) for op in graph)}. Group only operators of this flow."
+        )
+    labels = tuple(dict.fromkeys(groups[op.name] for op in graph if op.name in groups))
+    boxes = tuple(
+        Box(printable(op.name), op.kind, labels.index(groups[op.name]) if op.name in groups else None) for op in graph
+    )
+    return Picture(printable(title), boxes, _arrows(graph), tuple(printable(label) for label in labels))
+
+
+def _arrows(graph: Graph) -> tuple[Arrow, ...]:
+    number = {op.name: i for i, op in enumerate(graph)}
+    branches: dict[tuple[int, int], list[str]] = {}
+    for port, consumer in graph.edges:
+        seen = branches.setdefault((number[port.operator], number[consumer]), [])
+        if port.branch and port.branch not in seen:
+            seen.append(port.branch)
+    ops = graph.operators
+    return tuple(
+        Arrow(tail, head, printable(", ".join(labels)), _exchanged(ops[tail], ops[head]))
+        for (tail, head), labels in branches.items()
+    )
+
+
+def _exchanged(tail: Operator, head: Operator) -> bool:
+    """Rows behind a key_by move to other tasks, except into what Catalyst runs, which shuffles for itself if at all."""
+    return isinstance(tail.spec, KeyBy) and not isinstance(head.spec, Sink | Transform)
+
+
+def printable(text: str) -> str:
+    r"""Escape what would break a line or an XML file: control characters, lone surrogates, odd spaces.
+
+    >>> printable("a\tb")
+    'a\\tb'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def cells(text: str) -> int:
+    """Width of a text in a terminal, in columns.
+
+    >>> cells("card"), cells("支払い")
+    (4, 6)
+    """
+    return sum(_cells_of(c) for c in text)
+
+
+def _cells_of(char: str) -> int:
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1

@@ -1,0 +1,187 @@
+"""A flow as an SVG file that needs nothing else: own layout, own style sheet, light and dark.
+
+Colours are classes, never attributes, so that the dark scheme can replace all of them. Operators are coloured by kind,
+or by group when there are groups; the kind is always written under the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from midstream.flow.layout import Layout, Link, Rect, arrange
+from midstream.flow.picture import Arrow, Picture, cells
+
+_MARGIN = 24
+_TITLE_HEIGHT = 34
+_LEGEND_HEIGHT = 34
+_NAME_ADVANCE = 7.9  # one column of the 13 px monospace font
+_SMALL_ADVANCE = 6.4  # one column of the 11 px font, on average
+_BOX_PADDING = 26
+_MIN_BOX_WIDTH = 76
+
+# Name: fill and stroke in the light scheme, then in the dark one.
+_COLOURS = {
+    "grey": ("#f3f5f7", "#8b949e", "#1d232b", "#768390"),
+    "green": ("#e0f7e6", "#2f9e50", "#13281c", "#3fb35c"),
+    "orange": ("#fff0e3", "#df7226", "#2f1f13", "#e0823d"),
+    "blue": ("#e3f1fe", "#2f86e0", "#10243a", "#4a9bf0"),
+    "teal": ("#daf5f1", "#159a93", "#0d2a2a", "#35bdb2"),
+    "purple": ("#f3ecfe", "#9065e0", "#241c38", "#a482f0"),
+    "pink": ("#fdebf4", "#d9569f", "#331c2a", "#e071af"),
+    "yellow": ("#fdf6cf", "#b98a06", "#2c240d", "#d3a52a"),
+}
+_OF_KIND = {
+    "source": "green",
+    "sink": "orange",
+    "map": "blue",
+    "filter": "blue",
+    "flat_map": "blue",
+    "lookup": "teal",
+    "route": "purple",
+    "union": "purple",
+    "transform": "pink",
+}
+_OF_GROUP = ("blue", "orange", "green", "purple", "teal", "pink", "yellow")
+
+_FONTS = """
+.midstream .title{font:600 15px ui-sans-serif,system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
+.midstream .small{font:11px ui-sans-serif,system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
+.midstream .name{font:600 13px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+.midstream .middle{text-anchor:middle}
+.midstream .label{paint-order:stroke;stroke-width:5px;stroke-linejoin:round}
+.midstream .box,.midstream .swatch{stroke-width:1.5px}
+.midstream .arrow{fill:none;stroke-width:1.5px}
+.midstream .exchange{stroke-dasharray:5 4}
+"""
+
+
+def svg(picture: Picture) -> str:
+    """A complete SVG document, left to right."""
+    layout = arrange([_box_width(box.name, box.kind) for box in picture.boxes], [_link(a) for a in picture.arrows])
+    legend = _legend(picture)
+    top = _MARGIN + (_TITLE_HEIGHT if picture.title else 0)
+    needed = max(layout.width, cells(picture.title) * 8.6, sum(width for _, width in legend))
+    width = needed + 2 * _MARGIN
+    height = top + layout.height + (_LEGEND_HEIGHT if legend else 0) + _MARGIN
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="midstream" role="img" '
+            f'aria-label="{escape(picture.title or "flow")}" width="{width:.0f}" height="{height:.0f}" '
+            f'viewBox="0 0 {width:.0f} {height:.0f}">',
+            f"<style>{_style(picture)}</style>",
+            '<defs><marker id="midstream-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+            'orient="auto"><path class="tip" d="M0 0.6 7.5 4 0 7.4Z"/></marker></defs>',
+            f'<rect class="sheet" x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="10"/>',
+            *_title(picture),
+            f'<g transform="translate({_MARGIN} {top})">',
+            *_arrows(picture, layout),
+            *_boxes(picture, layout),
+            *_labels(picture, layout),
+            "</g>",
+            *_placed(legend, top + layout.height + _LEGEND_HEIGHT),
+            "</svg>",
+        ]
+    )
+
+
+def _box_width(name: str, kind: str) -> float:
+    return max(_MIN_BOX_WIDTH, max(cells(name) * _NAME_ADVANCE, cells(kind) * _SMALL_ADVANCE) + _BOX_PADDING)
+
+
+def _link(arrow: Arrow) -> Link:
+    return Link(arrow.tail, arrow.head, cells(arrow.label) * _SMALL_ADVANCE)
+
+
+def _style(picture: Picture) -> str:
+    used = sorted({_colour(picture, i) for i in range(len(picture.boxes))})
+    light = _scheme("#ffffff", "#d5dbe1", "#1c2128", "#5b6570", "#8b949e", {c: _COLOURS[c][:2] for c in used})
+    dark = _scheme("#0f141a", "#323a44", "#e8edf2", "#9aa5b1", "#77828e", {c: _COLOURS[c][2:] for c in used})
+    return f"{_FONTS}{light}@media (prefers-color-scheme: dark){{\n{dark}}}\n"
+
+
+def _scheme(paper: str, frame: str, ink: str, faint: str, line: str, colours: dict[str, tuple[str, ...]]) -> str:
+    rules = [
+        f".sheet{{fill:{paper};stroke:{frame}}}",
+        f".name,.midstream .title{{fill:{ink}}}",
+        f".small{{fill:{faint}}}",
+        f".label{{stroke:{paper}}}",
+        f".arrow{{stroke:{line}}}",
+        f".tip{{fill:{line}}}",
+        *(f".{name}{{fill:{fill};stroke:{stroke}}}" for name, (fill, stroke) in colours.items()),
+    ]
+    return "".join(f".midstream {rule}\n" for rule in rules)
+
+
+def _colour(picture: Picture, number: int) -> str:
+    box = picture.boxes[number]
+    if not picture.groups:
+        return _OF_KIND.get(box.kind, "grey")
+    return "grey" if box.group is None else _OF_GROUP[box.group % len(_OF_GROUP)]
+
+
+def _title(picture: Picture) -> Iterator[str]:
+    if picture.title:
+        yield f'<text class="title" x="{_MARGIN}" y="{_MARGIN + 12}">{escape(picture.title)}</text>'
+
+
+def _arrows(picture: Picture, layout: Layout) -> Iterator[str]:
+    for arrow, route in zip(picture.arrows, layout.routes, strict=True):
+        style = "arrow exchange" if arrow.exchange else "arrow"
+        yield f'<path class="{style}" marker-end="url(#midstream-tip)" d="{_path(route)}"/>'
+
+
+def _path(route: tuple[tuple[float, float], ...]) -> str:
+    drawn: list[str] = []
+    for (x, y), (to_x, to_y) in zip(route[::2], route[1::2], strict=True):
+        middle = (x + to_x) / 2
+        drawn.append(f"{'L' if drawn else 'M'}{x:g} {y:g}C{middle:g} {y:g} {middle:g} {to_y:g} {to_x:g} {to_y:g}")
+    return "".join(drawn)
+
+
+def _boxes(picture: Picture, layout: Layout) -> Iterator[str]:
+    for i, (box, rect) in enumerate(zip(picture.boxes, layout.boxes, strict=True)):
+        middle = rect.x + rect.width / 2
+        # A group that shares its colour with another (there are more than colours) is told apart by its label.
+        shared = box.group is not None and len(picture.groups) > len(_OF_GROUP)
+        kind = f"{box.kind} · {picture.groups[box.group or 0]}" if shared else box.kind
+        yield _rect(rect, _colour(picture, i))
+        yield f'<text class="name middle" x="{middle:g}" y="{rect.y + 20:g}">{escape(box.name)}</text>'
+        yield f'<text class="small middle" x="{middle:g}" y="{rect.y + 36:g}">{escape(kind)}</text>'
+
+
+def _rect(rect: Rect, colour: str) -> str:
+    place = f'x="{rect.x:g}" y="{rect.y:g}" width="{rect.width:g}" height="{rect.height:g}"'
+    return f'<rect class="box {colour}" {place} rx="9"/>'
+
+
+def _labels(picture: Picture, layout: Layout) -> Iterator[str]:
+    """Branch names a little past half of the first swing, where the arrows of one route are apart already."""
+    for arrow, route in zip(picture.arrows, layout.routes, strict=True):
+        if arrow.label:
+            # The point of the curve in `_path` at t = 0.6.
+            (x, y), (to_x, to_y) = route[:2]
+            place = f'x="{x + 0.576 * (to_x - x):g}" y="{y + 0.648 * (to_y - y) + 3.5:g}"'
+            yield f'<text class="small label middle" {place}>{escape(arrow.label)}</text>'
+
+
+def _legend(picture: Picture) -> list[tuple[str, float]]:
+    """Entries, each with its width, drawn with their baseline at y = 0."""
+    entries = []
+    for g, label in enumerate(picture.groups):
+        swatch = f'<rect class="swatch {_OF_GROUP[g % len(_OF_GROUP)]}" x="0" y="-10" width="18" height="12" rx="3"/>'
+        entries.append((swatch, label))
+    if any(arrow.exchange for arrow in picture.arrows):
+        entries.append(('<path class="arrow exchange" d="M0 -4H26"/>', "exchange"))
+    return [
+        (f'{swatch}<text class="small" x="{34 if "path" in swatch else 25}" y="0">{escape(label)}</text>', 34 + w)
+        for swatch, label in entries
+        for w in [cells(label) * _SMALL_ADVANCE + 22]
+    ]
+
+
+def _placed(legend: list[tuple[str, float]], baseline: float) -> Iterator[str]:
+    x = float(_MARGIN)
+    for entry, width in legend:
+        yield f'<g transform="translate({x:g} {baseline:g})">{entry}</g>'
+        x += width

@@ -1,0 +1,108 @@
+"""What every graph must satisfy before anything is planned: checked as a list of small rules."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from midstream.errors import FlowError
+from midstream.flow.ddl import closest
+from midstream.flow.model import Graph, Operator, Sink, Source
+
+_NAME = re.compile(r"[^\W\d][\w .\-]*")
+MAX_NAME = 100
+
+
+def check_name(name: object, what: str) -> str:
+    """A usable name: a string that starts with a letter, of letters, digits, ``_``, ``-``, ``.`` and spaces.
+
+    >>> check_name("FM", "operator")
+    'FM'
+    """
+    if not isinstance(name, str):
+        raise FlowError(f"{what}: the name comes first and must be a string, found {type(name).__name__} {name!r:.60}")
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
+        raise FlowError(
+            f"{what}: {name!r:.120} cannot be a name. A name starts with a letter, holds letters, digits, '_', '-', '.' "
+            f"and spaces, and has at most {MAX_NAME} characters: it identifies the operator's state, changes and metrics."
+        )
+    return name
+
+
+def validate(graph: Graph) -> Graph:
+    """Check all rules; give the graph back. The first broken one raises :class:`FlowError`."""
+    check_name(graph.name, "flow")
+    for rule in (_unique_names, _known_inputs, _no_cycle, _has_ends, _nothing_dangles):
+        rule(graph)
+    return graph
+
+
+def _unique_names(graph: Graph) -> None:
+    for name, count in Counter(check_name(op.name, op.kind) for op in graph).items():
+        if count > 1:
+            kinds = ", ".join(op.kind for op in graph if op.name == name)
+            raise FlowError(
+                f"flow {graph.name!r}: {count} operators are called {name!r} ({kinds}); names identify state and "
+                f"changes and must be unique"
+            )
+
+
+def _known_inputs(graph: Graph) -> None:
+    ports = {port for op in graph for port in op.ports}
+    for op in graph:
+        for port in op.inputs:
+            if port not in ports:
+                near = closest(str(port), [str(p) for p in ports])
+                raise FlowError(
+                    f"operator {op.name!r} reads {str(port)!r}, which no operator of flow {graph.name!r} emits"
+                    + (f"; did you mean {near!r}?" if near else "")
+                )
+
+
+def _no_cycle(graph: Graph) -> None:
+    """Operators must stand in topological order; if they cannot, there is a cycle to show."""
+    position = {op.name: i for i, op in enumerate(graph)}
+    if all(position[port.operator] < position[op.name] for op in graph for port in op.inputs):
+        return
+    trail = _find_cycle(graph)
+    if trail:
+        raise FlowError(f"flow {graph.name!r} has a cycle: {' → '.join(trail)}; a flow must be acyclic")
+    raise FlowError(f"flow {graph.name!r}: operators must be listed after the operators they read from")
+
+
+def _find_cycle(graph: Graph) -> list[str]:
+    """Depth-first search along inputs, without recursion; terminates because each operator is finished once."""
+    done: set[str] = set()
+    for start in graph:
+        trail: list[str] = [start.name]
+        pending = [iter(start.inputs)]
+        while pending:
+            port = next(pending[-1], None)
+            if port is None:
+                pending.pop()
+                done.add(trail.pop())
+            elif port.operator in trail:
+                return [*trail[trail.index(port.operator) :], port.operator][::-1]
+            elif port.operator not in done:
+                trail.append(port.operator)
+                pending.append(iter(graph[port.operator].inputs))
+    return []
+
+
+def _has_ends(graph: Graph) -> None:
+    if not graph.of(Source):
+        raise FlowError(f"flow {graph.name!r} has no source; add one with flow.source(name, stream)")
+    if not graph.of(Sink):
+        raise FlowError(f"flow {graph.name!r} has no sink; end a stream with stream.sink(name, target)")
+
+
+def _nothing_dangles(graph: Graph) -> None:
+    for op in graph:
+        for port in op.ports:
+            if not graph.consumers(port):
+                raise FlowError(f"{_dangling(op, str(port))}; to drop its rows on purpose use .sink(name, NoopSink())")
+
+
+def _dangling(op: Operator, port: str) -> str:
+    what = f"branch {port!r}" if len(op.ports) > 1 else f"operator {op.name!r} ({op.kind})"
+    return f"nothing reads {what}, so its rows would be lost silently. Add a consumer"

@@ -1,0 +1,136 @@
+"""What a job measures about itself: per operator, per epoch, and over its life. Frozen, mergeable, sent as messages.
+
+Counts and times come from the tasks, one :class:`OperatorStats` per operator and task; the coordinator adds them up.
+Latency is the age of a row when it leaves an operator: now minus the time its event was *due*. It exists where the
+source names an event-time column and the operator's rows still carry it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+_STEPS_PER_DOUBLING = 4
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Counts in logarithmic buckets: four per doubling, so a quantile is at most 19% too high.
+
+    >>> ages = Histogram.of([(1.0, 90), (100.0, 10)])
+    >>> ages.count, round(ages.quantile(0.5)), ages.quantile(0.99) >= 100.0
+    (100, 1, True)
+    """
+
+    buckets: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, weighted: Iterable[tuple[float, int]]) -> Histogram:
+        """Build from (value, weight) pairs; values below 1/16 count as 1/16."""
+        buckets: dict[int, int] = {}
+        for value, weight in weighted:
+            bucket = math.ceil(_STEPS_PER_DOUBLING * math.log2(max(value, 0.0625)))
+            buckets[bucket] = buckets.get(bucket, 0) + weight
+        return cls(buckets)
+
+    @property
+    def count(self) -> int:
+        """Total weight."""
+        return sum(self.buckets.values())
+
+    def quantile(self, q: float) -> float:
+        """Upper end of the bucket in which the q-quantile falls; 0.0 when empty."""
+        wanted, seen = q * self.count, 0
+        for bucket in sorted(self.buckets):
+            seen += self.buckets[bucket]
+            if seen >= wanted:
+                return float(2.0 ** (bucket / _STEPS_PER_DOUBLING))
+        return 0.0
+
+    def __add__(self, other: Histogram) -> Histogram:
+        buckets = dict(self.buckets)
+        for bucket, weight in other.buckets.items():
+            buckets[bucket] = buckets.get(bucket, 0) + weight
+        return Histogram(buckets)
+
+
+class OperatorStats(msgspec.Struct, frozen=True):
+    """What one operator did: in one task, or summed over many.
+
+    >>> a = OperatorStats("FM", rows_in=10, rows_out=9, slices=1, busy_us=500, slowest_slice_us=500)
+    >>> (a + a).rows_in, (a + a).slowest_slice_us, (a + a).us_per_row
+    (20, 500, 50.0)
+    """
+
+    operator: str
+    rows_in: int = 0
+    rows_out: int = 0
+    slices: int = 0
+    busy_us: int = 0
+    slowest_slice_us: int = 0
+    latency_ms: Histogram = Histogram()
+
+    @property
+    def us_per_row(self) -> float:
+        """Mean time the operator's own code took per input row."""
+        return self.busy_us / self.rows_in if self.rows_in else 0.0
+
+    def __add__(self, other: OperatorStats) -> OperatorStats:
+        return OperatorStats(
+            operator=self.operator,
+            rows_in=self.rows_in + other.rows_in,
+            rows_out=self.rows_out + other.rows_out,
+            slices=self.slices + other.slices,
+            busy_us=self.busy_us + other.busy_us,
+            slowest_slice_us=max(self.slowest_slice_us, other.slowest_slice_us),
+            latency_ms=self.latency_ms + other.latency_ms,
+        )
+
+
+def merge(groups: Iterable[Iterable[OperatorStats]]) -> tuple[OperatorStats, ...]:
+    """Add up stats by operator; operators come in the order in which they are first seen."""
+    total: dict[str, OperatorStats] = {}
+    for group in groups:
+        for stats in group:
+            total[stats.operator] = total[stats.operator] + stats if stats.operator in total else stats
+    return tuple(total.values())
+
+
+class EpochProgress(msgspec.Struct, frozen=True):
+    """One committed epoch: when, how long, and what each operator did in it."""
+
+    epoch: int
+    revision: int
+    committed_at: float
+    duration_ms: float
+    operators: tuple[OperatorStats, ...]
+    rows_in: int
+    rows_out: int
+
+    @property
+    def rows_per_s(self) -> float:
+        """Source rows per second of this epoch's run time."""
+        return 1000.0 * self.rows_in / self.duration_ms if self.duration_ms else 0.0
+
+
+class JobMetrics(msgspec.Struct, frozen=True):
+    """A job since it was started: totals by operator, and how often epochs had to be run again."""
+
+    epochs: int = 0
+    retried_epochs: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    busy_ms: float = 0.0
+    operators: tuple[OperatorStats, ...] = ()
+
+    def after(self, progress: EpochProgress) -> JobMetrics:
+        """The totals once this epoch is committed as well."""
+        return JobMetrics(
+            epochs=self.epochs + 1,
+            retried_epochs=self.retried_epochs,
+            rows_in=self.rows_in + progress.rows_in,
+            rows_out=self.rows_out + progress.rows_out,
+            busy_ms=self.busy_ms + progress.duration_ms,
+            operators=merge([self.operators, progress.operators]),
+        )

@@ -1,0 +1,289 @@
+"""Compiles a graph into stages: which operators run together, and how rows travel between them.
+
+The vocabulary, from large to small:
+
+* A *segment* is a stretch of the flow that no ``transform`` interrupts. Transforms run between segments, in Catalyst.
+* A *stage* is the operators of one segment that need equally many exchanges before them (their *depth*). Stages of a
+  segment form one straight chain with a single exchange between neighbours, whatever the shape of the graph.
+* A *wire* carries the rows of one output port to a later place: a later stage, or an *outlet* (a transform or sink at
+  the end of a segment). Consumers in one place share a wire, so rows that are needed twice there travel once.
+
+:func:`compile_plan` is a list of passes, each a pure function of what the ones before it found.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Transform
+from midstream.ids import StageIndex, WireId
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where an operator runs: its segment, and its depth within it. Ordered as rows meet them."""
+
+    segment: int
+    depth: int
+
+
+class Leaves(enum.StrEnum):
+    """How a stage hands over its rows."""
+
+    EXCHANGE = "exchange"
+    """As frames, through one Spark exchange, to the next stage of the segment."""
+
+    FRAMES = "frames"
+    """As frames that several readers (transforms, sinks, later segments) pick from; kept until the epoch is done."""
+
+    TYPED = "typed"
+    """As plain columns, straight to the one sink that reads everything there is."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Rows of ``port`` on their way from the stage that makes them to ``consumers``.
+
+    ``target`` is the stage of the consumers; ``None`` says that they are outlets at the end of segment ``segment``.
+    ``key`` names the columns that decide the destination partition; without a key rows stay in their partition.
+    """
+
+    id: WireId
+    port: Port
+    origin: StageIndex
+    target: StageIndex | None
+    consumers: tuple[str, ...]
+    key: tuple[str, ...] | None
+    segment: int
+
+    def __str__(self) -> str:
+        end = "outlet" if self.target is None else f"stage {self.target}"
+        key = f" by ({', '.join(self.key)})" if self.key else ""
+        return f"wire {self.id}: {self.port} → {end}{key} [{', '.join(self.consumers)}]"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One link of the chain.
+
+    ``operators`` stand in the graph's order. ``inlets`` are those of them (sources, and transforms of the segment
+    before) whose rows enter here as plain columns; ``receives`` are the wires that end here, ``carries`` those that only pass through, ``emits`` those that start here.
+    """
+
+    index: StageIndex
+    segment: int
+    operators: tuple[str, ...]
+    inlets: tuple[str, ...]
+    receives: tuple[WireId, ...]
+    carries: tuple[WireId, ...]
+    emits: tuple[WireId, ...]
+    leaves: Leaves
+
+    @property
+    def takes_frames(self) -> bool:
+        """Whether frames arrive here, from an exchange or from an earlier segment."""
+        return bool(self.receives or self.carries)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A compiled flow: stages in the order they run, the wires between them, and each outlet's input.
+
+    ``feeds`` says, for every transform and sink, which wire or which other transform its rows come from.
+    """
+
+    graph: Graph
+    stages: tuple[Stage, ...]
+    wires: tuple[Wire, ...]
+    feeds: Mapping[str, WireId | str]
+
+    def segment(self, number: int) -> tuple[Stage, ...]:
+        """The stages of one segment, in order."""
+        return tuple(stage for stage in self.stages if stage.segment == number)
+
+    @property
+    def segments(self) -> int:
+        """Number of segments."""
+        return 1 + max(stage.segment for stage in self.stages)
+
+    def describe(self) -> str:
+        """The plan as text: what snapshot tests compare and ``midstream graph --stages`` builds on."""
+        lines: list[str] = []
+        for stage in self.stages:
+            lines.append(f"stage {stage.index} (segment {stage.segment}) leaves as {stage.leaves}")
+            lines.append(f"  runs: {', '.join(stage.operators) or '—'}")
+            for label, found in (
+                ("inlets", stage.inlets),
+                ("receives", stage.receives),
+                ("carries", stage.carries),
+                ("emits", stage.emits),
+            ):
+                if found:
+                    lines.append(f"  {label}: {', '.join(str(item) for item in found)}")
+        lines += [str(wire) for wire in self.wires]
+        lines += [
+            f"{name} reads {f'wire {feed}' if isinstance(feed, int) else feed}" for name, feed in self.feeds.items()
+        ]
+        return "\n".join(lines)
+
+
+def compile_plan(graph: Graph) -> Plan:
+    """Compile a validated graph.
+
+    >>> import pyarrow as pa
+    >>> from midstream.flow.model import Form, Map
+    >>> rows = pa.schema([("user", pa.string())])
+    >>> graph = Graph("g", (
+    ...     Operator("in", Source(), (), rows),
+    ...     Operator("by_user", KeyBy(("user",)), (Port("in"),), rows),
+    ...     Operator("score", Map(Form.ROWS), (Port("by_user"),), rows),
+    ...     Operator("out", Sink(), (Port("score"),), rows),
+    ... ))
+    >>> print(compile_plan(graph).describe())
+    stage 0 (segment 0) leaves as exchange
+      runs: in, by_user
+      inlets: in
+      emits: 0
+    stage 1 (segment 0) leaves as typed
+      runs: score
+      receives: 0
+      emits: 1
+    wire 0: by_user → stage 1 by (user) [score]
+    wire 1: score → outlet [out]
+    out reads wire 1
+    """
+    places = place_operators(graph)
+    runs_at = number_stages(graph, places)
+    wires = lay_wires(graph, places, runs_at)
+    feeds = feed_outlets(graph, wires)
+    stages = assemble_stages(graph, runs_at, wires)
+    return Plan(graph, stages, wires, feeds)
+
+
+def is_outlet(operator: Operator) -> bool:
+    """Whether Catalyst runs this operator (a transform or a sink) rather than a stage."""
+    return isinstance(operator.spec, Transform | Sink)
+
+
+def place_operators(graph: Graph) -> dict[str, Place]:
+    """Pass 1: an operator runs at the first place that all of its inputs can reach.
+
+    Behind a key_by that is one exchange deeper; behind a transform it is the start of the next segment. An outlet is
+    placed where its rows are, because Catalyst shuffles for itself.
+    """
+    places: dict[str, Place] = {}
+    for op in graph:
+        places[op.name] = max((_arrival(graph, places, port, op) for port in op.inputs), default=Place(0, 0))
+    return places
+
+
+def _arrival(graph: Graph, places: Mapping[str, Place], port: Port, consumer: Operator) -> Place:
+    producer, place = graph[port.operator], places[port.operator]
+    if is_outlet(consumer):
+        return place
+    match producer.spec:
+        case KeyBy():
+            return Place(place.segment, place.depth + 1)
+        case Transform():
+            return Place(place.segment + 1, 0)
+        case _:
+            return place
+
+
+def number_stages(graph: Graph, places: Mapping[str, Place]) -> dict[str, tuple[StageIndex, int]]:
+    """Pass 2: number the places at which something runs; gives each operator its stage and segment.
+
+    Sinks have no stage. A transform has one if other operators consume it: its rows enter the next segment there.
+    """
+    runs_at: dict[str, Place] = {}
+    for op in graph:
+        if isinstance(op.spec, Transform):
+            if any(not is_outlet(graph[name]) for name in graph.consumers(Port(op.name))):
+                runs_at[op.name] = Place(places[op.name].segment + 1, 0)
+        elif not isinstance(op.spec, Sink):
+            runs_at[op.name] = places[op.name]
+    index = {place: StageIndex(i) for i, place in enumerate(sorted(set(runs_at.values())))}
+    return {name: (index[place], place.segment) for name, place in runs_at.items()}
+
+
+def lay_wires(
+    graph: Graph, places: Mapping[str, Place], runs_at: Mapping[str, tuple[StageIndex, int]]
+) -> tuple[Wire, ...]:
+    """Pass 3: one wire for each port and each later place that consumes it, in the graph's order."""
+    wires: list[Wire] = []
+    for op in graph:
+        if op.name not in runs_at:
+            continue
+        origin, segment = runs_at[op.name]
+        key = op.spec.columns if isinstance(op.spec, KeyBy) else None
+        for port in op.ports:
+            ends: dict[StageIndex | None, list[str]] = {}
+            for name in graph.consumers(port):
+                if is_outlet(graph[name]):
+                    # A transform's own outlets read its DataFrame; no wire is needed.
+                    if not isinstance(op.spec, Transform):
+                        ends.setdefault(None, []).append(name)
+                elif runs_at[name][0] != origin:
+                    ends.setdefault(runs_at[name][0], []).append(name)
+            for end, names in ends.items():
+                wires.append(
+                    Wire(
+                        id=WireId(len(wires)),
+                        port=port,
+                        origin=origin,
+                        target=end,
+                        consumers=tuple(names),
+                        key=None if end is None else key,
+                        segment=segment,
+                    )
+                )
+    return tuple(wires)
+
+
+def feed_outlets(graph: Graph, wires: Iterable[Wire]) -> dict[str, WireId | str]:
+    """Pass 4: where each transform and sink takes its rows from."""
+    by_consumer = {name: wire.id for wire in wires if wire.target is None for name in wire.consumers}
+    return {op.name: by_consumer.get(op.name, op.inputs[0].operator) for op in graph if is_outlet(op)}
+
+
+def assemble_stages(
+    graph: Graph, runs_at: Mapping[str, tuple[StageIndex, int]], wires: tuple[Wire, ...]
+) -> tuple[Stage, ...]:
+    """Pass 5: gather what runs, enters, passes and leaves at each stage."""
+    segment_of = dict(sorted(set(runs_at.values())))
+    last_of_segment = {segment: index for index, segment in segment_of.items()}  # in order, so the last one stays
+    stages: list[Stage] = []
+    for index, segment in segment_of.items():
+        operators = tuple(op for op in graph if op.name in runs_at and runs_at[op.name][0] == index)
+        emits = tuple(wire for wire in wires if wire.origin == index)
+        carries = tuple(wire for wire in wires if wire.origin < index < _end(wire, last_of_segment))
+        ends_segment = index == last_of_segment[segment]
+        stages.append(
+            Stage(
+                index=index,
+                segment=segment,
+                operators=tuple(op.name for op in operators),
+                inlets=tuple(op.name for op in operators if isinstance(op.spec, Source | Transform)),
+                receives=tuple(wire.id for wire in wires if wire.target == index),
+                carries=tuple(wire.id for wire in carries),
+                emits=tuple(wire.id for wire in emits),
+                leaves=_leaves(graph, emits + carries) if ends_segment else Leaves.EXCHANGE,
+            )
+        )
+    return tuple(stages)
+
+
+def _end(wire: Wire, last_of_segment: Mapping[int, StageIndex]) -> int:
+    """First stage that no longer sees the wire: its target, or the one after the segment it leaves from."""
+    return last_of_segment[wire.segment] + 1 if wire.target is None else wire.target
+
+
+def _leaves(graph: Graph, wires: tuple[Wire, ...]) -> Leaves:
+    """Typed only for the one sink that reads every row once; all others need frames that can be read again."""
+    if len(wires) == 1 and wires[0].target is None and len(wires[0].consumers) == 1:
+        spec = graph[wires[0].consumers[0]].spec
+        if isinstance(spec, Sink) and spec.drains:
+            return Leaves.TYPED
+    return Leaves.FRAMES

@@ -1,0 +1,1 @@
+"""Where a flow meets the world: Spark, or the local runtime that needs no JVM. The only package that imports pyspark."""

@@ -1,0 +1,85 @@
+"""The coordinator with hands: feeds events to the decider, enacts what it says, over the channel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from midstream.control.channel import Address, Server
+from midstream.control.coordinator import Coordinator
+from midstream.control.messages import (
+    Commit,
+    EpochAbandoned,
+    EpochOpened,
+    EpochSealed,
+    Event,
+    Failure,
+    FromTask,
+    Instruction,
+    JobEnding,
+    Received,
+    Reject,
+    Send,
+    TaskId,
+    ToTask,
+)
+from midstream.errors import ProtocolError
+
+RELEASE_TIMEOUT_S = 3.0
+
+
+class ControlPlane:
+    """One coordinator, one server, one lock: events come from the driver's callback and from the channel's thread."""
+
+    def __init__(self, host: str) -> None:
+        self._coordinator = Coordinator()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._server = Server(self._from_channel, host)
+
+    @property
+    def address(self) -> Address:
+        """What tasks need to reach the coordinator."""
+        return self._server.address
+
+    def open(self, event: EpochOpened) -> None:
+        """A run of an epoch begins."""
+        self._tell(event)
+
+    def seal(self, event: EpochSealed) -> Commit:
+        """The epoch's jobs succeeded; returns what to commit, or raises when the epoch is not whole."""
+        for instruction in self._tell(event):
+            match instruction:
+                case Commit():
+                    return instruction
+                case Reject(epoch, reason):
+                    raise ProtocolError(f"epoch {epoch} is not whole although Spark finished it: {reason}")
+        raise AssertionError("the coordinator decided nothing about a sealed epoch")
+
+    def abandon(self, event: EpochAbandoned) -> tuple[tuple[TaskId, Failure], ...]:
+        """The run is over without success; returns the failures of user code that its tasks reported."""
+        with self._lock:
+            failures = self._coordinator.failures
+        self._tell(event)
+        return failures
+
+    def close(self) -> None:
+        """Tell workers to close their functions, wait shortly for them, and leave the channel."""
+        self._tell(JobEnding())
+        with self._changed:
+            self._changed.wait_for(lambda: not self._coordinator.workers, timeout=RELEASE_TIMEOUT_S)
+        self._server.close()
+
+    def _tell(self, event: Event) -> list[Instruction]:
+        with self._lock:
+            instructions = self._coordinator.handle(event)
+        for instruction in instructions:
+            if isinstance(instruction, Send):
+                self._server.send(instruction.peer, instruction.message)
+        return [instruction for instruction in instructions if not isinstance(instruction, Send)]
+
+    def _from_channel(self, peer: bytes, message: FromTask) -> Iterable[tuple[bytes, ToTask]]:
+        with self._changed:
+            instructions = self._coordinator.handle(Received(peer, message))
+            self._changed.notify_all()
+        return [(send.peer, send.message) for send in instructions if isinstance(send, Send)]

@@ -1,0 +1,258 @@
+"""A flow running on Spark: one Structured Streaming query whose ``foreachBatch`` is the heartbeat."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from midstream.control.messages import Commit, EpochAbandoned, EpochOpened, EpochSealed
+from midstream.errors import JobFailed, MidstreamError
+from midstream.flow.model import Graph, Sink
+from midstream.flow.sinks import SinkTarget
+from midstream.ids import BINS, Digest, Epoch, Revision, Run, StageIndex
+from midstream.metrics import EpochProgress, JobMetrics
+from midstream.planner.stages import Plan
+from midstream.runtime.checkpoint import Checkpoint, Manifest
+from midstream.runtime.control_plane import ControlPlane
+from midstream.runtime.epoch import compile_epoch
+from midstream.runtime.reporting import epoch_progress, explain, unexpected
+from midstream.runtime.sinks import write_sinks
+from midstream.runtime.worker import Ticket
+
+KEPT_PROGRESS = 100
+
+# Set on the query's own copy of the session, so the user's settings stay as they are. Adaptive execution would merge
+# or skip partitions that the coordinator expects to hear from.
+QUERY_CONF = {"spark.sql.adaptive.enabled": "false"}
+
+
+class JobStatus(enum.StrEnum):
+    """Where a job is in its life."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """By :meth:`Job.stop`."""
+    FINISHED = "finished"
+    """Everything available was processed (trigger ``"available-now"``)."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What the job runs: a compiled plan, its stored programs, and who owns which bin."""
+
+    plan: Plan
+    programs: tuple[Digest, ...]
+    revision: Revision
+    partitions: int
+
+    @property
+    def bins(self) -> tuple[int, ...]:
+        """Which partition of a stage owns each bin."""
+        return tuple(b % self.partitions for b in range(BINS))
+
+
+class Job:
+    """A running flow. Made by :meth:`midstream.Flow.start`; all methods may be called from any thread.
+
+    Usable as a context manager, which stops the job at the end::
+
+        with flow.start(spark, checkpoint="…") as job:
+            job.await_epoch(10)
+    """
+
+    def __init__(self, configuration: Configuration, checkpoint: Checkpoint, control: ControlPlane) -> None:
+        self._configuration = configuration
+        self._checkpoint = checkpoint
+        self._control = control
+        self._query: StreamingQuery | None = None
+        self._stopping = False
+        self._closed = False
+        self._exception: JobFailed | None = None
+        self._run = Run(0)
+        self._progress: deque[EpochProgress] = deque(maxlen=KEPT_PROGRESS)
+        self._metrics = JobMetrics()
+        self._changed = threading.Condition()
+
+    # ── looking at it ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def name(self) -> str:
+        """The flow's name."""
+        return self.graph.name
+
+    @property
+    def id(self) -> str:
+        """The job's identity; kept in its checkpoint, so it survives restarts."""
+        return self._checkpoint.identity.job
+
+    @property
+    def graph(self) -> Graph:
+        """The flow that runs."""
+        return self._configuration.plan.graph
+
+    @property
+    def status(self) -> JobStatus:
+        """Where the job is in its life."""
+        if self._exception is not None:
+            return JobStatus.FAILED
+        if self._query is not None and not self._query.isActive:
+            return JobStatus.STOPPED if self._stopping else JobStatus.FINISHED
+        return JobStatus.RUNNING if self._metrics.epochs else JobStatus.STARTING
+
+    @property
+    def progress(self) -> tuple[EpochProgress, ...]:
+        """The most recent epochs, newest last."""
+        return tuple(self._progress)
+
+    @property
+    def metrics(self) -> JobMetrics:
+        """Totals since this start."""
+        return self._metrics
+
+    @property
+    def exception(self) -> JobFailed | None:
+        """Why the job failed, if it did."""
+        return self._exception
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r}, {self.status}, epochs={self._metrics.epochs})"
+
+    # ── waiting and stopping ──────────────────────────────────────────────────────────────────────────────────────
+
+    def await_epoch(self, count: int, timeout: float | None = None) -> bool:
+        """Wait until ``count`` epochs are committed since this start; false if the time is up or the job ended first.
+
+        Raises :class:`~midstream.errors.JobFailed` when the job failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._metrics.epochs >= count or self._exception or self._ended, timeout)
+        if self._exception is not None:
+            raise self._exception
+        return self._metrics.epochs >= count
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the job has ended; false if the time is up. Raises :class:`~midstream.errors.JobFailed`."""
+        query = self._require_query()
+        try:
+            # The stub says int, but fractions of a second are fine with Spark.
+            ended = query.awaitTermination(timeout) if timeout is not None else query.awaitTermination() is None  # type: ignore[arg-type]
+        except Exception as error:  # Spark's own account of the failure, which ours replaces
+            self._fail(error)
+            ended = True
+        if ended:
+            self._close()
+        if self._exception is not None:
+            raise self._exception
+        return bool(ended)
+
+    def stop(self) -> None:
+        """Stop now. The epoch in progress is given up; a restart runs it again. Harmless when repeated."""
+        query = self._require_query()
+        if query.isActive:
+            self._stopping = True
+            query.stop()
+        self._close()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def _ended(self) -> bool:
+        return self._query is not None and not self._query.isActive
+
+    def _require_query(self) -> StreamingQuery:
+        if self._query is None:
+            raise MidstreamError(f"job {self.name!r} has not been started")
+        return self._query
+
+    def _close(self) -> None:
+        with self._changed:
+            closed, self._closed = self._closed, True
+            self._changed.notify_all()
+        if not closed:
+            self._control.close()
+
+    # ── the heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def attach(self, query: StreamingQuery) -> None:
+        """Tell the job which query carries it. Called once, by :func:`midstream.runtime.start.start`."""
+        self._query = query
+
+    def on_epoch(self, rows: DataFrame, batch_id: int) -> None:
+        """What Spark calls for every micro-batch.
+
+        No error but a short one of our own may leave: Spark matches the text of a Py4J error with a recursive regular
+        expression, and dies of a long one.
+        """
+        try:
+            self._run_epoch(rows, Epoch(batch_id))
+        except BaseException as error:
+            self._fail(error, Epoch(batch_id))
+            raise RuntimeError(f"midstream: epoch {batch_id} of job {self.name} failed") from None
+
+    def _run_epoch(self, rows: DataFrame, epoch: Epoch) -> None:
+        began = time.perf_counter()
+        for key, value in QUERY_CONF.items():
+            rows.sparkSession.conf.set(key, value)
+        configuration, run = self._configuration, self._run
+        self._run = Run(run + 1)
+        opened = EpochOpened(epoch, run, configuration.revision, configuration.programs, configuration.bins)
+        self._control.open(opened)
+        try:
+            frames = compile_epoch(
+                configuration.plan, rows, lambda stage: self._ticket(epoch, run, stage), configuration.partitions
+            )
+            try:
+                write_sinks(self._targets, frames.sinks, epoch)
+            finally:
+                frames.release()
+        except BaseException as error:
+            failures = self._control.abandon(EpochAbandoned(epoch, run))
+            raise explain(self.name, epoch, error, failures) from None
+        # The epoch is whole only if Spark and the coordinator agree; then its manifest is written, then Spark commits.
+        commit = self._control.seal(EpochSealed(epoch, run))
+        self._commit(commit, 1000 * (time.perf_counter() - began))
+
+    @property
+    def _targets(self) -> Mapping[str, SinkTarget]:
+        return {op.name: self.graph.payloads[op.name] for op in self.graph.of(Sink)}
+
+    def _ticket(self, epoch: Epoch, run: Run, stage: StageIndex) -> Ticket:
+        return Ticket(self.id, self._control.address, self._checkpoint.blobs.location, epoch, run, stage)
+
+    def _commit(self, commit: Commit, duration_ms: float) -> None:
+        now = time.time()
+        progress = epoch_progress(self._configuration.plan, commit, now, duration_ms)
+        self._checkpoint.commit(
+            Manifest(
+                epoch=commit.epoch,
+                revision=commit.revision,
+                programs=self._configuration.programs,
+                bins=self._configuration.bins,
+                committed_at=now,
+                rows={stats.operator: (stats.rows_in, stats.rows_out) for stats in commit.operators},
+            )
+        )
+        with self._changed:
+            self._progress.append(progress)
+            self._metrics = self._metrics.after(progress)
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException, epoch: Epoch | None = None) -> None:
+        with self._changed:
+            # An epoch that is cut off by stop() fails too, but that is no failure of the job.
+            if self._exception is None and not self._stopping:
+                self._exception = error if isinstance(error, JobFailed) else unexpected(self.name, epoch, error)
+            self._changed.notify_all()

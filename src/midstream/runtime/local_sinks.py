@@ -1,0 +1,55 @@
+"""Writes sinks without Spark, with the same guarantees: an epoch that runs again replaces what it wrote."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.fs as pafs
+import pyarrow.parquet as papq
+
+from midstream.engine.blobs import filesystem_of
+from midstream.flow.sinks import (
+    EPOCH_COLUMN,
+    CallSink,
+    ConsoleSink,
+    FileFormat,
+    FileSink,
+    MemorySink,
+    NoopSink,
+    SinkTarget,
+)
+from midstream.ids import Epoch
+
+
+def write(target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
+    """Write one epoch to one sink."""
+    match target:
+        case FileSink(path, format):
+            _write_files(path, format, rows, epoch)
+        case MemorySink():
+            target.put(epoch, rows)
+        case ConsoleSink(limit):
+            print(f"── epoch {epoch} ──")
+            print(rows.slice(0, limit).to_pandas().to_string(index=False))
+        case NoopSink():
+            pass
+        case CallSink(function):
+            function(rows, epoch)
+
+
+def _write_files(path: str, format: FileFormat, rows: pa.Table, epoch: Epoch) -> None:
+    fs, root = filesystem_of(posixpath.join(path, f"{EPOCH_COLUMN}={epoch}"))
+    if fs.get_file_info(root).type != pafs.FileType.NotFound:
+        fs.delete_dir(root)
+    fs.create_dir(root, recursive=True)
+    with fs.open_output_stream(posixpath.join(root, f"part-0.{format}")) as out:
+        match format:
+            case FileFormat.PARQUET:
+                papq.write_table(rows, out)
+            case FileFormat.CSV:
+                pacsv.write_csv(rows, out, pacsv.WriteOptions(include_header=False))  # as Spark does by default
+            case FileFormat.JSON:
+                out.write("".join(json.dumps(row, default=str) + "\n" for row in rows.to_pylist()).encode())

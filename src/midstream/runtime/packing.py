@@ -1,0 +1,43 @@
+"""Packs what the user handed over (functions and tables) into blobs that workers can load. Shared by both runtimes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from midstream.engine.join_index import JoinIndex
+from midstream.engine.resources import table_to_blob
+from midstream.errors import FlowError
+from midstream.flow.functions import Blob, pack
+from midstream.flow.model import Filter, FlatMap, Graph, Lookup, Map, Route
+from midstream.flow.schema import conform
+
+
+def pack_blobs(graph: Graph) -> dict[str, Blob]:
+    """Functions and tables of all operators, ready to store."""
+    blobs: dict[str, Blob] = {}
+    for op in graph:
+        payload = graph.payloads.get(op.name)
+        match op.spec:
+            case Map() | Filter() | FlatMap() | Route():
+                blobs[op.name] = pack(payload, op.name)
+            case Lookup() as spec:
+                blobs[op.name] = table_to_blob(lookup_table(op.name, spec, payload))
+            case _:
+                pass
+    return blobs
+
+
+def lookup_table(name: str, spec: Lookup, payload: Any) -> pa.Table:
+    """A lookup's table, collected if it is a DataFrame, and checked for uniqueness if that was promised."""
+    table = payload if isinstance(payload, pa.Table) else payload.toArrow()
+    table = pa.Table.from_batches([conform(table, spec.table_schema, f"lookup {name!r}, table")])
+    if spec.unique:
+        on = [theirs for _, theirs in spec.on]
+        if (twice := JoinIndex.build(table, on).duplicates()) is not None:
+            raise FlowError(
+                f"lookup {name!r}: the table has more than one row for {dict(zip(on, twice, strict=True))}, but unique=True "
+                f"promises one. Remove the duplicates, or say unique=False to get a row for each match"
+            )
+    return table

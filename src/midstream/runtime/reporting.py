@@ -1,0 +1,69 @@
+"""What users are told: of an epoch that was committed, and of one that failed. Shared by both runtimes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from midstream.control.messages import Commit, Failure, TaskId
+from midstream.errors import JobFailed, OperatorFailed
+from midstream.flow.model import Sink, Source
+from midstream.ids import Epoch
+from midstream.metrics import EpochProgress
+from midstream.planner.stages import Plan
+
+
+def failure_of(error: OperatorFailed) -> Failure:
+    """The error as a message. The row goes as text: the driver may lack the classes of its values."""
+    row = None if error.row is None else repr(error.row)
+    return Failure(error.operator, error.error, row, error.user_traceback)
+
+
+def epoch_progress(plan: Plan, commit: Commit, committed_at: float, duration_ms: float) -> EpochProgress:
+    """An epoch's measurements, as users see them. Rows that a transform hands straight to a sink are not counted."""
+    stats = {each.operator: each for each in commit.operators}
+    sinks = {op.name for op in plan.graph.of(Sink)}
+    written = {wire.id: len(sinks & set(wire.consumers)) for wire in plan.wires if wire.target is None}
+    return EpochProgress(
+        epoch=commit.epoch,
+        revision=commit.revision,
+        committed_at=committed_at,
+        duration_ms=duration_ms,
+        operators=tuple(stats[op.name] for op in plan.graph if op.name in stats),
+        rows_in=sum(stats[op.name].rows_in for op in plan.graph.of(Source) if op.name in stats),
+        rows_out=sum(rows * written.get(wire, 0) for wire, rows in commit.rows_out.items()),
+    )
+
+
+def explain(name: str, epoch: Epoch, error: BaseException, failures: tuple[tuple[TaskId, Failure], ...]) -> JobFailed:
+    """The user's own failure, if a task reported one; else Spark's, shortened."""
+    if not failures:
+        return error if isinstance(error, JobFailed) else unexpected(name, epoch, error)
+    task, failure = failures[-1]
+    row = f"\n  row: {failure.row}" if failure.row is not None else ""
+    return JobFailed(
+        f"job {name!r} failed in operator {failure.operator!r}, epoch {epoch}, partition {task.partition}: {failure.error}"
+        f"{row}\n\n{failure.traceback}\n\nThe epoch was not committed. After a fix, start the flow again with the same "
+        f"checkpoint: the epoch runs again, and nothing is missing or doubled.",
+        operator=failure.operator,
+        epoch=epoch,
+        partition=task.partition,
+        row=failure.row,
+        error=failure.error,
+        user_traceback=failure.traceback,
+    )
+
+
+def unexpected(name: str, epoch: Epoch | None, error: BaseException) -> JobFailed:
+    """Any other failure, shortened."""
+    where = "" if epoch is None else f" in epoch {epoch}"
+    return JobFailed(f"job {name!r} failed{where}: {summary(error)}", epoch=epoch, cause=summary(error))
+
+
+def summary(error: BaseException, limit: int = 2_000) -> str:
+    """An error in a few lines. Spark's carry whole stack traces of the JVM, of which the first lines say what happened."""
+    text = str(error)
+    java: Any = getattr(error, "java_exception", None)
+    if java is not None:
+        text = str(java.getMessage() or text)
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
+    return f"{type(error).__name__}: " + "\n".join(lines[:12])[:limit]

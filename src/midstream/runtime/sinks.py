@@ -1,0 +1,110 @@
+"""Writes sinks on Spark, and makes sure before the job starts that they may be written."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+
+import msgspec
+import pyarrow.fs as pafs
+from pyspark.sql import DataFrame
+
+from midstream.engine.blobs import filesystem_of, write_atomically
+from midstream.errors import CheckpointError, FlowError
+from midstream.flow.model import Graph, Sink
+from midstream.flow.sinks import EPOCH_COLUMN, CallSink, ConsoleSink, FileSink, MemorySink, NoopSink, SinkTarget
+from midstream.ids import Epoch
+
+MARKER = "_midstream.json"
+
+
+class SinkMarker(msgspec.Struct, frozen=True):
+    """Says in an output folder which job's sink it belongs to. Readers of tables skip files that start with ``_``."""
+
+    job: str
+    flow: str
+    sink: str
+
+
+def write_sinks(targets: Mapping[str, SinkTarget], rows: Mapping[str, DataFrame], epoch: Epoch) -> None:
+    """Write an epoch's rows to all sinks, those first that read everything.
+
+    Stages run when a sink first reads their rows. If no sink is sure to read them all, they are computed and kept
+    before any sink gets to see them: a sink's curiosity must not decide what the flow computes.
+    """
+    order = sorted(targets, key=lambda name: not targets[name].drains)
+    for name in order:
+        df = rows[name]
+        if not targets[name].drains:
+            _drain(df)
+        write(targets[name], df, epoch)
+
+
+def _drain(df: DataFrame) -> None:
+    df.write.format("noop").mode("append").save()
+
+
+def write(target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
+    """Write one epoch to one sink."""
+    match target:
+        case FileSink(path, format, options):
+            folder = posixpath.join(path, f"{EPOCH_COLUMN}={epoch}")
+            df.write.mode("overwrite").options(**dict(options)).format(format.value).save(folder)
+        case MemorySink():
+            target.put(epoch, df.toArrow())
+        case ConsoleSink(limit):
+            print(f"── epoch {epoch} ──")
+            df.show(limit, truncate=False)
+        case NoopSink():
+            _drain(df)
+        case CallSink(function):
+            function(df, epoch)
+
+
+def claim_file_sinks(graph: Graph, job: str) -> None:
+    """Check that every file sink's folder is this job's or free, then mark them all. Nothing is marked on an error."""
+    sinks = {op.name: graph.payloads[op.name] for op in graph.of(Sink)}
+    files = {name: target for name, target in sinks.items() if isinstance(target, FileSink)}
+    by_path: dict[str, str] = {}
+    for name, target in files.items():
+        _, root = _open(target)
+        if root in by_path:
+            raise FlowError(f"the sinks {by_path[root]!r} and {name!r} both write to {target.path!r}; a folder has one owner")
+        by_path[root] = name
+    unmarked = [name for name, target in files.items() if not _is_marked(name, target, job)]
+    for name in unmarked:
+        fs, root = _open(files[name])
+        marker = SinkMarker(job, graph.name, name)
+        write_atomically(fs, posixpath.join(root, MARKER), msgspec.json.encode(marker))
+
+
+def _open(target: FileSink) -> tuple[pafs.FileSystem, str]:
+    # Hadoop calls the same store s3a that Arrow calls s3.
+    location = f"s3://{target.path.removeprefix('s3a://')}" if target.path.startswith("s3a://") else target.path
+    return filesystem_of(location)
+
+
+def _is_marked(name: str, target: FileSink, job: str) -> bool:
+    fs, root = _open(target)
+    info = fs.get_file_info(root)
+    if info.type == pafs.FileType.NotFound:
+        return False
+    if info.type == pafs.FileType.File:
+        raise CheckpointError(f"sink {name!r}: {target.path!r} is a file; a FileSink needs a folder")
+    held = sorted(posixpath.basename(entry.path) for entry in fs.get_file_info(pafs.FileSelector(root)))
+    if MARKER not in held:
+        if held:
+            raise CheckpointError(
+                f"sink {name!r}: the folder {target.path!r} holds other data ({', '.join(held[:3])}) that no midstream job "
+                f"wrote; a FileSink owns its folder, so give it an empty one"
+            )
+        return False
+    with fs.open_input_stream(posixpath.join(root, MARKER)) as stream:
+        marker = msgspec.json.decode(stream.read(), type=SinkMarker)
+    if (marker.job, marker.sink) != (job, name):
+        raise CheckpointError(
+            f"sink {name!r}: the folder {target.path!r} holds the output of sink {marker.sink!r} of flow {marker.flow!r} "
+            f"(job {marker.job[:8]}), not of this job ({job[:8]}). Give another folder; or, to go on with that job, start "
+            f"with its checkpoint"
+        )
+    return True

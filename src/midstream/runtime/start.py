@@ -1,0 +1,137 @@
+"""Starting a flow on Spark: everything that can go wrong is tried first, and nothing is written before it has passed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+from midstream.engine.program import link
+from midstream.errors import FlowError, MidstreamError, SetupError, SourceError
+from midstream.flow.model import Graph, Source, Transform
+from midstream.flow.schema import to_ddl
+from midstream.flow.sources import GeneratorSource, ListSource
+from midstream.ids import Revision
+from midstream.planner.stages import compile_plan
+from midstream.runtime.checkpoint import Checkpoint
+from midstream.runtime.control_plane import ControlPlane
+from midstream.runtime.doctor import require_pyspark
+from midstream.runtime.epoch import apply_transform, unite_inlets
+from midstream.runtime.generator import stream_of
+from midstream.runtime.job import Configuration, Job
+from midstream.runtime.packing import pack_blobs
+from midstream.runtime.shipping import ship
+from midstream.runtime.sinks import claim_file_sinks
+
+FIRST_REVISION = Revision(1)
+AVAILABLE_NOW = "available-now"
+_INTERVAL = re.compile(r"\s*\d+(\.\d+)?\s*(ms|milliseconds?|s|seconds?|minutes?|hours?)\s*")
+
+
+def start(
+    graph: Graph, spark: SparkSession, *, checkpoint: str, trigger: str | None = None, partitions: int | None = None
+) -> Job:
+    """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
+    # 1. Look: nothing is written, nothing runs yet.
+    require_classic_session(spark)
+    trigger_options = parse_trigger(trigger)
+    partitions = check_partitions(partitions, spark)
+    plan = compile_plan(graph)
+    inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
+    blobs = pack_blobs(graph)
+    try_transforms(graph, spark)
+    # 2. Claim: the checkpoint, then the sinks' folders.
+    claimed = Checkpoint.claim(str(checkpoint), graph)
+    claim_file_sinks(graph, claimed.identity.job)
+    # 3. Store what workers will fetch.
+    digests = {name: claimed.blobs.put(blob) for name, blob in blobs.items()}
+    programs = tuple(claimed.blobs.put(program.to_blob()) for program in link(plan, digests))
+    ship(spark.sparkContext)
+    # 4. Run.
+    control = ControlPlane(driver_host(spark))
+    job = Job(Configuration(plan, programs, FIRST_REVISION, partitions), claimed, control)
+    try:
+        rows = unite_inlets([inlets[name] for name in plan.stages[0].inlets])
+        writer = rows.writeStream.queryName(graph.name).option("checkpointLocation", claimed.spark_location)
+        if trigger_options:
+            writer = writer.trigger(**trigger_options)
+        job.attach(writer.foreachBatch(job.on_epoch).start())
+    except BaseException:
+        control.close()
+        raise
+    return job
+
+
+def require_classic_session(spark: Any) -> None:
+    """Refuse what is not a SparkSession, Spark Connect, and versions that are not supported."""
+    if not isinstance(spark, SparkSession):
+        if type(spark).__module__.startswith("pyspark.sql.connect"):
+            raise SetupError(
+                "this is a Spark Connect session; midstream runs beside the driver and needs a classic one, e.g. "
+                "SparkSession.builder.master('local[*]').getOrCreate() or spark-submit"
+            )
+        raise FlowError(f"start() takes a SparkSession first, found {type(spark).__name__}")
+    require_pyspark(pyspark.__version__)
+
+
+def parse_trigger(trigger: str | None) -> dict[str, Any]:
+    """What a trigger means to Spark.
+
+    >>> parse_trigger("500 ms")
+    {'processingTime': '500 ms'}
+    """
+    if trigger is None:
+        return {}
+    if trigger == AVAILABLE_NOW:
+        return {"availableNow": True}
+    if _INTERVAL.fullmatch(str(trigger)):
+        return {"processingTime": _spell_out(trigger.strip())}
+    raise FlowError(f"trigger {trigger!r} is not known; allowed: None (as fast as possible), '500 ms', '10 seconds', {AVAILABLE_NOW!r}")
+
+
+def _spell_out(interval: str) -> str:
+    """Spark knows ``ms`` but not a bare ``s``."""
+    return re.sub(r"\s*\bs$|(?<=\d)s$", " seconds", interval)
+
+
+def check_partitions(partitions: int | None, spark: SparkSession) -> int:
+    """How many tasks a stage behind an exchange has."""
+    if partitions is None:
+        return int(spark.sparkContext.defaultParallelism)
+    if type(partitions) is not int or not 1 <= partitions <= 1 << 15:
+        raise FlowError(f"partitions={partitions!r}: give a whole number from 1 to {1 << 15}")
+    return partitions
+
+
+def source_stream(spark: SparkSession, name: str, stream: Any) -> DataFrame:
+    """The streaming DataFrame of a source."""
+    if isinstance(stream, GeneratorSource | ListSource):
+        return stream_of(spark, stream)
+    assert isinstance(stream, DataFrame)
+    if stream.sparkSession.sparkContext is not spark.sparkContext:
+        raise SourceError(f"source {name!r} was made with another Spark application than the one the job is started on")
+    return stream
+
+
+def try_transforms(graph: Graph, spark: SparkSession) -> None:
+    """Call every transform on an empty DataFrame, so that one that cannot work is refused before the job starts."""
+    for op in graph.of(Transform):
+        empty = spark.createDataFrame([], to_ddl(graph.schema_of(op.inputs[0])))
+        try:
+            apply_transform(op.name, graph.payloads[op.name][0], empty, op.schema)
+        except MidstreamError:
+            raise
+        except Exception as error:
+            raise FlowError(
+                f"transform {op.name!r} fails on an empty DataFrame of its input's schema: {type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else ''}"
+            ) from error
+
+
+def driver_host(spark: SparkSession) -> str:
+    """The address that tasks reach the driver at; in local mode nothing outside this machine needs to."""
+    if str(spark.sparkContext.master).startswith("local"):
+        return "127.0.0.1"
+    return str(spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1"))

@@ -1,0 +1,134 @@
+"""The stage runner inside a Spark task: what ``mapInArrow`` calls in a Python worker.
+
+The closure that Spark ships is this module's function and a :class:`Ticket`; everything else is fetched by digest.
+A Python worker runs many tasks, one after the other, so connections, functions and slice sizes are kept per process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from midstream.control.channel import Address, Client
+from midstream.control.messages import (
+    Assignment,
+    FromTask,
+    Refused,
+    Release,
+    TaskFailed,
+    TaskFinished,
+    TaskId,
+    TaskStarted,
+    ToTask,
+    WorkerJoined,
+    WorkerReleased,
+)
+from midstream.engine.blobs import BlobStore
+from midstream.engine.clock import SystemClock
+from midstream.engine.frames import decode_rows, payloads
+from midstream.engine.resources import Resources
+from midstream.engine.runner import StageRunner
+from midstream.engine.slices import SliceSizer
+from midstream.errors import ChannelError, Fenced, OperatorFailed
+from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex
+from midstream.runtime.reporting import failure_of
+
+LISTEN_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a task is born with."""
+
+    job: str
+    address: Address
+    blobs: str
+    epoch: Epoch
+    run: Run
+    stage: StageIndex
+
+
+def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run one task: ask what to run, run it, report. Never runs on a guessed configuration."""
+    context = TaskContext.get()
+    assert context is not None, "run_stage is called by Spark, inside a task"
+    task = TaskId(ticket.epoch, ticket.run, ticket.stage, PartitionId(context.partitionId()), context.taskAttemptId())
+    worker = _worker_for(ticket)
+    assignment = worker.ask(TaskStarted(task))
+    assert isinstance(assignment, Assignment)
+    try:
+        runner = StageRunner(
+            worker.resources.program(assignment.program),
+            worker.resources,
+            partition=task.partition,
+            revision=assignment.revision,
+            bins=assignment.bins,
+            clock=SystemClock(),
+            sizer=worker.sizer(assignment.program),
+        )
+        for ready in runner.run(batches):
+            yield from ready
+    except OperatorFailed as error:
+        worker.ask(TaskFailed(task, failure_of(error)))
+        raise error from None
+    report = runner.report()
+    worker.ask(TaskFinished(task, report.operators, report.received, report.sent, report.emitted))
+
+
+def decode_frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Frames of one wire back to plain columns, for a transform or a sink."""
+    for batch in batches:
+        for payload in payloads(batch):
+            yield decode_rows(payload)
+
+
+class _Worker:
+    """What this process keeps for one job."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._client = Client(ticket.address)
+        self._sizers: dict[Digest, SliceSizer] = {}
+        self.resources = Resources(BlobStore(ticket.blobs))
+        self._name = (socket.gethostname(), os.getpid())
+        threading.Thread(target=self._listen, args=(ticket,), name="midstream-lifeline", daemon=True).start()
+
+    def ask(self, message: FromTask) -> ToTask:
+        answer = self._client.request(message)
+        if isinstance(answer, Refused):
+            raise Fenced(f"the coordinator refused {type(message).__name__}: {answer.reason}")
+        return answer
+
+    def sizer(self, program: Digest) -> SliceSizer:
+        """Slice sizes learnt by earlier tasks of the same program are a good start for the next one."""
+        return self._sizers.setdefault(program, SliceSizer())
+
+    def _listen(self, ticket: Ticket) -> None:
+        """Wait for the end of the job, then close the user's functions.
+
+        Spark ends idle Python workers with a signal that no handler sees, so the job itself must say when it is over.
+        """
+        with Client(ticket.address) as lifeline:
+            try:
+                lifeline.request(WorkerJoined(*self._name))
+                while not isinstance(lifeline.receive(timeout=LISTEN_S), Release):
+                    pass
+            except ChannelError:
+                pass  # the driver is gone: nobody will use these functions again
+            _workers.pop(ticket.job, None)
+            self.resources.close()
+            lifeline.post(WorkerReleased(*self._name))
+
+
+_workers: dict[str, _Worker] = {}
+
+
+def _worker_for(ticket: Ticket) -> _Worker:
+    if ticket.job not in _workers:
+        _workers[ticket.job] = _Worker(ticket)
+    return _workers[ticket.job]

@@ -1,0 +1,61 @@
+"""Fixtures shared by all tests: one SparkSession for all of them, and ``run``, which repeats a test on both runtimes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from midstream import Flow
+from midstream.metrics import JobMetrics
+from midstream.testing import run_local, run_spark
+
+settings.register_profile("default", deadline=None, print_blob=True)
+settings.load_profile("default")
+
+SPARK_TESTS = Path(__file__).parent / "spark"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever lies in tests/spark, or asks for Spark, is marked, so that ``make test-fast`` can leave it out."""
+    for item in items:
+        if SPARK_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The one SparkSession of the whole run."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("midstream-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")  # many tests make jobs fail on purpose
+    yield session
+    session.stop()
+
+
+@pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Flow], JobMetrics]:
+    """Runs a flow to its end, on the local runtime and on Spark in turn, and gives its metrics."""
+    if request.param == "local":
+        return lambda flow: run_local(flow).metrics
+    session = request.getfixturevalue("spark")
+
+    def on_spark(flow: Flow) -> JobMetrics:
+        metrics: JobMetrics = run_spark(flow, session, checkpoint=str(tmp_path / "checkpoint")).metrics
+        return metrics
+
+    return on_spark

@@ -1,0 +1,466 @@
+"""The coordinator, as its table of states and events says. One test per row, and per promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.control.coordinator import STORY_LENGTH, Coordinator
+from midstream.control.messages import (
+    Accepted,
+    Assignment,
+    Commit,
+    EpochAbandoned,
+    EpochOpened,
+    EpochSealed,
+    Event,
+    Failure,
+    FromTask,
+    JobEnding,
+    Received,
+    Refused,
+    Reject,
+    Release,
+    Send,
+    TaskFailed,
+    TaskFinished,
+    TaskId,
+    TaskStarted,
+    WorkerJoined,
+    WorkerReleased,
+)
+from midstream.errors import ProtocolError
+from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex, WireId
+from midstream.metrics import OperatorStats
+
+PEER = b"peer"
+BINS = (0, 1, 1, 0)
+
+
+def task(stage: int = 0, partition: int = 0, attempt: int = 0, epoch: int = 7, run: int = 0) -> TaskId:
+    return TaskId(Epoch(epoch), Run(run), StageIndex(stage), PartitionId(partition), attempt)
+
+
+def opened(epoch: int = 7, run: int = 0, stages: int = 3) -> EpochOpened:
+    programs = tuple(Digest(f"program {stage}") for stage in range(stages))
+    return EpochOpened(Epoch(epoch), Run(run), Revision(4), programs, BINS)
+
+
+def sealed(epoch: int = 7, run: int = 0) -> EpochSealed:
+    return EpochSealed(Epoch(epoch), Run(run))
+
+
+def abandoned(epoch: int = 7, run: int = 0) -> EpochAbandoned:
+    return EpochAbandoned(Epoch(epoch), Run(run))
+
+
+def finished(
+    who: TaskId,
+    received: dict[int, int] | None = None,
+    sent: dict[int, int] | None = None,
+    rows: int = 0,
+    operator: str = "count",
+) -> TaskFinished:
+    return TaskFinished(
+        who,
+        (OperatorStats(operator, rows_in=rows, rows_out=rows),),
+        {WireId(wire): n for wire, n in (received or {}).items()},
+        {WireId(wire): n for wire, n in (sent or {}).items()},
+        {WireId(wire): 10 * n for wire, n in (sent or {}).items()},
+    )
+
+
+FAILURE = Failure("score", "ZeroDivisionError: division by zero", "{'user': 'a'}", "line 3, in score")
+
+
+def running(**changes: int) -> Coordinator:
+    coordinator = Coordinator()
+    assert coordinator.handle(opened(**changes)) == []
+    return coordinator
+
+
+def tell(coordinator: Coordinator, *messages: FromTask) -> list[object]:
+    """What the coordinator answers to each message. Every answer goes to the peer that spoke."""
+    answers: list[object] = []
+    for number, message in enumerate(messages):
+        peer = f"peer {number}".encode()
+        [instruction] = coordinator.handle(Received(peer, message))
+        assert isinstance(instruction, Send)
+        assert instruction.peer == peer
+        answers.append(instruction.message)
+    return answers
+
+
+def run(coordinator: Coordinator, *reports: TaskFinished) -> None:
+    """Each task starts and finishes."""
+    for report in reports:
+        assert isinstance(tell(coordinator, TaskStarted(report.task))[0], Assignment)
+        assert tell(coordinator, report) == [Accepted()]
+
+
+def seal(coordinator: Coordinator, **when: int) -> Commit | Reject:
+    [instruction] = coordinator.handle(sealed(**when))
+    assert isinstance(instruction, Commit | Reject)
+    return instruction
+
+
+def rejection(coordinator: Coordinator) -> str:
+    verdict = seal(coordinator)
+    assert isinstance(verdict, Reject)
+    assert verdict.epoch == 7
+    return verdict.reason
+
+
+# ── the driver's events, in each state ────────────────────────────────────────────────────────────────────────────
+
+
+def test_idle_opens_an_epoch():
+    coordinator = Coordinator()
+    assert coordinator.handle(opened()) == []
+    assert isinstance(tell(coordinator, TaskStarted(task()))[0], Assignment)
+
+
+def test_idle_has_nothing_to_seal_or_abandon():
+    for event in (sealed(), abandoned()):
+        with pytest.raises(ProtocolError, match=r"\(epoch 7.0\) makes no sense now: no epoch is running"):
+            Coordinator().handle(event)
+
+
+def test_running_opens_no_second_epoch():
+    for event in (opened(epoch=8), opened(run=1), opened()):
+        coordinator = running()
+        with pytest.raises(ProtocolError, match=r"epoch 7\.0 is still running"):
+            coordinator.handle(event)
+
+
+def test_running_seals_or_abandons_only_the_run_in_progress():
+    for event in (sealed(epoch=6), sealed(run=1), abandoned(epoch=8), abandoned(run=1)):
+        coordinator = running()
+        with pytest.raises(ProtocolError, match=r"makes no sense now: epoch 7\.0 is running"):
+            coordinator.handle(event)
+
+
+def test_a_senseless_event_changes_nothing():
+    coordinator = running()
+    run(coordinator, finished(task(), rows=5))
+    for event in (opened(epoch=8), sealed(run=1), abandoned(epoch=6)):
+        with pytest.raises(ProtocolError):
+            coordinator.handle(event)
+    verdict = seal(coordinator)
+    assert isinstance(verdict, Commit)
+    assert verdict.tasks == 1
+
+
+@pytest.mark.parametrize("end", [sealed(), abandoned()], ids=["sealed", "abandoned"])
+def test_a_run_ends_once_then_the_next_may_open(end: Event):
+    coordinator = running()
+    coordinator.handle(end)
+    for again in (sealed(), abandoned()):
+        with pytest.raises(ProtocolError, match="no epoch is running"):
+            coordinator.handle(again)
+    assert coordinator.handle(opened(run=1)) == []
+
+
+def test_a_rejected_epoch_can_be_run_again():
+    coordinator = running()
+    tell(coordinator, TaskStarted(task()))
+    assert "never reported" in rejection(coordinator)
+    coordinator.handle(opened(run=1))
+    run(coordinator, finished(task(run=1), rows=3))
+    verdict = seal(coordinator, run=1)
+    assert isinstance(verdict, Commit)
+    assert (verdict.epoch, verdict.tasks) == (7, 1)
+
+
+def test_an_abandoned_run_leaves_nothing_behind():
+    coordinator = running()
+    run(coordinator, finished(task(), sent={1: 9}, rows=99))
+    tell(coordinator, TaskStarted(task(partition=1)), TaskFailed(task(partition=1), FAILURE))
+    coordinator.handle(abandoned())
+    assert coordinator.failures == ()
+    coordinator.handle(opened(run=1))
+    assert coordinator.failures == ()
+    run(coordinator, finished(task(run=1), rows=1))
+    verdict = seal(coordinator, run=1)
+    assert isinstance(verdict, Commit)
+    assert [stats.rows_in for stats in verdict.operators] == [1]
+
+
+# ── what tasks are told ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_started_task_gets_the_program_of_its_stage():
+    coordinator = running(stages=3)
+    told = tell(coordinator, *(TaskStarted(task(stage=stage)) for stage in (0, 2, 1)))
+    assert told == [Assignment(Revision(4), Digest(f"program {stage}"), BINS) for stage in (0, 2, 1)]
+
+
+def test_a_stage_that_is_not_in_the_plan_is_refused_and_not_waited_for():
+    coordinator = running(stages=2)
+    assert tell(coordinator, TaskStarted(task(stage=2))) == [Refused("the plan has 2 stages; there is no 2")]
+    assert isinstance(seal(coordinator), Commit)
+
+
+def every_message(who: TaskId) -> list[FromTask]:
+    return [TaskStarted(who), finished(who, sent={1: 5}, rows=1000), TaskFailed(who, FAILURE)]
+
+
+def test_while_idle_every_task_is_refused():
+    told = tell(Coordinator(), *every_message(task()))
+    assert told == [Refused("epoch 7.0 is over; no epoch is running")] * 3
+
+
+@pytest.mark.parametrize("stale", [task(run=0), task(epoch=6, run=1), task(epoch=6, run=5)], ids=str)
+def test_tasks_of_another_run_or_epoch_are_fenced_and_leave_no_trace(stale: TaskId):
+    coordinator = running(run=1)
+    run(coordinator, finished(task(run=1), rows=1))
+    told = tell(coordinator, *every_message(stale))
+    assert told == [Refused(f"epoch {stale.epoch}.{stale.run} is over; epoch 7.1 is running")] * 3
+    assert coordinator.failures == ()
+    verdict = seal(coordinator, run=1)
+    assert isinstance(verdict, Commit)
+    assert (verdict.tasks, verdict.rows_out, [stats.rows_in for stats in verdict.operators]) == (1, {}, [1])
+
+
+@pytest.mark.parametrize("end", [sealed(), abandoned()], ids=["sealed", "abandoned"])
+def test_a_task_that_outlives_its_run_is_fenced_at_its_next_word(end: Event):
+    coordinator = running()
+    run(coordinator, finished(task()))
+    coordinator.handle(end)
+    refusal = Refused("epoch 7.0 is over; no epoch is running")
+    assert tell(coordinator, *every_message(task(attempt=1))) == [refusal] * 3
+
+
+# ── attempts: retried, speculative, recomputed, repeated ──────────────────────────────────────────────────────────
+
+
+def committed_rows(coordinator: Coordinator) -> tuple[int, int]:
+    verdict = seal(coordinator)
+    assert isinstance(verdict, Commit), verdict
+    return verdict.tasks, sum(stats.rows_in for stats in verdict.operators)
+
+
+def test_a_report_that_arrives_twice_counts_once():
+    coordinator = running()
+    run(coordinator, finished(task(), rows=5))
+    assert tell(coordinator, finished(task(), rows=5)) == [Accepted()]
+    assert committed_rows(coordinator) == (1, 5)
+
+
+def test_a_retried_task_makes_up_for_the_one_that_died():
+    coordinator = running()
+    tell(coordinator, TaskStarted(task(attempt=1)))
+    run(coordinator, finished(task(attempt=2), rows=5))
+    assert committed_rows(coordinator) == (1, 5)
+
+
+def test_of_two_speculative_attempts_one_counts():
+    coordinator = running()
+    tell(coordinator, TaskStarted(task(attempt=1)), TaskStarted(task(attempt=2)))
+    told = tell(coordinator, finished(task(attempt=2), rows=5), finished(task(attempt=1), rows=5))
+    assert told == [Accepted(), Accepted()]
+    assert committed_rows(coordinator) == (1, 5)
+
+
+def test_a_speculative_attempt_that_never_ends_is_not_waited_for():
+    coordinator = running()
+    tell(coordinator, TaskStarted(task(attempt=1)), TaskStarted(task(attempt=2)))
+    tell(coordinator, finished(task(attempt=1), rows=5))
+    assert committed_rows(coordinator) == (1, 5)
+
+
+def test_a_partition_recomputed_after_it_finished_is_assigned_again_and_counts_once():
+    """Spark computes a partition again when the executor that held its output is lost."""
+    coordinator = running()
+    run(coordinator, finished(task(attempt=1), sent={1: 2}, rows=5))
+    run(coordinator, finished(task(attempt=2), sent={1: 2}, rows=5))
+    run(coordinator, finished(task(stage=1, attempt=3), received={1: 2}, rows=5))
+    assert committed_rows(coordinator) == (2, 10)
+
+
+def test_a_recomputation_that_dies_does_not_undo_the_report():
+    coordinator = running()
+    run(coordinator, finished(task(attempt=1), rows=5))
+    tell(coordinator, TaskStarted(task(attempt=2)), TaskFailed(task(attempt=2), FAILURE))
+    assert committed_rows(coordinator) == (1, 5)
+
+
+def test_failures_are_kept_in_order_for_the_driver_to_explain():
+    coordinator = running()
+    other = Failure("enrich", "KeyError: 'x'", None, "line 9, in enrich")
+    assert tell(
+        coordinator,
+        TaskFailed(task(attempt=1), FAILURE),
+        TaskFailed(task(partition=1, attempt=2), other),
+    ) == [Accepted(), Accepted()]
+    assert coordinator.failures == ((task(attempt=1), FAILURE), (task(partition=1, attempt=2), other))
+
+
+def test_a_failed_attempt_does_not_spoil_the_epoch_when_a_retry_succeeds():
+    coordinator = running()
+    tell(coordinator, TaskStarted(task(attempt=1)), TaskFailed(task(attempt=1), FAILURE))
+    run(coordinator, finished(task(attempt=2), rows=5))
+    assert committed_rows(coordinator) == (1, 5)
+
+
+# ── is the epoch whole? ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_epoch_without_tasks_is_whole():
+    assert seal(running()) == Commit(Epoch(7), Revision(4), (), 0, {})
+
+
+def test_a_whole_epoch_is_committed_with_the_sums_of_its_reports():
+    coordinator = running()
+    run(
+        coordinator,
+        finished(task(stage=1, partition=1, attempt=4), received={1: 2}, rows=20, operator="write"),
+        finished(task(stage=1, partition=0, attempt=3), received={1: 3}, rows=30, operator="write"),
+        finished(task(stage=0, partition=1, attempt=2), sent={1: 4}, rows=40, operator="read"),
+        finished(task(stage=0, partition=0, attempt=1), sent={1: 1}, rows=10, operator="read"),
+    )
+    verdict = seal(coordinator)
+    assert isinstance(verdict, Commit)
+    assert (verdict.epoch, verdict.revision, verdict.tasks) == (7, 4, 4)
+    # In the order of stages, however the reports came in.
+    assert [(stats.operator, stats.rows_in) for stats in verdict.operators] == [("read", 50), ("write", 50)]
+    assert verdict.rows_out == {1: 50}
+
+
+def test_a_started_partition_that_never_reported_is_named():
+    coordinator = running()
+    run(coordinator, finished(task(partition=0)))
+    tell(coordinator, TaskStarted(task(stage=1, partition=3)), TaskStarted(task(partition=2)))
+    told = "2 started partition(s) never reported: stage 0 partition 2, stage 1 partition 3"
+    assert rejection(coordinator) == told
+
+
+def test_of_many_silent_partitions_the_first_few_are_named():
+    coordinator = running()
+    tell(coordinator, *(TaskStarted(task(partition=partition)) for partition in range(100)))
+    told = rejection(coordinator)
+    assert told.startswith("100 started partition(s) never reported: stage 0 partition 0, ")
+    assert told.count("partition ") == 5
+
+
+def test_a_frame_that_was_sent_and_not_received_is_missed():
+    coordinator = running()
+    run(
+        coordinator,
+        finished(task(partition=0), sent={1: 2, 2: 1}),
+        finished(task(partition=1), sent={1: 3}),
+        finished(task(stage=1), received={1: 4, 2: 1}),
+    )
+    assert rejection(coordinator) == "stage 1 received 4 of 5 frames on wire 1 (off by 1)"
+
+
+def test_a_frame_that_was_received_and_not_sent_is_noticed():
+    coordinator = running()
+    run(coordinator, finished(task(), sent={1: 2}), finished(task(stage=1), received={1: 3}))
+    assert rejection(coordinator) == "stage 1 received 3 of 2 frames on wire 1 (off by 1)"
+
+
+def test_frames_on_one_wire_do_not_make_up_for_frames_on_another():
+    coordinator = running()
+    run(coordinator, finished(task(), sent={1: 2, 2: 3}), finished(task(stage=1), received={1: 3, 2: 2}))
+    assert rejection(coordinator) == "stage 1 received 2 of 3 frames on wire 2 (off by 1)"
+
+
+def test_frames_for_a_stage_that_never_ran_are_missed():
+    coordinator = running()
+    run(coordinator, finished(task(), sent={1: 2}))
+    assert rejection(coordinator) == "stage 1 received 0 of 2 frames on wire 1 (off by 2)"
+
+
+def test_a_wire_is_counted_at_every_stage_it_is_carried_through():
+    """Rows for a deeper stage travel on: the stage between receives their frames and sends as many."""
+    coordinator = running()
+    run(
+        coordinator,
+        finished(task(stage=0), sent={1: 2, 2: 4}),
+        finished(task(stage=1), received={1: 2, 2: 4}, sent={2: 4}),
+        finished(task(stage=2), received={2: 4}),
+    )
+    assert isinstance(seal(coordinator), Commit)
+
+
+def test_a_carried_frame_lost_on_the_way_is_missed_where_it_was_lost():
+    coordinator = running()
+    run(
+        coordinator,
+        finished(task(stage=0), sent={2: 4}),
+        finished(task(stage=1), received={2: 4}, sent={2: 4}),
+        finished(task(stage=2), received={2: 3}),
+    )
+    assert rejection(coordinator) == "stage 2 received 3 of 4 frames on wire 2 (off by 1)"
+
+
+# ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_workers_that_joined_are_released_when_the_job_ends():
+    coordinator = Coordinator()
+    assert tell(coordinator, WorkerJoined("a", 1), WorkerJoined("b", 1)) == [Accepted(), Accepted()]
+    assert coordinator.workers == {("a", 1), ("b", 1)}
+    assert coordinator.handle(JobEnding()) == [Send(b"peer 0", Release()), Send(b"peer 1", Release())]
+    assert coordinator.handle(Received(PEER, WorkerReleased("a", 1))) == []
+    assert coordinator.workers == {("b", 1)}
+
+
+def test_a_worker_that_has_left_is_not_released_again():
+    coordinator = Coordinator()
+    tell(coordinator, WorkerJoined("a", 1))
+    coordinator.handle(Received(PEER, WorkerReleased("a", 1)))
+    coordinator.handle(Received(PEER, WorkerReleased("a", 1)))
+    assert coordinator.workers == frozenset()
+    assert coordinator.handle(JobEnding()) == []
+
+
+def test_a_worker_that_joins_again_is_released_where_it_was_heard_last():
+    coordinator = Coordinator()
+    coordinator.handle(Received(b"old", WorkerJoined("a", 1)))
+    coordinator.handle(Received(b"new", WorkerJoined("a", 1)))
+    assert coordinator.handle(JobEnding()) == [Send(b"new", Release())]
+
+
+def test_a_worker_that_joins_while_the_job_ends_is_released_at_once():
+    """Nobody will tell it again, and the driver waits for it."""
+    coordinator = Coordinator()
+    coordinator.handle(JobEnding())
+    assert coordinator.handle(Received(PEER, WorkerJoined("a", 1))) == [Send(PEER, Accepted()), Send(PEER, Release())]
+
+
+def test_workers_come_and_go_in_every_state_and_outlive_runs():
+    coordinator = running()
+    tell(coordinator, WorkerJoined("a", 1))
+    coordinator.handle(abandoned())
+    tell(coordinator, WorkerJoined("b", 2))
+    coordinator.handle(opened(run=1))
+    assert coordinator.workers == {("a", 1), ("b", 2)}
+
+
+# ── the story ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_protocol_error_tells_what_came_before():
+    coordinator = Coordinator()
+    tell(coordinator, WorkerJoined("host", 42))
+    coordinator.handle(opened())
+    tell(coordinator, TaskStarted(task(attempt=12)))
+    with pytest.raises(ProtocolError) as caught:
+        coordinator.handle(opened(epoch=8))
+    assert caught.value.message.splitlines() == [
+        "EpochOpened(epoch 8.0) makes no sense now: epoch 7.0 is still running. What came before:",
+        "  WorkerJoined(host/42)",
+        "  EpochOpened(epoch 7.0)",
+        "  TaskStarted(epoch 7.0 stage 0 partition 0 attempt 12)",
+        "  EpochOpened(epoch 8.0)",
+    ]
+
+
+def test_the_story_forgets_the_oldest_events():
+    coordinator = running()
+    tell(coordinator, *(TaskStarted(task(attempt=attempt)) for attempt in range(2 * STORY_LENGTH)))
+    coordinator.handle(JobEnding())
+    assert len(coordinator.story) == STORY_LENGTH
+    assert coordinator.story[-2].endswith(f"attempt {2 * STORY_LENGTH - 1})")
+    assert coordinator.story[-1] == "JobEnding"

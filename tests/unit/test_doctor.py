@@ -1,0 +1,203 @@
+"""Verdicts on a machine, whatever this one has; then one look at this one."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+import types
+
+import pytest
+
+from midstream.errors import SetupError
+from midstream.runtime.doctor import (
+    JavaProbe,
+    diagnose,
+    java_version,
+    judge_curve,
+    judge_disk,
+    judge_java,
+    judge_memory,
+    judge_package,
+    judge_python,
+    numbers_of,
+    require_java,
+    require_pyspark,
+)
+from midstream.runtime.session import default_conf
+
+
+@pytest.mark.parametrize(
+    ("answer", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment', 17),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('java version "1.8.0_391"', 8),
+        ('openjdk version "24-ea" 2025-03-18', 24),
+        ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "11.0.2" 2019-01-15', 11),
+        ('java version "10"', 10),
+        ("Unable to locate a Java Runtime.", None),
+        ("", None),
+    ],
+)
+def test_java_says_its_version_in_many_ways(answer, version):
+    assert java_version(answer) == version
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"), [("4.3.0", (4, 3, 0)), ("4.2.0.dev1", (4, 2, 0)), ("5", (5,)), ("?", ())]
+)
+def test_versions_are_compared_by_their_numbers(version, numbers):
+    assert numbers_of(version) == numbers
+
+
+@pytest.mark.parametrize(("version", "ok"), [((3, 10, 14), False), ((3, 11, 0), True), ((3, 14, 1), True)])
+def test_python_must_be_new_enough(version, ok):
+    finding = judge_python(version)
+    assert finding.ok is ok
+    assert bool(finding.advice) is not ok
+
+
+def test_a_good_java_is_named_with_its_place():
+    finding = judge_java(JavaProbe(None, "/opt/java", 'openjdk version "17.0.1"'))
+    assert (finding.ok, finding.found, finding.advice) == (True, "17 (/opt/java)", "")
+
+
+@pytest.mark.parametrize(
+    ("probe", "found"),
+    [
+        (JavaProbe(None, None), "no java on PATH, and no JAVA_HOME"),
+        (JavaProbe("/opt/jdk", None), "no bin/java in JAVA_HOME (/opt/jdk)"),
+        (JavaProbe(None, "/bin/java", 'java version "1.8.0_1"'), "8 (/bin/java)"),
+        (JavaProbe(None, "/bin/java", "Unable to locate\na Java"), "/bin/java, which says: Unable to locate"),
+        (JavaProbe(None, "/bin/java", ""), "/bin/java, which says: nothing"),
+    ],
+)
+def test_a_missing_or_old_java_comes_with_how_to_install_one(probe, found):
+    finding = judge_java(probe)
+    assert not finding.ok
+    assert finding.found == found
+    for system in ("Debian", "Ubuntu", "Fedora", "macOS", "JAVA_HOME"):
+        assert system in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("version", "ok"), [("4.0.1", False), ("4.1.0", True), ("4.1", True), ("4.9", True), ("5.0.0", False), ("?", False)]
+)
+def test_a_package_must_lie_in_its_range(version, ok):
+    finding = judge_package("pyspark", version, (4, 1), (5,), "Install it.")
+    assert finding.ok is ok
+    assert finding.advice == ("" if ok else "midstream needs pyspark 4.1 or later, before 5. Install it.")
+
+
+def test_a_package_without_an_upper_bound_may_be_of_any_later_version():
+    assert judge_package("pyarrow", "99.0", (18,), None, "").ok
+    assert (
+        judge_package("pyarrow", "17.0", (18,), None, "Get it.").advice
+        == "midstream needs pyarrow 18 or later. Get it."
+    )
+
+
+def test_the_machine_itself_is_judged():
+    assert judge_disk(5.0).ok
+    assert not judge_disk(0.5).ok
+    assert judge_disk(None).found == "unknown"
+    assert judge_memory(8.0).ok
+    assert "2 GB" in judge_memory(0.9).advice
+    assert judge_memory(None).ok
+    assert judge_curve(True).ok
+    assert "pyzmq" in judge_curve(False).advice
+
+
+def test_require_pyspark_accepts_the_range_and_names_what_it_refuses():
+    require_pyspark("4.1.1")
+    with pytest.raises(
+        SetupError, match=r"pyspark 3\.5\.1 cannot run a flow.*4\.1 or later, before 5.*pip install"
+    ) as e:
+        require_pyspark("3.5.1")
+    assert e.value.version == "3.5.1"
+
+
+@pytest.fixture
+def no_jvm(monkeypatch):
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setitem(sys.modules, "pyspark", types.ModuleType("pyspark"))
+    return monkeypatch
+
+
+def java_that_says(folder, text):
+    script = folder / "bin" / "java"
+    script.parent.mkdir()
+    script.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in for java is a shell script")
+def test_require_java_asks_the_one_in_java_home(no_jvm, tmp_path):
+    no_jvm.setenv("JAVA_HOME", str(java_that_says(tmp_path, 'openjdk version "17.0.2"')))
+    require_java()
+    (tmp_path / "bin" / "java").write_text("#!/bin/sh\necho 'java version \"1.8.0_9\"' >&2\n")
+    with pytest.raises(SetupError, match=r"Spark cannot start: found 8 .*apt-get install"):
+        require_java()
+
+
+def test_require_java_does_not_fall_back_to_the_path_when_java_home_is_wrong(no_jvm, tmp_path):
+    no_jvm.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SetupError, match="no bin/java in JAVA_HOME"):
+        require_java()
+
+
+def test_a_jvm_that_runs_is_proof_enough(no_jvm, tmp_path):
+    no_jvm.setenv("JAVA_HOME", str(tmp_path))
+    no_jvm.setenv("PYSPARK_GATEWAY_PORT", "25333")
+    require_java()
+    no_jvm.delenv("PYSPARK_GATEWAY_PORT")
+    with pytest.raises(SetupError):
+        require_java()
+
+
+def test_diagnose_looks_at_everything_once():
+    findings = diagnose()
+    what = [finding.what for finding in findings]
+    assert len(set(what)) == len(what)
+    assert {"Python", "Java", "pyspark", "pandas", "pyarrow", "zmq CURVE", "free disk", "cores", "memory"} <= set(what)
+    assert all(finding.ok or finding.advice for finding in findings)
+    assert next(finding for finding in findings if finding.what == "Python").ok
+
+
+def test_a_package_that_cannot_be_imported_is_a_finding(monkeypatch):
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    finding = next(finding for finding in diagnose() if finding.what == "msgspec")
+    assert not finding.ok
+    assert finding.found.startswith("cannot be imported (ModuleNotFoundError")
+    assert "pip install" in finding.advice
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_a_finding(monkeypatch):
+    def refuse():
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    finding = next(finding for finding in diagnose() if finding.what == "temporary folder")
+    assert not finding.ok
+    assert "TMPDIR" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("master", "partitions"),
+    [
+        ("local", "1"),
+        ("local[4]", "4"),
+        ("local[*]", str(os.cpu_count() or 1)),
+        ("local[2,3]", "2"),
+        ("local-cluster[2,3,1024]", "6"),
+    ],
+)
+def test_a_local_session_exchanges_over_as_many_partitions_as_it_has_cores(master, partitions):
+    assert default_conf(master)["spark.sql.shuffle.partitions"] == partitions
+
+
+def test_a_cluster_keeps_its_own_settings():
+    assert default_conf("spark://host:7077") == {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
