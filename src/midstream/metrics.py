@@ -115,10 +115,9 @@ class EpochProgress(msgspec.Struct, frozen=True):
 
 
 class JobMetrics(msgspec.Struct, frozen=True):
-    """A job since it was started: totals by operator, and how often epochs had to be run again."""
+    """A job since it was started: totals, and by operator."""
 
     epochs: int = 0
-    retried_epochs: int = 0
     rows_in: int = 0
     rows_out: int = 0
     busy_ms: float = 0.0
@@ -128,7 +127,6 @@ class JobMetrics(msgspec.Struct, frozen=True):
         """The totals once this epoch is committed as well."""
         return JobMetrics(
             epochs=self.epochs + 1,
-            retried_epochs=self.retried_epochs,
             rows_in=self.rows_in + progress.rows_in,
             rows_out=self.rows_out + progress.rows_out,
             busy_ms=self.busy_ms + progress.duration_ms,

@@ -428,17 +428,15 @@ def test_receive_waits_no_longer_than_told():
 
 
 def test_the_last_words_of_a_closing_server_arrive_then_the_loss_is_told_once():
-    peers: list[bytes] = []
+    words: list[ToTask] = [*[Refused("so much to say " * 1000)] * 300, Release()]
 
     def handle(peer: bytes, message: FromTask) -> list[tuple[bytes, ToTask]]:
-        peers.append(peer)
-        return [(peer, Accepted())]
+        return [(peer, Accepted()), *((peer, word) for word in words)]
 
     with Server(handle) as server, Client(server.address) as client:
-        client.request(started())
-        server.send(peers[0], Release())
+        assert client.request(started()) == Accepted()
         server.close()
-        assert client.receive(LONG) == Release()
+        assert [client.receive(LONG) for _ in words] == words
         with pytest.raises(ChannelError, match="the connection was lost"):
             client.receive(LONG)
         assert client.receive(0.01) is None

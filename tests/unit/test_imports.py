@@ -24,7 +24,7 @@ LAYERS = (
     {"engine", "state", "txn"},
     {"control"},
     {"runtime"},
-    {"cli", "server", "testing"},
+    {"cli", "server", "testing", "__main__"},
 )
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 FACADE = "midstream"  # __init__.py: re-exports public names, so it sees everything and only the top may use it

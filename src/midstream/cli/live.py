@@ -125,8 +125,6 @@ def print_summary(job: Watchable, console: Console | None = None) -> None:
         f"{speed:,.0f} rows/s",
         _latency(_age_at_sinks(job.graph, metrics.operators)),
     ]
-    if metrics.retried_epochs:
-        parts.append(f"{_counted(metrics.retried_epochs, 'epoch')} run again")
     console.print("  ".join(part for part in parts if part), soft_wrap=True, highlight=False, markup=False)
 
 

@@ -54,9 +54,9 @@ class _Running:
     """What is known of the run in progress."""
 
     opened: EpochOpened
-    # Per stage and partition, the report of the first attempt that finished. Attempts of one partition are
-    # deterministic replays of one another, so whichever Spark keeps, this report describes it.
-    finished: dict[tuple[StageIndex, PartitionId], TaskFinished] = field(default_factory=dict)
+    # Per stage and partition, the reports of all attempts that finished. The first one is counted. Attempts are replays
+    # of one another, so it hardly matters which of them Spark kept; but it need not be the first.
+    finished: dict[tuple[StageIndex, PartitionId], list[TaskFinished]] = field(default_factory=dict)
     started: dict[tuple[StageIndex, PartitionId], int] = field(default_factory=dict)
     failures: list[tuple[TaskId, Failure]] = field(default_factory=list)
 
@@ -131,15 +131,15 @@ class Coordinator:
         return running
 
     def _seal(self, running: _Running) -> Instruction:
-        opened, reports = running.opened, tuple(running.finished.values())
+        opened, reports = running.opened, [reports[0] for reports in running.finished.values()]
         self._running = None
         if problem := _incomplete(running):
             return Reject(opened.epoch, problem)
         operators = merge(report.operators for report in sorted(reports, key=lambda report: report.task))
-        rows_out: Counter[WireId] = Counter()
+        emitted: Counter[WireId] = Counter()
         for report in reports:
-            rows_out.update(report.rows_out)
-        return Commit(opened.epoch, opened.revision, operators, len(reports), dict(rows_out))
+            emitted.update(report.emitted)
+        return Commit(opened.epoch, opened.revision, operators, len(reports), dict(emitted))
 
     def _lost(self, event: Event, found: str) -> ProtocolError:
         story = "\n  ".join(self._story)
@@ -170,7 +170,7 @@ class Coordinator:
                 running.started[place] = running.started.get(place, 0) + 1
                 return [Send(peer, Assignment(opened.revision, opened.programs[task.stage], opened.bins))]
             case TaskFinished():
-                running.finished.setdefault(place, message)
+                running.finished.setdefault(place, []).append(message)
             case TaskFailed(task, failure):
                 running.failures.append((task, failure))
         return [Send(peer, Accepted())]
@@ -190,21 +190,45 @@ def _incomplete(running: _Running) -> str | None:
     """Why the epoch is not whole, or ``None``.
 
     Spark has told us that all its tasks succeeded. Two things are checked on top: every partition that started has
-    reported, and every frame that was sent on a wire was received. A frame is received once by each stage it reaches,
-    and sent once by each stage it leaves, so the counts of neighbouring stages must be equal.
+    reported, and on every wire a stage received the rows that the stage before sent. Where several attempts of a
+    partition finished with different counts (a function that is not deterministic), any of them may be the one that
+    counts, so the two sides need only be able to agree.
     """
     if silent := sorted(set(running.started) - set(running.finished)):
         shown = ", ".join(f"stage {stage} partition {partition}" for stage, partition in silent[:5])
         return f"{len(silent)} started partition(s) never reported: {shown}"
-    sent: Counter[tuple[int, WireId]] = Counter()
-    received: Counter[tuple[int, WireId]] = Counter()
-    for report in running.finished.values():
-        sent.update({(report.task.stage + 1, wire): n for wire, n in report.frames_out.items()})
-        received.update({(report.task.stage, wire): n for wire, n in report.frames_in.items()})
-    for (stage, wire), n in sorted((sent - received).items()) + sorted((received - sent).items()):
-        counts = f"{received[stage, wire]} of {sent[stage, wire]} frames"
-        return f"stage {stage} received {counts} on wire {wire} (off by {n})"
+    sent, received = _Ranges(), _Ranges()
+    for (stage, _), reports in running.finished.items():
+        sent.add(stage + 1, [report.sent for report in reports])
+        received.add(stage, [report.received for report in reports])
+    for stage, wire in sorted(sent.low.keys() | received.low.keys()):
+        (fewest, most), (least, greatest) = sent.of(stage, wire), received.of(stage, wire)
+        if most < least or greatest < fewest:
+            return f"stage {stage} received {_span(least, greatest)} of {_span(fewest, most)} rows on wire {wire}"
     return None
+
+
+class _Ranges:
+    """By stage and wire: the fewest and the most rows, over all choices of one finished attempt per partition."""
+
+    def __init__(self) -> None:
+        self.low: Counter[tuple[int, WireId]] = Counter()
+        self.high: Counter[tuple[int, WireId]] = Counter()
+
+    def add(self, stage: int, attempts: list[dict[WireId, int]]) -> None:
+        """Add one partition."""
+        for wire in {wire for counts in attempts for wire in counts}:
+            counts = [counts.get(wire, 0) for counts in attempts]
+            self.low[stage, wire] += min(counts)
+            self.high[stage, wire] += max(counts)
+
+    def of(self, stage: int, wire: WireId) -> tuple[int, int]:
+        """The range of one wire."""
+        return self.low[stage, wire], self.high[stage, wire]
+
+
+def _span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _name(opened: EpochOpened) -> str:

@@ -40,15 +40,15 @@ class TaskStarted(msgspec.Struct, frozen=True, tag=True):
 class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     """A task has emitted everything.
 
-    ``frames_in`` and ``frames_out`` let the coordinator prove that none was lost between stages; ``rows_out`` counts
-    the rows that were put on each wire that starts in this stage.
+    Rows by wire: ``received`` and ``sent`` let the coordinator prove that none was lost between stages, ``emitted``
+    counts those put on each wire that starts in this stage.
     """
 
     task: TaskId
     operators: tuple[OperatorStats, ...]
-    frames_in: dict[WireId, int]
-    frames_out: dict[WireId, int]
-    rows_out: dict[WireId, int] = {}
+    received: dict[WireId, int]
+    sent: dict[WireId, int]
+    emitted: dict[WireId, int]
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -172,7 +172,7 @@ class Commit(msgspec.Struct, frozen=True):
     revision: Revision
     operators: tuple[OperatorStats, ...]
     tasks: int
-    rows_out: dict[WireId, int] = {}
+    emitted: dict[WireId, int]
 
 
 class Reject(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ def filesystem_of(location: str) -> tuple[pafs.FileSystem, str]:
     >>> filesystem_of("file:///data/job")[1]
     '/data/job'
     """
-    if "://" not in location and not location.startswith("file:"):
+    if ":" not in location.split("/")[0]:
         return pafs.LocalFileSystem(), os.path.abspath(location)
     try:
         fs, path = pafs.FileSystem.from_uri(location)
@@ -35,6 +35,15 @@ def filesystem_of(location: str) -> tuple[pafs.FileSystem, str]:
             f"cannot reach {location!r}: {error}. Local paths and the file systems that pyarrow.fs knows can be used "
             f"({scheme!r} was asked for)"
         ) from error
+
+
+def spark_path(location: str) -> str:
+    """The location as Spark must be told it: plain paths are local, whatever the cluster's default file system is.
+
+    >>> spark_path("hdfs://cluster/job"), spark_path("/data/my job")
+    ('hdfs://cluster/job', 'file:///data/my job')
+    """
+    return location if ":" in location.split("/")[0] else f"file://{os.path.abspath(location)}"
 
 
 def write_atomically(fs: pafs.FileSystem, path: str, data: bytes) -> None:

@@ -32,15 +32,17 @@ class _Held:
 class Collector:
     """Takes slices, gives record batches for Spark: frames, or plain columns at a typed outlet.
 
-    ``bins`` says which partition of the next stage owns each bin; rows on a wire without a key stay in ``partition``.
+    ``bins`` says which partition of the next stage owns each bin; rows on a wire without a key stay in ``partition``, as
+    far as the next stage has that many.
     """
 
     def __init__(self, leaves: Leaves, partition: PartitionId, bins: Sequence[int]) -> None:
         self._typed = leaves is Leaves.TYPED
         self._partition = partition
+        self._stay = partition % (max(bins) + 1)
         self._bins = np.asarray(bins, dtype=np.int64)
         # Few destinations fit in 16 bits, for which numpy's stable sort is a radix sort.
-        self._dest_type = np.uint16 if len(bins) and max(bins) < 1 << 16 else np.int64
+        self._dest_type = np.uint16 if max(bins) < 1 << 16 else np.int64
         self._held: dict[tuple[WireId, int, Revision], _Held] = {}
         self._held_bytes = 0
         self._ready: list[pa.RecordBatch] = []
@@ -68,7 +70,7 @@ class Collector:
     def pass_on(self, carried: Carried) -> None:
         """A frame of a wire that only passes through. Stamped anew, so that its order here is its order there."""
         header = carried.header
-        dest = header.dest if carried.wire.key else self._partition
+        dest = header.dest if carried.wire.key else self._stay
         self._emit(header.wire, dest, header.revision, header.rows, carried.payload)
 
     def take(self) -> list[pa.RecordBatch]:
@@ -84,7 +86,7 @@ class Collector:
     def _scatter(self, wire: Wire, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The batch by destination; rows of one destination keep their order."""
         if wire.key is None:
-            yield self._partition, batch
+            yield self._stay, batch
             return
         dests = self._bins[bins_of(hash_columns(batch, wire.key))].astype(self._dest_type)
         order = np.argsort(dests, kind="stable")

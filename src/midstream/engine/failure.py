@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ T = TypeVar("T")
 # What user code may throw at us. A function that calls sys.exit() fails its row like any other.
 USER_ERRORS = (Exception, SystemExit)
 MAX_ROW_TEXT = 2_000
-_OURS = str(Path(__file__).resolve().parent.parent)
+_OURS = str(Path(__file__).resolve().parent.parent) + os.sep  # or a neighbour's `midstream_app` would be ours
 
 
 def user_traceback(error: BaseException) -> str:

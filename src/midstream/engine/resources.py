@@ -60,7 +60,7 @@ class Resources:
             self._loaded.clear()
         for function in functions:
             if hasattr(function, "close"):
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(*USER_ERRORS):
                     function.close()
 
     def _once(self, key: tuple[str, Any], load: Callable[[], T]) -> T:

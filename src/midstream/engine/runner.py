@@ -154,7 +154,8 @@ class StageRunner:
 
 
 def _node(operator: Operator, program: StageProgram, resources: Resources) -> _Node:
-    here = set(program.stage.operators)
+    # Not the inlets: a transform of this stage that reads another one has had its rows in Catalyst already.
+    here = set(program.stage.operators) - set(program.stage.inlets)
     return _Node(
         name=operator.name,
         step=step_of(operator, program, resources),

@@ -31,7 +31,7 @@ from midstream.flow.model import (
     Transform,
     Union,
 )
-from midstream.flow.schema import check_key_columns, conform, parse_ddl, require_columns, to_ddl, type_name
+from midstream.flow.schema import check_key_columns, conform, from_spark, parse_ddl, require_columns, to_ddl, type_name
 from midstream.flow.sinks import (
     EPOCH_COLUMN,
     CallSink,
@@ -89,7 +89,7 @@ class Flow:
         ``event_time`` names the timestamp column that says when an event happened (or was due); latency counts from
         there. Sources of midstream know theirs already.
         """
-        what = f"source {name!r}"
+        what = f"source {check_name(name, 'source')!r}"
         schema, known_time = _describe_stream(stream, what)
         event_time = event_time or known_time
         if event_time is not None:
@@ -170,6 +170,7 @@ class Stream:
 
     def key_by(self, name: str, *columns: str) -> Stream:
         """Rows with equal values in these columns meet in one task downstream, in a deterministic order."""
+        check_name(name, "key_by")
         if not columns:
             raise FlowError(f"key_by {name!r}: name at least one column, e.g. key_by({name!r}, {self.schema.names[0]!r})")
         check_key_columns(self.schema, columns, f"key_by {name!r}")
@@ -177,6 +178,7 @@ class Stream:
 
     def union(self, name: str, *others: Stream) -> Stream:
         """Rows of this stream and the others, which must have the same columns, as one stream."""
+        check_name(name, "union")
         if not others:
             raise FlowError(f"union {name!r}: name at least one other stream")
         for other in others:
@@ -213,7 +215,7 @@ class Stream:
         :param how: ``"inner"`` drops rows without a match, ``"left"`` keeps them with nulls.
         :param unique: the key is unique in the table, so that a row has at most one match; checked when the job starts.
         """
-        what = f"lookup {name!r}"
+        what = f"lookup {check_name(name, 'lookup')!r}"
         if how not in list(How):
             raise FlowError(f"{what}: how={how!r} is not known; allowed: {', '.join(How)}")
         pairs = _pairs(on, what)
@@ -238,7 +240,7 @@ class Stream:
         Catalyst runs it inside the epoch's plan, and the flow's stages end and start at it. It sees one epoch at a
         time. ``local`` does the same on a ``pyarrow.Table``, for the local runtime, which has no Spark.
         """
-        check_callable(function, name, "a DataFrame")
+        check_callable(function, check_name(name, "transform"), "a DataFrame")
         if local is not None:
             check_callable(local, name, "a pyarrow.Table")
         schema = self.schema if returns is None else parse_ddl(returns)
@@ -246,12 +248,16 @@ class Stream:
 
     def sink(self, name: str, target: SinkTarget | Callable[[Any, int], Any]) -> None:
         """Rows go out: to a :class:`FileSink`, :class:`MemorySink`, … or any ``callable(df, epoch)``."""
-        what = f"sink {name!r}"
+        what = f"sink {check_name(name, 'sink')!r}"
         if not isinstance(target, FileSink | MemorySink | ConsoleSink | NoopSink | CallSink):
             if not callable(target):
                 raise FlowError(
                     f"{what}: expected a FileSink, MemorySink, ConsoleSink, NoopSink or a function(df, epoch), "
                     f"found {type(target).__name__} {target!r:.60}"
+                )
+            if inspect.isclass(target):  # could be called with (df, epoch), and would swallow the rows
+                raise FlowError(
+                    f"{what}: found the class {target.__name__}; give an instance of it, {target.__name__}(…)"
                 )
             _check_sink_signature(target, what)
             target = CallSink(target)
@@ -263,12 +269,13 @@ class Stream:
         self._flow._add(name, Sink(target.drains), (self._port,), self.schema, target)
 
     def _function(self, name: str, spec: Map | Filter | FlatMap, function: Any, returns: str | None = None) -> Stream:
+        name = check_name(name, "operator")
         check_callable(function, name, _A_ROW if spec.form is Form.ROWS else _A_BATCH)
         schema = self.schema if returns is None else parse_ddl(returns)
         return self._flow._add(name, spec, (self._port,), schema, function)
 
     def _route(self, name: str, form: Form, function: Any, branches: Sequence[str]) -> Branches:
-        what = f"route {name!r}"
+        what = f"route {check_name(name, 'route')!r}"
         if isinstance(branches, str) or not branches:
             raise FlowError(f"{what}: branches must be a sequence of names, e.g. branches=('low', 'high'), found {branches!r}")
         if len(set(branches)) < len(branches):
@@ -322,9 +329,8 @@ def _is_dataframe(value: Any) -> bool:
 
 
 def _dataframe_schema(df: Any, what: str) -> pa.Schema:
-    fields = (f"`{f.name.replace('`', '``')}` {f.dataType.simpleString()}" for f in df.schema.fields)
     try:
-        return parse_ddl(", ".join(fields))
+        return from_spark(df.schema)
     except SchemaError as error:
         raise SchemaError(f"{what}: the DataFrame's columns cannot be used: {error}") from error
 

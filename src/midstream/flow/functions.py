@@ -18,6 +18,7 @@ import sysconfig
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +119,12 @@ def _user_modules_by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _installed_roots() -> tuple[str, ...]:
+def _installed_roots() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
     roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     roots += site.getsitepackages() + [site.getusersitepackages()]
     roots.append(str(Path(__file__).resolve().parent.parent))  # midstream ships itself
-    return tuple(str(Path(root).resolve()) for root in roots)
+    return tuple({Path(root).resolve(): None for root in roots})
 
 
 _INSTALLED = _installed_roots()
@@ -135,7 +136,14 @@ def _is_users(name: str, module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None or "pyspark" in name.split("."):
         return False
-    return not str(Path(file).resolve()).startswith(_INSTALLED)
+    return not _is_installed(file)
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    """Asked of every module at every pack, and resolving hundreds of paths takes longer than pickling a function."""
+    path = Path(file).resolve()
+    return any(path.is_relative_to(root) for root in _INSTALLED)
 
 
 def _culprit(value: Any, path: str, seen: frozenset[int] = frozenset()) -> str:

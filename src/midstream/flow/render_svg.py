@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from html import escape
 
 from midstream.flow.layout import Layout, Link, Rect, arrange
-from midstream.flow.picture import Arrow, Picture, cells
+from midstream.flow.picture import Arrow, Box, Picture, cells
 
 _MARGIN = 24
 _TITLE_HEIGHT = 34
@@ -58,7 +58,7 @@ _FONTS = """
 
 def svg(picture: Picture) -> str:
     """A complete SVG document, left to right."""
-    layout = arrange([_box_width(box.name, box.kind) for box in picture.boxes], [_link(a) for a in picture.arrows])
+    layout = arrange([_box_width(picture, box) for box in picture.boxes], [_link(arrow) for arrow in picture.arrows])
     legend = _legend(picture)
     top = _MARGIN + (_TITLE_HEIGHT if picture.title else 0)
     needed = max(layout.width, cells(picture.title) * 8.6, sum(width for _, width in legend))
@@ -85,8 +85,16 @@ def svg(picture: Picture) -> str:
     )
 
 
-def _box_width(name: str, kind: str) -> float:
-    return max(_MIN_BOX_WIDTH, max(cells(name) * _NAME_ADVANCE, cells(kind) * _SMALL_ADVANCE) + _BOX_PADDING)
+def _box_width(picture: Picture, box: Box) -> float:
+    text = max(cells(box.name) * _NAME_ADVANCE, cells(_caption(picture, box)) * _SMALL_ADVANCE)
+    return max(_MIN_BOX_WIDTH, text + _BOX_PADDING)
+
+
+def _caption(picture: Picture, box: Box) -> str:
+    """The kind, and the group as well once there are more groups than colours."""
+    if box.group is None or len(picture.groups) <= len(_OF_GROUP):
+        return box.kind
+    return f"{box.kind} · {picture.groups[box.group]}"
 
 
 def _link(arrow: Arrow) -> Link:
@@ -142,12 +150,9 @@ def _path(route: tuple[tuple[float, float], ...]) -> str:
 def _boxes(picture: Picture, layout: Layout) -> Iterator[str]:
     for i, (box, rect) in enumerate(zip(picture.boxes, layout.boxes, strict=True)):
         middle = rect.x + rect.width / 2
-        # A group that shares its colour with another (there are more than colours) is told apart by its label.
-        shared = box.group is not None and len(picture.groups) > len(_OF_GROUP)
-        kind = f"{box.kind} · {picture.groups[box.group or 0]}" if shared else box.kind
         yield _rect(rect, _colour(picture, i))
         yield f'<text class="name middle" x="{middle:g}" y="{rect.y + 20:g}">{escape(box.name)}</text>'
-        yield f'<text class="small middle" x="{middle:g}" y="{rect.y + 36:g}">{escape(kind)}</text>'
+        yield f'<text class="small middle" x="{middle:g}" y="{rect.y + 36:g}">{escape(_caption(picture, box))}</text>'
 
 
 def _rect(rect: Rect, colour: str) -> str:

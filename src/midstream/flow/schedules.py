@@ -113,10 +113,10 @@ class Step(Schedule):
         times = np.full(indexes.shape, NEVER_US, np.int64)
         # The last segment whose first event is not after i: a segment without events is passed over by the next.
         found = np.searchsorted(self._firsts, indexes, side="right") - 1
-        for number in np.unique(found).tolist():
+        for number in range(int(found.min(initial=0)), int(found.max(initial=0)) + 1):
             start, phase, rate = self._segments[number]
-            if rate:
-                here = found == number
+            here = found == number
+            if rate and here.any():
                 first = int(self._firsts[number])
                 times[here] = start + _cross(indexes[here] - first, first * _EVENT - phase, rate)
         return times

@@ -16,7 +16,16 @@ import pyarrow.compute as pc
 from midstream.errors import SchemaError
 from midstream.flow.ddl import closest, is_list_like, parse_ddl, quote_name, to_ddl, type_name
 
-__all__ = ["check_key_columns", "conform", "parse_ddl", "quote_name", "require_columns", "to_ddl", "type_name"]
+__all__ = [
+    "check_key_columns",
+    "conform",
+    "from_spark",
+    "parse_ddl",
+    "quote_name",
+    "require_columns",
+    "to_ddl",
+    "type_name",
+]
 
 _KEY_TYPES = frozenset(
     {
@@ -37,6 +46,24 @@ _INT_BITS = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
 _UNSIGNED_BITS = {pa.uint8(): 8, pa.uint16(): 16, pa.uint32(): 32, pa.uint64(): 64}
 _FLOAT_BITS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}  # of the significand: which integers are exact
 _DECIMAL_DIGITS = {7: 3, 8: 3, 15: 5, 16: 5, 31: 10, 32: 10, 63: 19, 64: 20}  # needed by an integer of so many bits
+
+
+def from_spark(schema: Any) -> pa.Schema:
+    """The schema of a DataFrame, given its ``df.schema``; all columns may be null.
+
+    Duck typing, because this package must not import pyspark. Not by ``simpleString()``, which quotes no names.
+    """
+    return parse_ddl(", ".join(f"{quote_name(field.name)} {_spark_type(field.dataType)}" for field in schema.fields))
+
+
+def _spark_type(kind: Any) -> str:
+    if hasattr(kind, "fields"):
+        return f"struct<{', '.join(f'{quote_name(f.name)}: {_spark_type(f.dataType)}' for f in kind.fields)}>"
+    if hasattr(kind, "elementType"):
+        return f"array<{_spark_type(kind.elementType)}>"
+    if hasattr(kind, "keyType"):
+        return f"map<{_spark_type(kind.keyType)}, {_spark_type(kind.valueType)}>"
+    return str(kind.simpleString())
 
 
 def require_columns(schema: pa.Schema, names: Iterable[str], what: str) -> None:

@@ -175,7 +175,10 @@ def place_operators(graph: Graph) -> dict[str, Place]:
     """
     places: dict[str, Place] = {}
     for op in graph:
-        places[op.name] = max((_arrival(graph, places, port, op) for port in op.inputs), default=Place(0, 0))
+        place = max((_arrival(graph, places, port, op) for port in op.inputs), default=Place(0, 0))
+        keyed = any(isinstance(graph[port.operator].spec, KeyBy) for port in op.inputs) and not is_outlet(op)
+        # Where a segment starts there is no exchange, so rows keyed in an earlier one would not have met yet.
+        places[op.name] = Place(place.segment, 1) if keyed and place.depth == 0 else place
     return places
 
 

@@ -16,7 +16,7 @@ import uuid
 import msgspec
 import pyarrow.fs as pafs
 
-from midstream.engine.blobs import BlobStore, filesystem_of, write_atomically
+from midstream.engine.blobs import BlobStore, filesystem_of, spark_path, write_atomically
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
 from midstream.ids import Digest, Epoch, Revision
@@ -49,7 +49,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Checkpoint:
-    """A checkpoint location, claimed for one flow.
+    """The checkpoint location of one flow. :meth:`look` reads and refuses; :meth:`claim` is what first writes.
 
     Spark numbers a query's sources by position, so a flow whose sources changed cannot go on from old offsets: it is
     refused, as is a flow of another name. Everything else about a flow may change between two lives of a job.
@@ -59,16 +59,18 @@ class Checkpoint:
         self.location = location
         self.identity = identity
         self._fs, self._root = filesystem_of(location)
-        self.blobs = BlobStore(posixpath.join(location, "blobs"))
+        # Workers have a working directory of their own, so a relative path must not reach them.
+        shared = self._root if isinstance(self._fs, pafs.LocalFileSystem) else location
+        self.blobs = BlobStore(posixpath.join(shared, "blobs"))
 
     @property
     def spark_location(self) -> str:
         """Where Spark keeps its own checkpoint."""
-        return posixpath.join(self.location, "spark")
+        return posixpath.join(spark_path(self.location), "spark")
 
     @classmethod
-    def claim(cls, location: str, graph: Graph) -> Checkpoint:
-        """Open the checkpoint of a flow, or make a new one in an empty or missing folder."""
+    def look(cls, location: str, graph: Graph) -> Checkpoint:
+        """The checkpoint of a flow: the one that is there, or a new one for an empty or missing folder."""
         fs, root = filesystem_of(location)
         sources = tuple(sorted(op.name for op in graph.of(Source)))
         path = posixpath.join(root, "midstream.json")
@@ -77,11 +79,16 @@ class Checkpoint:
             if found is None:
                 _require_empty(fs, root, location)
                 found = Identity(FORMAT, __version__, uuid.uuid4().hex, graph.name, sources)
-                write_atomically(fs, path, msgspec.json.encode(found))
         except OSError as error:
             raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
         _require_same(found, graph.name, sources, location)
         return cls(location, found)
+
+    def claim(self) -> None:
+        """Make the location this flow's own. Does nothing if it is already."""
+        path = posixpath.join(self._root, "midstream.json")
+        if self._fs.get_file_info(path).type == pafs.FileType.NotFound:
+            write_atomically(self._fs, path, msgspec.json.encode(self.identity))
 
     def commit(self, manifest: Manifest) -> None:
         """Write an epoch's manifest; from here on the epoch's results count. Old manifests are removed."""

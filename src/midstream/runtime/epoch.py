@@ -18,7 +18,7 @@ from midstream.engine.frames import FRAME_ORDER, FRAME_SCHEMA
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import SchemaError
 from midstream.flow.model import Transform
-from midstream.flow.schema import parse_ddl, to_ddl, type_name
+from midstream.flow.schema import from_spark, to_ddl, type_name
 from midstream.ids import StageIndex, WireId
 from midstream.planner.stages import Leaves, Plan, Stage
 from midstream.runtime.worker import Ticket, decode_frames, run_stage
@@ -97,7 +97,7 @@ def apply_transform(name: str, function: Callable[[DataFrame], Any], rows: DataF
         raise SchemaError(f"{what} must return a DataFrame, found {type(result).__name__}")
     if result.isStreaming:
         raise SchemaError(f"{what} returned a streaming DataFrame; it must be made from the rows it was given")
-    found = parse_ddl(", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in result.schema.fields))
+    found = from_spark(result.schema)
     if set(found.names) != set(schema.names):
         raise SchemaError(
             f"{what} returned the columns {', '.join(found.names)}; declared are {', '.join(schema.names)}. Say what it "
@@ -136,7 +136,7 @@ def unite_inlets(inlets: Sequence[DataFrame], frames: DataFrame | None = None) -
     columns = [inlet_column(i) for i in range(len(inlets))]
     parts = [*inlets] if frames is None else [*inlets, frames]
     columns += [] if frames is None else [FRAME_COLUMN]
-    types = [part.schema.simpleString() for part in parts]
+    types = [part.schema for part in parts]
     united = [
         part.select(
             F.lit(number).cast("int").alias(INLET_COLUMN),

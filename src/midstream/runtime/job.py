@@ -75,7 +75,7 @@ class Job:
         self._control = control
         self._query: StreamingQuery | None = None
         self._stopping = False
-        self._closed = False
+        self._over = threading.Event()
         self._exception: JobFailed | None = None
         self._run = Run(0)
         self._progress: deque[EpochProgress] = deque(maxlen=KEPT_PROGRESS)
@@ -104,7 +104,7 @@ class Job:
         """Where the job is in its life."""
         if self._exception is not None:
             return JobStatus.FAILED
-        if self._query is not None and not self._query.isActive:
+        if self._over.is_set():
             return JobStatus.STOPPED if self._stopping else JobStatus.FINISHED
         return JobStatus.RUNNING if self._metrics.epochs else JobStatus.STARTING
 
@@ -134,33 +134,27 @@ class Job:
         Raises :class:`~midstream.errors.JobFailed` when the job failed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._metrics.epochs >= count or self._exception or self._ended, timeout)
+            self._changed.wait_for(lambda: self._metrics.epochs >= count or self._over.is_set(), timeout)
         if self._exception is not None:
             raise self._exception
         return self._metrics.epochs >= count
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the job has ended; false if the time is up. Raises :class:`~midstream.errors.JobFailed`."""
-        query = self._require_query()
-        try:
-            # The stub says int, but fractions of a second are fine with Spark.
-            ended = query.awaitTermination(timeout) if timeout is not None else query.awaitTermination() is None  # type: ignore[arg-type]
-        except Exception as error:  # Spark's own account of the failure, which ours replaces
-            self._fail(error)
-            ended = True
-        if ended:
-            self._close()
+        ended = self._over.wait(timeout)
         if self._exception is not None:
             raise self._exception
-        return bool(ended)
+        return ended
 
     def stop(self) -> None:
         """Stop now. The epoch in progress is given up; a restart runs it again. Harmless when repeated."""
-        query = self._require_query()
-        if query.isActive:
+        query = self._query
+        if query is None:
+            raise MidstreamError(f"job {self.name!r} has not been started")
+        if not self._over.is_set():
             self._stopping = True
             query.stop()
-        self._close()
+        self._over.wait()
 
     def __enter__(self) -> Job:
         return self
@@ -168,27 +162,24 @@ class Job:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    @property
-    def _ended(self) -> bool:
-        return self._query is not None and not self._query.isActive
-
-    def _require_query(self) -> StreamingQuery:
-        if self._query is None:
-            raise MidstreamError(f"job {self.name!r} has not been started")
-        return self._query
-
-    def _close(self) -> None:
-        with self._changed:
-            closed, self._closed = self._closed, True
-            self._changed.notify_all()
-        if not closed:
-            self._control.close()
-
     # ── the heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def attach(self, query: StreamingQuery) -> None:
         """Tell the job which query carries it. Called once, by :func:`midstream.runtime.start.start`."""
         self._query = query
+        threading.Thread(target=self._watch, args=(query,), name="midstream-job", daemon=True).start()
+
+    def _watch(self, query: StreamingQuery) -> None:
+        """See the query end, by whatever cause, and leave nothing behind."""
+        try:
+            query.awaitTermination()
+        except Exception as error:  # Spark's account of the failure; ours, if there is one, says it better
+            self._fail(error)
+        finally:
+            self._control.close()
+            with self._changed:
+                self._over.set()
+                self._changed.notify_all()
 
     def on_epoch(self, rows: DataFrame, batch_id: int) -> None:
         """What Spark calls for every micro-batch.
@@ -230,7 +221,7 @@ class Job:
         return {op.name: self.graph.payloads[op.name] for op in self.graph.of(Sink)}
 
     def _ticket(self, epoch: Epoch, run: Run, stage: StageIndex) -> Ticket:
-        return Ticket(self.id, self._control.address, self._checkpoint.blobs.location, epoch, run, stage)
+        return Ticket(self._control.address, self._checkpoint.blobs.location, epoch, run, stage)
 
     def _commit(self, commit: Commit, duration_ms: float) -> None:
         now = time.time()

@@ -40,12 +40,12 @@ from midstream.engine.program import StageProgram, link
 from midstream.engine.resources import Resources
 from midstream.engine.runner import StageRunner
 from midstream.engine.slices import SliceSizer
-from midstream.errors import Fenced, OperatorFailed, ProtocolError
+from midstream.errors import Fenced, FlowError, OperatorFailed, ProtocolError
 from midstream.flow.model import Graph, Sink, Transform
 from midstream.ids import BINS, Epoch, PartitionId, Revision, Run, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.planner.stages import Leaves, Plan, compile_plan
-from midstream.runtime.local_data import LocalData, by_destination, source_epochs
+from midstream.runtime.local_data import LocalData, by_destination, require_local, source_epochs
 from midstream.runtime.local_sinks import write
 from midstream.runtime.packing import pack_blobs
 from midstream.runtime.reporting import epoch_progress, explain, failure_of
@@ -96,6 +96,11 @@ def run_graph(
     graph: Graph, *, partitions: int = 2, seed: int = 0, faults: Faults | None = None, clock: Clock | None = None
 ) -> LocalRun:
     """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`."""
+    if type(partitions) is not int or not 1 <= partitions <= BINS:
+        raise FlowError(
+            f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space"
+        )
+    require_local(graph)
     epochs = source_epochs(graph)
     plan = compile_plan(graph)
     with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
@@ -157,10 +162,11 @@ class _Runtime:
                 break
             except _GivenUp:
                 self.coordinator.handle(EpochAbandoned(epoch, run))
-            except OperatorFailed as error:
+            except Exception as error:
                 failures = self.coordinator.failures
                 self.coordinator.handle(EpochAbandoned(epoch, run))
-                raise explain(self.plan.graph.name, epoch, error, failures) from None
+                # A failure that a task reported brings its traceback; others (of a sink, a transform) keep theirs.
+                raise explain(self.plan.graph.name, epoch, error, failures) from (None if failures else error)
         [verdict] = self.coordinator.handle(EpochSealed(epoch, run))
         if isinstance(verdict, Reject):
             raise ProtocolError(f"epoch {epoch} is not whole: {verdict.reason}")
@@ -215,22 +221,24 @@ class _Runtime:
         """Interleave the stage's tasks until every partition has finished once."""
         results: dict[int, list[pa.RecordBatch]] = {}
         active = [self._attempt(epoch, run, stage, p, data) for p in range(len(data.partitions))]
-        while len(results) < len(data.partitions):
-            self._maybe_give_up()
-            self._disturb()
-            attempt = self.rng.choice(active)
-            partition = attempt.task.partition
-            if self._chance(self.faults.crash):
-                active.remove(attempt)
-                if not any(other.task.partition == partition for other in active) and partition not in results:
+        try:
+            while len(results) < len(data.partitions):
+                self._maybe_give_up()
+                self._disturb()
+                attempt = self.rng.choice(active)
+                partition = attempt.task.partition
+                if self._chance(self.faults.crash):
+                    active.remove(attempt)
+                    if not any(other.task.partition == partition for other in active) and partition not in results:
+                        active.append(self._attempt(epoch, run, stage, partition, data))
+                    continue
+                if self._chance(self.faults.speculate):
                     active.append(self._attempt(epoch, run, stage, partition, data))
-                continue
-            if self._chance(self.faults.speculate):
-                active.append(self._attempt(epoch, run, stage, partition, data))
-            if (output := attempt.step()) is not None:
-                active.remove(attempt)
-                results.setdefault(partition, output)
-        self._zombies += active
+                if (output := attempt.step()) is not None:
+                    active.remove(attempt)
+                    results.setdefault(partition, output)
+        finally:
+            self._zombies += active  # also when the run is given up: its tasks do not know that yet
         return LocalData([results[p] for p in range(len(data.partitions))])
 
     def _attempt(self, epoch: Epoch, run: Run, stage: StageIndex, partition: int, data: LocalData) -> _Attempt:
@@ -255,7 +263,7 @@ class _Runtime:
             zombie = self.rng.choice(self._zombies)
             try:
                 ended = zombie.step() is not None
-            except Fenced:
+            except (Fenced, OperatorFailed):
                 ended = True
             if ended:
                 self._zombies.remove(zombie)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from midstream.engine.frames import FRAME_SCHEMA, decode_rows, payloads
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import FlowError, SchemaError, SourceError
-from midstream.flow.model import Graph, Source
+from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.schema import conform
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.ids import WireId
@@ -66,14 +66,9 @@ class LocalData:
         return pa.Table.from_batches([batch for partition in self.partitions for batch in partition], schema)
 
     def transformed(
-        self, name: str, local: Callable[[pa.Table], Any] | None, takes: pa.Schema, gives: pa.Schema
+        self, name: str, local: Callable[[pa.Table], Any], takes: pa.Schema, gives: pa.Schema
     ) -> LocalData:
         """What a transform's local function makes of the rows."""
-        if local is None:
-            raise FlowError(
-                f"transform {name!r} needs Spark. To run it on the local runtime give it local=, a function that does "
-                f"the same on a pyarrow.Table"
-            )
         result = local(self.table(takes))
         if not isinstance(result, pa.Table):
             raise SchemaError(f"transform {name!r}: local must return a pyarrow.Table, found {type(result).__name__}")
@@ -95,6 +90,17 @@ def by_destination(frames: LocalData, partitions: int, order: Sequence[str]) -> 
     return LocalData(
         [table.filter(pc.equal(table.column("dest"), dest)).to_batches() for dest in range(partitions)]
     )
+
+
+def require_local(graph: Graph) -> None:
+    """Refuse transforms that only Spark can run."""
+    for op in graph.of(Transform):
+        _, local = graph.payloads[op.name]
+        if local is None:
+            raise FlowError(
+                f"transform {op.name!r} needs Spark. To run it on the local runtime give it local=, a function that "
+                f"does the same on a pyarrow.Table"
+            )
 
 
 def source_epochs(graph: Graph) -> Iterator[Mapping[str, LocalData]]:

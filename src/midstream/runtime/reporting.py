@@ -30,7 +30,7 @@ def epoch_progress(plan: Plan, commit: Commit, committed_at: float, duration_ms:
         duration_ms=duration_ms,
         operators=tuple(stats[op.name] for op in plan.graph if op.name in stats),
         rows_in=sum(stats[op.name].rows_in for op in plan.graph.of(Source) if op.name in stats),
-        rows_out=sum(rows * written.get(wire, 0) for wire, rows in commit.rows_out.items()),
+        rows_out=sum(rows * written.get(wire, 0) for wire, rows in commit.emitted.items()),
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow.fs as pafs
 from pyspark.sql import DataFrame
 
-from midstream.engine.blobs import filesystem_of, write_atomically
+from midstream.engine.blobs import filesystem_of, spark_path, write_atomically
 from midstream.errors import CheckpointError, FlowError
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import EPOCH_COLUMN, CallSink, ConsoleSink, FileSink, MemorySink, NoopSink, SinkTarget
@@ -48,7 +48,7 @@ def write(target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
     """Write one epoch to one sink."""
     match target:
         case FileSink(path, format, options):
-            folder = posixpath.join(path, f"{EPOCH_COLUMN}={epoch}")
+            folder = posixpath.join(spark_path(path), f"{EPOCH_COLUMN}={epoch}")
             df.write.mode("overwrite").options(**dict(options)).format(format.value).save(folder)
         case MemorySink():
             target.put(epoch, df.toArrow())
@@ -61,49 +61,59 @@ def write(target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
             function(df, epoch)
 
 
-def claim_file_sinks(graph: Graph, job: str) -> None:
-    """Check that every file sink's folder is this job's or free, then mark them all. Nothing is marked on an error."""
+def check_file_sinks(graph: Graph, job: str) -> dict[str, SinkMarker]:
+    """Check that every file sink's folder is this job's or free; gives the markers of the free ones, by path."""
     sinks = {op.name: graph.payloads[op.name] for op in graph.of(Sink)}
-    files = {name: target for name, target in sinks.items() if isinstance(target, FileSink)}
-    by_path: dict[str, str] = {}
-    for name, target in files.items():
-        _, root = _open(target)
-        if root in by_path:
-            raise FlowError(f"the sinks {by_path[root]!r} and {name!r} both write to {target.path!r}; a folder has one owner")
-        by_path[root] = name
-    unmarked = [name for name, target in files.items() if not _is_marked(name, target, job)]
-    for name in unmarked:
-        fs, root = _open(files[name])
-        marker = SinkMarker(job, graph.name, name)
+    owners: dict[str, str] = {}
+    free: dict[str, SinkMarker] = {}
+    for name, target in sinks.items():
+        if not isinstance(target, FileSink):
+            continue
+        _, root = _open(target.path)
+        if root in owners:
+            raise FlowError(f"the sinks {owners[root]!r} and {name!r} both write to {target.path!r}; a folder has one owner")
+        owners[root] = name
+        if not _is_marked(name, target.path, job):
+            free[target.path] = SinkMarker(job, graph.name, name)
+    return free
+
+
+def mark_folders(markers: Mapping[str, SinkMarker]) -> None:
+    """Say in each folder whose it is."""
+    for path, marker in markers.items():
+        fs, root = _open(path)
         write_atomically(fs, posixpath.join(root, MARKER), msgspec.json.encode(marker))
 
 
-def _open(target: FileSink) -> tuple[pafs.FileSystem, str]:
+def _open(path: str) -> tuple[pafs.FileSystem, str]:
     # Hadoop calls the same store s3a that Arrow calls s3.
-    location = f"s3://{target.path.removeprefix('s3a://')}" if target.path.startswith("s3a://") else target.path
-    return filesystem_of(location)
+    return filesystem_of(f"s3://{path.removeprefix('s3a://')}" if path.startswith("s3a://") else path)
 
 
-def _is_marked(name: str, target: FileSink, job: str) -> bool:
-    fs, root = _open(target)
+def _is_marked(name: str, path: str, job: str) -> bool:
+    fs, root = _open(path)
     info = fs.get_file_info(root)
     if info.type == pafs.FileType.NotFound:
         return False
     if info.type == pafs.FileType.File:
-        raise CheckpointError(f"sink {name!r}: {target.path!r} is a file; a FileSink needs a folder")
+        raise CheckpointError(f"sink {name!r}: {path!r} is a file; a FileSink needs a folder")
     held = sorted(posixpath.basename(entry.path) for entry in fs.get_file_info(pafs.FileSelector(root)))
     if MARKER not in held:
         if held:
             raise CheckpointError(
-                f"sink {name!r}: the folder {target.path!r} holds other data ({', '.join(held[:3])}) that no midstream job "
+                f"sink {name!r}: the folder {path!r} holds other data ({', '.join(held[:3])}) that no midstream job "
                 f"wrote; a FileSink owns its folder, so give it an empty one"
             )
         return False
     with fs.open_input_stream(posixpath.join(root, MARKER)) as stream:
-        marker = msgspec.json.decode(stream.read(), type=SinkMarker)
+        data = stream.read()
+    try:
+        marker = msgspec.json.decode(data, type=SinkMarker)
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"sink {name!r}: {MARKER} in the folder {path!r} is damaged: {error}") from error
     if (marker.job, marker.sink) != (job, name):
         raise CheckpointError(
-            f"sink {name!r}: the folder {target.path!r} holds the output of sink {marker.sink!r} of flow {marker.flow!r} "
+            f"sink {name!r}: the folder {path!r} holds the output of sink {marker.sink!r} of flow {marker.flow!r} "
             f"(job {marker.job[:8]}), not of this job ({job[:8]}). Give another folder; or, to go on with that job, start "
             f"with its checkpoint"
         )

@@ -9,11 +9,11 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from midstream.engine.program import link
-from midstream.errors import FlowError, MidstreamError, SetupError, SourceError
+from midstream.errors import CheckpointError, FlowError, MidstreamError, SetupError, SourceError
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.schema import to_ddl
 from midstream.flow.sources import GeneratorSource, ListSource
-from midstream.ids import Revision
+from midstream.ids import BINS, Revision
 from midstream.planner.stages import compile_plan
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.control_plane import ControlPlane
@@ -23,11 +23,12 @@ from midstream.runtime.generator import stream_of
 from midstream.runtime.job import Configuration, Job
 from midstream.runtime.packing import pack_blobs
 from midstream.runtime.shipping import ship
-from midstream.runtime.sinks import claim_file_sinks
+from midstream.runtime.sinks import check_file_sinks, mark_folders
 
 FIRST_REVISION = Revision(1)
 AVAILABLE_NOW = "available-now"
-_INTERVAL = re.compile(r"\s*\d+(\.\d+)?\s*(ms|milliseconds?|s|seconds?|minutes?|hours?)\s*")
+_INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|milliseconds?|s|seconds?|minutes?|hours?)\s*")
+_UNIT_MS = {"ms": 1, "s": 1_000, "millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000}
 
 
 def start(
@@ -42,19 +43,23 @@ def start(
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
     try_transforms(graph, spark)
-    # 2. Claim: the checkpoint, then the sinks' folders.
-    claimed = Checkpoint.claim(str(checkpoint), graph)
-    claim_file_sinks(graph, claimed.identity.job)
+    location = Checkpoint.look(str(checkpoint), graph)
+    query_name = f"{graph.name} {location.identity.job}"
+    require_not_running(spark, query_name, location)
+    free_folders = check_file_sinks(graph, location.identity.job)
+    # 2. Claim the checkpoint and the sinks' folders.
+    location.claim()
+    mark_folders(free_folders)
     # 3. Store what workers will fetch.
-    digests = {name: claimed.blobs.put(blob) for name, blob in blobs.items()}
-    programs = tuple(claimed.blobs.put(program.to_blob()) for program in link(plan, digests))
+    digests = {name: location.blobs.put(blob) for name, blob in blobs.items()}
+    programs = tuple(location.blobs.put(program.to_blob()) for program in link(plan, digests))
     ship(spark.sparkContext)
     # 4. Run.
     control = ControlPlane(driver_host(spark))
-    job = Job(Configuration(plan, programs, FIRST_REVISION, partitions), claimed, control)
+    job = Job(Configuration(plan, programs, FIRST_REVISION, partitions), location, control)
     try:
         rows = unite_inlets([inlets[name] for name in plan.stages[0].inlets])
-        writer = rows.writeStream.queryName(graph.name).option("checkpointLocation", claimed.spark_location)
+        writer = rows.writeStream.queryName(query_name).option("checkpointLocation", location.spark_location)
         if trigger_options:
             writer = writer.trigger(**trigger_options)
         job.attach(writer.foreachBatch(job.on_epoch).start())
@@ -62,6 +67,14 @@ def start(
         control.close()
         raise
     return job
+
+
+def require_not_running(spark: SparkSession, query_name: str, location: Checkpoint) -> None:
+    """Refuse a second job on a checkpoint that this application is using already."""
+    if any(query.name == query_name for query in spark.streams.active):
+        raise CheckpointError(
+            f"a job is running on the checkpoint {location.location!r} already; stop it first, or give another checkpoint"
+        )
 
 
 def require_classic_session(spark: Any) -> None:
@@ -80,28 +93,25 @@ def parse_trigger(trigger: str | None) -> dict[str, Any]:
     """What a trigger means to Spark.
 
     >>> parse_trigger("500 ms")
-    {'processingTime': '500 ms'}
+    {'processingTime': '500 milliseconds'}
     """
     if trigger is None:
         return {}
     if trigger == AVAILABLE_NOW:
         return {"availableNow": True}
-    if _INTERVAL.fullmatch(str(trigger)):
-        return {"processingTime": _spell_out(trigger.strip())}
+    if interval := _INTERVAL.fullmatch(str(trigger)):
+        # Spark takes neither "ms" nor "s", and no fractions of most units: milliseconds say it all.
+        unit = _UNIT_MS.get(interval[2]) or _UNIT_MS[interval[2].removesuffix("s")]
+        return {"processingTime": f"{round(float(interval[1]) * unit)} milliseconds"}
     raise FlowError(f"trigger {trigger!r} is not known; allowed: None (as fast as possible), '500 ms', '10 seconds', {AVAILABLE_NOW!r}")
-
-
-def _spell_out(interval: str) -> str:
-    """Spark knows ``ms`` but not a bare ``s``."""
-    return re.sub(r"\s*\bs$|(?<=\d)s$", " seconds", interval)
 
 
 def check_partitions(partitions: int | None, spark: SparkSession) -> int:
     """How many tasks a stage behind an exchange has."""
     if partitions is None:
-        return int(spark.sparkContext.defaultParallelism)
-    if type(partitions) is not int or not 1 <= partitions <= 1 << 15:
-        raise FlowError(f"partitions={partitions!r}: give a whole number from 1 to {1 << 15}")
+        return min(int(spark.sparkContext.defaultParallelism), BINS)
+    if type(partitions) is not int or not 1 <= partitions <= BINS:
+        raise FlowError(f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space")
     return partitions
 
 

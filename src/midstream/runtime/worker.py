@@ -46,7 +46,6 @@ LISTEN_S = 3600.0
 class Ticket:
     """What a task is born with."""
 
-    job: str
     address: Address
     blobs: str
     epoch: Epoch
@@ -89,13 +88,14 @@ def decode_frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 class _Worker:
-    """What this process keeps for one job."""
+    """What this process keeps for one life of a job."""
 
     def __init__(self, ticket: Ticket) -> None:
         self._client = Client(ticket.address)
         self._sizers: dict[Digest, SliceSizer] = {}
         self.resources = Resources(BlobStore(ticket.blobs))
         self._name = (socket.gethostname(), os.getpid())
+        pa.array([0])  # pyarrow imports pandas at its first conversion: not inside the first slice, please
         threading.Thread(target=self._listen, args=(ticket,), name="midstream-lifeline", daemon=True).start()
 
     def ask(self, message: FromTask) -> ToTask:
@@ -120,15 +120,16 @@ class _Worker:
                     pass
             except ChannelError:
                 pass  # the driver is gone: nobody will use these functions again
-            _workers.pop(ticket.job, None)
+            _workers.pop(ticket.address, None)
             self.resources.close()
             lifeline.post(WorkerReleased(*self._name))
 
 
-_workers: dict[str, _Worker] = {}
+# By address, not by job: a job that was started again is reached at a new one, and the old one answers no more.
+_workers: dict[Address, _Worker] = {}
 
 
 def _worker_for(ticket: Ticket) -> _Worker:
-    if ticket.job not in _workers:
-        _workers[ticket.job] = _Worker(ticket)
-    return _workers[ticket.job]
+    if ticket.address not in _workers:
+        _workers[ticket.address] = _Worker(ticket)
+    return _workers[ticket.address]

@@ -16,8 +16,11 @@ from midstream.flow.model import Filter, Form, Operator
 def filter_step(operator: Operator, spec: Filter, function: Callable[..., Any]) -> Step:
     """The step of a filter."""
 
+    def says(row: dict[str, Any]) -> bool:
+        return bool(function(row))  # here, because an answer may refuse to be true or false, as arrays do
+
     def rows(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        keep = [bool(answer) for answer in call_on_rows(operator, function, batch)]
+        keep = call_on_rows(operator, says, batch)
         return {ONLY: batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))}
 
     def checked(batch: pa.RecordBatch) -> pa.BooleanArray:

@@ -1,0 +1,185 @@
+"""The same pipeline in idiomatic typed PySpark and in midstream: two batch functions with an exchange between them.
+
+Both read the same stream, run the same functions on the same Arrow batches, and write to Spark's noop sink; times are
+Spark's own, from each query's progress. Also: what an epoch costs before any data, and how fast a row function is.
+
+    python -m benchmarks.pipeline [--quick] [--plot FILE]
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from rich.progress import track
+
+from benchmarks.report import arguments, closing_line, table
+from benchmarks.sessions import CORES, payments_stream, session
+from midstream import Flow, NoopSink
+
+INPUT = "user bigint, merchant string, amount double, due timestamp"
+SCORED = f"{INPUT}, score double"
+RISK = f"{SCORED}, risk double"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured: epochs per measurement, of which the first ones warm up; rounds alternate the sides."""
+
+    rows: int
+    epochs: int
+    warm_up: int
+    rounds: int
+
+
+FULL, QUICK = Size(2_000_000, 7, 2, 2), Size(200_000, 4, 1, 1)
+
+
+def score(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A first model: cheap, vectorised."""
+    amount = batch.column("amount")
+    return batch.append_column("score", pc.divide(amount, pc.add(amount, 250.0)))
+
+
+def weigh(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A second model, behind the exchange."""
+    return batch.append_column("risk", pc.multiply(batch.column("score"), 0.6))
+
+
+def score_row(row: dict[str, Any]) -> dict[str, Any]:
+    """The first model as a row function."""
+    row["score"] = row["amount"] / (row["amount"] + 250.0)
+    return row
+
+
+# ── the two sides ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def each(function: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Callable[[Iterator[pa.RecordBatch]], Any]:
+    """A batch function as mapInArrow wants it."""
+    return lambda batches: map(function, batches)
+
+
+def typed_durations(spark: SparkSession, stream: DataFrame, epochs: int) -> list[float]:
+    """Idiomatic PySpark: mapInArrow, repartition by key, mapInArrow."""
+    done = threading.Event()
+
+    def on_batch(df: DataFrame, batch_id: int) -> None:
+        if batch_id >= epochs:  # stopping a query inside a batch is another experiment
+            done.set()
+            return
+        scored = df.mapInArrow(each(score), SCORED)
+        scored.repartition(CORES, "user").mapInArrow(each(weigh), RISK).write.format("noop").mode("append").save()
+
+    with tempfile.TemporaryDirectory() as checkpoint:
+        query = stream.writeStream.option("checkpointLocation", checkpoint).foreachBatch(on_batch).start()
+        done.wait()
+        durations = [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["batchId"] < epochs]
+        query.stop()
+    return durations
+
+
+def midstream_durations(spark: SparkSession, flow: Flow, epochs: int) -> list[float]:
+    """A flow's epochs, timed by Spark like the other side's."""
+    with tempfile.TemporaryDirectory() as checkpoint, flow.start(spark, checkpoint=checkpoint, partitions=CORES) as job:
+        job.await_epoch(epochs + 1)
+        [query] = [query for query in spark.streams.active if job.id in str(query.name)]
+        return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["batchId"] < epochs]
+
+
+def batch_flow(stream: DataFrame) -> Flow:
+    """The same work in midstream."""
+    flow = Flow("pipeline")
+    scored = flow.source("payments", stream).map_batches("score", score, returns=SCORED)
+    scored.key_by("by user", "user").map_batches("weigh", weigh, returns=RISK).sink("out", NoopSink())
+    return flow
+
+
+def row_flow(stream: DataFrame) -> Flow:
+    """A row function on dicts."""
+    flow = Flow("rows")
+    flow.source("payments", stream).map("score", score_row, returns=SCORED).sink("out", NoopSink())
+    return flow
+
+
+# ── measuring ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def alternate(spark: SparkSession, rows: int, size: Size, label: str) -> tuple[list[float], list[float]]:
+    """Durations (ms) of both sides, measured in turn so that neither has the warmer machine."""
+    typed: list[float] = []
+    ours: list[float] = []
+    for _ in track(range(size.rounds), description=label):
+        stream = payments_stream(spark, rows)
+        typed += typed_durations(spark, stream, size.epochs)[size.warm_up :]
+        ours += midstream_durations(spark, batch_flow(stream), size.epochs)[size.warm_up :]
+    return typed, ours
+
+
+def main() -> None:
+    """Run the benchmark."""
+    options = arguments(__doc__ or "").parse_args()
+    size = QUICK if options.quick else FULL
+    small = Size(rows=CORES, epochs=size.epochs * 4, warm_up=size.warm_up * 4, rounds=size.rounds)
+    with session() as spark:
+        typed, ours = alternate(spark, size.rows, size, f"{size.rows:,} rows an epoch")
+        typed_empty, ours_empty = alternate(spark, small.rows, small, "empty epochs")
+        by_row = midstream_durations(spark, row_flow(payments_stream(spark, size.rows)), size.epochs)[size.warm_up :]
+    typed_s, ours_s = size.rows / statistics.median(typed) * 1000, size.rows / statistics.median(ours) * 1000
+    figures = {
+        "rows_per_epoch": size.rows,
+        "typed_rows_per_s": round(typed_s),
+        "midstream_rows_per_s": round(ours_s),
+        "ratio": round(ours_s / typed_s, 2),
+        "typed_empty_epoch_ms": statistics.median(typed_empty),
+        "midstream_empty_epoch_ms": statistics.median(ours_empty),
+        "epoch_overhead_ratio": round(statistics.median(ours_empty) / statistics.median(typed_empty), 3),
+        "row_fn_rows_per_s": round(size.rows / statistics.median(by_row) * 1000),
+    }
+    table(
+        f"two batch functions and an exchange, {size.rows:,} rows an epoch, {CORES} cores (medians)",
+        ("", "typed PySpark", "midstream", "ratio", "wanted"),
+        [
+            ("rows/s", f"{typed_s:,.0f}", f"{ours_s:,.0f}", f"{figures['ratio']}", "≥ 1.5"),
+            (
+                "empty epoch, ms",
+                f"{figures['typed_empty_epoch_ms']:.0f}",
+                f"{figures['midstream_empty_epoch_ms']:.0f}",
+                f"{figures['epoch_overhead_ratio']}",
+                "≤ 1.15",
+            ),
+            ("row function, rows/s", "", f"{figures['row_fn_rows_per_s']:,}", "", "≥ 300,000"),
+        ],
+    )
+    if options.plot:
+        plot(options.plot, typed, ours, size.rows)
+    closing_line("pipeline", figures, quick=options.quick)
+
+
+def plot(path: Path, typed: list[float], ours: list[float], rows: int) -> None:
+    """Throughput of every epoch, side by side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.5))
+    for label, durations in (("typed PySpark", typed), ("midstream", ours)):
+        axes.plot([rows / ms / 1000 for ms in durations], marker="o", label=label)
+    axes.set(xlabel="epoch", ylabel="million rows/s", title=f"two batch functions and an exchange, {CORES} cores")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

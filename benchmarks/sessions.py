@@ -1,0 +1,40 @@
+"""Spark for benchmarks: one local session with two cores, and streams that cost little to read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from midstream.runtime.session import local_session
+
+CORES = 2
+
+
+@contextlib.contextmanager
+def session(**conf: str) -> Iterator[SparkSession]:
+    """A session that is stopped at the end."""
+    spark = local_session(f"local[{CORES}]", conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def payments_stream(spark: SparkSession, rows_per_epoch: int) -> DataFrame:
+    """As many rows in every epoch, made inside the JVM: reading costs next to nothing, for both sides alike."""
+    numbers = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", rows_per_epoch)
+        .option("numPartitions", CORES)
+        .load()
+    )
+    spread = F.pmod(F.col("value") * 2_654_435_761, F.lit(1_000_003))
+    return numbers.select(
+        spread.alias("user"),
+        F.concat(F.lit("merchant-"), F.pmod(spread, F.lit(5_000)).cast("string")).alias("merchant"),
+        (F.pmod(spread, F.lit(100_000)) / 100).alias("amount"),
+        F.col("timestamp").alias("due"),
+    )

@@ -1,0 +1,1 @@
+"""Workloads: seeded generators of the streams that experiments, tests and examples run on."""

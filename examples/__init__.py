@@ -1,0 +1,1 @@
+"""Complete programs that use midstream. Run them from the project's root: ``python -m examples.fraud``."""

@@ -1,0 +1,44 @@
+"""Payment fraud detection: the flow of figure 1 in the Fries paper.
+
+Every payment is judged twice, once by what its customer usually does (FC) and once by what is usual at its merchant
+(FM); the model combiner (MC) weighs the two opinions, and suspicious payments become alerts.
+"""
+
+from __future__ import annotations
+
+from benchmarks.workloads.payments import Bank
+from examples.fraud.models import Combine, Models, alert_or_pass, train
+from midstream import ConsoleSink, Flow, GeneratorSource, NoopSink, Stream
+from midstream.flow.schema import to_ddl
+from midstream.flow.sinks import SinkTarget
+
+
+def build(source: GeneratorSource, alerts: SinkTarget, models: Models | None = None) -> Flow:
+    """Payments come from ``source``, alerts go to ``alerts``; models are trained unless given."""
+    bank, models = Bank(), models or train()
+    flow = Flow("fraud")
+    payments = flow.source("payments", source)
+
+    customers = payments.key_by("by customer", "user").lookup("customer", bank.customers(), on="user")
+    customers = customers.map_batches("FC", models.customer, returns=plus(customers, "p_customer double"))
+
+    merchants = customers.key_by("by merchant", "merchant").lookup("merchant", bank.merchants(), on="merchant")
+    merchants = merchants.map_batches("FM", models.merchant, returns=plus(merchants, "p_merchant double"))
+
+    combine = Combine({"p_customer": 0.4, "p_merchant": 0.6})
+    combined = merchants.map_batches("MC", combine, returns=plus(merchants, "p_fraud double"))
+
+    verdict = combined.route_batches("verdict", alert_or_pass, branches=("alert", "pass"))
+    verdict["alert"].sink("alerts", alerts)
+    verdict["pass"].sink("passed", NoopSink())
+    return flow
+
+
+def flow() -> Flow:
+    """For the command line: ``midstream run examples.fraud.flow:flow`` prints alerts, ``midstream graph`` draws it."""
+    return build(Bank().payments(rate=10_000), ConsoleSink(limit=5))
+
+
+def plus(stream: Stream, column: str) -> str:
+    """The columns of a stream and one more, as DDL."""
+    return f"{to_ddl(stream.schema)}, {column}"

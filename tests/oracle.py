@@ -1,0 +1,125 @@
+"""What a flow means, said a second time: a serial interpreter of a graph over plain lists of dicts.
+
+It shares nothing with the engine but the graph: no planner, no batches, no frames, no hashing. Tests compare what a
+runtime gives with what this says. Batch functions cannot be read row by row, so whoever uses them says their row-level
+meaning separately (``meanings``), and the comparison also shows that the two agree.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from midstream.flow.model import (
+    Filter,
+    FlatMap,
+    Form,
+    Graph,
+    How,
+    KeyBy,
+    Lookup,
+    Map,
+    Operator,
+    Port,
+    Route,
+    Sink,
+    Source,
+    Transform,
+    Union,
+)
+
+Row = dict[str, Any]
+Multiset = Counter[tuple[tuple[str, str, Any], ...]]
+
+
+def multiset(rows: Iterable[Row]) -> Multiset:
+    """Rows without their order. Values of different types are different, although Python says that ``1 == True``."""
+    return Counter(
+        tuple(sorted((name, type(value).__name__, value) for name, value in row.items())) for row in rows
+    )  # names differ, so values are never compared
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one epoch must give: the rows of every sink, and what every operator has taken and given.
+
+    A source and a transform take what they give: their rows enter the flow there.
+    """
+
+    sinks: Mapping[str, list[Row]]
+    taken: Mapping[str, int]
+    given: Mapping[str, int]
+
+
+def interpret(
+    graph: Graph, sources: Mapping[str, Sequence[Row]], meanings: Mapping[str, Callable[[Row], Any]] | None = None
+) -> Answer:
+    """Interpret one epoch. ``sources`` holds the rows of every source, ``meanings`` what batch functions do to a row."""
+    rows: dict[Port, list[Row]] = {}
+    sinks: dict[str, list[Row]] = {}
+    taken: dict[str, int] = {}
+    given: dict[str, int] = {}
+    for op in graph:
+        incoming = [row for port in op.inputs for row in rows[port]]
+        if isinstance(op.spec, Sink):
+            sinks[op.name] = incoming
+            continue
+        if isinstance(op.spec, Source):
+            incoming = list(sources[op.name])
+        elif isinstance(op.spec, Transform):
+            incoming = _transformed(graph, op, incoming)
+        outgoing = _outgoing(graph, op, incoming, meanings or {})
+        rows.update({port: outgoing[port.branch] for port in op.ports})
+        taken[op.name] = len(incoming)
+        given[op.name] = sum(map(len, outgoing.values()))
+    return Answer(sinks, taken, given)
+
+
+def _transformed(graph: Graph, op: Operator, incoming: list[Row]) -> list[Row]:
+    _, local = graph.payloads[op.name]
+    result: list[Row] = local(pa.Table.from_pylist(incoming, schema=graph.schema_of(op.inputs[0]))).to_pylist()
+    return result
+
+
+def _outgoing(
+    graph: Graph, op: Operator, incoming: list[Row], meanings: Mapping[str, Callable[[Row], Any]]
+) -> dict[str, list[Row]]:
+    """Rows by branch; the only branch of most operators is the empty one."""
+    match op.spec:
+        case Source() | Transform() | Union() | KeyBy():
+            return {"": incoming}
+        case Lookup() as spec:
+            return {"": _joined(spec, incoming, graph.payloads[op.name].to_pylist())}
+        case Map(form) | Filter(form) | FlatMap(form) | Route(form, _):
+            function = meanings[op.name] if form is Form.BATCHES else graph.payloads[op.name]
+            answers = [(row, function(copy.deepcopy(row))) for row in incoming]
+    match op.spec:
+        case Map():
+            return {"": [answer for _, answer in answers]}
+        case Filter():
+            return {"": [row for row, answer in answers if answer]}
+        case FlatMap():
+            return {"": [each for _, answer in answers for each in answer]}
+        case Route(_, branches):
+            return {branch: [row for row, answer in answers if answer == branch] for branch in branches}
+    raise AssertionError(f"the oracle does not know {op.kind}")
+
+
+def _joined(spec: Lookup, incoming: list[Row], table: list[Row]) -> list[Row]:
+    """A nested loop. Null equals nothing, not even null."""
+    theirs = [their for _, their in spec.on]
+    added = [name for name in spec.table_schema.names if name not in theirs]
+    joined = []
+    for row in incoming:
+        matches = [
+            other for other in table if all(row[my] is not None and row[my] == other[their] for my, their in spec.on)
+        ]
+        if not matches and spec.how is How.LEFT:
+            matches = [dict.fromkeys(added)]
+        joined += [row | {name: match[name] for name in added} for match in matches]
+    return joined

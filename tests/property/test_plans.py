@@ -1,0 +1,182 @@
+"""What holds for the plan of any graph. The graphs are those of the simulation."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.flow.model import KeyBy, Port, Sink, Source, Transform
+from midstream.planner.stages import Leaves, Plan, Wire, compile_plan, is_outlet
+from tests.simulation.flows import random_case
+
+rngs = st.randoms(use_true_random=False)
+some = settings(max_examples=60)
+
+
+def plan_of(rng: random.Random) -> Plan:
+    return compile_plan(random_case(rng).flow.graph)
+
+
+def stage_of(plan: Plan) -> dict[str, int]:
+    return {name: stage.index for stage in plan.stages for name in stage.operators}
+
+
+def feeds_stages(plan: Plan, name: str) -> bool:
+    """Whether a transform's rows enter a stage again: someone but outlets reads them."""
+    return any(not is_outlet(plan.graph[consumer]) for consumer in plan.graph.consumers(Port(name)))
+
+
+def last_of_segment(plan: Plan, segment: int) -> int:
+    return plan.segment(segment)[-1].index
+
+
+def end_of(plan: Plan, wire: Wire) -> int:
+    """The first stage that no longer sees the wire."""
+    return last_of_segment(plan, wire.segment) + 1 if wire.target is None else wire.target
+
+
+@some
+@given(rngs)
+def test_every_operator_runs_in_exactly_one_stage(rng):
+    plan = plan_of(rng)
+    runs = [name for stage in plan.stages for name in stage.operators]
+    wanted = [
+        op.name
+        for op in plan.graph
+        if not isinstance(op.spec, Sink | Transform) or (isinstance(op.spec, Transform) and feeds_stages(plan, op.name))
+    ]
+    assert sorted(runs) == sorted(wanted)
+
+
+@some
+@given(rngs)
+def test_every_edge_is_realised_exactly_once(rng):
+    plan = plan_of(rng)
+    stages = stage_of(plan)
+    for port, consumer in plan.graph.edges:
+        wires = [wire for wire in plan.wires if wire.port == port and consumer in wire.consumers]
+        handed_over = isinstance(plan.graph[port.operator].spec, Transform) and is_outlet(plan.graph[consumer])
+        together = not is_outlet(plan.graph[consumer]) and stages[port.operator] == stages[consumer]
+        assert len(wires) + handed_over + together == 1, (port, consumer)
+        if is_outlet(plan.graph[consumer]):
+            assert plan.feeds[consumer] == (port.operator if handed_over else wires[0].id)
+    reads = sum(len(wire.consumers) for wire in plan.wires)
+    assert reads <= len(plan.graph.edges)
+    assert all((wire.port, name) in plan.graph.edges for wire in plan.wires for name in wire.consumers)
+
+
+@some
+@given(rngs)
+def test_consumers_in_one_place_share_a_wire(rng):
+    plan = plan_of(rng)
+    ends = [(wire.port, wire.target) for wire in plan.wires]
+    assert len(set(ends)) == len(ends)
+
+
+@some
+@given(rngs)
+def test_wires_only_go_forward_and_every_stage_on_the_way_knows_them(rng):
+    plan = plan_of(rng)
+    stages = stage_of(plan)
+    for number, wire in enumerate(plan.wires):
+        assert wire.id == number
+        assert wire.origin == stages[wire.port.operator]
+        assert wire.origin < end_of(plan, wire)
+        if wire.target is not None:
+            assert {stages[name] for name in wire.consumers} == {wire.target}
+        for stage in plan.stages:
+            assert (wire.id in stage.emits) == (stage.index == wire.origin)
+            assert (wire.id in stage.receives) == (stage.index == wire.target)
+            assert (wire.id in stage.carries) == (wire.origin < stage.index < end_of(plan, wire))
+
+
+@some
+@given(rngs)
+def test_a_stage_is_the_earliest_that_an_operators_inputs_allow(rng):
+    """Every operator but a source has an input that could not have been ready for an earlier stage."""
+    plan = plan_of(rng)
+    stages = stage_of(plan)
+    for op in plan.graph:
+        if is_outlet(op) or isinstance(op.spec, Source):
+            continue
+        earliest = []
+        for port in op.inputs:
+            keyed = isinstance(plan.graph[port.operator].spec, KeyBy)
+            earliest.append(stages[port.operator] + keyed)
+        # An exchange lies before every stage of a segment but its first, so rows that were keyed in an earlier segment
+        # wait for the second one.
+        mine = plan.stages[stages[op.name]]
+        first = plan.segment(mine.segment)[0].index
+        waits = any(
+            isinstance(plan.graph[port.operator].spec, KeyBy) and plan.stages[stages[port.operator]].segment < mine.segment
+            for port in op.inputs
+        )
+        assert stages[op.name] == max(*earliest, first + 1 if waits and max(earliest) == first else 0, 0), op.name
+
+
+@some
+@given(rngs)
+def test_an_exchange_lies_between_a_key_and_whoever_reads_it(rng):
+    plan = plan_of(rng)
+    stages = stage_of(plan)
+    for op in plan.graph.of(KeyBy):
+        for name in plan.graph.consumers(Port(op.name)):
+            if is_outlet(plan.graph[name]):
+                continue
+            assert stages[name] > stages[op.name]
+            crossed = [plan.stages[index].leaves for index in range(stages[op.name], stages[name])]
+            assert Leaves.EXCHANGE in crossed
+            [wire] = [wire for wire in plan.wires if wire.port == Port(op.name) and name in wire.consumers]
+            assert wire.key == op.spec.columns
+    keyed = {wire.port.operator for wire in plan.wires if wire.key}
+    assert all(isinstance(plan.graph[name].spec, KeyBy) for name in keyed)
+
+
+@some
+@given(rngs)
+def test_stages_form_a_chain(rng):
+    plan = plan_of(rng)
+    assert [stage.index for stage in plan.stages] == list(range(len(plan.stages)))
+    for before, after in pairwise(plan.stages):
+        assert after.segment - before.segment in (0, 1)
+        # Only what leaves one stage can enter the next: nothing jumps.
+        assert {*after.receives, *after.carries} <= {*before.emits, *before.carries}
+        assert (before.leaves is Leaves.EXCHANGE) == (before.segment == after.segment)
+    assert plan.stages[-1].leaves is not Leaves.EXCHANGE
+
+
+@some
+@given(rngs)
+def test_rows_enter_where_a_segment_starts(rng):
+    plan = plan_of(rng)
+    for stage in plan.stages:
+        kinds = {type(plan.graph[name].spec) for name in stage.inlets}
+        is_first = plan.segment(stage.segment)[0] is stage
+        assert kinds <= ({Source} if stage.segment == 0 else {Transform})
+        assert is_first or not stage.inlets
+        assert stage.inlets or stage.takes_frames, "a stage that nothing enters"
+
+
+@some
+@given(rngs)
+def test_columns_leave_plainly_only_to_one_sink_that_reads_everything_once(rng):
+    plan = plan_of(rng)
+    for stage in plan.stages:
+        leaving = [wire for wire in plan.wires if wire.id in {*stage.emits, *stage.carries}]
+        if stage.leaves is Leaves.TYPED:
+            [wire] = leaving
+            [name] = wire.consumers
+            spec = plan.graph[name].spec
+            assert isinstance(spec, Sink)
+            assert spec.drains
+            assert wire.target is None
+
+
+@some
+@given(rngs)
+def test_compiling_is_deterministic(rng):
+    graph = random_case(rng).flow.graph
+    assert compile_plan(graph).describe() == compile_plan(graph).describe()

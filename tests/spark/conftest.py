@@ -1,0 +1,132 @@
+"""What tests on Spark share: a check that nothing is left behind, a gate to stop inside functions, other drivers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Whatever a test did to its jobs: afterwards there is no query, no thread and no kept data of theirs."""
+    yield
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        return
+    assert [query.name for query in session.streams.active] == []
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("midstream")] == []
+    assert kept_data(session) == 0
+
+
+def kept_data(session: Any) -> int:
+    """How many RDDs or DataFrames are kept in this application."""
+    return int(session.sparkContext._jsc.getPersistentRDDs().size())
+
+
+class Gate:
+    """A place inside a function where it waits for the test, in whatever process it runs.
+
+    The function calls ``gate.pass_through()``; the test sees it ``arrive()``, and then lets it go on or does worse.
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(PATIENCE_S)
+        self.port = self._listener.getsockname()[1]
+        self._inside: list[socket.socket] = []
+
+    @property
+    def pass_through(self) -> Callable[[], None]:
+        """What the function calls. Picklable; returns when the gate is opened or closed."""
+        return Passage(self.port)
+
+    def arrive(self) -> None:
+        """Wait until a function stands at the gate."""
+        self._inside.append(self._listener.accept()[0])
+
+    def open(self) -> None:
+        """Let everybody go on, those who come later as well."""
+        self._listener.close()
+        while self._inside:
+            self._inside.pop().close()
+
+
+class Passage:
+    """The function's side of a gate."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def __call__(self) -> None:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port)) as connection:
+                connection.recv(1)
+        except OSError:
+            pass  # the gate is open
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+class Driver:
+    """Another driver process that runs a function of a test module."""
+
+    def __init__(self, function: Callable[..., None], *args: Any, **env: str) -> None:
+        call = f"import sys; from {function.__module__} import {function.__name__} as f; f(*sys.argv[1:])"
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", call, *map(str, args)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self) -> str:
+        """Wait for its end; it must have succeeded. Gives what it printed."""
+        out, err = self.process.communicate(timeout=2 * PATIENCE_S)
+        assert self.process.returncode == 0, f"{out}\n{err[-5000:]}"
+        return out
+
+    def kill(self) -> None:
+        """End it as a power failure would, with its JVM and its workers, and wait until all of them are gone."""
+        family = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
+        self.process.kill()
+        for process in family:
+            if process.is_running():
+                process.kill()
+        psutil.wait_procs(family, timeout=PATIENCE_S)
+        self.process.communicate()
+
+
+@pytest.fixture
+def driver() -> Iterator[Callable[..., Driver]]:
+    """Starts other driver processes, and ends those that a failed test leaves behind."""
+    with ExitStack() as stack:
+
+        def start(function: Callable[..., None], *args: Any, **env: str) -> Driver:
+            started = Driver(function, *args, **env)
+            stack.callback(lambda: started.kill() if started.process.poll() is None else None)
+            return started
+
+        yield start

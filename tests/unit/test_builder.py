@@ -1,0 +1,430 @@
+"""The fluent API: what it builds, and how it refuses what cannot work, at the line where it was written."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from midstream import FileSink, Flow, GeneratorSource, ListSource, MemorySink, NoopSink, Stream
+from midstream.errors import FlowError, FunctionError, SchemaError, SourceError
+from midstream.flow.model import Contract, Filter, FlatMap, Form, How, KeyBy, Lookup, Map, Port, Route, Sink, Source
+from midstream.flow.schema import parse_ddl, to_ddl, type_name
+from midstream.testing import run_local
+
+DDL = "user string, n bigint, p double"
+TABLE = pa.table({"user": ["ann"], "country": ["no"]})
+
+
+@pytest.fixture
+def flow() -> Flow:
+    return Flow("f")
+
+
+@pytest.fixture
+def rows(flow: Flow) -> Stream:
+    return flow.source("in", ListSource([[]], DDL))
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+# ── what it builds ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_flow_becomes_a_graph_of_named_operators(flow, rows):
+    scored = rows.map("score", same, returns="user string, score double")
+    split = scored.filter_batches("good", same).key_by("k", "user").route("r", same, branches=("a", "b"))
+    split["a"].lookup("where", TABLE, on="user", how="left").flat_map("words", same).sink("out", MemorySink())
+    split["b"].sink("rest", NoopSink())
+    graph = flow.graph
+    assert [(op.name, op.kind) for op in graph] == [
+        ("in", "source"),
+        ("score", "map"),
+        ("good", "filter"),
+        ("k", "key_by"),
+        ("r", "route"),
+        ("where", "lookup"),
+        ("words", "flat_map"),
+        ("out", "sink"),
+        ("rest", "sink"),
+    ]
+    assert graph["score"].spec == Map(Form.ROWS)
+    assert graph["good"].spec == Filter(Form.BATCHES)
+    assert graph["k"].spec == KeyBy(("user",))
+    assert graph["r"].spec == Route(Form.ROWS, ("a", "b"))
+    assert graph["words"].spec == FlatMap(Form.ROWS)
+    assert graph["where"].inputs == (Port("r", "a"),)
+    assert isinstance(graph["where"].spec, Lookup)
+    assert (graph["where"].spec.on, graph["where"].spec.how) == ((("user", "user"),), How.LEFT)
+    assert to_ddl(graph["where"].schema) == "user string, score double, country string"
+    assert graph.consumers(Port("r", "b")) == ("rest",)
+
+
+def test_each_operator_knows_its_contract(flow, rows):
+    rows.lookup("one", TABLE, on="user").lookup("many", TABLE.rename_columns(["user", "c2"]), on="user", unique=False)
+    rows.flat_map("words", same)
+    rows.map("m", same)
+    contracts = {op.name: op.contract for op in flow._operators.values()}
+    assert contracts == {
+        "in": Contract.ONE_TO_ONE,
+        "one": Contract.ONE_TO_ONE,
+        "many": Contract.ONE_TO_MANY,
+        "words": Contract.ONE_TO_MANY,
+        "m": Contract.ONE_TO_ONE,
+    }
+
+
+def test_building_runs_nothing_and_a_graph_does_not_change_afterwards(flow, rows):
+    def explode(row):
+        raise AssertionError("called while building")
+
+    rows.map("m", explode).sink("out", MemorySink())
+    graph = flow.graph
+    rows.sink("other", NoopSink())
+    assert [op.name for op in graph] == ["in", "m", "out"]
+    assert "other" in flow.graph
+    assert "other" not in graph
+
+
+def test_the_schema_is_the_inputs_unless_it_is_said(rows):
+    assert to_ddl(rows.filter("f", same).schema) == DDL
+    assert to_ddl(rows.map("m", same, returns="x int").schema) == "x int"
+    assert to_ddl(rows.transform("t", same, returns="y int").schema) == "y int"
+
+
+def test_a_source_knows_its_event_time(flow):
+    ddl = "at timestamp, user string"
+    flow.source("told", ListSource([[]], ddl), event_time="at").sink("a", NoopSink())
+    flow.source("known", ListSource([[]], ddl, event_time="at")).sink("b", NoopSink())
+    flow.source("made", GeneratorSource(lambda i, rng: {"n": i}, "n bigint", 10)).sink("c", NoopSink())
+    assert [op.spec for op in flow.graph.of(Source)] == [Source("at"), Source("at"), Source("event_time")]
+
+
+def test_a_table_may_be_arrow_or_pandas(rows):
+    as_batch = TABLE.to_batches()[0]
+    as_pandas = pd.DataFrame({"user": ["ann"], "country": ["no"]})
+    for number, table in enumerate((TABLE, as_batch, as_pandas)):
+        assert to_ddl(rows.lookup(f"l{number}", table, on="user").schema) == f"{DDL}, country string"
+
+
+def test_on_may_be_a_name_names_or_a_mapping(flow, rows):
+    table = pa.table({"who": ["ann"], "n": pa.array([1], pa.int32()), "x": [1.5]})
+    both = rows.lookup("l", table, on={"user": "who", "n": "n"})  # integers of other widths compare
+    assert to_ddl(both.schema) == f"{DDL}, x double"
+    assert flow._operators["l"].spec.on == (("user", "who"), ("n", "n"))
+    same_names = pa.table({"user": ["ann"], "n": [1], "x": [1.5]})
+    assert to_ddl(rows.lookup("l2", same_names, on=["user", "n"]).schema) == f"{DDL}, x double"
+
+
+def test_things_say_what_they_are(flow, rows):
+    assert repr(flow) == "Flow('f', operators=['in'])"
+    assert repr(rows) == f"Stream('in', {DDL!r})"
+    branches = rows.route("r", same, branches=["a", "b"])
+    assert list(branches) == ["a", "b"]
+    assert len(branches) == 2
+    assert repr(branches["b"]) == f"Stream('r[b]', {DDL!r})"
+
+
+# ── names ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_name_may_be_used_once(rows):
+    rows.map("score", same)
+    with pytest.raises(FlowError, match=r"flow 'f': there is an operator 'score' already \(a map\).*must be unique"):
+        rows.filter("score", same)
+
+
+@pytest.mark.parametrize("name", ["", " ", "1st", "a/b", "a\nb", "ä" * 101, "-x", "a,b", "x=1"])
+def test_odd_names_are_refused(rows, name):
+    with pytest.raises(FlowError, match=r"cannot be a name. A name starts with a letter") as caught:
+        rows.map(name, same)
+    assert repr(name)[:40] in str(caught.value)
+    with pytest.raises(FlowError, match="flow: .* cannot be a name"):
+        Flow(name)
+
+
+@pytest.mark.parametrize("name", ["FM", "größe", "by user", "v1.2-b_c", "名前"])
+def test_usual_names_are_taken_in_any_language(rows, name):
+    rows.map(name, same).sink("out", NoopSink())
+    assert name in rows._flow.graph
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: s.map(same, "m"),
+        lambda s: s.map_batches(same, "m"),
+        lambda s: s.filter(same, "m"),
+        lambda s: s.flat_map(same, "m"),
+        lambda s: s.route(same, "m", branches=("a",)),
+        lambda s: s.transform(same, "m"),
+        lambda s: s.sink(NoopSink(), "out"),
+        lambda s: s.union(s),
+        lambda s: s.lookup(TABLE, "where", on="user"),
+        lambda s: s.key_by(None, "user"),
+        lambda s: s._flow.source(ListSource([[]], DDL), "in2"),
+    ],
+)
+def test_a_name_that_is_left_out_or_comes_second_is_told_as_such(rows, call):
+    with pytest.raises(FlowError, match=r"^\w+: the name comes first and must be a string, found \w+"):
+        call(rows)
+
+
+def test_a_key_without_a_name_is_told_how_to_write_it(rows):
+    with pytest.raises(FlowError, match=re.escape("key_by 'user': name at least one column, e.g. key_by('user', 'user')")):
+        rows.key_by("user")
+
+
+# ── functions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Model:
+    def __call__(self, row):
+        return row
+
+
+@pytest.mark.parametrize("function", [same, lambda row: row, Model(), Model().__call__, len, dict.copy, str.upper])
+def test_whatever_takes_one_argument_is_a_function(rows, function):
+    assert rows.map("m", function).schema == rows.schema
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (None, "operator 'm': expected a function that takes a dict (one row), found NoneType None"),
+        ("x", "operator 'm': expected a function that takes a dict (one row), found str 'x'"),
+        (Model, "operator 'm': found the class Model; give an instance of it, Model(…)"),
+        (lambda: 1, "a lambda() is called with one argument, a dict (one row), but too many positional arguments"),
+        (lambda row, n: 1, "a lambda(row, n) is called with one argument, a dict (one row), but missing a required"),
+        (lambda *, row: 1, "is called with one argument, a dict (one row), but"),
+    ],
+)
+def test_what_cannot_be_called_with_one_row_is_refused(rows, function, says):
+    with pytest.raises(FunctionError) as caught:
+        rows.map("m", function)
+    assert says in str(caught.value)
+
+
+def test_a_batch_function_is_told_that_it_takes_a_batch(rows):
+    with pytest.raises(FunctionError, match=r"'m': expected a function that takes a pyarrow.RecordBatch"):
+        rows.map_batches("m", 3)
+    with pytest.raises(FunctionError, match=r"'t': expected a function that takes a pyarrow.Table"):
+        rows.transform("t", same, local=3)
+
+
+def test_a_schema_that_cannot_be_read_is_refused_with_its_place(rows):
+    with pytest.raises(SchemaError, match="unknown type 'strng'; did you mean 'string'"):
+        rows.map("m", same, returns="user strng")
+
+
+# ── columns ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_unknown_columns_are_refused_with_the_nearest(flow, rows):
+    with pytest.raises(SchemaError, match=r"key_by 'k': there is no column 'usr'; did you mean 'user'\? Available: user, n"):
+        rows.key_by("k", "usr")
+    with pytest.raises(SchemaError, match="lookup 'l', stream: there is no column 'country'"):
+        rows.lookup("l", TABLE, on="country")
+    with pytest.raises(SchemaError, match="lookup 'l', table: there is no column 'n'"):
+        rows.lookup("l", TABLE, on="n")
+    with pytest.raises(SchemaError, match=r"source 'b': event_time: there is no column 'At'; did you mean 'at'"):
+        flow.source("b", ListSource([[]], "at timestamp"), event_time="At")
+
+
+def test_keys_must_compare_exactly(rows):
+    with pytest.raises(SchemaError, match="key_by 'k': column 'p' is double, which cannot be a key"):
+        rows.key_by("k", "p")
+    with pytest.raises(SchemaError, match="column 'user' is given twice"):
+        rows.key_by("k", "user", "user")
+    with pytest.raises(SchemaError, match="lookup 'l': the stream's 'n' is bigint but the table's 'user' is string"):
+        rows.lookup("l", TABLE, on={"n": "user"})
+
+
+def test_event_time_must_be_a_timestamp(flow):
+    with pytest.raises(SchemaError, match="source 's': event_time 'user' must be a timestamp, found string"):
+        flow.source("s", ListSource([[]], DDL), event_time="user")
+
+
+def test_a_table_must_not_bring_columns_that_are_there_already(rows):
+    table = pa.table({"user": ["ann"], "N": [1]})  # Spark does not tell N from n
+    with pytest.raises(SchemaError, match="lookup 'l': stream and table both have N; rename the table's column"):
+        rows.lookup("l", table, on="user")
+
+
+# ── unions, routes, lookups, transforms ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_union_takes_streams_of_one_flow_and_one_schema(rows):
+    other = Flow("g").source("theirs", ListSource([[]], DDL))
+    with pytest.raises(FlowError, match=r"union 'u': 'theirs' belongs to another flow \('g'\)"):
+        rows.union("u", other)
+    short = rows.map("short", same, returns="user string, n int")
+    with pytest.raises(SchemaError, match=r"'in' has \(user string, n bigint, p double\) but 'short' has \(user string, n int\)"):
+        rows.union("u", short)
+    with pytest.raises(FlowError, match="union 'u': name at least one other stream"):
+        rows.union("u")
+    with pytest.raises(FlowError, match="union 'u': a stream is named twice"):
+        rows.union("u", rows)
+    with pytest.raises(FlowError, match="union 'u': expected streams, found str 'in'"):
+        rows.union("u", "in")
+
+
+def test_columns_in_another_order_are_another_schema(rows):
+    turned = rows.map("turned", same, returns="n bigint, user string, p double")
+    with pytest.raises(SchemaError, match="bring them to the same columns, types and order"):
+        rows.union("u", turned)
+
+
+@pytest.mark.parametrize("branches", ["low", [], ()])
+def test_branches_must_be_named(rows, branches):
+    with pytest.raises(FlowError, match="route 'r': branches must be a sequence of names"):
+        rows.route("r", same, branches=branches)
+
+
+def test_branches_have_proper_names_that_differ(rows):
+    with pytest.raises(FlowError, match=r"route 'r': the branches \['a', 'a'\] must be different"):
+        rows.route("r", same, branches=["a", "a"])
+    with pytest.raises(FlowError, match="route 'r', branch: '' cannot be a name"):
+        rows.route("r", same, branches=["a", ""])
+
+
+def test_a_branch_that_is_not_there_is_refused_with_those_that_are(rows):
+    routed = rows.route("r", same, branches=("low", "high"))
+    with pytest.raises(FlowError, match="route 'r' has no branch 'hi'; it has low, high"):
+        routed["hi"]
+
+
+@pytest.mark.parametrize("table", [None, {"user": ["ann"]}, [1], "countries"])
+def test_a_lookup_needs_a_table(rows, table):
+    with pytest.raises(FlowError, match="lookup 'l': expected a pyarrow.Table, a pandas DataFrame or a batch DataFrame, found"):
+        rows.lookup("l", table, on="user")
+
+
+def test_a_lookup_says_which_options_it_has(rows):
+    with pytest.raises(FlowError, match="lookup 'l': how='outer' is not known; allowed: inner, left"):
+        rows.lookup("l", TABLE, on="user", how="outer")
+    with pytest.raises(FlowError, match="lookup 'l': on= names no column"):
+        rows.lookup("l", TABLE, on=[])
+
+
+def test_a_table_with_two_rows_for_a_key_is_refused_when_one_was_promised(flow, rows):
+    twice = pa.table({"user": ["bob", "ann", None, "ann", None], "x": [1, 2, 3, 4, 5]})
+    rows.lookup("l", twice, on="user").sink("out", NoopSink())
+    with pytest.raises(FlowError, match=r"lookup 'l': the table has more than one row for \{'user': 'ann'\}, but unique=True"):
+        run_local(flow)
+
+
+def test_a_transform_without_local_is_refused_by_the_local_runtime_before_it_starts(flow, rows):
+    called = []
+    rows.transform("sql", same).sink("out", MemorySink())
+    rows.sink("other", lambda table, epoch: called.append(epoch))
+    with pytest.raises(FlowError, match="transform 'sql' needs Spark. To run it on the local runtime give it local="):
+        run_local(flow)
+    assert not called
+
+
+# ── sources and sinks ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fake_dataframe(ddl: str, *, streaming: bool) -> Any:
+    """What the builder looks at in a DataFrame, which it must know without importing pyspark."""
+    fields = [
+        SimpleNamespace(name=column.name, dataType=SimpleNamespace(simpleString=partial(type_name, column.type)))
+        for column in parse_ddl(ddl)
+    ]
+    return SimpleNamespace(isStreaming=streaming, sparkSession=None, schema=SimpleNamespace(fields=fields))
+
+
+def test_a_dataframe_is_known_by_what_it_has(flow):
+    stream = flow.source("s", fake_dataframe("`a b` bigint, t array<string>", streaming=True))
+    assert to_ddl(stream.schema) == "`a b` bigint, t array<string>"
+
+
+@pytest.mark.parametrize("stream", [None, [{"n": 1}], pd.DataFrame({"n": [1]}), TABLE, "topic"])
+def test_only_streams_are_sources(flow, stream):
+    with pytest.raises(SourceError, match=r"source 's': expected a streaming DataFrame .* found " + type(stream).__name__):
+        flow.source("s", stream)
+
+
+def test_a_batch_is_not_a_stream_and_a_stream_is_not_a_table(flow, rows):
+    with pytest.raises(SourceError, match=r"source 's': this DataFrame is a batch.*readStream.*lookup"):
+        flow.source("s", fake_dataframe("n bigint", streaming=False))
+    with pytest.raises(FlowError, match="lookup 'l': the table is a stream"):
+        rows.lookup("l", fake_dataframe("user string", streaming=True), on="user")
+
+
+def test_the_local_runtime_says_that_it_has_no_spark(flow):
+    flow.source("s", fake_dataframe("n bigint", streaming=True)).sink("out", NoopSink())
+    with pytest.raises(SourceError, match="source 's' is a DataFrame, which needs Spark.*ListSource"):
+        run_local(flow)
+
+
+def test_a_file_sink_refuses_rows_that_have_its_column(flow):
+    epochs = flow.source("s", ListSource([[]], "epoch bigint"))
+    with pytest.raises(SchemaError, match="sink 'out': a FileSink adds the column 'epoch'.*rename it"):
+        epochs.sink("out", FileSink("somewhere"))
+    epochs.sink("mem", MemorySink())  # which adds nothing
+    assert flow.graph.of(Sink)[0].name == "mem"
+
+
+def test_a_file_sink_knows_its_formats():
+    with pytest.raises(FlowError, match="FileSink: format 'orc' is not known; allowed: parquet, json, csv"):
+        FileSink("out", "orc")
+    with pytest.raises(FlowError, match="FileSink: the path is empty"):
+        FileSink("")
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (None, "expected a FileSink, MemorySink, ConsoleSink, NoopSink or a function(df, epoch), found NoneType None"),
+        ("out/", "found str 'out/'"),
+        (lambda df: None, "the function is called with (df, epoch), but too many positional arguments"),
+    ],
+)
+def test_what_cannot_take_rows_is_no_sink(rows, target, says):
+    with pytest.raises(FlowError) as caught:
+        rows.sink("out", target)
+    assert "sink 'out': " in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_sink_class_is_told_to_be_made_first(rows):
+    with pytest.raises(FlowError, match=r"sink 'out': found the class MemorySink; give an instance of it, MemorySink\(…\)"):
+        rows.sink("out", MemorySink)
+
+
+# ── ends ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_flow_needs_a_source_and_a_sink(flow):
+    with pytest.raises(FlowError, match="flow 'f' has no source; add one with flow.source"):
+        _ = flow.graph
+    flow.source("in", ListSource([[]], DDL))
+    with pytest.raises(FlowError, match="flow 'f' has no sink; end a stream with stream.sink"):
+        _ = flow.graph
+
+
+def test_rows_that_nothing_reads_are_not_lost_silently(flow, rows):
+    rows.sink("out", NoopSink())
+    routed = rows.map("score", same).route("r", same, branches=("a", "b"))
+    routed["a"].sink("a", NoopSink())
+    with pytest.raises(FlowError, match=r"nothing reads branch 'r\[b\]', so its rows would be lost silently.*NoopSink"):
+        _ = flow.graph
+    routed["b"].filter("last", same)
+    with pytest.raises(FlowError, match=r"nothing reads operator 'last' \(filter\)"):
+        _ = flow.graph
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 257, 1.5, True, "2"])
+def test_the_number_of_partitions_is_checked(flow, rows, partitions):
+    rows.sink("out", NoopSink())
+    with pytest.raises(FlowError, match="give a whole number from 1 to 256"):
+        run_local(flow, partitions=partitions)

@@ -1,0 +1,235 @@
+"""Plans of typical graphs, as text. A snapshot that changes is a plan that changed: look before you accept it."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from midstream import ConsoleSink, Flow, ListSource, MemorySink, NoopSink, Stream
+from midstream.planner.stages import Leaves, compile_plan
+
+
+def new_flow(*sources: str) -> tuple[Flow, list[Stream]]:
+    flow = Flow("f")
+    return flow, [flow.source(name, ListSource([[]], "u string, n bigint")) for name in sources]
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def plan_text(flow: Flow) -> str:
+    return compile_plan(flow.graph).describe()
+
+
+def snapshot(text: str) -> str:
+    return dedent(text).strip()
+
+
+def test_without_a_key_everything_is_one_stage_with_plain_columns():
+    flow, [rows] = new_flow("in")
+    rows.map("m", same).filter("f", same).sink("out", MemorySink())
+    assert plan_text(flow) == snapshot("""
+        stage 0 (segment 0) leaves as typed
+          runs: in, m, f
+          inlets: in
+          emits: 0
+        wire 0: f → outlet [out]
+        out reads wire 0
+        """)
+
+
+def test_a_key_makes_an_exchange():
+    flow, [rows] = new_flow("in")
+    rows.map("m", same).key_by("by_user", "u").map("score", same).key_by("by_n", "n", "u").map("rank", same).sink(
+        "out", MemorySink()
+    )
+    assert plan_text(flow) == snapshot("""
+        stage 0 (segment 0) leaves as exchange
+          runs: in, m, by_user
+          inlets: in
+          emits: 0
+        stage 1 (segment 0) leaves as exchange
+          runs: score, by_n
+          receives: 0
+          emits: 1
+        stage 2 (segment 0) leaves as typed
+          runs: rank
+          receives: 1
+          emits: 2
+        wire 0: by_user → stage 1 by (u) [score]
+        wire 1: by_n → stage 2 by (n, u) [rank]
+        wire 2: rank → outlet [out]
+        out reads wire 2
+        """)
+
+
+def test_a_key_before_a_sink_needs_no_exchange():
+    flow, [rows] = new_flow("in")
+    rows.key_by("by_user", "u").sink("out", MemorySink())
+    assert plan_text(flow) == snapshot("""
+        stage 0 (segment 0) leaves as typed
+          runs: in, by_user
+          inlets: in
+          emits: 0
+        wire 0: by_user → outlet [out]
+        out reads wire 0
+        """)
+
+
+def test_a_union_waits_for_its_deepest_input_and_the_other_travels_on():
+    flow, [left, right] = new_flow("left", "right")
+    deep = left.key_by("k1", "u").map("m1", same).key_by("k2", "u").map("m2", same)
+    deep.union("all", right, left).sink("out", MemorySink())
+    assert plan_text(flow) == snapshot("""
+        stage 0 (segment 0) leaves as exchange
+          runs: left, right, k1
+          inlets: left, right
+          emits: 0, 1, 2
+        stage 1 (segment 0) leaves as exchange
+          runs: m1, k2
+          receives: 2
+          carries: 0, 1
+          emits: 3
+        stage 2 (segment 0) leaves as typed
+          runs: m2, all
+          receives: 0, 1, 3
+          emits: 4
+        wire 0: left → stage 2 [all]
+        wire 1: right → stage 2 [all]
+        wire 2: k1 → stage 1 by (u) [m1]
+        wire 3: k2 → stage 2 by (u) [m2]
+        wire 4: all → outlet [out]
+        out reads wire 4
+        """)
+
+
+def test_consumers_in_one_place_share_a_wire():
+    flow, [rows] = new_flow("in")
+    keyed = rows.key_by("k", "u")
+    keyed.map("a", same).sink("out_a", MemorySink())
+    keyed.map("b", same).sink("out_b", MemorySink())
+    keyed.sink("raw", MemorySink())
+    rows.sink("rawer", NoopSink())
+    assert plan_text(flow) == snapshot("""
+        stage 0 (segment 0) leaves as exchange
+          runs: in, k
+          inlets: in
+          emits: 0, 1, 2
+        stage 1 (segment 0) leaves as frames
+          runs: a, b
+          receives: 1
+          carries: 0, 2
+          emits: 3, 4
+        wire 0: in → outlet [rawer]
+        wire 1: k → stage 1 by (u) [a, b]
+        wire 2: k → outlet [raw]
+        wire 3: a → outlet [out_a]
+        wire 4: b → outlet [out_b]
+        out_a reads wire 3
+        out_b reads wire 4
+        raw reads wire 2
+        rawer reads wire 0
+        """)
+
+
+def test_each_branch_of_a_route_is_a_port_of_its_own():
+    flow, [rows] = new_flow("in")
+    split = rows.route("r", same, branches=("low", "high"))
+    split["high"].key_by("k", "u").map("m", same).union("all", split["low"]).sink("out", MemorySink())
+    assert plan_text(flow) == snapshot("""
+        stage 0 (segment 0) leaves as exchange
+          runs: in, r, k
+          inlets: in
+          emits: 0, 1
+        stage 1 (segment 0) leaves as typed
+          runs: m, all
+          receives: 0, 1
+          emits: 2
+        wire 0: r[low] → stage 1 [all]
+        wire 1: k → stage 1 by (u) [m]
+        wire 2: all → outlet [out]
+        out reads wire 2
+        """)
+
+
+def test_a_transform_divides_the_flow_and_rows_pass_it_by():
+    flow, [rows] = new_flow("in")
+    rows.transform("sql", same).map("m", same).union("all", rows).sink("out", MemorySink())
+    assert plan_text(flow) == snapshot("""
+        stage 0 (segment 0) leaves as frames
+          runs: in
+          inlets: in
+          emits: 0, 1
+        stage 1 (segment 1) leaves as typed
+          runs: sql, m, all
+          inlets: sql
+          receives: 1
+          emits: 2
+        wire 0: in → outlet [sql]
+        wire 1: in → stage 1 [all]
+        wire 2: all → outlet [out]
+        sql reads wire 0
+        out reads wire 2
+        """)
+
+
+def test_transforms_in_a_row_and_before_a_sink_need_no_stage():
+    flow, [rows] = new_flow("in")
+    rows.transform("one", same).transform("two", same).sink("out", MemorySink())
+    assert plan_text(flow) == snapshot("""
+        stage 0 (segment 0) leaves as frames
+          runs: in
+          inlets: in
+          emits: 0
+        wire 0: in → outlet [one]
+        one reads wire 0
+        two reads one
+        out reads two
+        """)
+
+
+def test_rows_keyed_before_a_transform_still_meet_behind_it():
+    """Entering a segment is no exchange, so the consumer waits for the first one of its segment."""
+    flow, [rows] = new_flow("in")
+    rows.key_by("k", "u").union("all", rows.transform("sql", same)).sink("out", MemorySink())
+    assert plan_text(flow) == snapshot("""
+        stage 0 (segment 0) leaves as frames
+          runs: in, k
+          inlets: in
+          emits: 0, 1
+        stage 1 (segment 1) leaves as exchange
+          runs: sql
+          inlets: sql
+          carries: 1
+          emits: 2
+        stage 2 (segment 1) leaves as typed
+          runs: all
+          receives: 1, 2
+          emits: 3
+        wire 0: in → outlet [sql]
+        wire 1: k → stage 2 by (u) [all]
+        wire 2: sql → stage 2 [all]
+        wire 3: all → outlet [out]
+        sql reads wire 0
+        out reads wire 3
+        """)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "leaves"),
+    [
+        ((MemorySink(),), Leaves.TYPED),
+        ((NoopSink(),), Leaves.TYPED),
+        ((ConsoleSink(),), Leaves.FRAMES),  # reads only the first rows, and the rest must be computed all the same
+        ((lambda df, epoch: None,), Leaves.FRAMES),  # may read as often as it likes
+        ((MemorySink(), NoopSink()), Leaves.FRAMES),
+    ],
+)
+def test_only_one_sink_that_reads_everything_once_gets_plain_columns(sinks, leaves):
+    flow, [rows] = new_flow("in")
+    for number, sink in enumerate(sinks):
+        rows.sink(f"out{number}", sink)
+    assert [stage.leaves for stage in compile_plan(flow.graph).stages] == [leaves]
