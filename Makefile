@@ -12,7 +12,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-fast lint types format bench bench-quick clean check-java
+.PHONY: help setup demo test test-fast simulate lint types format bench bench-quick clean check-java
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,11 +22,12 @@ setup: $(STAMP) ## create .venv and install midstream with everything its develo
 demo: check-java $(STAMP) ## set up, then run the main demo; no server to start
 	@$(PY) -m examples.fraud $(ARGS)
 
-test: check-java $(STAMP) ## set up, then run all tests, Spark included (under 8 minutes on 2 cores)
-	@$(PY) -m pytest $(ARGS)
+# Spark's tests share one session, so they run in one process; the others use both cores.
+test: check-java test-fast ## set up, then run all tests, Spark included (under 8 minutes on 2 cores)
+	@$(PY) -m pytest -m spark tests $(ARGS)
 
 test-fast: $(STAMP) ## only the tests that need no Spark (under 1 minute; no Java needed)
-	@$(PY) -m pytest -m "not spark" --ignore=src/midstream/runtime $(ARGS)
+	@$(PY) -m pytest -m "not spark" --numprocesses 2 $(ARGS)
 
 lint: $(STAMP) ## style, formatting and types
 	@$(PY) -m ruff check .
@@ -40,11 +41,16 @@ format: $(STAMP) ## rewrite the code in the project's format
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-bench: check-java $(STAMP) ## the throughput benchmark, in full; the last line is JSON
-	@$(PY) -m benchmarks.pipeline $(ARGS)
+simulate: $(STAMP) ## thousands of random flows, faults and seeds on the local runtime, against the oracle
+	@$(PY) -m tests.simulation.run $(ARGS)
 
-bench-quick: check-java $(STAMP) ## the throughput benchmark, small
+bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of JSON
+	@$(PY) -m benchmarks.pipeline $(ARGS)
+	@$(PY) -m benchmarks.memory $(ARGS)
+
+bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.pipeline --quick $(ARGS)
+	@$(PY) -m benchmarks.memory --quick $(ARGS)
 
 clean: ## remove caches, builds and what Spark leaves behind (.venv stays)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis artifacts derby.log metastore_db spark-warehouse

@@ -59,7 +59,7 @@ class Answer:
 def interpret(
     graph: Graph, sources: Mapping[str, Sequence[Row]], meanings: Mapping[str, Callable[[Row], Any]] | None = None
 ) -> Answer:
-    """Interpret one epoch. ``sources`` holds the rows of every source, ``meanings`` what batch functions do to a row."""
+    """Interpret one epoch. ``sources`` holds every source's rows, ``meanings`` what batch functions do to a row."""
     rows: dict[Port, list[Row]] = {}
     sinks: dict[str, list[Row]] = {}
     taken: dict[str, int] = {}

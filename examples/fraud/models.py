@@ -40,6 +40,7 @@ class FraudModel:
         self._classifier = pickle.loads(self._trained)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Score a slice of payments."""
         probability = self._classifier.predict_proba(self._features(batch))[:, 1]
         return batch.append_column(self._gives, pa.array(probability))
 
@@ -56,6 +57,7 @@ class Combine:
     weights: Mapping[str, float]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Combine the opinions on a slice of payments."""
         p_fraud = sum(weight * batch[column].to_numpy() for column, weight in self.weights.items())
         return batch.append_column("p_fraud", pa.array(p_fraud))
 
@@ -66,7 +68,7 @@ def alert_or_pass(batch: pa.RecordBatch) -> pa.Array:
 
 
 def customer_features(batch: pa.RecordBatch) -> Matrix:
-    """What tells a customer from a thief: how much, how far from home, when, with what, and whether it went smoothly."""
+    """What tells a customer from a thief: how much, how far from home, when, how, and whether it went smoothly."""
     return _matrix(
         pc.ln(pc.divide(batch["amount"], batch["usual_amount"])),
         pc.not_equal(batch["city"], batch["home_city"]),
@@ -102,7 +104,7 @@ class Models:
 
 
 def train(payments: int = 100_000, fraud_rate: float = 0.02) -> Models:
-    """Train on a labelled history (about a second); in it frauds are more frequent than in life, so as to learn more."""
+    """Train on a labelled history, which takes about a second. Frauds are more frequent in it, to learn more."""
     bank = Bank()
     # Another seed than the live stream's: models must not know the payments they will be asked about.
     labelled = bank.payments(rate=1, fraud_rate=fraud_rate, seed=2).rows(0, payments, start_us=0)

@@ -9,6 +9,7 @@
     │   └── SourceError                 a source cannot feed a stream
     ├── SetupError (RuntimeError)       Java, pyspark or an option of the session is missing or too old
     ├── CheckpointError (RuntimeError)  a checkpoint or an output folder belongs to something else, or is damaged
+    ├── StateError (RuntimeError)       keyed state cannot be read, written or addressed
     ├── OperatorFailed (RuntimeError)   the user's code failed on a row, inside a task
     ├── JobFailed (RuntimeError)        the job stopped because an epoch could not be finished
     └── ControlError (RuntimeError)     coordinator and task could not agree
@@ -38,6 +39,7 @@ __all__ = [
     "SchemaError",
     "SetupError",
     "SourceError",
+    "StateError",
 ]
 
 
@@ -94,6 +96,10 @@ class SetupError(MidstreamError, RuntimeError):
 
 class CheckpointError(MidstreamError, RuntimeError):
     """A checkpoint or output folder belongs to another job, or is damaged."""
+
+
+class StateError(MidstreamError, RuntimeError):
+    """Keyed state cannot be read, written or addressed: a key or value that state cannot hold, or a damaged file."""
 
 
 class OperatorFailed(MidstreamError, RuntimeError):

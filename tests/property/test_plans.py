@@ -111,7 +111,8 @@ def test_a_stage_is_the_earliest_that_an_operators_inputs_allow(rng):
         mine = plan.stages[stages[op.name]]
         first = plan.segment(mine.segment)[0].index
         waits = any(
-            isinstance(plan.graph[port.operator].spec, KeyBy) and plan.stages[stages[port.operator]].segment < mine.segment
+            isinstance(plan.graph[port.operator].spec, KeyBy)
+            and plan.stages[stages[port.operator]].segment < mine.segment
             for port in op.inputs
         )
         assert stages[op.name] == max(*earliest, first + 1 if waits and max(earliest) == first else 0, 0), op.name
@@ -123,6 +124,7 @@ def test_an_exchange_lies_between_a_key_and_whoever_reads_it(rng):
     plan = plan_of(rng)
     stages = stage_of(plan)
     for op in plan.graph.of(KeyBy):
+        assert isinstance(op.spec, KeyBy)
         for name in plan.graph.consumers(Port(op.name)):
             if is_outlet(plan.graph[name]):
                 continue

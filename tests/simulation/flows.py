@@ -159,9 +159,7 @@ class Case:
 
     def run(self) -> LocalRun:
         """Run the flow, with a clock that stands still, so that runs can be compared to the last bit."""
-        return run_local(
-            self.flow, partitions=self.partitions, seed=self.seed, faults=self.faults, clock=ManualClock()
-        )
+        return run_local(self.flow, partitions=self.partitions, seed=self.seed, faults=self.faults, clock=ManualClock())
 
     def found(self) -> dict[str, dict[int, list[Row]]]:
         """The rows of every sink by epoch, in the order in which they were written."""
@@ -200,6 +198,7 @@ class _Builder:
                 self.route: 2,
                 self.lookup: 2,
                 self.transform: 2,
+                self.bypass: 1,
             }
             rng.choices(list(kinds), weights=list(kinds.values()))[0]()
         self.sinks()
@@ -305,6 +304,14 @@ class _Builder:
             local = self.rng.choice((even_only, backwards))
             made = stream.transform(self.name("sql"), on_spark_only, local=local)
         self.add(made, expansions)
+
+    def bypass(self) -> None:
+        """Keyed rows and those of a transform, in one union: two ways of a stream through different segments."""
+        stream, expansions = self.pick()
+        if expansions < MAX_EXPANSIONS:
+            keyed = stream.key_by(self.name("key"), self.rng.choice(stream.schema.names))
+            made = stream.transform(self.name("sql"), on_spark_only, local=even_only)
+            self.add(keyed.union(self.name("union"), made), expansions + 1)
 
     def sinks(self) -> None:
         """One behind every stream that nothing reads and some behind others, or one for all that is left."""

@@ -1,6 +1,7 @@
-"""Thousands of random flows under random faults, each against the oracle: ``python -m tests.simulation.run --seeds 5000``.
+"""Thousands of random flows under random faults, each against the oracle.
 
-A seed that fails is printed with its whole case, and replays alone: ``--start SEED --seeds 1``.
+``python -m tests.simulation.run --seeds 5000`` takes a few minutes. A seed that fails is printed with its whole case,
+and replays alone: ``--start SEED --seeds 1``.
 """
 
 from __future__ import annotations

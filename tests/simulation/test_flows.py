@@ -1,9 +1,9 @@
-"""Random flows on the local runtime against the oracle. Thousands more: ``python -m tests.simulation.run --seeds 5000``."""
+"""Random flows on the local runtime against the oracle. Thousands more: ``python -m tests.simulation.run``."""
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream import Flow, ListSource, MemorySink
+from midstream.control.coordinator import Coordinator
+from midstream.control.messages import (
+    EpochAbandoned,
+    Event,
+    Instruction,
+    Received,
+    Refused,
+    Send,
+    TaskFinished,
+    TaskStarted,
+)
+from midstream.runtime import local
 from midstream.testing import Faults, ManualClock, run_local
 from tests.oracle import Row
 from tests.simulation.flows import check, random_case, random_faults
@@ -60,6 +72,73 @@ def test_another_seed_is_another_story():
     assert first.run().story != second.run().story
 
 
+# ── the faults themselves: a simulation in which nothing goes wrong proves nothing ────────────────────────────────
+
+
+class Watched(Coordinator):
+    """Remembers what it was told and what it answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Event] = []
+        self.refused: list[Event] = []
+        watched.append(self)
+
+    def handle(self, event: Event) -> list[Instruction]:
+        answers = super().handle(event)
+        self.told.append(event)
+        if any(isinstance(answer, Send) and isinstance(answer.message, Refused) for answer in answers):
+            self.refused.append(event)
+        return answers
+
+
+watched: list[Watched] = []
+
+
+def watched_run(monkeypatch: pytest.MonkeyPatch, faults: Faults) -> Watched:
+    monkeypatch.setattr(local, "Coordinator", Watched)
+    flow, out = Flow("f"), MemorySink()
+    rows = flow.source("in", ListSource([[{"n": i} for i in range(300)]] * 3, "n bigint", partitions=2))
+    rows.map("m", lambda row: row).sink("out", out)
+    run_local(flow, seed=1, faults=faults)
+    assert len(out.rows) == 900
+    return watched.pop()
+
+
+def started(coordinator: Watched) -> Counter[tuple[int, int, int, int]]:
+    """How often each partition of each run was started."""
+    tasks = [e.message.task for e in coordinator.told if isinstance(e, Received) and isinstance(e.message, TaskStarted)]
+    return Counter((task.epoch, task.run, task.stage, task.partition) for task in tasks)
+
+
+def test_without_faults_every_task_runs_once(monkeypatch):
+    quiet = watched_run(monkeypatch, Faults())
+    assert started(quiet) == {(epoch, epoch, 0, partition): 1 for epoch in range(3) for partition in range(2)}
+    assert not quiet.refused
+
+
+@pytest.mark.parametrize("faults", [Faults(crash=0.05), Faults(speculate=0.05)])
+def test_tasks_crash_and_have_rivals(monkeypatch, faults):
+    counts = started(watched_run(monkeypatch, faults))
+    assert set(counts) == {(epoch, epoch, 0, partition) for epoch in range(3) for partition in range(2)}
+    assert max(counts.values()) > 1
+
+
+def test_messages_are_repeated_even_when_their_epoch_is_over(monkeypatch):
+    echoes = [e for e in watched_run(monkeypatch, Faults(repeat=0.9)).refused if isinstance(e, Received)]
+    assert echoes
+    assert {e.peer for e in echoes} == {b"echo"}
+
+
+def test_runs_are_given_up_and_their_tasks_go_on_until_they_are_refused(monkeypatch):
+    unlucky = watched_run(monkeypatch, Faults(give_up=0.05))
+    given_up = {event.run for event in unlucky.told if isinstance(event, EpochAbandoned)}
+    late = [e.message for e in unlucky.refused if isinstance(e, Received) and e.peer == b"task"]
+    assert given_up
+    assert late
+    assert {message.task.run for message in late if isinstance(message, TaskStarted | TaskFinished)} <= given_up
+
+
 # ── order ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 keys = st.lists(st.sampled_from(["", "a", "b", "é", None]), max_size=200)
@@ -91,7 +170,9 @@ def test_rows_of_one_key_stay_in_order_through_exchanges_and_detours(keys, parti
     twice = once.key_by("twice", "k").filter("second", lambda row: row["id"] % 7 != 0)
     twice.sink("straight", straight)
     # The odd rows take a longer way, and meet the even ones again behind the next exchange.
-    split = source.key_by("thrice", "k").route("split", lambda row: ("even", "odd")[row["id"] % 2], branches=("even", "odd"))
+    split = source.key_by("thrice", "k").route(
+        "split", lambda row: ("even", "odd")[row["id"] % 2], branches=("even", "odd")
+    )
     split["odd"].key_by("again", "k").union("meet", split["even"]).sink("joined", joined)
 
     run_local(flow, partitions=partitions, seed=seed, faults=faults, clock=ManualClock())

@@ -138,8 +138,8 @@ def test_a_diamond_with_sinks_at_every_depth(run: Run) -> None:
 
     run(flow)
 
-    tagged_rows = [{"n": n, "tag": "s" if n < 20 else "l"} for n in range(40)]
-    found = [{**row, "quarter": f"q{row['n'] // 4}"} for row in tagged_rows if row["n"] % 4 == 0]
+    tagged_rows: list[Row] = [{"n": n, "tag": "s" if n < 20 else "l"} for n in range(40)]
+    found: list[Row] = [{**row, "quarter": f"q{row['n'] // 4}"} for row in tagged_rows if row["n"] % 4 == 0]
     assert same(sinks["raw"].rows, NUMBERS)
     assert same(sinks["small"].rows, tagged_rows[:20])
     assert same(sinks["joined"].rows, found)
@@ -156,11 +156,12 @@ def test_three_sources_of_different_schemas_and_lengths(run: Run) -> None:
     flow, out, odd_out = Flow("three"), MemorySink(), MemorySink()
     ints = flow.source("ints", ListSource([[{"n": 1}, {"n": 2}]], "n bigint", partitions=2))
     texts = flow.source("texts", ListSource([[], [{"t e.xt": "7"}], [{"t e.xt": None}]], "`t e.xt` string"))
-    pair_rows = [{"a": {"x y": 1}, "b": 3}, {"a": None, "b": 4}]
+    pair_rows: list[Row] = [{"a": {"x y": 1}, "b": 3}, {"a": None, "b": 4}]
     pairs = flow.source("pairs", ListSource.of(pair_rows, schema="a struct<`x y`: int>, b bigint", epoch_rows=1))
     pairs.sink("pairs_out", odd_out)
     as_ints = texts.map("parse", lambda row: {"n": int(row["t e.xt"] or -1)}, returns="n bigint")
-    far = pairs.map("b", lambda row: {"n": row["b"]}, returns="n bigint").key_by("far", "n").map("same", lambda row: row)
+    bs = pairs.map("b", lambda row: {"n": row["b"]}, returns="n bigint")
+    far = bs.key_by("far", "n").map("same", lambda row: row)
     ints.union("all", as_ints, far).key_by("by_n", "n").map("end", lambda row: row).sink("out", out)
 
     metrics = run(flow)
@@ -233,9 +234,11 @@ def test_a_transform_sees_one_epoch_after_an_exchange(run: Run) -> None:
     flow, out = Flow("totals"), MemorySink()
     keyed = flow.source("numbers", numbers()).key_by("by_user", "user").map("same", lambda row: row)
     keyed.transform(
-        "totals", lambda df: df.groupBy("user").count().withColumnRenamed("count", "total"),
-        returns="user string, total bigint", local=count_users,
-    ).sink("out", out)  # fmt: skip
+        "totals",
+        lambda df: df.groupBy("user").count().withColumnRenamed("count", "total"),
+        returns="user string, total bigint",
+        local=count_users,
+    ).sink("out", out)
 
     run(flow)
 

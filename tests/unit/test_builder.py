@@ -146,7 +146,7 @@ def test_odd_names_are_refused(rows, name):
     with pytest.raises(FlowError, match=r"cannot be a name. A name starts with a letter") as caught:
         rows.map(name, same)
     assert repr(name)[:40] in str(caught.value)
-    with pytest.raises(FlowError, match="flow: .* cannot be a name"):
+    with pytest.raises(FlowError, match=r"flow: .* cannot be a name"):
         Flow(name)
 
 
@@ -178,7 +178,9 @@ def test_a_name_that_is_left_out_or_comes_second_is_told_as_such(rows, call):
 
 
 def test_a_key_without_a_name_is_told_how_to_write_it(rows):
-    with pytest.raises(FlowError, match=re.escape("key_by 'user': name at least one column, e.g. key_by('user', 'user')")):
+    with pytest.raises(
+        FlowError, match=re.escape("key_by 'user': name at least one column, e.g. key_by('user', 'user')")
+    ):
         rows.key_by("user")
 
 
@@ -228,7 +230,9 @@ def test_a_schema_that_cannot_be_read_is_refused_with_its_place(rows):
 
 
 def test_unknown_columns_are_refused_with_the_nearest(flow, rows):
-    with pytest.raises(SchemaError, match=r"key_by 'k': there is no column 'usr'; did you mean 'user'\? Available: user, n"):
+    with pytest.raises(
+        SchemaError, match=r"key_by 'k': there is no column 'usr'; did you mean 'user'\? Available: user, n"
+    ):
         rows.key_by("k", "usr")
     with pytest.raises(SchemaError, match="lookup 'l', stream: there is no column 'country'"):
         rows.lookup("l", TABLE, on="country")
@@ -266,7 +270,9 @@ def test_a_union_takes_streams_of_one_flow_and_one_schema(rows):
     with pytest.raises(FlowError, match=r"union 'u': 'theirs' belongs to another flow \('g'\)"):
         rows.union("u", other)
     short = rows.map("short", same, returns="user string, n int")
-    with pytest.raises(SchemaError, match=r"'in' has \(user string, n bigint, p double\) but 'short' has \(user string, n int\)"):
+    with pytest.raises(
+        SchemaError, match=r"'in' has \(user string, n bigint, p double\) but 'short' has \(user string, n int\)"
+    ):
         rows.union("u", short)
     with pytest.raises(FlowError, match="union 'u': name at least one other stream"):
         rows.union("u")
@@ -303,7 +309,9 @@ def test_a_branch_that_is_not_there_is_refused_with_those_that_are(rows):
 
 @pytest.mark.parametrize("table", [None, {"user": ["ann"]}, [1], "countries"])
 def test_a_lookup_needs_a_table(rows, table):
-    with pytest.raises(FlowError, match="lookup 'l': expected a pyarrow.Table, a pandas DataFrame or a batch DataFrame, found"):
+    with pytest.raises(
+        FlowError, match=r"lookup 'l': expected a pyarrow.Table, a pandas DataFrame or a batch DataFrame, found"
+    ):
         rows.lookup("l", table, on="user")
 
 
@@ -317,7 +325,9 @@ def test_a_lookup_says_which_options_it_has(rows):
 def test_a_table_with_two_rows_for_a_key_is_refused_when_one_was_promised(flow, rows):
     twice = pa.table({"user": ["bob", "ann", None, "ann", None], "x": [1, 2, 3, 4, 5]})
     rows.lookup("l", twice, on="user").sink("out", NoopSink())
-    with pytest.raises(FlowError, match=r"lookup 'l': the table has more than one row for \{'user': 'ann'\}, but unique=True"):
+    with pytest.raises(
+        FlowError, match=r"lookup 'l': the table has more than one row for \{'user': 'ann'\}, but unique=True"
+    ):
         run_local(flow)
 
 
@@ -325,7 +335,7 @@ def test_a_transform_without_local_is_refused_by_the_local_runtime_before_it_sta
     called = []
     rows.transform("sql", same).sink("out", MemorySink())
     rows.sink("other", lambda table, epoch: called.append(epoch))
-    with pytest.raises(FlowError, match="transform 'sql' needs Spark. To run it on the local runtime give it local="):
+    with pytest.raises(FlowError, match=r"transform 'sql' needs Spark. To run it on the local runtime give it local="):
         run_local(flow)
     assert not called
 
@@ -349,7 +359,9 @@ def test_a_dataframe_is_known_by_what_it_has(flow):
 
 @pytest.mark.parametrize("stream", [None, [{"n": 1}], pd.DataFrame({"n": [1]}), TABLE, "topic"])
 def test_only_streams_are_sources(flow, stream):
-    with pytest.raises(SourceError, match=r"source 's': expected a streaming DataFrame .* found " + type(stream).__name__):
+    with pytest.raises(
+        SourceError, match=r"source 's': expected a streaming DataFrame .* found " + type(stream).__name__
+    ):
         flow.source("s", stream)
 
 
@@ -362,13 +374,13 @@ def test_a_batch_is_not_a_stream_and_a_stream_is_not_a_table(flow, rows):
 
 def test_the_local_runtime_says_that_it_has_no_spark(flow):
     flow.source("s", fake_dataframe("n bigint", streaming=True)).sink("out", NoopSink())
-    with pytest.raises(SourceError, match="source 's' is a DataFrame, which needs Spark.*ListSource"):
+    with pytest.raises(SourceError, match=r"source 's' is a DataFrame, which needs Spark.*ListSource"):
         run_local(flow)
 
 
 def test_a_file_sink_refuses_rows_that_have_its_column(flow):
     epochs = flow.source("s", ListSource([[]], "epoch bigint"))
-    with pytest.raises(SchemaError, match="sink 'out': a FileSink adds the column 'epoch'.*rename it"):
+    with pytest.raises(SchemaError, match=r"sink 'out': a FileSink adds the column 'epoch'.*rename it"):
         epochs.sink("out", FileSink("somewhere"))
     epochs.sink("mem", MemorySink())  # which adds nothing
     assert flow.graph.of(Sink)[0].name == "mem"
@@ -397,7 +409,9 @@ def test_what_cannot_take_rows_is_no_sink(rows, target, says):
 
 
 def test_a_sink_class_is_told_to_be_made_first(rows):
-    with pytest.raises(FlowError, match=r"sink 'out': found the class MemorySink; give an instance of it, MemorySink\(…\)"):
+    with pytest.raises(
+        FlowError, match=r"sink 'out': found the class MemorySink; give an instance of it, MemorySink\(…\)"
+    ):
         rows.sink("out", MemorySink)
 
 
@@ -405,10 +419,10 @@ def test_a_sink_class_is_told_to_be_made_first(rows):
 
 
 def test_a_flow_needs_a_source_and_a_sink(flow):
-    with pytest.raises(FlowError, match="flow 'f' has no source; add one with flow.source"):
+    with pytest.raises(FlowError, match=r"flow 'f' has no source; add one with flow.source"):
         _ = flow.graph
     flow.source("in", ListSource([[]], DDL))
-    with pytest.raises(FlowError, match="flow 'f' has no sink; end a stream with stream.sink"):
+    with pytest.raises(FlowError, match=r"flow 'f' has no sink; end a stream with stream.sink"):
         _ = flow.graph
 
 

@@ -233,7 +233,7 @@ def test_an_unknown_format_is_a_usage_error(greetings):
 # doctor
 
 
-GOOD = Finding("Java", True, "17 (/opt/java)")
+GOOD = Finding("Java", True, "17 (JAVA_HOME)")
 BAD = Finding("pandas", False, "3.0.0", "Install an older [pandas].")
 
 
@@ -241,7 +241,7 @@ def test_doctor_shows_everything_and_is_content(monkeypatch):
     monkeypatch.setattr(doctor, "diagnose", lambda: [GOOD])
     result = call("doctor")
     assert result.exit_code == 0
-    assert "17 (/opt/java)" in result.stdout
+    assert "17 (JAVA_HOME)" in result.stdout
 
 
 def test_doctor_fails_when_something_is_missing_and_gives_the_advice(monkeypatch):
@@ -249,7 +249,7 @@ def test_doctor_fails_when_something_is_missing_and_gives_the_advice(monkeypatch
     result = call("doctor")
     assert result.exit_code == 1
     assert "Install an older [pandas]." in result.stdout
-    assert "17 (/opt/java)" in result.stdout
+    assert "17 (JAVA_HOME)" in result.stdout
 
 
 @pytest.mark.parametrize(("findings", "code", "printed"), [([GOOD], 0, False), ([GOOD, BAD], 1, True)])

@@ -155,7 +155,7 @@ def test_the_code_of_a_page_does_what_the_page_says_on_spark(page, tmp_path):
 def test_a_page_that_lies_is_found_out(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1 + 1)\n```\n\n```text output\n3\n```\n")
-    with pytest.raises(AssertionError, match=r"page.md:5: the page says\n3"):
+    with pytest.raises(AssertionError, match=r"page.md:5: the page says\s+3"):
         run_in_a_process(page, "local", tmp_path)
 
 
@@ -217,6 +217,13 @@ def test_every_picture_is_shown_and_suits_light_and_dark():
     for picture in sorted((ROOT / "docs" / "images").iterdir()):
         assert picture in shown, picture.name
         assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8"), picture.name
+
+
+def test_the_picture_of_the_demo_names_the_operators_of_the_demo():
+    drawn = re.findall(r"class=\"m c\"[^>]*>([^<]+)<", (ROOT / "docs" / "images" / "fraud.svg").read_text("utf-8"))
+    code = (ROOT / "examples" / "fraud" / "flow.py").read_text(encoding="utf-8")
+    named = re.findall(r"\.(?:source|key_by|lookup|map_batches|route_batches|sink)\(\"([^\"]+)\"", code)
+    assert sorted(drawn) == sorted(named)
 
 
 # ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -60,15 +60,15 @@ def test_python_must_be_new_enough(version, ok):
 
 
 def test_a_good_java_is_named_with_its_place():
-    finding = judge_java(JavaProbe(None, "/opt/java", 'openjdk version "17.0.1"'))
-    assert (finding.ok, finding.found, finding.advice) == (True, "17 (/opt/java)", "")
+    finding = judge_java(JavaProbe(None, "/java/17", 'openjdk version "17.0.1"'))
+    assert (finding.ok, finding.found, finding.advice) == (True, "17 (/java/17)", "")
 
 
 @pytest.mark.parametrize(
     ("probe", "found"),
     [
         (JavaProbe(None, None), "no java on PATH, and no JAVA_HOME"),
-        (JavaProbe("/opt/jdk", None), "no bin/java in JAVA_HOME (/opt/jdk)"),
+        (JavaProbe("/jdk", None), "no bin/java in JAVA_HOME (/jdk)"),
         (JavaProbe(None, "/bin/java", 'java version "1.8.0_1"'), "8 (/bin/java)"),
         (JavaProbe(None, "/bin/java", "Unable to locate\na Java"), "/bin/java, which says: Unable to locate"),
         (JavaProbe(None, "/bin/java", ""), "/bin/java, which says: nothing"),

@@ -233,3 +233,15 @@ def test_only_one_sink_that_reads_everything_once_gets_plain_columns(sinks, leav
     for number, sink in enumerate(sinks):
         rows.sink(f"out{number}", sink)
     assert [stage.leaves for stage in compile_plan(flow.graph).stages] == [leaves]
+
+
+def test_sources_enter_by_name_whatever_the_order_in_which_they_were_added():
+    """Spark finds the offsets of a source by its position, so a script that was merely rearranged must not move it."""
+
+    def inlets(*names: str) -> tuple[str, ...]:
+        flow = Flow("f")
+        first, second = (flow.source(name, ListSource([[]], "n bigint")) for name in names)
+        first.union("both", second).sink("out", NoopSink())
+        return compile_plan(flow.graph).stages[0].inlets
+
+    assert inlets("a", "b") == inlets("b", "a") == ("a", "b")

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from midstream.cli.live import print_summary, watch
 from midstream.cli.target import TargetError, UserCodeError, find, needs_session, to_flow
+from midstream.control.journal import read, tell
 from midstream.errors import MidstreamError
 from midstream.flow.builder import Flow
 from midstream.flow.model import Graph
@@ -138,6 +139,15 @@ def doctor(
         Console().print(_findings_table(shown))
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
+
+
+@app.command()
+def journal(
+    file: Annotated[Path, typer.Argument(help="A file below journal/ of a checkpoint.", exists=True, dir_okay=False)],
+) -> None:
+    """Tell what happened in a run of an epoch that failed, event by event."""
+    with _errors_told():
+        typer.echo(tell(read(file.read_bytes())))
 
 
 def _run(

@@ -234,6 +234,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         socket = self._socket = self._context.socket(zmq.DEALER)
         _keep_alive(socket)
         socket.set_hwm(0)  # a request waits for its answer, never for room to be sent
+        socket.linger = _LINGER  # a client that nobody closed must not hold up the garbage collector for ever
         socket.ipv6 = "[" in address.endpoint
         socket.routing_id = uuid.uuid4().hex.encode()
         socket.curve_serverkey = address.server_key
@@ -255,6 +256,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
             while (arrived := self._next(deadline)) is not None:
                 number, answer = arrived
                 if number == self._number:
+                    self._linger = _LINGER
                     return answer
                 if number == _UNASKED:
                     self._inbox.append(answer)

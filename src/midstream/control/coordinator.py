@@ -101,7 +101,7 @@ class Coordinator:
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event, change state, say what must be done about it."""
-        self._story.append(_line(event))
+        self._story.append(line_of(event))
         match event:
             case Received(peer, message):
                 return self._from_task(peer, message)
@@ -143,7 +143,7 @@ class Coordinator:
 
     def _lost(self, event: Event, found: str) -> ProtocolError:
         story = "\n  ".join(self._story)
-        return ProtocolError(f"{_line(event)} makes no sense now: {found}. What came before:\n  {story}")
+        return ProtocolError(f"{line_of(event)} makes no sense now: {found}. What came before:\n  {story}")
 
     # ── messages of tasks ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -201,10 +201,10 @@ def _incomplete(running: _Running) -> str | None:
     for (stage, _), reports in running.finished.items():
         sent.add(stage + 1, [report.sent for report in reports])
         received.add(stage, [report.received for report in reports])
-    for stage, wire in sorted(sent.low.keys() | received.low.keys()):
-        (fewest, most), (least, greatest) = sent.of(stage, wire), received.of(stage, wire)
+    for at, wire in sorted(sent.low.keys() | received.low.keys()):
+        (fewest, most), (least, greatest) = sent.of(at, wire), received.of(at, wire)
         if most < least or greatest < fewest:
-            return f"stage {stage} received {_span(least, greatest)} of {_span(fewest, most)} rows on wire {wire}"
+            return f"stage {at} received {_span(least, greatest)} of {_span(fewest, most)} rows on wire {wire}"
     return None
 
 
@@ -235,7 +235,8 @@ def _name(opened: EpochOpened) -> str:
     return f"epoch {opened.epoch}.{opened.run}"
 
 
-def _line(event: Event) -> str:
+def line_of(event: Event) -> str:
+    """An event in one line."""
     match event:
         case Received(_, message):
             about = getattr(message, "task", None) or f"{message.host}/{message.pid}"  # type: ignore[union-attr]

@@ -1,6 +1,7 @@
 """Every message between coordinator and task, and every event and instruction of the coordinator.
 
-All are frozen msgspec structs. Those that cross the channel are tagged with their name, so one decoder reads them all.
+All are frozen msgspec structs. Those that cross the channel or are kept in a journal are tagged with their name, so that
+one decoder reads them all.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ ToTask = Assignment | Accepted | Refused | Release
 # ── events that only the driver makes ─────────────────────────────────────────────────────────────────────────────
 
 
-class EpochOpened(msgspec.Struct, frozen=True):
+class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     """The driver starts a run of an epoch. ``programs`` holds one digest per stage, in order."""
 
     epoch: Epoch
@@ -127,25 +128,25 @@ class EpochOpened(msgspec.Struct, frozen=True):
     bins: tuple[int, ...]
 
 
-class EpochSealed(msgspec.Struct, frozen=True):
+class EpochSealed(msgspec.Struct, frozen=True, tag=True):
     """Spark says that every job of the epoch succeeded; the coordinator must agree before it is committed."""
 
     epoch: Epoch
     run: Run
 
 
-class EpochAbandoned(msgspec.Struct, frozen=True):
+class EpochAbandoned(msgspec.Struct, frozen=True, tag=True):
     """The run will not be finished: it failed or was cancelled. Its tasks are fenced from here on."""
 
     epoch: Epoch
     run: Run
 
 
-class JobEnding(msgspec.Struct, frozen=True):
+class JobEnding(msgspec.Struct, frozen=True, tag=True):
     """No epoch will be opened any more; workers are to close what they hold."""
 
 
-class Received(msgspec.Struct, frozen=True):
+class Received(msgspec.Struct, frozen=True, tag=True):
     """A message arrived from a peer of the channel."""
 
     peer: bytes

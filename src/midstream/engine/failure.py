@@ -42,9 +42,9 @@ def failed(operator: str, error: BaseException, row: dict[str, Any] | None) -> O
     )
 
 
-def row_at(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
-    """One row of a batch, fresh: a function may have changed the dict it was given."""
-    return to_rows(batch.slice(index, 1))[0]
+def row_at(batch: pa.RecordBatch, index: int | None) -> dict[str, Any] | None:
+    """One row of a batch, fresh: a function may have changed the dict it was given. No row when none is to blame."""
+    return None if index is None else to_rows(batch.slice(index, 1))[0]
 
 
 def call_on_batch(operator: str, function: Callable[[pa.RecordBatch], T], batch: pa.RecordBatch) -> T:

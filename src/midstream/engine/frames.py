@@ -95,5 +95,5 @@ def headers(frames: pa.RecordBatch) -> list[Header]:
 
 
 def payloads(frames: pa.RecordBatch) -> list[pa.Buffer]:
-    """The payloads of a batch of frames, in order, without copying them."""
+    """The payloads of a batch of frames, in order. Arrow copies each of them, and by that aligns it."""
     return [value.as_buffer() for value in frames.column("payload")]

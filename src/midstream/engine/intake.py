@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from midstream.planner.stages import Stage, Wire
 
 INLET_COLUMN = "inlet"
 FRAME_COLUMN = "frame"
+JOINED_ROWS = 8192
 
 
 def inlet_column(number: int) -> str:
@@ -74,11 +76,27 @@ def _inlet(program: StageProgram, number: int, batch: pa.RecordBatch) -> Rows:
 def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
     wires = {wire.id: wire for wire in program.wires}
     received = set(program.stage.receives)
-    for header, payload in zip(headers(batch), payloads(batch), strict=True):
-        if header.wire in received:
-            yield Rows(wires[header.wire].consumers, decode_rows(payload), header.revision, header.wire)
+    frames = zip(headers(batch), payloads(batch), strict=True)
+    for (wire, revision), group in groupby(frames, key=lambda frame: (frame[0].wire, frame[0].revision)):
+        if wire in received:
+            for rows in _joined(decode_rows(payload) for _, payload in group):
+                yield Rows(wires[wire].consumers, rows, revision, wire)
         else:
-            yield Carried(wires[header.wire], header, payload)
+            yield from (Carried(wires[wire], header, payload) for header, payload in group)
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches together: many senders send many small frames, and a slice never spans two batches."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if rows >= JOINED_ROWS:
+            yield pa.concat_batches(held)
+            held, rows = [], 0
+    if held:
+        yield pa.concat_batches(held)
 
 
 def _mixed(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:

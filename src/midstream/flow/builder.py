@@ -133,7 +133,8 @@ class Stream:
 
     Using one stream several times replicates its rows. Functions come in two forms: for rows, which are dicts, and
     for batches (the methods whose names end in ``_batches``), which are ``pyarrow.RecordBatch``. ``returns`` is the
-    schema of the result in Spark's DDL, by default the input's; what functions return is held to it.
+    schema of the result in Spark's DDL, by default the input's; ``adds`` names only the columns that a function puts
+    behind those of its input. What functions return is held to it.
     """
 
     def __init__(self, flow: Flow, port: Port, schema: pa.Schema) -> None:
@@ -144,13 +145,17 @@ class Stream:
     def __repr__(self) -> str:
         return f"Stream({str(self._port)!r}, {to_ddl(self.schema)!r})"
 
-    def map(self, name: str, function: RowFunction, *, returns: str | None = None) -> Stream:
+    def map(
+        self, name: str, function: RowFunction, *, returns: str | None = None, adds: str | None = None
+    ) -> Stream:
         """Each row gives exactly one row."""
-        return self._function(name, Map(Form.ROWS), function, returns)
+        return self._function(name, Map(Form.ROWS), function, returns, adds)
 
-    def map_batches(self, name: str, function: BatchFunction, *, returns: str | None = None) -> Stream:
+    def map_batches(
+        self, name: str, function: BatchFunction, *, returns: str | None = None, adds: str | None = None
+    ) -> Stream:
         """Each slice of rows gives as many rows, in the same order; the number is checked."""
-        return self._function(name, Map(Form.BATCHES), function, returns)
+        return self._function(name, Map(Form.BATCHES), function, returns, adds)
 
     def filter(self, name: str, function: Callable[[Row], bool]) -> Stream:
         """Keep the rows for which the function returns something true."""
@@ -160,13 +165,22 @@ class Stream:
         """Keep the rows at which the function's result, a boolean array, is true."""
         return self._function(name, Filter(Form.BATCHES), function)
 
-    def flat_map(self, name: str, function: Callable[[Row], Iterable[Row]], *, returns: str | None = None) -> Stream:
+    def flat_map(
+        self,
+        name: str,
+        function: Callable[[Row], Iterable[Row]],
+        *,
+        returns: str | None = None,
+        adds: str | None = None,
+    ) -> Stream:
         """Each row gives any number of rows; the function may be a generator."""
-        return self._function(name, FlatMap(Form.ROWS), function, returns)
+        return self._function(name, FlatMap(Form.ROWS), function, returns, adds)
 
-    def flat_map_batches(self, name: str, function: BatchFunction, *, returns: str | None = None) -> Stream:
+    def flat_map_batches(
+        self, name: str, function: BatchFunction, *, returns: str | None = None, adds: str | None = None
+    ) -> Stream:
         """Each slice of rows gives any number of rows."""
-        return self._function(name, FlatMap(Form.BATCHES), function, returns)
+        return self._function(name, FlatMap(Form.BATCHES), function, returns, adds)
 
     def key_by(self, name: str, *columns: str) -> Stream:
         """Rows with equal values in these columns meet in one task downstream, in a deterministic order."""
@@ -268,11 +282,25 @@ class Stream:
             )
         self._flow._add(name, Sink(target.drains), (self._port,), self.schema, target)
 
-    def _function(self, name: str, spec: Map | Filter | FlatMap, function: Any, returns: str | None = None) -> Stream:
+    def _function(
+        self,
+        name: str,
+        spec: Map | Filter | FlatMap,
+        function: Any,
+        returns: str | None = None,
+        adds: str | None = None,
+    ) -> Stream:
         name = check_name(name, "operator")
         check_callable(function, name, _A_ROW if spec.form is Form.ROWS else _A_BATCH)
-        schema = self.schema if returns is None else parse_ddl(returns)
+        schema = self._returned(name, returns, adds)
         return self._flow._add(name, spec, (self._port,), schema, function)
+
+    def _returned(self, name: str, returns: str | None, adds: str | None) -> pa.Schema:
+        if adds is None:
+            return self.schema if returns is None else parse_ddl(returns)
+        if returns is not None:
+            raise FlowError(f"operator {name!r}: give returns= (all columns) or adds= (the new ones), not both")
+        return parse_ddl(f"{to_ddl(self.schema)}, {adds}")
 
     def _route(self, name: str, form: Form, function: Any, branches: Sequence[str]) -> Branches:
         what = f"route {check_name(name, 'route')!r}"

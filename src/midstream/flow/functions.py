@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import hashlib
 import inspect
 import io
@@ -18,7 +19,6 @@ import sysconfig
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ def _is_users(name: str, module: types.ModuleType) -> bool:
     return not _is_installed(file)
 
 
-@cache
+@functools.cache
 def _is_installed(file: str) -> bool:
     """Asked of every module at every pack, and resolving hundreds of paths takes longer than pickling a function."""
     path = Path(file).resolve()
@@ -167,6 +167,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
                 yield f"closure variable {name!r}", cell.cell_contents
         for name in sorted(_globals_used(value.__code__) & value.__globals__.keys()):
             yield f"global variable {name!r}", value.__globals__[name]
+        for parameter in inspect.signature(value).parameters.values():
+            if parameter.default is not parameter.empty:
+                yield f"default of {parameter.name!r}", parameter.default
+    elif isinstance(value, functools.partial):
+        yield "its function", value.func
+        for key, item in (*enumerate(value.args), *value.keywords.items()):
+            yield f"argument {key!r}", item
     elif isinstance(value, dict):
         for key, item in value.items():
             yield f"item {key!r}", item

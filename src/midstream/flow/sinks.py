@@ -81,13 +81,21 @@ class MemorySink:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """All rows so far, by epoch, as dicts."""
-        return [row for table in self.tables.values() for row in table.to_pylist()]
+        return [row for table in self.tables.values() for row in _to_dicts(table)]
 
     @property
     def tables(self) -> dict[int, pa.Table]:
         """One Arrow table per epoch, in order."""
         with self._lock:
             return dict(sorted(self._epochs.items()))
+
+
+def _to_dicts(table: pa.Table) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
+    except TypeError:  # keys that are arrays, maps or structs cannot be keys of a dict: such maps come as pairs
+        rows = table.to_pylist()
+    return rows
 
 
 @dataclass(frozen=True)

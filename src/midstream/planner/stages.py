@@ -268,7 +268,8 @@ def assemble_stages(
                 index=index,
                 segment=segment,
                 operators=tuple(op.name for op in operators),
-                inlets=tuple(op.name for op in operators if isinstance(op.spec, Source | Transform)),
+                # By name: Spark numbers a query's sources by position, and a script may declare them in another order.
+                inlets=tuple(sorted(op.name for op in operators if isinstance(op.spec, Source | Transform))),
                 receives=tuple(wire.id for wire in wires if wire.target == index),
                 carries=tuple(wire.id for wire in carries),
                 emits=tuple(wire.id for wire in emits),

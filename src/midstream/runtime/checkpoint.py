@@ -5,6 +5,7 @@ Layout::
     midstream.json        identity: which flow, which sources, which job; written once
     blobs/ab/ab12…        functions, tables and stage programs, by digest
     epochs/0000000007     manifest of epoch 7, written before Spark commits the batch
+    journal/0000000008.0  journal of a run of epoch 8 that failed; the newest few are kept
     spark/                Spark's own checkpoint: offsets and commits
 """
 
@@ -19,11 +20,12 @@ import pyarrow.fs as pafs
 from midstream.engine.blobs import BlobStore, filesystem_of, spark_path, write_atomically
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
-from midstream.ids import Digest, Epoch, Revision
+from midstream.ids import Digest, Epoch, Revision, Run
 from midstream.version import __version__
 
 FORMAT = 1
 KEPT_MANIFESTS = 100
+KEPT_JOURNALS = 20
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -104,6 +106,16 @@ class Checkpoint:
             return None
         with self._fs.open_input_stream(path) as stream:
             return msgspec.json.decode(stream.read(), type=Manifest)
+
+    def keep_journal(self, epoch: Epoch, run: Run, data: bytes) -> str:
+        """Keep the journal of a run that failed; returns where. Old ones are removed."""
+        folder = posixpath.join(self._root, "journal")
+        path = posixpath.join(folder, f"{epoch:010d}.{run}")
+        write_atomically(self._fs, path, data)
+        kept = sorted(self._fs.get_file_info(pafs.FileSelector(folder)), key=lambda info: info.mtime_ns or 0)
+        for stale in kept[:-KEPT_JOURNALS]:
+            self._fs.delete_file(stale.path)
+        return path
 
     def _manifest_path(self, epoch: Epoch) -> str:
         return posixpath.join(self._root, "epochs", f"{epoch:010d}")

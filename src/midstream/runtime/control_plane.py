@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable
 
 from midstream.control.channel import Address, Server
 from midstream.control.coordinator import Coordinator
+from midstream.control.journal import Journal
 from midstream.control.messages import (
     Commit,
     EpochAbandoned,
@@ -23,7 +25,7 @@ from midstream.control.messages import (
     TaskId,
     ToTask,
 )
-from midstream.errors import ProtocolError
+from midstream.errors import ChannelError, ProtocolError
 
 RELEASE_TIMEOUT_S = 3.0
 
@@ -33,6 +35,7 @@ class ControlPlane:
 
     def __init__(self, host: str) -> None:
         self._coordinator = Coordinator()
+        self._journal = Journal()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._server = Server(self._from_channel, host)
@@ -63,15 +66,22 @@ class ControlPlane:
         self._tell(event)
         return failures
 
+    def journal(self) -> bytes:
+        """The events of the newest run, to be kept."""
+        with self._lock:
+            return self._journal.to_bytes()
+
     def close(self) -> None:
         """Tell workers to close their functions, wait shortly for them, and leave the channel."""
-        self._tell(JobEnding())
-        with self._changed:
-            self._changed.wait_for(lambda: not self._coordinator.workers, timeout=RELEASE_TIMEOUT_S)
+        with contextlib.suppress(ChannelError):  # the channel is gone already; then workers know that, too
+            self._tell(JobEnding())
+            with self._changed:
+                self._changed.wait_for(lambda: not self._coordinator.workers, timeout=RELEASE_TIMEOUT_S)
         self._server.close()
 
     def _tell(self, event: Event) -> list[Instruction]:
         with self._lock:
+            self._journal.append(event)
             instructions = self._coordinator.handle(event)
         for instruction in instructions:
             if isinstance(instruction, Send):
@@ -80,6 +90,8 @@ class ControlPlane:
 
     def _from_channel(self, peer: bytes, message: FromTask) -> Iterable[tuple[bytes, ToTask]]:
         with self._changed:
-            instructions = self._coordinator.handle(Received(peer, message))
+            event = Received(peer, message)
+            self._journal.append(event)
+            instructions = self._coordinator.handle(event)
             self._changed.notify_all()
         return [(send.peer, send.message) for send in instructions if isinstance(send, Send)]

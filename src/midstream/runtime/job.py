@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import threading
 import time
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from midstream.control.messages import Commit, EpochAbandoned, EpochOpened, EpochSealed
-from midstream.errors import JobFailed, MidstreamError
+from midstream.errors import CheckpointError, JobFailed, MidstreamError
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import SinkTarget
 from midstream.ids import BINS, Digest, Epoch, Revision, Run, StageIndex
@@ -175,8 +176,9 @@ class Job:
             query.awaitTermination()
         except Exception as error:  # Spark's account of the failure; ours, if there is one, says it better
             self._fail(error)
-        finally:
+        try:
             self._control.close()
+        finally:
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()
@@ -211,6 +213,9 @@ class Job:
                 frames.release()
         except BaseException as error:
             failures = self._control.abandon(EpochAbandoned(epoch, run))
+            if not self._stopping:
+                with contextlib.suppress(CheckpointError, OSError):  # what failed matters more than its record
+                    self._checkpoint.keep_journal(epoch, run, self._control.journal())
             raise explain(self.name, epoch, error, failures) from None
         # The epoch is whole only if Spark and the coordinator agree; then its manifest is written, then Spark commits.
         commit = self._control.seal(EpochSealed(epoch, run))

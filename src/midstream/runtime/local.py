@@ -188,7 +188,7 @@ class _Runtime:
             for stage in stages:
                 data = self._run_stage(epoch, run, stage.index, data)
                 if stage.leaves is Leaves.EXCHANGE:
-                    data = by_destination(data, self._partitions, FRAME_ORDER)
+                    data = by_destination(data, self._partitions, FRAME_ORDER, self.rng)
             leaving[segment] = data
             self._transform(segment, leaving, results)
         for name, feed in plan.feeds.items():

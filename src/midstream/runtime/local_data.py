@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,9 +84,10 @@ def _mixed(batch: pa.RecordBatch, number: int, names: Sequence[str], types: Sequ
     return pa.RecordBatch.from_arrays([pa.array([number] * rows, pa.int32()), *columns], [INLET_COLUMN, *names])
 
 
-def by_destination(frames: LocalData, partitions: int, order: Sequence[str]) -> LocalData:
-    """An exchange: every frame to its destination, sorted there."""
+def by_destination(frames: LocalData, partitions: int, order: Sequence[str], rng: random.Random) -> LocalData:
+    """An exchange: every frame to its destination, sorted there. Frames arrive in any order, as they do on Spark."""
     batches = [batch for partition in frames.partitions for batch in partition]
+    rng.shuffle(batches)
     table = pa.Table.from_batches(batches, FRAME_SCHEMA).sort_by([(column, "ascending") for column in order])
     return LocalData(
         [table.filter(pc.equal(table.column("dest"), dest)).to_batches() for dest in range(partitions)]

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from midstream.control.messages import Commit, Failure, TaskId
+from midstream.engine.failure import MAX_ROW_TEXT
 from midstream.errors import JobFailed, OperatorFailed
 from midstream.flow.model import Sink, Source
-from midstream.ids import Epoch
+from midstream.ids import Epoch, PartitionId
 from midstream.metrics import EpochProgress
 from midstream.planner.stages import Plan
 
 
 def failure_of(error: OperatorFailed) -> Failure:
     """The error as a message. The row goes as text: the driver may lack the classes of its values."""
-    row = None if error.row is None else repr(error.row)
+    row = None if error.row is None else f"{error.row!r:.{MAX_ROW_TEXT}}"
     return Failure(error.operator, error.error, row, error.user_traceback)
 
 
@@ -35,18 +36,25 @@ def epoch_progress(plan: Plan, commit: Commit, committed_at: float, duration_ms:
 
 
 def explain(name: str, epoch: Epoch, error: BaseException, failures: tuple[tuple[TaskId, Failure], ...]) -> JobFailed:
-    """The user's own failure, if a task reported one; else Spark's, shortened."""
-    if not failures:
-        return error if isinstance(error, JobFailed) else unexpected(name, epoch, error)
-    task, failure = failures[-1]
+    """The user's own failure, if a task reported one, or a sink on the driver; else Spark's, shortened."""
+    if failures:
+        task, failure = failures[-1]
+        return _users_failure(name, epoch, task.partition, failure)
+    if isinstance(error, OperatorFailed):
+        return _users_failure(name, epoch, None, failure_of(error))
+    return error if isinstance(error, JobFailed) else unexpected(name, epoch, error)
+
+
+def _users_failure(name: str, epoch: Epoch, partition: PartitionId | None, failure: Failure) -> JobFailed:
+    place = f"epoch {epoch}" if partition is None else f"epoch {epoch}, partition {partition}"
     row = f"\n  row: {failure.row}" if failure.row is not None else ""
     return JobFailed(
-        f"job {name!r} failed in operator {failure.operator!r}, epoch {epoch}, partition {task.partition}: {failure.error}"
+        f"job {name!r} failed in operator {failure.operator!r}, {place}: {failure.error}"
         f"{row}\n\n{failure.traceback}\n\nThe epoch was not committed. After a fix, start the flow again with the same "
         f"checkpoint: the epoch runs again, and nothing is missing or doubled.",
         operator=failure.operator,
         epoch=epoch,
-        partition=task.partition,
+        partition=partition,
         row=failure.row,
         error=failure.error,
         user_traceback=failure.traceback,

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
-import midstream
 from midstream.version import __version__
 
 _shipped: set[str] = set()
@@ -29,7 +28,7 @@ def ship(context: SparkContext) -> None:
 
 def package_zip(folder: Path) -> Path:
     """The package's own Python files as a zip file in ``folder``."""
-    root = Path(midstream.__file__).parent
+    root = Path(__file__).resolve().parent.parent
     path = folder / f"midstream-{__version__}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(root.rglob("*.py")):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import pyarrow.fs as pafs
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from midstream.engine.blobs import filesystem_of, spark_path, write_atomically
+from midstream.engine.failure import USER_ERRORS, failed
 from midstream.errors import CheckpointError, FlowError
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import EPOCH_COLUMN, CallSink, ConsoleSink, FileSink, MemorySink, NoopSink, SinkTarget
@@ -37,14 +40,14 @@ def write_sinks(targets: Mapping[str, SinkTarget], rows: Mapping[str, DataFrame]
         df = rows[name]
         if not targets[name].drains:
             _drain(df)
-        write(targets[name], df, epoch)
+        write(name, targets[name], df, epoch)
 
 
 def _drain(df: DataFrame) -> None:
     df.write.format("noop").mode("append").save()
 
 
-def write(target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
+def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
     """Write one epoch to one sink."""
     match target:
         case FileSink(path, format, options):
@@ -58,7 +61,16 @@ def write(target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
         case NoopSink():
             _drain(df)
         case CallSink(function):
-            function(df, epoch)
+            _call(function, name, df, epoch)
+
+
+def _call(function: Callable[[DataFrame, int], Any], name: str, df: DataFrame, epoch: Epoch) -> None:
+    try:
+        function(df, epoch)
+    except USER_ERRORS as error:
+        if isinstance(error, PySparkException) or hasattr(error, "java_exception"):
+            raise  # Spark tells it at length; it is shortened later
+        raise failed(name, error, None) from error
 
 
 def check_file_sinks(graph: Graph, job: str) -> dict[str, SinkMarker]:

@@ -40,6 +40,7 @@ def start(
     trigger_options = parse_trigger(trigger)
     partitions = check_partitions(partitions, spark)
     plan = compile_plan(graph)
+    ship(spark.sparkContext)  # before Spark makes a source of ours, which it does with the executors' Python
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
     try_transforms(graph, spark)
@@ -53,7 +54,6 @@ def start(
     # 3. Store what workers will fetch.
     digests = {name: location.blobs.put(blob) for name, blob in blobs.items()}
     programs = tuple(location.blobs.put(program.to_blob()) for program in link(plan, digests))
-    ship(spark.sparkContext)
     # 4. Run.
     control = ControlPlane(driver_host(spark))
     job = Job(Configuration(plan, programs, FIRST_REVISION, partitions), location, control)

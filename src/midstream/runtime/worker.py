@@ -123,6 +123,7 @@ class _Worker:
             _workers.pop(ticket.address, None)
             self.resources.close()
             lifeline.post(WorkerReleased(*self._name))
+        self._client.close()
 
 
 # By address, not by job: a job that was started again is reached at a new one, and the old one answers no more.

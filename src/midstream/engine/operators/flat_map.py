@@ -31,7 +31,8 @@ def flat_map_step(operator: Operator, spec: FlatMap, function: Callable[..., Any
         try:
             return {ONLY: from_rows(results, operator.schema, what)}
         except SchemaError as error:
-            guilty = next(i for i, end in enumerate(ends) if error.row_index < end)
+            at = error.row_index  # among the results
+            guilty = None if at is None else next(i for i, end in enumerate(ends) if at < end)
             raise failed(operator.name, error, row_at(batch, guilty)) from error
 
     def checked(batch: pa.RecordBatch) -> pa.RecordBatch:

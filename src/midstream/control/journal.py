@@ -1,0 +1,66 @@
+"""The journal: the events of a run, in the order in which the coordinator took them.
+
+The coordinator is pure, so its events are the whole truth about its decisions: replaying a journal gives the same
+coordinator, step by step, on any machine. The journal of a run that failed is kept in the checkpoint location.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from midstream.control.coordinator import Coordinator, line_of
+from midstream.control.messages import EpochOpened, Event
+from midstream.errors import CheckpointError
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])
+
+
+class Journal:
+    """Events since the newest run was opened.
+
+    >>> from midstream.control.messages import EpochAbandoned
+    >>> from midstream.ids import Digest, Epoch, Revision, Run
+    >>> journal = Journal()
+    >>> journal.append(EpochOpened(Epoch(3), Run(0), Revision(1), (Digest("ab"),), (0,)))
+    >>> journal.append(EpochAbandoned(Epoch(3), Run(0)))
+    >>> print(tell(read(journal.to_bytes())))
+    EpochOpened(epoch 3.0)
+    EpochAbandoned(epoch 3.0)
+    """
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def append(self, event: Event) -> None:
+        """Note an event before it is handled. The opening of a run starts a new journal."""
+        if isinstance(event, EpochOpened):
+            self._events.clear()
+        self._events.append(event)
+
+    def to_bytes(self) -> bytes:
+        """The journal as it is kept in a file."""
+        return _encoder.encode(self._events)
+
+
+def read(data: bytes) -> list[Event]:
+    """The events of a journal that was kept."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"this is not a journal of this version of midstream: {error}") from error
+
+
+def replay(events: Iterable[Event]) -> Coordinator:
+    """A coordinator that has taken these events."""
+    coordinator = Coordinator()
+    for event in events:
+        coordinator.handle(event)
+    return coordinator
+
+
+def tell(events: Iterable[Event]) -> str:
+    """The story, one line per event."""
+    return "\n".join(line_of(event) for event in events)

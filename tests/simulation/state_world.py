@@ -1,0 +1,312 @@
+"""A small world for state: a checkpoint location, hosts with bases, epochs that fail, and a dict that knows the truth.
+
+``world(rng, steps)`` does random things in random order and compares everything that can be read with the dict. All
+thresholds are small, so that snapshots, mergers and growth happen all the time.
+
+``python -m tests.simulation.state_world --seeds 500`` takes a few minutes. A seed that fails is printed, and replays
+alone: ``--start SEED --seeds 1``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from midstream.ids import BinId, Epoch, PartitionId, Run
+from midstream.state import lineage as lineage_module
+from midstream.state import mapped as mapped_module
+from midstream.state.base import Base
+from midstream.state.files import Author, FileRef, StateFiles
+from midstream.state.keys import Namespace
+from midstream.state.lineage import Lineage, Rewrite, garbage
+from midstream.state.task import TaskState
+
+OPERATOR = "count"
+BINS = (BinId(0), BinId(7), BinId(8), BinId(255))
+KEYS = sorted(
+    bytes([number, namespace]) + name
+    for number in BINS
+    for namespace in (Namespace.VALUE, Namespace.LIST, Namespace.EVENT_TIMER)
+    for name in (b"", b"\x00", b"a", b"ab", b"b")
+)
+KEPT = 3  # manifests from which a restart may go on
+
+Truth = dict[bytes, bytes]
+
+
+@contextmanager
+def small_thresholds() -> Iterator[None]:
+    with (
+        patch.object(lineage_module, "MIN_ROWS", 12),
+        patch.object(lineage_module, "MERGED_AT_ONCE", 3),
+        patch.object(lineage_module, "MAX_ENTRIES", 6),
+        patch.object(lineage_module, "SMALL_REWRITE", 30),
+        patch.object(mapped_module, "FIRST_SIZE", 1 << 20),
+    ):
+        yield
+
+
+class World:
+    """Everything that outlives a task, and what happens to it."""
+
+    def __init__(self, rng: random.Random, folder: Path, hosts: int = 2) -> None:
+        self.rng = rng
+        self.folder = folder
+        self.files = StateFiles(str(folder / "checkpoint"))
+        self.lineages = [Lineage.start(OPERATOR)]
+        self.truths: list[Truth] = [{}]
+        self.bases: dict[int, Base] = {}
+        self.hosts = hosts
+        self.run = 0
+        self.attempts = 0
+        self.story: list[str] = []
+
+    def live(self, steps: int) -> None:
+        """Do so many random things, and look at all of it at the end."""
+        things: list[Callable[[], None]] = [
+            *[self.epoch] * 8,
+            self.abandoned_epoch,
+            self.commit_again,
+            self.look,
+            self.look_back,
+            self.lose_base,
+            self.stale_base,
+            self.foreign_base,
+            self.damaged_base,
+            self.restart_worker,
+            self.drop_bins,
+            self.collect_garbage,
+        ]
+        with small_thresholds():
+            try:
+                for _ in range(steps):
+                    thing = self.rng.choice(things)
+                    self.story.append(thing.__name__)
+                    thing()
+                self.look()
+                self.collect_garbage()
+                self.look_back()
+            finally:
+                for base in self.bases.values():
+                    base.close()
+
+    # What happens in an epoch
+
+    def epoch(self) -> None:
+        """Tasks change state, some of them more than once or in vain, and the epoch is committed."""
+        deltas, rewrites, truth = self._run_tasks()
+        epoch = Epoch(self.lineages[-1].epoch + 1)
+        lineage = self.lineages[-1].after(epoch, deltas, rewrites)
+        self.lineages.append(Lineage.decode(lineage.encode()))
+        self.truths.append(truth)
+
+    def abandoned_epoch(self) -> None:
+        """The epoch is not committed, after any part of its work; it will be run again."""
+        self._run_tasks()
+        self.run += 1
+
+    def commit_again(self) -> None:
+        """The driver dies between manifest and commit: the epoch is run again, with another outcome."""
+        if len(self.lineages) < 2:
+            return
+        if self.rng.random() < 0.7:
+            self.look()  # a base has seen the manifest that is about to be replaced
+        del self.lineages[-1], self.truths[-1]
+        self.epoch()
+
+    def _run_tasks(self) -> tuple[list[FileRef], list[Rewrite], Truth]:
+        partitions = self.rng.randint(1, 3)
+        owner = {number: self.rng.randrange(partitions) for number in BINS}
+        deltas: list[FileRef] = []
+        rewrites: list[Rewrite] = []
+        truth = dict(self.truths[-1])
+        for partition in range(partitions):
+            bins = [number for number in BINS if owner[number] == partition]
+            outcomes = [self._attempt(partition, bins) for _ in range(self.rng.choice([1, 1, 1, 2, 3]))]
+            delta, wanted, changes = self.rng.choice(outcomes)
+            if delta is not None:
+                deltas.append(delta)
+            rewrites += wanted
+            for key, value in changes.items():
+                if value is None:
+                    truth.pop(key, None)
+                else:
+                    truth[key] = value
+        return deltas, rewrites, truth
+
+    def _attempt(
+        self, partition: int, bins: list[BinId]
+    ) -> tuple[FileRef | None, list[Rewrite], dict[bytes, bytes | None]]:
+        self.attempts += 1
+        epoch = Epoch(self.lineages[-1].epoch + 1)
+        author = Author(OPERATOR, epoch, Run(self.run), PartitionId(partition), self.attempts)
+        own = [key for key in KEYS if key[0] in bins]
+        seen = {key: value for key, value in self.truths[-1].items() if key[0] in bins}
+        changes: dict[bytes, bytes | None] = {}
+        with TaskState(self._base(), self.lineages[-1], bins) as state:
+            for _ in range(self.rng.randint(0, 4)):
+                self._check(state, seen, own, bins)
+                keys = self.rng.sample(own, min(len(own), self.rng.randint(0, 8)))
+                values = [self._value() for _ in keys]
+                if self.rng.random() < 0.3:
+                    state.delete_many(keys)
+                    changes.update(dict.fromkeys(keys))
+                    for key in keys:
+                        seen.pop(key, None)
+                else:
+                    state.put_many(keys, values)
+                    changes.update(zip(keys, values, strict=True))
+                    seen.update(zip(keys, values, strict=True))
+            self._check(state, seen, own, bins)
+            rewrites = state.write_rewrites(author)
+            return state.write_delta(author), rewrites, changes
+
+    def _value(self) -> bytes:
+        return self.rng.choice([b"", b"%d" % self.rng.randrange(100), bytes(self.rng.choice([5000, 60_000]))])
+
+    # What is looked at
+
+    def _check(self, state: TaskState, seen: Truth, own: list[bytes], bins: list[BinId]) -> None:
+        assert state.get_many(own) == [seen.get(key) for key in own], self.story
+        for number in bins:
+            namespace = self.rng.choice([Namespace.VALUE, Namespace.LIST, Namespace.EVENT_TIMER])
+            start, stop = self.rng.choice([(b"", None), (b"a", None), (b"", b"ab"), (b"a", b"a"), (b"\x00", b"b")])
+            expected = [
+                (key, value)
+                for key, value in sorted(seen.items())
+                if key[:2] == bytes([number, namespace]) and key[2:] >= start and (stop is None or key[2:] < stop)
+            ]
+            assert list(state.scan(number, namespace, start, stop)) == expected, self.story
+
+    def look(self) -> None:
+        """Any host sees what is committed."""
+        self._look(self._base(), len(self.lineages) - 1)
+
+    def look_back(self) -> None:
+        """A new host can go on from every manifest that is kept."""
+        for index in range(max(0, len(self.lineages) - KEPT), len(self.lineages)):
+            folder = self.folder / "new host"
+            base = Base(str(folder), OPERATOR, self.files)
+            self._look(base, index)
+            base.close()
+            shutil.rmtree(folder)
+
+    def _look(self, base: Base, index: int) -> None:
+        lineage, truth = self.lineages[index], self.truths[index]
+        with base.view(lineage, BINS) as view:
+            rows = view.table(BINS)
+            found = dict(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
+            assert found == truth, self.story
+            for number in BINS:
+                assert view.count(number) == sum(key[0] == number for key in truth), self.story
+        assert base.catch_up(lineage, BINS) == 0
+
+    # What happens to bases and files
+
+    def lose_base(self) -> None:
+        """The folder vanishes, sometimes while it is in use."""
+        host = self.rng.randrange(self.hosts)
+        if self.rng.random() < 0.5 and host in self.bases:
+            self.bases.pop(host).close()
+        shutil.rmtree(self._folder(host), ignore_errors=True)
+
+    def stale_base(self) -> None:
+        """A host comes back with what it had long ago."""
+        host = self.rng.randrange(self.hosts)
+        if host in self.bases:
+            self.bases.pop(host).close()
+        kept = self.folder / f"backup {host}"
+        folder = self._folder(host)
+        if kept.exists() and self.rng.random() < 0.5:
+            shutil.rmtree(folder, ignore_errors=True)
+            kept.rename(folder)
+        elif folder.exists():
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(folder, kept)
+
+    def foreign_base(self) -> None:
+        """Another operator used the folder."""
+        host = self.rng.randrange(self.hosts)
+        if host in self.bases:
+            self.bases.pop(host).close()
+        Base(str(self._folder(host)), "another", self.files).close()
+
+    def damaged_base(self) -> None:
+        """The environment's file is cut, or overwritten at its beginning."""
+        host = self.rng.randrange(self.hosts)
+        if host in self.bases:
+            self.bases.pop(host).close()
+        for path in self._folder(host).glob("*/data.mdb"):
+            if self.rng.random() < 0.5:
+                with path.open("r+b") as file:
+                    file.truncate(self.rng.choice([0, 10, 5000, path.stat().st_size - 1]))
+            else:
+                with path.open("r+b") as file:
+                    file.write(self.rng.choice([bytes(8192), b"\xff" * 8192, b"not a database" * 600]))
+
+    def restart_worker(self) -> None:
+        """The process ends; the next one finds the base as it was."""
+        host = self.rng.randrange(self.hosts)
+        if host in self.bases:
+            self.bases.pop(host).close()
+
+    def drop_bins(self) -> None:
+        """Bins that moved away are forgotten."""
+        self._base().drop(self.rng.sample(BINS, 2))
+
+    def collect_garbage(self) -> None:
+        """Files that no restart can need are removed."""
+        kept = self.lineages[-KEPT:]
+        self.files.remove(garbage(self.files.names(), kept, settled=kept[-1].epoch))
+        needed = {entry.file.name for lineage in kept for entry in lineage.entries}
+        left = set(self.files.names())
+        assert needed <= left, self.story
+        # What is neither needed nor garbage was written by an epoch that may still be running.
+        assert all(f"/{kept[-1].epoch + 1:010d}-" in name for name in left - needed), self.story
+
+    def _base(self) -> Base:
+        host = self.rng.randrange(self.hosts)
+        if host not in self.bases:
+            self.bases[host] = Base(str(self._folder(host)), OPERATOR, self.files)
+        return self.bases[host]
+
+    def _folder(self, host: int) -> Path:
+        return self.folder / f"host {host}"
+
+
+def world(rng: random.Random, steps: int) -> World:
+    """A world that has lived."""
+    with tempfile.TemporaryDirectory() as folder:
+        lived = World(rng, Path(folder))
+        lived.live(steps)
+    return lived
+
+
+def main() -> int:
+    """Run seeds one after the other; the exit code says whether one failed."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seeds", type=int, default=500, help="how many seeds to run (default: %(default)s)")
+    options.add_argument("--start", type=int, default=0, help="the first seed (default: %(default)s)")
+    options.add_argument("--steps", type=int, default=60, help="things that happen in each (default: %(default)s)")
+    args = options.parse_args()
+    for seed in range(args.start, args.start + args.seeds):
+        try:
+            world(random.Random(seed), args.steps)
+        except Exception:
+            print(f"\nseed {seed} failed; again: python -m tests.simulation.state_world --start {seed} --seeds 1")
+            traceback.print_exc(file=sys.stdout)
+            return 1
+    print(f"{args.seeds} seeds hold")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

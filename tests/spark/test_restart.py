@@ -1,0 +1,207 @@
+"""Going on from a checkpoint: after a stop, after a crash of the driver; and refusing what does not belong together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream import FileSink, Flow, ListSource, MemorySink, NoopSink
+from midstream.errors import CheckpointError
+from midstream.testing import run_spark
+
+Row = dict[str, Any]
+
+
+def same(row: Row) -> Row:
+    return row
+
+
+def write_numbers(folder: Path, name: str, numbers: range) -> None:
+    """A file for a file source, made elsewhere and moved into place."""
+    folder.mkdir(exist_ok=True)
+    hidden = folder / f".{name}"
+    hidden.write_text("".join(json.dumps({"n": n}) + "\n" for n in numbers))
+    hidden.rename(folder / name)
+
+
+def file_flow(spark: Any, folder: Path, function: Callable[[Row], Row], *sinks: Any) -> Flow:
+    """Reads one file in each epoch, by name, so that epochs are known in advance."""
+    flow = Flow("files")
+    files = spark.readStream.schema("n bigint").option("maxFilesPerTrigger", 1).option("latestFirst", False)
+    stream = flow.source("files", files.json(str(folder))).map("work", function)
+    keyed = stream.key_by("by_n", "n").map("behind", same)
+    for i, sink in enumerate(sinks):
+        (keyed if i % 2 else stream).sink(f"out{i}", sink)
+    return flow
+
+
+def found_in(spark: Any, *sinks: FileSink) -> list[list[int]]:
+    return [sorted(row.n for row in spark.read.parquet(sink.path).collect()) for sink in sinks]
+
+
+# ── after a stop ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_stopped_job_goes_on_where_it_was_with_changed_functions_and_operators(spark: Any, tmp_path: Path) -> None:
+    source, checkpoint = tmp_path / "in", str(tmp_path / "c")
+    write_numbers(source, "a.json", range(10))
+    first = run_spark(file_flow(spark, source, same, out := MemorySink()), spark, checkpoint=checkpoint)
+
+    write_numbers(source, "b.json", range(10, 20))
+    flow = Flow("files")
+    files = flow.source("files", spark.readStream.schema("n bigint").json(str(source)))
+    odd = files.filter("odd", lambda row: row["n"] % 2)
+    odd.map("work", lambda row: {"n": -row["n"]}).sink("other", more := MemorySink())
+    second = run_spark(flow, spark, checkpoint=checkpoint)
+
+    assert second.id == first.id
+    assert [p.epoch for p in first.progress] == [0]
+    assert [p.epoch for p in second.progress] == [1]
+    assert sorted(row["n"] for row in out.rows) == list(range(10))
+    assert sorted(row["n"] for row in more.rows) == [-19, -17, -15, -13, -11]
+
+    nothing_new = run_spark(flow, spark, checkpoint=checkpoint)
+    assert nothing_new.metrics.epochs == 0
+
+
+def test_a_checkpoint_may_have_any_name_and_be_relative(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers and the JVM have working directories of their own, none of which is this one."""
+    monkeypatch.chdir(tmp_path)
+    flow = Flow("named")
+    rows = flow.source("rows", ListSource([[{"n": 1}], [{"n": 2}]], "n bigint"))
+    rows.key_by("by_n", "n").map("same", same).sink("out", FileSink("o u t/größe 100%"))
+    run_spark(flow, spark, checkpoint="c h/é c%20k")
+    assert (tmp_path / "c h" / "é c%20k" / "midstream.json").exists()
+    assert (tmp_path / "c h" / "é c%20k" / "spark" / "commits" / "1").exists()
+    assert {p.name for p in (tmp_path / "o u t" / "größe 100%").iterdir()} == {"_midstream.json", "epoch=0", "epoch=1"}
+    assert run_spark(flow, spark, checkpoint="c h/é c%20k").metrics.epochs == 0
+
+
+# ── after a crash of the driver ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("moment", ["in a function", "between two sinks", "after the manifest"])
+def test_after_a_crash_of_the_driver_nothing_is_missing_or_doubled(
+    spark: Any, tmp_path: Path, gate: Any, driver: Any, moment: str
+) -> None:
+    for i in range(3):
+        write_numbers(tmp_path / "in", f"{i}.json", range(10 * i, 10 * i + 10))
+    victim = driver(crash, tmp_path, gate.port, moment)
+    gate.arrive()
+    victim.kill()
+    sinks = [FileSink(tmp_path / f"out{i}") for i in range(2)]
+    before = [path.name for path in sorted((tmp_path / "c" / "epochs").iterdir())]
+    assert len(before) == (2 if moment == "after the manifest" else 1)
+
+    job = run_spark(file_flow(spark, tmp_path / "in", same, *sinks), spark, checkpoint=str(tmp_path / "c"))
+
+    assert [p.epoch for p in job.progress] == [1, 2], "the epoch that was cut off runs again"
+    assert found_in(spark, *sinks) == [list(range(30))] * 2
+
+
+def crash(folder: str, port: str, moment: str) -> None:
+    """Runs in another process, and waits in its second epoch for its end."""
+    from pyspark.sql import SparkSession
+
+    from midstream.runtime.checkpoint import Checkpoint
+    from tests.spark.conftest import Passage
+
+    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    wait, root, commit = Passage(int(port)), Path(folder), Checkpoint.commit
+
+    def wait_in_function(row: Row) -> Row:
+        if row["n"] == 13:
+            wait()
+        return row
+
+    def commit_and_wait(checkpoint: Checkpoint, manifest: Any) -> None:
+        commit(checkpoint, manifest)
+        if manifest.epoch == 1:
+            wait()
+
+    def wait_in_sink(df: Any, epoch: int) -> None:
+        if epoch == 1:
+            wait()
+
+    function, sinks = same, [FileSink(root / "out0"), FileSink(root / "out1")]
+    match moment:
+        case "in a function":
+            function = wait_in_function
+        case "between two sinks":
+            sinks = [sinks[0], wait_in_sink]  # type: ignore[list-item]
+        case "after the manifest":
+            Checkpoint.commit = commit_and_wait  # type: ignore[method-assign, assignment]
+    file_flow(spark, root / "in", function, *sinks).start(spark, checkpoint=f"{folder}/c").await_termination()
+
+
+# ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def small_flow(name: str = "small", sources: tuple[str, ...] = ("rows",)) -> Flow:
+    flow = Flow(name)
+    for source in sources:
+        flow.source(source, ListSource([[{"n": 1}]], "n bigint")).sink(f"{source}_out", NoopSink())
+    return flow
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def checkpoint(spark: Any, tmp_path: Path) -> Path:
+    """The checkpoint of `small_flow()`, after one epoch."""
+    run_spark(small_flow(), spark, checkpoint=str(tmp_path / "c"))
+    return tmp_path / "c"
+
+
+def test_a_checkpoint_of_something_else_is_refused_and_stays_as_it_was(spark: Any, checkpoint: Path) -> None:
+    before = contents(checkpoint)
+
+    def refused(flow: Flow, says: str) -> None:
+        with pytest.raises(CheckpointError, match=says):
+            flow.start(spark, checkpoint=str(checkpoint))
+        assert contents(checkpoint) == before
+
+    refused(small_flow("other"), "belongs to the flow 'small', not to 'other'")
+    refused(small_flow(sources=("rows", "more")), "was made with the sources rows; the flow now has more, rows")
+    refused(small_flow(sources=("lines",)), "was made with the sources rows; the flow now has lines")
+
+    identity = checkpoint / "midstream.json"
+    whole = before["midstream.json"]
+    for damaged, says in [
+        (b"", "is damaged"),
+        (whole[:20], "is damaged"),
+        (b"\xff\xfe", "is damaged"),
+        (b"[]", "is damaged"),
+        (whole.replace(b'"format":1', b'"format":99'), "has format 99"),
+    ]:
+        identity.write_bytes(damaged)
+        before["midstream.json"] = damaged
+        refused(small_flow(), says)
+    identity.write_bytes(whole)
+    assert run_spark(small_flow(), spark, checkpoint=str(checkpoint)).metrics.epochs == 0
+
+
+def test_a_folder_with_other_things_in_it_is_refused_and_stays_as_it_was(spark: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter1.txt").write_text("Once")
+    with pytest.raises(CheckpointError, match=r"holds other things \(chapter1\.txt\)"):
+        small_flow().start(spark, checkpoint=str(folder))
+    assert contents(folder) == {"chapter1.txt": b"Once"}
+
+
+@pytest.mark.parametrize("location", ["file", "file/below", "nowhere://bucket/x"])
+def test_a_place_that_cannot_hold_a_checkpoint_is_refused(spark: Any, tmp_path: Path, location: str) -> None:
+    (tmp_path / "file").write_text("I am a file")
+    with pytest.raises(CheckpointError, match=location):
+        small_flow().start(spark, checkpoint=location if "://" in location else str(tmp_path / location))
+    assert contents(tmp_path) == {"file": b"I am a file"}

@@ -1,0 +1,153 @@
+"""Sinks on Spark: what lies in their folders, when an epoch runs again, and which folders they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream import ConsoleSink, FileSink, Flow, ListSource, MemorySink, NoopSink
+from midstream.errors import CheckpointError, FlowError, JobFailed
+from midstream.testing import run_spark
+
+Row = dict[str, Any]
+ROWS = [{"n": n, "name": None if n == 3 else f"naïve {n}"} for n in range(9)]
+
+
+def same(row: Row) -> Row:
+    return row
+
+
+def flow_to(*sinks: Any, name: str = "sinks", function: Callable[[Row], Row] = same) -> Flow:
+    flow = Flow(name)
+    rows = flow.source("rows", ListSource.of(ROWS, schema="n bigint, name string", epoch_rows=4, partitions=2))
+    stream = rows.map("work", function)
+    for i, sink in enumerate(sinks):
+        stream.sink(f"out{i}", sink)
+    return flow
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_files_of_every_format_read_as_one_table_with_the_epoch(spark: Any, tmp_path: Path) -> None:
+    sinks = {
+        "parquet": FileSink(tmp_path / "parquet"),
+        "json": FileSink(tmp_path / "json", "json"),
+        "csv": FileSink(tmp_path / "csv", "csv", header=True, compression="gzip"),
+    }
+    run_spark(flow_to(*sinks.values()), spark, checkpoint=str(tmp_path / "c"))
+
+    expected = [(row["n"], row["name"], i // 4) for i, row in enumerate(ROWS)]
+    for format, sink in sinks.items():
+        table = (
+            spark.read.schema("n bigint, name string, epoch int").option("header", True).format(format).load(sink.path)
+        )
+        assert sorted((row.n, row.name, row.epoch) for row in table.collect()) == expected
+    assert list((tmp_path / "csv" / "epoch=0").glob("*.csv.gz"))
+    assert spark.read.parquet(sinks["parquet"].path).where("epoch = 1").count() == 4
+
+
+def test_an_epoch_that_runs_again_replaces_what_it_wrote(spark: Any, tmp_path: Path) -> None:
+    """The first sink has written epoch 1 when the second fails; the fixed flow writes other rows there."""
+    out = FileSink(tmp_path / "out")
+
+    def broken(df: Any, epoch: int) -> None:
+        if epoch == 1:
+            raise OSError("disk full")
+
+    with pytest.raises(JobFailed, match="disk full"):
+        run_spark(flow_to(out, broken), spark, checkpoint=str(tmp_path / "c"))
+    assert spark.read.parquet(out.path).where("epoch = 1").count() == 4
+
+    negative = flow_to(out, NoopSink(), function=lambda row: {**row, "n": -row["n"]})
+    run_spark(negative, spark, checkpoint=str(tmp_path / "c"))
+
+    found = {(row.epoch, row.n) for row in spark.read.parquet(out.path).collect()}
+    assert found == {(0, n) for n in range(4)} | {(n // 4, -n) for n in range(4, 9)}
+
+
+def test_folders_that_are_not_the_sinks_own_are_refused_and_nothing_is_written(spark: Any, tmp_path: Path) -> None:
+    taken = FileSink(tmp_path / "taken")
+    run_spark(flow_to(taken), spark, checkpoint=str(tmp_path / "c"))
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "cat.png").write_bytes(b"meow")
+    (tmp_path / "file").write_text("I am a file")
+    before = contents(tmp_path)
+
+    def refused(says: str, *sinks: Any, checkpoint: str = "new", error: type[Exception] = CheckpointError) -> None:
+        with pytest.raises(error, match=says):
+            flow_to(*sinks).start(spark, checkpoint=str(tmp_path / checkpoint))
+        assert contents(tmp_path) == before
+        assert not (tmp_path / "free").exists()
+        assert not (tmp_path / "new").exists()
+
+    free = FileSink(tmp_path / "free")
+    refused(r"holds the output of sink 'out0' of flow 'sinks' \(job \w{8}\), not of this job", free, taken)
+    refused("of sink 'out0'.*not of this job", NoopSink(), taken, checkpoint="c")
+    refused(r"sink 'out1': the folder .* holds other data \(cat\.png\)", free, FileSink(photos))
+    refused("is a file; a FileSink needs a folder", free, FileSink(tmp_path / "file"))
+    refused("'out0' and 'out1' both write to", free, FileSink(f"{tmp_path}/x/../free"), error=FlowError)
+
+    marker = tmp_path / "taken" / "_midstream.json"
+    whole = marker.read_bytes()
+    marker.write_bytes(whole[:-3])
+    before = contents(tmp_path)
+    refused(r"_midstream\.json in the folder .* is damaged", taken, checkpoint="c")
+    marker.write_bytes(whole)
+    assert run_spark(flow_to(taken), spark, checkpoint=str(tmp_path / "c")).metrics.epochs == 0
+
+
+# ── others ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_function_sink_may_read_its_rows_as_often_and_as_little_as_it_likes(spark: Any, tmp_path: Path) -> None:
+    """What it looks at decides nothing about what the flow computes; operators run once for each row."""
+    curious: list[Any] = []
+
+    def look(df: Any, epoch: int) -> None:
+        curious.append((epoch, df.count(), sorted(row.n for row in df.collect()), len(df.take(1)), df.columns))
+
+    def ignore(df: Any, epoch: int) -> None:
+        pass
+
+    (tmp_path / "calls").mkdir()
+    calls = str(tmp_path / "calls")
+
+    def count(row: Row) -> Row:
+        open(f"{calls}/{row['n']}", "x").close()  # fails if it is called again
+        return row
+
+    job = run_spark(flow_to(look, ignore, function=count), spark, checkpoint=str(tmp_path / "c"))
+
+    assert curious == [
+        (0, 4, [0, 1, 2, 3], 1, ["n", "name"]),
+        (1, 4, [4, 5, 6, 7], 1, ["n", "name"]),
+        (2, 1, [8], 1, ["n", "name"]),
+    ]
+    assert len(list((tmp_path / "calls").iterdir())) == 9
+    assert job.metrics.rows_out == 18
+
+
+def test_a_sink_that_looks_at_nothing_does_not_keep_the_flow_from_running(spark: Any, tmp_path: Path) -> None:
+    job = run_spark(flow_to(lambda df, epoch: None), spark, checkpoint=str(tmp_path / "c"))
+    assert job.metrics.rows_in == 9
+
+
+def test_the_console_sink_shows_the_first_rows_of_each_epoch(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = MemorySink()
+    run_spark(flow_to(ConsoleSink(2), memory), spark, checkpoint=str(tmp_path / "c"))
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if "epoch" in line] == [f"── epoch {n} ──" for n in range(3)]
+    assert shown.count("only showing top 2 rows") == 2
+    assert "naïve 0" in shown
+    assert [table.num_rows for table in memory.tables.values()] == [4, 4, 1]

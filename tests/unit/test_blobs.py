@@ -1,0 +1,96 @@
+"""The blob store: named by content, written whole or not at all, and honest about damage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow.fs as pafs
+import pytest
+
+from midstream.engine.blobs import BlobStore, filesystem_of, write_atomically
+from midstream.errors import CheckpointError
+from midstream.flow.functions import Blob
+from midstream.ids import Digest
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(str(tmp_path / "blobs"))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_is_put_can_be_fetched(store):
+    blobs = [Blob.of(data) for data in (b"", b"model", bytes(range(256)) * 10_000)]
+    assert [store.get(store.put(blob)) for blob in blobs] == [blob.data for blob in blobs]
+
+
+def test_a_blob_is_kept_once_under_its_digest(store, tmp_path):
+    blob = Blob.of(b"model")
+    assert store.put(blob) == store.put(Blob.of(b"model")) == blob.digest
+    assert files(tmp_path) == [tmp_path / "blobs" / blob.digest[:2] / blob.digest]
+
+
+def test_what_is_there_already_is_not_written_again(store, tmp_path):
+    store.put(Blob.of(b"model"))
+    [path] = files(tmp_path)
+    os.utime(path, (0, 0))
+    store.put(Blob.of(b"model"))
+    assert path.stat().st_mtime == 0
+
+
+def test_two_stores_on_one_folder_see_the_same(store):
+    digest = store.put(Blob.of(b"model"))
+    assert BlobStore(f"file://{store.location}").get(digest) == b"model"
+
+
+@pytest.mark.parametrize("damage", [b"", b"mode", b"modeL", b"model."])
+def test_damage_is_noticed(store, tmp_path, damage):
+    digest = store.put(Blob.of(b"model"))
+    files(tmp_path)[0].write_bytes(damage)
+    with pytest.raises(
+        CheckpointError, match=rf"blob {digest[:12]}….* is damaged: its {len(damage)} bytes do not match"
+    ):
+        store.get(digest)
+
+
+def test_a_missing_blob_says_where_it_was_looked_for(store):
+    with pytest.raises(
+        CheckpointError, match=r"blob abcdef012345… cannot be read from .*storage that the driver and all"
+    ):
+        store.get(Digest("abcdef0123456789"))
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    class Full(pafs.LocalFileSystem):  # type: ignore[misc]  # pyarrow has no annotations
+        def move(self, *_):
+            raise OSError("no space left on device")
+
+    path = str(tmp_path / "x" / "file")
+    with pytest.raises(CheckpointError, match=r"cannot write '.*file': no space left on device"):
+        write_atomically(Full(), path, b"data")
+    assert files(tmp_path) == []
+
+
+def test_a_write_replaces_what_was_there(tmp_path):
+    fs, path = filesystem_of(str(tmp_path / "file"))
+    write_atomically(fs, path, b"one")
+    write_atomically(fs, path, b"two")
+    assert Path(path).read_bytes() == b"two"
+    assert files(tmp_path) == [Path(path)]
+
+
+def test_plain_paths_are_local_and_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fs, path = filesystem_of("job/blobs")
+    assert isinstance(fs, pafs.LocalFileSystem)
+    assert path == str(tmp_path / "job" / "blobs")
+    assert filesystem_of(f"file://{tmp_path}")[1] == str(tmp_path)
+
+
+def test_a_file_system_that_nobody_knows_is_an_error():
+    with pytest.raises(CheckpointError, match=r"cannot reach 'nosuch://bucket/x'.*\('nosuch' was asked for\)"):
+        filesystem_of("nosuch://bucket/x")

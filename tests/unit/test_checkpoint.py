@@ -1,0 +1,134 @@
+"""A checkpoint belongs to one flow, and remembers what each committed epoch was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midstream import Flow, ListSource, NoopSink
+from midstream.errors import CheckpointError
+from midstream.flow.functions import Blob
+from midstream.flow.model import Graph
+from midstream.ids import Digest, Epoch, Revision
+from midstream.runtime.checkpoint import FORMAT, KEPT_MANIFESTS, Checkpoint, Manifest
+
+
+def graph_of(name: str = "fraud", sources: tuple[str, ...] = ("payments", "cards")) -> Graph:
+    flow = Flow(name)
+    for source in sources:
+        flow.source(source, ListSource([[]], "n bigint")).sink(f"out of {source}", NoopSink())
+    return flow.graph
+
+
+def claimed(location: Path | str, graph: Graph | None = None) -> Checkpoint:
+    checkpoint = Checkpoint.look(str(location), graph or graph_of())
+    checkpoint.claim()
+    return checkpoint
+
+
+def manifest(epoch: int) -> Manifest:
+    return Manifest(Epoch(epoch), Revision(1), (Digest("ab"),), (0, 1), 1.5, {"score": (10, 9)})
+
+
+def test_looking_writes_nothing(tmp_path):
+    Checkpoint.look(str(tmp_path / "job"), graph_of())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_claimed_folder_says_whose_it_is(tmp_path):
+    checkpoint = claimed(tmp_path / "job")
+    found = json.loads((tmp_path / "job" / "midstream.json").read_text())
+    assert found["flow"] == "fraud"
+    assert found["sources"] == ["cards", "payments"]
+    assert found["format"] == FORMAT
+    assert found["job"] == checkpoint.identity.job
+
+
+def test_the_same_flow_goes_on_as_the_same_job(tmp_path):
+    first = claimed(tmp_path)
+    assert claimed(tmp_path).identity == first.identity
+    # The order in which sources were added does not matter, nor does anything else about the flow.
+    assert claimed(tmp_path, graph_of(sources=("cards", "payments"))).identity == first.identity
+
+
+def test_two_jobs_are_never_the_same(tmp_path):
+    assert claimed(tmp_path / "a").identity.job != claimed(tmp_path / "b").identity.job
+
+
+def test_another_flow_is_refused(tmp_path):
+    claimed(tmp_path)
+    with pytest.raises(
+        CheckpointError, match="belongs to the flow 'fraud', not to 'clicks'; give each flow a checkpoint"
+    ):
+        Checkpoint.look(str(tmp_path), graph_of("clicks"))
+
+
+def test_other_sources_are_refused(tmp_path):
+    claimed(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"with the sources cards, payments; the flow now has cards, shops\. Offsets"
+    ):
+        Checkpoint.look(str(tmp_path), graph_of(sources=("cards", "shops")))
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path):
+    for name in "abcdef":
+        (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match=r"holds other things \(a, b, c, d, e, …\) and no midstream.json"):
+        Checkpoint.look(str(tmp_path), graph_of())
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file' is a file; give a folder"):
+        Checkpoint.look(str(tmp_path / "file"), graph_of())
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", '{"format": "one"}'])
+def test_an_identity_that_cannot_be_read_is_damage(tmp_path, content):
+    (tmp_path / "midstream.json").write_text(content)
+    with pytest.raises(CheckpointError, match="is damaged, or was written by another version"):
+        Checkpoint.look(str(tmp_path), graph_of())
+
+
+def test_another_format_is_refused_with_both_numbers(tmp_path):
+    claimed(tmp_path)
+    path = tmp_path / "midstream.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99, "version": "9.9"}))
+    with pytest.raises(
+        CheckpointError, match=rf"has format 99 \(midstream 9.9\); this midstream .* reads format {FORMAT}"
+    ):
+        Checkpoint.look(str(tmp_path), graph_of())
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path):
+    checkpoint = claimed(tmp_path)
+    checkpoint.commit(manifest(7))
+    assert claimed(tmp_path).manifest(Epoch(7)) == manifest(7)
+    assert checkpoint.manifest(Epoch(8)) is None
+
+
+def test_an_epoch_that_is_committed_again_replaces_its_manifest(tmp_path):
+    checkpoint = claimed(tmp_path)
+    checkpoint.commit(manifest(0))
+    again = Manifest(Epoch(0), Revision(2), (), (), 2.0, {})
+    checkpoint.commit(again)
+    assert checkpoint.manifest(Epoch(0)) == again
+
+
+def test_old_manifests_are_removed_and_recent_ones_kept(tmp_path):
+    checkpoint = claimed(tmp_path)
+    for epoch in range(KEPT_MANIFESTS + 5):
+        checkpoint.commit(manifest(epoch))
+    kept = sorted(int(path.name) for path in (tmp_path / "epochs").iterdir())
+    assert kept == list(range(5, KEPT_MANIFESTS + 5))
+
+
+def test_blobs_lie_in_the_checkpoint_and_spark_has_a_folder_of_its_own(tmp_path):
+    checkpoint = claimed(tmp_path)
+    digest = checkpoint.blobs.put(Blob.of(b"model"))
+    assert (tmp_path / "blobs" / digest[:2] / digest).read_bytes() == b"model"
+    assert checkpoint.spark_location.endswith(f"{tmp_path}/spark")
+    assert claimed(tmp_path).blobs.get(digest) == b"model"

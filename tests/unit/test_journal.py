@@ -1,0 +1,100 @@
+"""The journal of a run: kept when it failed, and enough to replay every decision."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from midstream.cli.app import app
+from midstream.control.coordinator import Coordinator
+from midstream.control.journal import Journal, read, replay, tell
+from midstream.control.messages import (
+    EpochOpened,
+    EpochSealed,
+    Failure,
+    Received,
+    TaskFailed,
+    TaskFinished,
+    TaskId,
+    TaskStarted,
+)
+from midstream.errors import CheckpointError
+from midstream.flow.model import Graph, Operator, Source
+from midstream.flow.schema import parse_ddl
+from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex, WireId
+from midstream.runtime.checkpoint import KEPT_JOURNALS, Checkpoint
+
+
+def opened(epoch: int) -> EpochOpened:
+    return EpochOpened(Epoch(epoch), Run(0), Revision(1), (Digest("ab"), Digest("cd")), (0, 1))
+
+
+def task(stage: int, attempt: int) -> TaskId:
+    return TaskId(Epoch(4), Run(0), StageIndex(stage), PartitionId(0), attempt)
+
+
+EVENTS = [
+    opened(4),
+    Received(b"a", TaskStarted(task(0, 1))),
+    Received(b"a", TaskFailed(task(0, 1), Failure("score", "ValueError: no", "{'n': 1}", "line 3"))),
+    Received(b"b", TaskStarted(task(0, 2))),
+    Received(b"b", TaskFinished(task(0, 2), (), {}, {WireId(0): 5}, {WireId(0): 5})),
+    Received(b"c", TaskStarted(task(1, 3))),
+    Received(b"c", TaskFinished(task(1, 3), (), {WireId(0): 4}, {}, {})),
+]
+
+
+def kept(events: list[object]) -> bytes:
+    journal = Journal()
+    for event in events:
+        journal.append(event)
+    return journal.to_bytes()
+
+
+def test_a_journal_gives_back_its_events():
+    assert read(kept(EVENTS)) == EVENTS
+
+
+def test_a_replay_decides_as_the_coordinator_did():
+    first = Coordinator()
+    for event in EVENTS:
+        first.handle(event)
+    again = replay(read(kept(EVENTS)))
+    assert again.story == first.story
+    assert again.failures == first.failures
+    seal = EpochSealed(Epoch(4), Run(0))
+    assert again.handle(seal) == first.handle(seal)
+
+
+def test_a_new_run_starts_a_new_journal():
+    assert read(kept([*EVENTS, opened(5)])) == [opened(5)]
+
+
+def test_it_tells_one_line_per_event():
+    assert tell(EVENTS).splitlines()[2] == "TaskFailed(epoch 4.0 stage 0 partition 0 attempt 1)"
+    assert len(tell(EVENTS).splitlines()) == len(EVENTS)
+
+
+def test_something_else_is_no_journal():
+    with pytest.raises(CheckpointError, match="not a journal of this version"):
+        read(b"something else")
+
+
+def test_only_the_newest_journals_are_kept(tmp_path):
+    graph = Graph("g", (Operator("in", Source(), (), parse_ddl("n int")),))
+    checkpoint = Checkpoint.look(str(tmp_path), graph)
+    for epoch in range(KEPT_JOURNALS + 3):
+        checkpoint.keep_journal(Epoch(epoch), Run(0), b"x")
+    names = sorted(path.name for path in (tmp_path / "journal").iterdir())
+    assert len(names) == KEPT_JOURNALS
+    assert names[-1] == f"{KEPT_JOURNALS + 2:010d}.0"
+
+
+def test_the_command_line_tells_a_journal(tmp_path):
+    file = tmp_path / "0000000004.0"
+    file.write_bytes(kept(EVENTS))
+    result = CliRunner().invoke(app, ["journal", str(file)])
+    assert result.exit_code == 0
+    assert result.stdout == tell(EVENTS) + "\n"
+    file.write_bytes(b"\xff")
+    assert CliRunner().invoke(app, ["journal", str(file)]).exit_code == 1

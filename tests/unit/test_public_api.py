@@ -1,0 +1,119 @@
+"""What users may rely on: the exported names, the hierarchy of errors, and that everything public is described."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import midstream
+from midstream import errors, testing
+
+
+def test_the_exported_names_are_these():
+    assert midstream.__all__ == [
+        "ConsoleSink",
+        "Constant",
+        "FileSink",
+        "Flow",
+        "GeneratorSource",
+        "ListSource",
+        "MemorySink",
+        "MidstreamError",
+        "NoopSink",
+        "SquareWave",
+        "Step",
+        "Stream",
+        "__version__",
+    ]
+    assert all(hasattr(midstream, name) for name in midstream.__all__)
+    assert midstream.__all__ == sorted(midstream.__all__)
+
+
+def test_what_tests_of_flows_may_use_is_this():
+    assert testing.__all__ == [
+        "Faults",
+        "ListSource",
+        "LocalRun",
+        "ManualClock",
+        "MemorySink",
+        "run_local",
+        "run_spark",
+    ]
+    assert all(hasattr(testing, name) for name in testing.__all__)
+
+
+HIERARCHY = {
+    "MidstreamError": (Exception,),
+    "FlowError": (errors.MidstreamError, ValueError),
+    "SchemaError": (errors.FlowError,),
+    "FunctionError": (errors.FlowError,),
+    "SourceError": (errors.FlowError,),
+    "StateError": (errors.MidstreamError, RuntimeError),
+    "SetupError": (errors.MidstreamError, RuntimeError),
+    "CheckpointError": (errors.MidstreamError, RuntimeError),
+    "StateError": (errors.MidstreamError, RuntimeError),
+    "OperatorFailed": (errors.MidstreamError, RuntimeError),
+    "JobFailed": (errors.MidstreamError, RuntimeError),
+    "ControlError": (errors.MidstreamError, RuntimeError),
+    "ChannelError": (errors.ControlError,),
+    "Fenced": (errors.ControlError,),
+    "ProtocolError": (errors.ControlError,),
+}
+
+
+def test_the_hierarchy_of_errors_is_this():
+    assert {name: getattr(errors, name).__bases__ for name in errors.__all__} == HIERARCHY
+
+
+def test_the_hierarchy_is_drawn_as_it_is():
+    drawing = errors.__doc__ or ""
+    assert [name for name in HIERARCHY if f"── {name}" not in drawing] == ["MidstreamError"]
+
+
+@pytest.mark.parametrize("name", HIERARCHY)
+def test_every_error_survives_pickling_with_its_fields(name):
+    error = getattr(errors, name)("what was found", operator="m", row={"n": 1})
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (str(again), again.operator, again.row) == ("what was found", "m", {"n": 1})
+    with pytest.raises(AttributeError, match=f"{name} has no attribute 'colour'"):
+        _ = again.colour
+
+
+def modules() -> Iterator[Any]:
+    yield midstream
+    for info in pkgutil.walk_packages(midstream.__path__, "midstream."):
+        if not info.name.startswith(("midstream.runtime.", "midstream.__main__", "midstream.cli")):
+            yield importlib.import_module(info.name)  # those left out need Spark, or run a program
+
+
+def public(owner: Any, module: str) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(owner).items():
+        if not name.startswith("_") and getattr(value, "__module__", module) == module:
+            yield name, value
+
+
+def test_every_public_name_has_a_docstring():
+    bare = []
+    for module in modules():
+        assert module.__doc__, module.__name__
+        for name, value in public(module, module.__name__):
+            if inspect.isfunction(value) or inspect.isclass(value):
+                bare += [] if inspect.getdoc(value) else [f"{module.__name__}.{name}"]
+            if inspect.isclass(value):
+                for method, item in public(value, module.__name__):
+                    described = isinstance(item, property) or inspect.isfunction(item) or isinstance(item, classmethod)
+                    if described and not inspect.getdoc(getattr(value, method)):
+                        bare.append(f"{module.__name__}.{name}.{method}")
+    assert bare == []
+
+
+@pytest.mark.parametrize("name", [name for name in midstream.__all__ if name != "__version__"])
+def test_every_exported_name_is_described_for_users(name):
+    assert len(inspect.getdoc(getattr(midstream, name)) or "") > 40
