@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: one SparkSession for all of them, and ``run``, which repeats a test on both runtimes."""
+"""Fixtures shared by all tests: one SparkSession for all, and ``run``, which repeats a test on both runtimes."""
 
 from __future__ import annotations
 

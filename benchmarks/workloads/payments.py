@@ -11,8 +11,8 @@ customer's home and at merchants whose goods sell easily; no single sign gives i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,17 +34,15 @@ FRAUD_RATE = 0.001
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Bank:
     """Customers, merchants and what happens between them.
 
-    >>> bank = Bank()
-    >>> [batch] = bank.payments(rate=1000).rows(0, 3, start_us=0)
-    >>> batch.num_columns, batch["amount"].to_pylist()
-    (13, [15.75, 93.09, 23.48])
+    >>> [batch] = Bank().payments(rate=1000).rows(0, 3, start_us=0)
+    >>> batch["time"].to_pylist()[0], batch["event_time"].cast("int64").to_pylist()
+    (datetime.datetime(2026, 1, 1, 0, 0), [0, 1000, 2000])
     """
 
     users: int = 10_000
@@ -52,6 +50,10 @@ class Bank:
     skew: float = 0.9
     """Exponent of Zipf's law: 0 makes all alike."""
     seed: int = 0
+    _world: _World = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_world", _World.of(self))
 
     def payments(
         self,
@@ -76,7 +78,7 @@ class Bank:
 
     def customers(self) -> pa.Table:
         """One row per customer: ``user, home_city, usual_amount``."""
-        world = _world(self)
+        world = self._world
         return pa.table(
             {
                 "user": np.arange(self.users),
@@ -87,7 +89,7 @@ class Bank:
 
     def merchants(self) -> pa.Table:
         """One row per merchant: ``merchant, category, usual_ticket, risk`` (how easily its goods are sold on)."""
-        world = _world(self)
+        world = self._world
         return pa.table(
             {
                 "merchant": np.arange(len(world.category)),
@@ -96,6 +98,10 @@ class Bank:
                 "risk": _RISK[world.category],
             }
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Workers are sent four numbers, not the tables made from them.
+        return Bank, (self.users, self.merchants_per_city, self.skew, self.seed)
 
 
 # ── the world ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -174,26 +180,25 @@ class _World:
     risky: Ints
     """Per city, the merchants that thieves like best."""
 
-
-@lru_cache(maxsize=8)
-def _world(bank: Bank) -> _World:
-    """Made from the description wherever it is needed, and kept there: a worker is sent four numbers, not tables."""
-    rng = np.random.default_rng((bank.seed, 0))
-    cities, per_city = len(_CITIES), bank.merchants_per_city
-    category = rng.choice(len(_CATEGORIES), cities * per_city, p=_CATEGORY_SHARE)
-    by_risk = np.argsort(-_RISK[category].reshape(cities, per_city), axis=1, kind="stable")
-    return _World(
-        user_of_rank=rng.permutation(bank.users),
-        user_cdf=_zipf(bank.users, bank.skew),
-        home=rng.integers(0, _ONLINE, bank.users),
-        cards=rng.integers(1, 5, bank.users),
-        spending=np.exp(rng.normal(0.0, 0.4, bank.users)),
-        rank_cdf=_zipf(per_city, bank.skew),
-        category=category,
-        price_level=np.exp(rng.normal(0.0, 0.2, cities * per_city)),
-        zip=pa.array([zip and f"{zip}{rank % 100:02}" for _, _, zip in _CITIES for rank in range(per_city)]),
-        risky=by_risk[:, : max(per_city // 12, 1)] + per_city * np.arange(cities)[:, None],
-    )
+    @classmethod
+    def of(cls, bank: Bank) -> _World:
+        """Make it; takes a few milliseconds."""
+        rng = np.random.default_rng((bank.seed, 0))
+        cities, per_city = len(_CITIES), bank.merchants_per_city
+        category = rng.choice(len(_CATEGORIES), cities * per_city, p=_CATEGORY_SHARE)
+        by_risk = np.argsort(-_RISK[category].reshape(cities, per_city), axis=1, kind="stable")
+        return cls(
+            user_of_rank=rng.permutation(bank.users),
+            user_cdf=_zipf(bank.users, bank.skew),
+            home=rng.integers(0, _ONLINE, bank.users),
+            cards=rng.integers(1, 5, bank.users),
+            spending=np.exp(rng.normal(0.0, 0.4, bank.users)),
+            rank_cdf=_zipf(per_city, bank.skew),
+            category=category,
+            price_level=np.exp(rng.normal(0.0, 0.2, cities * per_city)),
+            zip=pa.array([zip and f"{zip}{rank % 100:02}" for _, _, zip in _CITIES for rank in range(per_city)]),
+            risky=by_risk[:, : max(per_city // 12, 1)] + per_city * np.arange(cities)[:, None],
+        )
 
 
 def _zipf(count: int, skew: float) -> Floats:
@@ -206,7 +211,7 @@ def _zipf(count: int, skew: float) -> Floats:
 
 def _make(bank: Bank, fraud_rate: float, indexes: Indexes, rng: np.random.Generator) -> pa.RecordBatch:
     """All payments first as if they were honest; then the few frauds, over what was there."""
-    world, n = _world(bank), len(indexes)
+    world, n = bank._world, len(indexes)
     time_us, hour = _times(indexes, _PAYMENTS_A_DAY * bank.users)
     fraud = rng.random(n) < fraud_rate * _AT_NIGHT[hour]
 

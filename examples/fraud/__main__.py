@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from midstream.runtime.job import Job
 
 PATIENCE_S = 20.0
+# Java's second compiler pays off after minutes; until then it takes half of a small machine's time.
+SHORT_LIFE = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 def main(arguments: Sequence[str] | None = None, spark: Any = None, console: Console | None = None) -> Summary:
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, spark: Any = None, console: Con
     console.print(render(flow.graph), markup=False)
 
     console.print("\nStarting Spark and warming it up", style="dim")
-    session = spark or local_session("local[2]")
+    session = spark or local_session("local[2]", SHORT_LIFE)
     try:
         warm_up(session, models, folder)
         console.print(f"{source.total:,} payments in {options.seconds:g} s; the middle third is a surge\n", style="dim")

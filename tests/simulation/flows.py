@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream import Flow, ListSource, MemorySink, Stream
+from midstream.engine import collector
+from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Sink, Source, Transform
 from midstream.testing import Faults, LocalRun, ManualClock, run_local
 from tests.oracle import Answer, Row, interpret, multiset
@@ -25,6 +29,7 @@ MAX_STEPS = 10
 """Operators between sources and sinks."""
 MAX_EXPANSIONS = 2
 """Operators that multiply rows, on any path: more of them would only make more of the same."""
+MAX_COLUMNS = 7
 NUMBER = pa.int32()
 TEXT = pa.string()
 
@@ -62,6 +67,21 @@ class Describe:
     def batches(self, batch: pa.RecordBatch) -> pa.Table:
         text = [f"{self.column}={value!r}" for value in batch.column(self.column).to_pylist()]
         return pa.table({"text": pa.array(text, pa.large_string()), "id": batch.column("id")})
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One more column: how long a text is."""
+
+    column: str
+    added: str
+
+    def __call__(self, row: Row) -> Row:
+        text = row[self.column]
+        return {**row, self.added: None if text is None else len(text)}
+
+    def batches(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.append_column(self.added, pc.utf8_length(batch.column(self.column)))
 
 
 @dataclass(frozen=True)
@@ -133,6 +153,11 @@ def on_spark_only(df: Any) -> Any:
 # ── building ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def small_frames(nbytes: int) -> AbstractContextManager[Any]:
+    """Within this block frames hold about so many bytes: with the usual megabyte, few rows would ever need two."""
+    return patch.object(collector, "FRAME_BYTES", nbytes)
+
+
 @dataclass
 class Case:
     """A flow with everything that is needed to run it and to know what it must give."""
@@ -144,6 +169,7 @@ class Case:
     partitions: int = 1
     seed: int = 0
     faults: Faults = field(default_factory=Faults)
+    frame_bytes: int = FRAME_BYTES
 
     def expected(self) -> list[Answer]:
         """The oracle's answer for every epoch."""
@@ -159,14 +185,17 @@ class Case:
 
     def run(self) -> LocalRun:
         """Run the flow, with a clock that stands still, so that runs can be compared to the last bit."""
-        return run_local(self.flow, partitions=self.partitions, seed=self.seed, faults=self.faults, clock=ManualClock())
+        with small_frames(self.frame_bytes):
+            return run_local(
+                self.flow, partitions=self.partitions, seed=self.seed, faults=self.faults, clock=ManualClock()
+            )
 
     def found(self) -> dict[str, dict[int, list[Row]]]:
         """The rows of every sink by epoch, in the order in which they were written."""
         return {name: rows() for name, rows in self.outputs.items()}
 
     def __str__(self) -> str:
-        lines = [f"partitions={self.partitions} seed={self.seed} {self.faults}"]
+        lines = [f"partitions={self.partitions} seed={self.seed} frame_bytes={self.frame_bytes} {self.faults}"]
         for op in self.flow._operators.values():
             payload = self.epochs.get(op.name) or self.flow._payloads.get(op.name)
             lines.append(f"  {op.name} = {op.spec} of {', '.join(map(str, op.inputs)) or '—'}: {payload!r:.300}")
@@ -204,6 +233,7 @@ class _Builder:
         self.sinks()
         self.case.partitions = rng.randint(1, 4)
         self.case.seed = rng.randrange(1 << 32)
+        self.case.frame_bytes = rng.choice((60, 500, FRAME_BYTES))
         return self.case
 
     # ── one method per operator ───────────────────────────────────────────────────────────────────────────────────
@@ -230,9 +260,12 @@ class _Builder:
 
     def map(self) -> None:
         stream, expansions = self.pick()
-        if (column := self.column(stream, NUMBER)) and self.rng.random() < 0.7:
+        if (column := self.column(stream, NUMBER)) and self.rng.random() < 0.6:
             self.function("map", stream, Add(column, self.rng.randint(-3, 3)), expansions)
-        elif column := self.column(stream, TEXT):
+        elif (column := self.column(stream, TEXT)) and len(stream.schema) < MAX_COLUMNS and self.rng.random() < 0.5:
+            added = self.name("length")
+            self.function("map", stream, Measure(column, added), expansions, adds=f"{added} int")
+        elif column:
             self.function("map", stream, Describe(column), expansions, returns="id bigint, text string")
 
     def filter(self) -> None:
@@ -277,7 +310,7 @@ class _Builder:
     def lookup(self) -> None:
         stream, expansions = self.pick()
         column = self.column(stream, self.rng.choice((NUMBER, TEXT)))
-        if not column or len(stream.schema) > 6 or expansions >= MAX_EXPANSIONS:
+        if not column or len(stream.schema) >= MAX_COLUMNS or expansions >= MAX_EXPANSIONS:
             return
         name, values, unique = self.name("lookup"), self.values, self.rng.random() < 0.5
         numbers = pa.types.is_integer(stream.schema.field(column).type)
@@ -347,12 +380,12 @@ class _Builder:
 
     # ── what they share ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def function(self, kind: str, stream: Stream, function: Any, expansions: int, **returns: str) -> None:
+    def function(self, kind: str, stream: Stream, function: Any, expansions: int, **schema: str) -> None:
         name = self.name(kind)
         if self.rng.random() < 0.5:
-            made = getattr(stream, kind)(name, function, **returns)
+            made = getattr(stream, kind)(name, function, **schema)
         else:
-            made = getattr(stream, f"{kind}_batches")(name, function.batches, **returns)
+            made = getattr(stream, f"{kind}_batches")(name, function.batches, **schema)
             self.case.meanings[name] = function
         self.add(made, expansions)
 

@@ -23,10 +23,11 @@ from midstream.control.messages import (
     TaskFinished,
     TaskStarted,
 )
+from midstream.engine.collector import FRAME_BYTES
 from midstream.runtime import local
 from midstream.testing import Faults, ManualClock, run_local
 from tests.oracle import Row
-from tests.simulation.flows import check, random_case, random_faults
+from tests.simulation.flows import check, random_case, random_faults, small_frames
 from tests.simulation.run import case_of
 
 rngs = st.randoms(use_true_random=False)
@@ -141,8 +142,9 @@ def test_runs_are_given_up_and_their_tasks_go_on_until_they_are_refused(monkeypa
 
 # ── order ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-keys = st.lists(st.sampled_from(["", "a", "b", "é", None]), max_size=200)
+keys = st.lists(st.sampled_from(["", "a", "b", "é", None]), max_size=120)
 faults = st.sampled_from([Faults(), BAD_LUCK])
+frame_bytes = st.sampled_from([60, FRAME_BYTES])
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,9 @@ def by_key(rows: list[Row], key: str) -> dict[Any, list[int]]:
     return dict(found)
 
 
-@given(keys, st.integers(1, 4), st.integers(0, 1 << 30), faults)
-@settings(max_examples=40)
-def test_rows_of_one_key_stay_in_order_through_exchanges_and_detours(keys, partitions, seed, faults):
+@given(keys, st.integers(1, 4), st.integers(0, 1 << 30), faults, frame_bytes)
+@settings(max_examples=30)
+def test_rows_of_one_key_stay_in_order_through_exchanges_and_detours(keys, partitions, seed, faults, frame_bytes):
     rows = [{"id": i, "k": key, "a": None} for i, key in enumerate(keys)]
     flow, straight, joined = Flow("order"), MemorySink(), MemorySink()
     source = flow.source("in", ListSource([rows], "id bigint, k string, a bigint"))
@@ -175,7 +177,8 @@ def test_rows_of_one_key_stay_in_order_through_exchanges_and_detours(keys, parti
     )
     split["odd"].key_by("again", "k").union("meet", split["even"]).sink("joined", joined)
 
-    run_local(flow, partitions=partitions, seed=seed, faults=faults, clock=ManualClock())
+    with small_frames(frame_bytes):
+        run_local(flow, partitions=partitions, seed=seed, faults=faults, clock=ManualClock())
 
     def wanted(keep) -> dict[Any, list[int]]:
         return by_key([row for row in rows if keep(row["id"])], "k")
@@ -186,13 +189,14 @@ def test_rows_of_one_key_stay_in_order_through_exchanges_and_detours(keys, parti
         assert by_key(kept, "k") == wanted(lambda i, parity=parity: i % 2 == parity)
 
 
-@given(st.lists(st.integers(0, 1 << 20), max_size=150), st.integers(1, 4), st.integers(0, 1 << 30), faults)
+@given(st.lists(st.integers(0, 1 << 20), max_size=120), st.integers(1, 4), st.integers(0, 1 << 30), faults, frame_bytes)
 @settings(max_examples=30)
-def test_without_a_key_rows_stay_in_order_within_their_partition(numbers, partitions, seed, faults):
+def test_without_a_key_rows_stay_in_order_within_their_partition(numbers, partitions, seed, faults, frame_bytes):
     rows = [{"id": i, "n": n} for i, n in enumerate(numbers)]
     flow, out = Flow("order"), MemorySink()
     source = flow.source("in", ListSource([rows], "id bigint, n bigint"))
     # `late` runs one stage later only because of the other side of the union; its own rows carry no key.
     source.key_by("key", "n").filter("none", lambda row: False).union("late", source).sink("out", out)
-    run_local(flow, partitions=partitions, seed=seed, faults=faults, clock=ManualClock())
+    with small_frames(frame_bytes):
+        run_local(flow, partitions=partitions, seed=seed, faults=faults, clock=ManualClock())
     assert out.rows == rows

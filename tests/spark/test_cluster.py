@@ -15,18 +15,14 @@ import pytest
 from tests.spark.conftest import PATIENCE_S, ROOT
 
 SIBLING = """
-from midstream import ListSource
-
 ROWS = [{"n": n, "user": f"u{n % 5}"} for n in range(60)]
-
-def source():
-    return ListSource.of(ROWS, schema="n bigint, user string", epoch_rows=20, partitions=2)
 
 def double(row):
     return {**row, "n": 2 * row["n"]}
 """
 
 SCRIPT = """
+import json
 import os
 import sys
 
@@ -38,8 +34,7 @@ from midstream.testing import run_spark
 
 
 class Place:
-    \"\"\"Says on which executor a row was seen, and where that has midstream from.\"\"\"
-
+    # Says on which executor a row was seen, and where that has midstream from.
     def __call__(self, row):
         import midstream
 
@@ -51,21 +46,27 @@ def increment(row):
 
 
 OFFSET = 1
+os.chdir(sys.argv[1])
+folder = os.getcwd()
 spark = SparkSession.builder.getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
-places = MemorySink()
-flow = Flow("cluster")
-stream = flow.source("rows", sibling.source()).map("double", sibling.double)
+os.mkdir("in")
+for i in range(3):
+    with open(f"in/{i}.json", "w") as file:
+        file.writelines(json.dumps(row) + "\\n" for row in sibling.ROWS[i::3])
+rows = spark.readStream.schema("n bigint, user string").option("maxFilesPerTrigger", 1).json(f"{folder}/in")
+
+flow, places = Flow("cluster"), MemorySink()
+stream = flow.source("rows", rows).map("double", sibling.double)
 stream = stream.key_by("by_user", "user").map("increment", increment).key_by("by_n", "n")
-stream.sink("files", FileSink(sys.argv[1] + "/out"))
-place = stream.map("place", Place(), returns="n bigint, user string, zip boolean, executor string")
-place.sink("places", places)
-os.chdir(sys.argv[1])
-run_spark(flow, spark, checkpoint="checkpoint", partitions=4)
+stream.sink("files", FileSink("out"))
+stream.map("place", Place(), returns="n bigint, user string, zip boolean, executor string").sink("places", places)
+job = run_spark(flow, spark, checkpoint="checkpoint", partitions=4)
 
 expected = sorted((2 * row["n"] + 1, row["user"]) for row in sibling.ROWS)
+print("epochs", job.metrics.epochs)
 print("memory", sorted((row["n"], row["user"]) for row in places.rows) == expected)
-print("files", sorted((row.n, row.user) for row in spark.read.parquet(sys.argv[1] + "/out").collect()) == expected)
+print("files", sorted((row.n, row.user) for row in spark.read.parquet(f"{folder}/out").collect()) == expected)
 print("shipped", all(row["zip"] for row in places.rows))
 print("executors", len({row["executor"] for row in places.rows}))
 spark.stop()
@@ -91,30 +92,40 @@ def bare_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
 
 
+@pytest.mark.timeout(4 * PATIENCE_S)  # four JVMs have to start first
 def test_a_submitted_script_runs_on_executors_that_lack_midstream(bare_python: Path, tmp_path: Path) -> None:
     """With functions of the script and of a module beside it, two exchanges, and a relative checkpoint."""
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     (scripts / "sibling.py").write_text(textwrap.dedent(SIBLING))
     (scripts / "main.py").write_text(textwrap.dedent(SCRIPT))
-    spark_home = Path(pyspark.__file__).parent
+    home = spark_home(tmp_path)
     submitted = subprocess.run(
-        [spark_home / "bin" / "spark-submit", "--master", "local-cluster[2,1,1024]", scripts / "main.py", tmp_path],
+        [home / "bin" / "spark-submit", "--master", "local-cluster[2,1,1024]", scripts / "main.py", tmp_path],
         env={
             **bare_environment(),
-            "SPARK_HOME": str(spark_home),
+            "SPARK_HOME": str(home),
             "PYSPARK_PYTHON": str(bare_python),
             "PYSPARK_DRIVER_PYTHON": str(driver_python(tmp_path)),
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_WORKER_DIR": str(tmp_path / "work"),
         },
         cwd=scripts,
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE_S,
+        timeout=3 * PATIENCE_S,
     )
     found = submitted.stdout.splitlines()
-    assert found == ["memory True", "files True", "shipped True", "executors 2"], submitted.stderr[-5000:]
+    told = submitted.stdout + submitted.stderr[-2000:]
+    assert found == ["epochs 3", "memory True", "files True", "shipped True", "executors 2"], told
+
+
+def spark_home(folder: Path) -> Path:
+    """Spark, as pip installed it. A cluster of this kind works inside this folder, so it gets one of its own."""
+    home = folder / "spark"
+    home.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        (home / entry.name).symlink_to(entry)
+    return home
 
 
 def driver_python(folder: Path) -> Path:

@@ -23,6 +23,7 @@ from midstream.ids import Epoch, Run, StageIndex
 from midstream.runtime import worker
 from midstream.runtime.job import JobStatus
 from midstream.testing import run_spark
+from tests.spark.conftest import PATIENCE_S
 
 Row = dict[str, Any]
 EPOCHS = [[{"n": 10 * epoch + n} for n in range(10)] for epoch in range(3)]
@@ -231,7 +232,7 @@ def test_an_epoch_whose_coordinator_went_away_fails(spark: Any, tmp_path: Path, 
     job._control._server.close()
     gate.open()
 
-    with pytest.raises(JobFailed, match="the coordinator cannot be reached") as caught:
+    with pytest.raises(JobFailed, match=r"ChannelError: .*(nobody answers there|cannot be reached)") as caught:
         job.await_termination(60)
 
     assert caught.value.epoch == 1
@@ -241,6 +242,7 @@ def test_an_epoch_whose_coordinator_went_away_fails(spark: Any, tmp_path: Path, 
     assert found == [(n // 10, n) for n in range(30)]
 
 
+@pytest.mark.timeout(2 * PATIENCE_S)  # a JVM has to start first
 def test_a_killed_worker_is_replaced_and_the_result_is_exact(driver: Any, tmp_path: Path) -> None:
     """In a driver of its own, because this session's tasks may not be retried."""
     assert driver(lose_workers, tmp_path).finish().splitlines() == ["finished", "exact"]

@@ -11,7 +11,9 @@ import pytest
 
 from midstream import FileSink, Flow, ListSource, MemorySink, NoopSink
 from midstream.errors import CheckpointError
+from midstream.runtime.checkpoint import Checkpoint
 from midstream.testing import run_spark
+from tests.spark.conftest import PATIENCE_S, Passage
 
 Row = dict[str, Any]
 
@@ -49,7 +51,7 @@ def found_in(spark: Any, *sinks: FileSink) -> list[list[int]]:
 def test_a_stopped_job_goes_on_where_it_was_with_changed_functions_and_operators(spark: Any, tmp_path: Path) -> None:
     source, checkpoint = tmp_path / "in", str(tmp_path / "c")
     write_numbers(source, "a.json", range(10))
-    first = run_spark(file_flow(spark, source, same, out := MemorySink()), spark, checkpoint=checkpoint)
+    first = run_spark(file_flow(spark, source, same, out := MemorySink(), NoopSink()), spark, checkpoint=checkpoint)
 
     write_numbers(source, "b.json", range(10, 20))
     flow = Flow("files")
@@ -87,6 +89,7 @@ def test_a_checkpoint_may_have_any_name_and_be_relative(
 
 
 @pytest.mark.parametrize("moment", ["in a function", "between two sinks", "after the manifest"])
+@pytest.mark.timeout(2 * PATIENCE_S)  # a JVM has to start first
 def test_after_a_crash_of_the_driver_nothing_is_missing_or_doubled(
     spark: Any, tmp_path: Path, gate: Any, driver: Any, moment: str
 ) -> None:
@@ -108,9 +111,6 @@ def test_after_a_crash_of_the_driver_nothing_is_missing_or_doubled(
 def crash(folder: str, port: str, moment: str) -> None:
     """Runs in another process, and waits in its second epoch for its end."""
     from pyspark.sql import SparkSession
-
-    from midstream.runtime.checkpoint import Checkpoint
-    from tests.spark.conftest import Passage
 
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")

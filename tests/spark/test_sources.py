@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from midstream import Flow, ListSource, MemorySink, NoopSink
+from midstream import FileSink, Flow, ListSource, MemorySink, NoopSink
 from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError, SourceError
 from midstream.runtime.job import JobStatus
 from midstream.testing import run_spark
@@ -73,9 +74,17 @@ def test_names_that_need_backticks_pass_through_everything(spark: Any, tmp_path:
     """Spaces, dots, backticks, keywords, other alphabets, at the top and inside; two sources, a transform, frames."""
     folder = tmp_path / "in"
     spark.createDataFrame([tuple(ODD_ROW.values())], ODD).write.json(str(folder))
-    streams = [spark.readStream.schema(ODD).json(str(folder)) for _ in range(2)]
+    stream = spark.readStream.schema(ODD).json(str(folder))
+    lone, files, plain = Flow("lone"), FileSink(tmp_path / "out"), MemorySink()
+    lone_rows = lone.source("source", stream).map("work", same)
+    lone_rows.sink("plain", plain)
+    lone_rows.sink("files", files)
+    run_spark(lone, spark, checkpoint=str(tmp_path / "lone"))
+    assert plain.rows == [ODD_ROW]
+    assert spark.read.parquet(files.path).drop("epoch").first().asDict(recursive=True) == ODD_ROW
+
     flow, out, raw = Flow("odd"), MemorySink(), MemorySink()
-    first, second = (flow.source(f"source{i}", stream) for i, stream in enumerate(streams))
+    first, second = flow.source("first", stream), flow.source("second", stream)
     first.sink("raw", raw)
     both = first.union("both", second).key_by("by_odd", "c.d", "a b").map("same", same)
     backwards = [f"`{name.replace('`', '``')}`" for name in reversed(ODD_ROW)]
@@ -150,16 +159,16 @@ def test_what_is_no_stream_is_refused(spark: Any) -> None:
 
 
 def test_a_function_that_cannot_be_shipped_is_refused_and_nothing_is_created(spark: Any, tmp_path: Path) -> None:
-    with open(__file__) as handle:
+    lock = threading.Lock()
 
-        def keep(row: Row) -> Row:
-            handle.read()
+    def keep(row: Row) -> Row:
+        with lock:
             return row
 
-        flow = Flow("unpicklable")
-        flow.source("rows", ListSource([[{"n": 1}]], "n bigint")).map("keep", keep).sink("out", NoopSink())
-        with pytest.raises(FunctionError, match=r"operator 'keep'.*closure variable 'handle'"):
-            flow.start(spark, checkpoint=str(tmp_path / "c"))
+    flow = Flow("unpicklable")
+    flow.source("rows", ListSource([[{"n": 1}]], "n bigint")).map("keep", keep).sink("out", NoopSink())
+    with pytest.raises(FunctionError, match=r"operator 'keep'.*closure variable 'lock'"):
+        flow.start(spark, checkpoint=str(tmp_path / "c"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -99,6 +99,21 @@ def test_the_schema_is_the_inputs_unless_it_is_said(rows):
     assert to_ddl(rows.transform("t", same, returns="y int").schema) == "y int"
 
 
+def test_columns_may_be_added_behind_those_of_the_input(rows):
+    assert to_ddl(rows.map("m", same, adds="score double, `a b` int").schema) == f"{DDL}, score double, `a b` int"
+    assert to_ddl(rows.map_batches("mb", same, adds="x int").schema) == f"{DDL}, x int"
+    assert to_ddl(rows.flat_map("f", same, adds="x int").schema) == f"{DDL}, x int"
+    assert to_ddl(rows.flat_map_batches("fb", same, adds="x int NOT NULL").schema) == f"{DDL}, x int NOT NULL"
+    with pytest.raises(
+        FlowError, match=r"operator 'x': give returns= \(all columns\) or adds= \(the new ones\), not both"
+    ):
+        rows.map("x", same, returns="x int", adds="y int")
+    with pytest.raises(SchemaError, match="column 'User' is declared twice"):
+        rows.map("x", same, adds="User string")
+    with pytest.raises(SchemaError, match="unknown type 'strng'"):
+        rows.map("x", same, adds="y strng")
+
+
 def test_a_source_knows_its_event_time(flow):
     ddl = "at timestamp, user string"
     flow.source("told", ListSource([[]], ddl), event_time="at").sink("a", NoopSink())

@@ -11,6 +11,7 @@ from midstream.control.journal import Journal, read, replay, tell
 from midstream.control.messages import (
     EpochOpened,
     EpochSealed,
+    Event,
     Failure,
     Received,
     TaskFailed,
@@ -33,7 +34,7 @@ def task(stage: int, attempt: int) -> TaskId:
     return TaskId(Epoch(4), Run(0), StageIndex(stage), PartitionId(0), attempt)
 
 
-EVENTS = [
+EVENTS: list[Event] = [
     opened(4),
     Received(b"a", TaskStarted(task(0, 1))),
     Received(b"a", TaskFailed(task(0, 1), Failure("score", "ValueError: no", "{'n': 1}", "line 3"))),
@@ -44,7 +45,7 @@ EVENTS = [
 ]
 
 
-def kept(events: list[object]) -> bytes:
+def kept(events: list[Event]) -> bytes:
     journal = Journal()
     for event in events:
         journal.append(event)

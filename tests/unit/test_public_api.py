@@ -57,7 +57,6 @@ HIERARCHY = {
     "StateError": (errors.MidstreamError, RuntimeError),
     "SetupError": (errors.MidstreamError, RuntimeError),
     "CheckpointError": (errors.MidstreamError, RuntimeError),
-    "StateError": (errors.MidstreamError, RuntimeError),
     "OperatorFailed": (errors.MidstreamError, RuntimeError),
     "JobFailed": (errors.MidstreamError, RuntimeError),
     "ControlError": (errors.MidstreamError, RuntimeError),

@@ -473,6 +473,20 @@ def test_an_inlet_takes_sparks_layout_of_a_type(stages):
     assert unit.batch.schema == pa.schema([("at", pa.timestamp("us", "UTC")), ("s", pa.string())])
 
 
+def test_frames_of_wide_rows_are_not_joined(stages):
+    flow, rows = new_flow()
+    rows.key_by("k", "n").map("m", lambda row: row).sink("out", NoopSink())
+    program = stages(flow).programs[1]
+
+    def arriving(width: int) -> pa.RecordBatch:
+        payload = encode_rows(batch([(1, "x" * width)]))
+        header = Header(PartitionId(0), program.stage.receives[0], Revision(1), PartitionId(0), 0, 1)
+        return pa.concat_batches([frame(header, payload)] * 3)
+
+    assert [unit.batch.num_rows for unit in units(program, [arriving(10)]) if isinstance(unit, Rows)] == [3]
+    assert [unit.batch.num_rows for unit in units(program, [arriving(1 << 20)]) if isinstance(unit, Rows)] == [1, 1, 1]
+
+
 # ── the exchange of the local runtime ─────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,7 +1,7 @@
 """Every message between coordinator and task, and every event and instruction of the coordinator.
 
-All are frozen msgspec structs. Those that cross the channel or are kept in a journal are tagged with their name, so that
-one decoder reads them all.
+All are frozen msgspec structs. Those that cross the channel or are kept in a journal are tagged with their name, so
+that one decoder reads them all.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ def spark_path(location: str) -> str:
 
 def write_atomically(fs: pafs.FileSystem, path: str, data: bytes) -> None:
     """Write a file so that a reader sees all of it or nothing."""
-    fs.create_dir(posixpath.dirname(path), recursive=True)
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
+        fs.create_dir(posixpath.dirname(path), recursive=True)
         with fs.open_output_stream(temporary) as out:
             out.write(data)
         fs.move(temporary, path)

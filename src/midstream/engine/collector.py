@@ -32,8 +32,8 @@ class _Held:
 class Collector:
     """Takes slices, gives record batches for Spark: frames, or plain columns at a typed outlet.
 
-    ``bins`` says which partition of the next stage owns each bin; rows on a wire without a key stay in ``partition``, as
-    far as the next stage has that many.
+    ``bins`` says which partition of the next stage owns each bin; rows on a wire without a key stay in ``partition``,
+    as far as the next stage has that many.
     """
 
     def __init__(self, leaves: Leaves, partition: PartitionId, bins: Sequence[int]) -> None:

@@ -57,7 +57,9 @@ def call_on_batch(operator: str, function: Callable[[pa.RecordBatch], T], batch:
         raise failed(operator, error, _blame(function, batch, error)) from error
 
 
-def _blame(function: Callable[[pa.RecordBatch], Any], batch: pa.RecordBatch, error: BaseException) -> dict[str, Any] | None:
+def _blame(
+    function: Callable[[pa.RecordBatch], Any], batch: pa.RecordBatch, error: BaseException
+) -> dict[str, Any] | None:
     """Halve the batch until one row is left on which the function still raises the same kind of error.
 
     The task is lost already, so calling the function again does no harm; at most 2·log2(rows) calls.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from midstream.planner.stages import Stage, Wire
 INLET_COLUMN = "inlet"
 FRAME_COLUMN = "frame"
 JOINED_ROWS = 8192
+JOINED_BYTES = 1 << 20
 
 
 def inlet_column(number: int) -> str:
@@ -88,13 +89,15 @@ def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Car
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Small batches together: many senders send many small frames, and a slice never spans two batches."""
     held: list[pa.RecordBatch] = []
-    rows = 0
+    rows = nbytes = 0
     for batch in batches:
         held.append(batch)
         rows += batch.num_rows
-        if rows >= JOINED_ROWS:
+        nbytes += batch.nbytes
+        # Wide rows are few in a frame, and Arrow cannot hold more than 2 GB of text in one batch.
+        if rows >= JOINED_ROWS or nbytes >= JOINED_BYTES:
             yield pa.concat_batches(held)
-            held, rows = [], 0
+            held, rows, nbytes = [], 0, 0
     if held:
         yield pa.concat_batches(held)
 
@@ -103,7 +106,7 @@ def _mixed(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carr
     """Cut the batch where the inlet number changes; Spark's union keeps inlets in partitions of their own, mostly."""
     numbers = batch.column(INLET_COLUMN).to_numpy()
     cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), batch.num_rows]
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         if start == end:
             continue
         number = int(numbers[start])

@@ -99,9 +99,7 @@ class Flow:
                 raise SchemaError(f"{what}: event_time {event_time!r} must be a timestamp, found {found}")
         return self._add(name, Source(event_time), (), schema, stream)
 
-    def start(
-        self, spark: Any, *, checkpoint: str, trigger: str | None = None, partitions: int | None = None
-    ) -> Job:
+    def start(self, spark: Any, *, checkpoint: str, trigger: str | None = None, partitions: int | None = None) -> Job:
         """Run this flow on a SparkSession; it goes on in the background until it is stopped or fails.
 
         :param spark: the session to use. It is never stopped or reconfigured.
@@ -145,9 +143,7 @@ class Stream:
     def __repr__(self) -> str:
         return f"Stream({str(self._port)!r}, {to_ddl(self.schema)!r})"
 
-    def map(
-        self, name: str, function: RowFunction, *, returns: str | None = None, adds: str | None = None
-    ) -> Stream:
+    def map(self, name: str, function: RowFunction, *, returns: str | None = None, adds: str | None = None) -> Stream:
         """Each row gives exactly one row."""
         return self._function(name, Map(Form.ROWS), function, returns, adds)
 
@@ -186,7 +182,9 @@ class Stream:
         """Rows with equal values in these columns meet in one task downstream, in a deterministic order."""
         check_name(name, "key_by")
         if not columns:
-            raise FlowError(f"key_by {name!r}: name at least one column, e.g. key_by({name!r}, {self.schema.names[0]!r})")
+            raise FlowError(
+                f"key_by {name!r}: name at least one column, e.g. key_by({name!r}, {self.schema.names[0]!r})"
+            )
         check_key_columns(self.schema, columns, f"key_by {name!r}")
         return self._flow._add(name, KeyBy(tuple(columns)), (self._port,), self.schema)
 
@@ -223,7 +221,8 @@ class Stream:
     ) -> Stream:
         """Join each row with a static table, which every worker holds in memory; the table's columns are added.
 
-        :param table: a ``pyarrow.Table``, a pandas DataFrame, or a batch DataFrame, which is collected when the job starts.
+        :param table: a ``pyarrow.Table``, a pandas DataFrame, or a batch DataFrame, which is collected when the job
+            starts.
         :param on: the columns that must be equal; ``{"stream_column": "table_column"}`` where names differ. Null
             equals nothing.
         :param how: ``"inner"`` drops rows without a match, ``"left"`` keeps them with nulls.
@@ -305,7 +304,9 @@ class Stream:
     def _route(self, name: str, form: Form, function: Any, branches: Sequence[str]) -> Branches:
         what = f"route {check_name(name, 'route')!r}"
         if isinstance(branches, str) or not branches:
-            raise FlowError(f"{what}: branches must be a sequence of names, e.g. branches=('low', 'high'), found {branches!r}")
+            raise FlowError(
+                f"{what}: branches must be a sequence of names, e.g. branches=('low', 'high'), found {branches!r}"
+            )
         if len(set(branches)) < len(branches):
             raise FlowError(f"{what}: the branches {list(branches)} must be different")
         for branch in branches:
@@ -319,8 +320,8 @@ class Stream:
             raise FlowError(f"union {name!r}: expected streams, found {type(other).__name__} {other!r:.60}")
         if other._flow is not self._flow:
             raise FlowError(
-                f"union {name!r}: {str(other._port)!r} belongs to another flow ({other._flow.name!r}); streams can only be "
-                f"combined within one flow"
+                f"union {name!r}: {str(other._port)!r} belongs to another flow ({other._flow.name!r}); streams can "
+                f"only be combined within one flow"
             )
         if not other.schema.equals(self.schema):
             raise SchemaError(
@@ -419,7 +420,8 @@ def _joined(stream: pa.Schema, table: pa.Schema, keys: set[str], how: How, what:
     taken = {name.lower() for name in stream.names}
     if clash := [field.name for field in added if field.name.lower() in taken]:
         raise SchemaError(
-            f"{what}: stream and table both have {', '.join(clash)}; rename the table's column, or drop it if it is not needed"
+            f"{what}: stream and table both have {', '.join(clash)}; rename the table's column, or "
+            f"drop it if it is not needed"
         )
     if how is How.LEFT:
         added = [field.with_nullable(True) for field in added]

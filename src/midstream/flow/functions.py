@@ -59,11 +59,13 @@ def check_callable(function: Any, operator: str, takes: str) -> None:
     """Refuse what cannot be called with one argument (``takes`` says what that argument is)."""
     if not callable(function):
         raise FunctionError(
-            f"operator {operator!r}: expected a function that takes {takes}, found {type(function).__name__} {function!r:.80}"
+            f"operator {operator!r}: expected a function that takes {takes}, found {type(function).__name__} "
+            f"{function!r:.80}"
         )
     if inspect.isclass(function):
         raise FunctionError(
-            f"operator {operator!r}: found the class {function.__name__}; give an instance of it, {function.__name__}(…)"
+            f"operator {operator!r}: found the class {function.__name__}; give an instance of it, "
+            f"{function.__name__}(…)"
         )
     try:
         signature = inspect.signature(function)
@@ -122,19 +124,21 @@ def _user_modules_by_value() -> Iterator[None]:
 def _installed_roots() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
     roots = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    roots += site.getsitepackages() + [site.getusersitepackages()]
+    roots += [*site.getsitepackages(), site.getusersitepackages()]
     roots.append(str(Path(__file__).resolve().parent.parent))  # midstream ships itself
     return tuple({Path(root).resolve(): None for root in roots})
 
 
 _INSTALLED = _installed_roots()
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_SPARKS = frozenset({"pyspark", "py4j"})  # a cluster has its own, wherever it keeps them
 
 
 def _is_users(name: str, module: types.ModuleType) -> bool:
     if name == "__main__" or getattr(module, "__name__", None) != name:
         return False  # __main__ is by value anyway; aliases are registered under their own name
     file = getattr(module, "__file__", None)
-    if file is None or "pyspark" in name.split("."):
+    if file is None or name.split(".")[0] in _SPARKS:
         return False
     return not _is_installed(file)
 
@@ -143,11 +147,12 @@ def _is_users(name: str, module: types.ModuleType) -> bool:
 def _is_installed(file: str) -> bool:
     """Asked of every module at every pack, and resolving hundreds of paths takes longer than pickling a function."""
     path = Path(file).resolve()
-    return any(path.is_relative_to(root) for root in _INSTALLED)
+    # Clusters add folders of packages by PYTHONPATH or .pth files; where such folders are, only their name tells.
+    return not _PACKAGES.isdisjoint(path.parts) or any(path.is_relative_to(root) for root in _INSTALLED)
 
 
 def _culprit(value: Any, path: str, seen: frozenset[int] = frozenset()) -> str:
-    """Path to the innermost part that cannot be pickled on its own, e.g. ``score: closure variable 'lock' (a lock)``."""
+    """Path to the innermost part that cannot be pickled on its own: ``score: closure variable 'lock' (a lock)``."""
     for label, part in _parts(value):
         if id(part) in seen:
             continue

@@ -23,8 +23,9 @@ def check_name(name: object, what: str) -> str:
         raise FlowError(f"{what}: the name comes first and must be a string, found {type(name).__name__} {name!r:.60}")
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME:
         raise FlowError(
-            f"{what}: {name!r:.120} cannot be a name. A name starts with a letter, holds letters, digits, '_', '-', '.' "
-            f"and spaces, and has at most {MAX_NAME} characters: it identifies the operator's state, changes and metrics."
+            f"{what}: {name!r:.120} cannot be a name. A name starts with a letter, holds letters, digits, '_', '-', "
+            f"'.' and spaces, and has at most {MAX_NAME} characters: it identifies the operator's state, changes and "
+            f"metrics."
         )
     return name
 

@@ -69,7 +69,8 @@ class Stage:
     """One link of the chain.
 
     ``operators`` stand in the graph's order. ``inlets`` are those of them (sources, and transforms of the segment
-    before) whose rows enter here as plain columns; ``receives`` are the wires that end here, ``carries`` those that only pass through, ``emits`` those that start here.
+    before) whose rows enter here as plain columns; ``receives`` are the wires that end here, ``carries`` those that
+    only pass through, ``emits`` those that start here.
     """
 
     index: StageIndex

@@ -1,1 +1,1 @@
-"""Where a flow meets the world: Spark, or the local runtime that needs no JVM. The only package that imports pyspark."""
+"""Where a flow meets the world: Spark, or the local runtime without a JVM. The only package that imports pyspark."""

@@ -143,8 +143,8 @@ def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
     held = sorted(posixpath.basename(entry.path) for entry in fs.get_file_info(pafs.FileSelector(root)))
     if held:
         raise CheckpointError(
-            f"the checkpoint {location!r} holds other things ({', '.join(held[:5])}{', …' if len(held) > 5 else ''}) and no "
-            f"midstream.json; give an empty folder, or the checkpoint of this flow"
+            f"the checkpoint {location!r} holds other things ({', '.join(held[:5])}{', …' if len(held) > 5 else ''}) "
+            f"and no midstream.json; give an empty folder, or the checkpoint of this flow"
         )
 
 
@@ -162,5 +162,6 @@ def _require_same(found: Identity, flow: str, sources: tuple[str, ...], location
     if found.sources != sources:
         raise CheckpointError(
             f"the checkpoint {location!r} was made with the sources {', '.join(found.sources)}; the flow now has "
-            f"{', '.join(sources)}. Offsets cannot be matched to other sources: use a new checkpoint, or the old sources"
+            f"{', '.join(sources)}. Offsets cannot be matched to other sources: use a new checkpoint, or the "
+            f"old sources"
         )

@@ -21,7 +21,7 @@ from midstream.flow.model import Transform
 from midstream.flow.schema import from_spark, to_ddl, type_name
 from midstream.ids import StageIndex, WireId
 from midstream.planner.stages import Leaves, Plan, Stage
-from midstream.runtime.worker import Ticket, decode_frames, run_stage
+from midstream.runtime.worker import Body, Ticket, decode_frames, rename_columns, run_stage
 
 FRAME_DDL = to_ddl(FRAME_SCHEMA)
 TicketFor = Callable[[StageIndex], Ticket]
@@ -66,7 +66,12 @@ def compile_epoch(plan: Plan, rows: DataFrame, ticket: TicketFor, partitions: in
 def _run(plan: Plan, stage: Stage, df: DataFrame, ticket: TicketFor, partitions: int) -> DataFrame:
     typed = stage.leaves is Leaves.TYPED
     ddl = to_ddl(_wire_schema(plan, stage.emits[0] if stage.emits else stage.carries[0])) if typed else FRAME_DDL
-    out = df.mapInArrow(partial(run_stage, ticket(stage.index)), ddl)
+    task: Body = partial(run_stage, ticket(stage.index))
+    if any({".", "`"} & set(name) for name in df.columns):
+        # mapInArrow asks for columns by name, and takes names apart at dots and backticks.
+        task = partial(rename_columns, tuple(df.columns), task)
+        df = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
+    out = df.mapInArrow(task, ddl)
     if stage.leaves is Leaves.EXCHANGE:
         out = out.repartitionById(partitions, F.col("dest")).sortWithinPartitions(*FRAME_ORDER)
     return out
@@ -97,11 +102,14 @@ def apply_transform(name: str, function: Callable[[DataFrame], Any], rows: DataF
         raise SchemaError(f"{what} must return a DataFrame, found {type(result).__name__}")
     if result.isStreaming:
         raise SchemaError(f"{what} returned a streaming DataFrame; it must be made from the rows it was given")
-    found = from_spark(result.schema)
+    try:
+        found = from_spark(result.schema)
+    except SchemaError as error:
+        raise SchemaError(f"{what} returned columns that cannot be used: {error}") from error
     if set(found.names) != set(schema.names):
         raise SchemaError(
-            f"{what} returned the columns {', '.join(found.names)}; declared are {', '.join(schema.names)}. Say what it "
-            f"returns with returns='{to_ddl(found)}'"
+            f"{what} returned the columns {', '.join(found.names)}; declared are {', '.join(schema.names)}. Say what "
+            f"it returns with returns='{to_ddl(found)}'"
         )
     for column in schema:
         if not found.field(column.name).type.equals(column.type):
@@ -141,7 +149,9 @@ def unite_inlets(inlets: Sequence[DataFrame], frames: DataFrame | None = None) -
         part.select(
             F.lit(number).cast("int").alias(INLET_COLUMN),
             *[
-                (F.struct(*[_quoted(c) for c in part.columns]) if i == number else F.lit(None).cast(types[i])).alias(name)
+                (F.struct(*[_quoted(c) for c in part.columns]) if i == number else F.lit(None).cast(types[i])).alias(
+                    name
+                )
                 for i, name in enumerate(columns)
             ],
         )
@@ -159,5 +169,3 @@ def _quoted(name: str) -> str:
 
 def _wire_schema(plan: Plan, wire: WireId) -> pa.Schema:
     return plan.graph.schema_of(plan.wires[wire].port)
-
-

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from midstream.control.messages import Commit, EpochAbandoned, EpochOpened, EpochSealed
+from midstream.engine.collector import FRAME_BYTES
 from midstream.errors import CheckpointError, JobFailed, MidstreamError
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import SinkTarget
@@ -30,8 +31,11 @@ from midstream.runtime.worker import Ticket
 KEPT_PROGRESS = 100
 
 # Set on the query's own copy of the session, so the user's settings stay as they are. Adaptive execution would merge
-# or skip partitions that the coordinator expects to hear from.
-QUERY_CONF = {"spark.sql.adaptive.enabled": "false"}
+# or skip partitions that the coordinator expects to hear from. The buffer towards Python takes a whole frame.
+QUERY_CONF = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.python.udf.buffer.size": str(FRAME_BYTES),
+}
 
 
 class JobStatus(enum.StrEnum):

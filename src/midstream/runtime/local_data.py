@@ -66,9 +66,7 @@ class LocalData:
         """All rows."""
         return pa.Table.from_batches([batch for partition in self.partitions for batch in partition], schema)
 
-    def transformed(
-        self, name: str, local: Callable[[pa.Table], Any], takes: pa.Schema, gives: pa.Schema
-    ) -> LocalData:
+    def transformed(self, name: str, local: Callable[[pa.Table], Any], takes: pa.Schema, gives: pa.Schema) -> LocalData:
         """What a transform's local function makes of the rows."""
         result = local(self.table(takes))
         if not isinstance(result, pa.Table):
@@ -78,9 +76,7 @@ class LocalData:
 
 def _mixed(batch: pa.RecordBatch, number: int, names: Sequence[str], types: Sequence[pa.DataType]) -> pa.RecordBatch:
     rows = batch.num_rows
-    columns = [
-        batch.to_struct_array() if i == number else pa.nulls(rows, kind) for i, kind in enumerate(types)
-    ]
+    columns = [batch.to_struct_array() if i == number else pa.nulls(rows, kind) for i, kind in enumerate(types)]
     return pa.RecordBatch.from_arrays([pa.array([number] * rows, pa.int32()), *columns], [INLET_COLUMN, *names])
 
 
@@ -89,9 +85,7 @@ def by_destination(frames: LocalData, partitions: int, order: Sequence[str], rng
     batches = [batch for partition in frames.partitions for batch in partition]
     rng.shuffle(batches)
     table = pa.Table.from_batches(batches, FRAME_SCHEMA).sort_by([(column, "ascending") for column in order])
-    return LocalData(
-        [table.filter(pc.equal(table.column("dest"), dest)).to_batches() for dest in range(partitions)]
-    )
+    return LocalData([table.filter(pc.equal(table.column("dest"), dest)).to_batches() for dest in range(partitions)])
 
 
 def require_local(graph: Graph) -> None:
@@ -109,10 +103,7 @@ def source_epochs(graph: Graph) -> Iterator[Mapping[str, LocalData]]:
     """The rows of every source, epoch by epoch; a source that has ended gives none."""
     cuts = {op.name: list(_epochs_of(op.name, graph.payloads[op.name])) for op in graph.of(Source)}
     for epoch in range(max(map(len, cuts.values()))):
-        yield {
-            name: LocalData(epochs[epoch] if epoch < len(epochs) else [[]])
-            for name, epochs in cuts.items()
-        }
+        yield {name: LocalData(epochs[epoch] if epoch < len(epochs) else [[]]) for name, epochs in cuts.items()}
 
 
 def _epochs_of(name: str, source: Any) -> Iterator[list[list[pa.RecordBatch]]]:

@@ -37,7 +37,7 @@ def lookup_table(name: str, spec: Lookup, payload: Any) -> pa.Table:
         on = [theirs for _, theirs in spec.on]
         if (twice := JoinIndex.build(table, on).duplicates()) is not None:
             raise FlowError(
-                f"lookup {name!r}: the table has more than one row for {dict(zip(on, twice, strict=True))}, but unique=True "
-                f"promises one. Remove the duplicates, or say unique=False to get a row for each match"
+                f"lookup {name!r}: the table has more than one row for {dict(zip(on, twice, strict=True))}, but "
+                f"unique=True promises one. Remove the duplicates, or say unique=False to get a row for each match"
             )
     return table

@@ -68,10 +68,16 @@ def unexpected(name: str, epoch: Epoch | None, error: BaseException) -> JobFaile
 
 
 def summary(error: BaseException, limit: int = 2_000) -> str:
-    """An error in a few lines. Spark's carry whole stack traces of the JVM, of which the first lines say what happened."""
+    """An error in a few lines.
+
+    Spark's carry whole stack traces: of the JVM, where the first lines tell, or of Python, where the last ones do.
+    """
     text = str(error)
     java: Any = getattr(error, "java_exception", None)
     if java is not None:
         text = str(java.getMessage() or text)
+    text = text.partition("=== Streaming Query ===")[0]  # what Spark adds to every failure: its plan and its state
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
-    return f"{type(error).__name__}: " + "\n".join(lines[:12])[:limit]
+    if len(lines) > 12:
+        lines = [*lines[:4], "…", *lines[-8:]]
+    return f"{type(error).__name__}: " + "\n".join(lines)[:limit]

@@ -83,7 +83,9 @@ def check_file_sinks(graph: Graph, job: str) -> dict[str, SinkMarker]:
             continue
         _, root = _open(target.path)
         if root in owners:
-            raise FlowError(f"the sinks {owners[root]!r} and {name!r} both write to {target.path!r}; a folder has one owner")
+            raise FlowError(
+                f"the sinks {owners[root]!r} and {name!r} both write to {target.path!r}; a folder has one owner"
+            )
         owners[root] = name
         if not _is_marked(name, target.path, job):
             free[target.path] = SinkMarker(job, graph.name, name)
@@ -126,7 +128,7 @@ def _is_marked(name: str, path: str, job: str) -> bool:
     if (marker.job, marker.sink) != (job, name):
         raise CheckpointError(
             f"sink {name!r}: the folder {path!r} holds the output of sink {marker.sink!r} of flow {marker.flow!r} "
-            f"(job {marker.job[:8]}), not of this job ({job[:8]}). Give another folder; or, to go on with that job, start "
-            f"with its checkpoint"
+            f"(job {marker.job[:8]}), not of this job ({job[:8]}). Give another folder; or, to go on with that job, "
+            f"start with its checkpoint"
         )
     return True

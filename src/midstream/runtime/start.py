@@ -1,4 +1,4 @@
-"""Starting a flow on Spark: everything that can go wrong is tried first, and nothing is written before it has passed."""
+"""Starting a flow on Spark: all that can go wrong is tried first, and nothing is written before it has passed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def start(
     trigger_options = parse_trigger(trigger)
     partitions = check_partitions(partitions, spark)
     plan = compile_plan(graph)
-    ship(spark.sparkContext)  # before Spark makes a source of ours, which it does with the executors' Python
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
     try_transforms(graph, spark)
@@ -54,6 +53,7 @@ def start(
     # 3. Store what workers will fetch.
     digests = {name: location.blobs.put(blob) for name, blob in blobs.items()}
     programs = tuple(location.blobs.put(program.to_blob()) for program in link(plan, digests))
+    ship(spark.sparkContext)
     # 4. Run.
     control = ControlPlane(driver_host(spark))
     job = Job(Configuration(plan, programs, FIRST_REVISION, partitions), location, control)
@@ -73,7 +73,7 @@ def require_not_running(spark: SparkSession, query_name: str, location: Checkpoi
     """Refuse a second job on a checkpoint that this application is using already."""
     if any(query.name == query_name for query in spark.streams.active):
         raise CheckpointError(
-            f"a job is running on the checkpoint {location.location!r} already; stop it first, or give another checkpoint"
+            f"a job is running on the checkpoint {location.location!r} already; stop it first, or give another one"
         )
 
 
@@ -103,7 +103,10 @@ def parse_trigger(trigger: str | None) -> dict[str, Any]:
         # Spark takes neither "ms" nor "s", and no fractions of most units: milliseconds say it all.
         unit = _UNIT_MS.get(interval[2]) or _UNIT_MS[interval[2].removesuffix("s")]
         return {"processingTime": f"{round(float(interval[1]) * unit)} milliseconds"}
-    raise FlowError(f"trigger {trigger!r} is not known; allowed: None (as fast as possible), '500 ms', '10 seconds', {AVAILABLE_NOW!r}")
+    raise FlowError(
+        f"trigger {trigger!r} is not known; allowed: None (as fast as possible), '500 ms', '10 seconds', "
+        f"{AVAILABLE_NOW!r}"
+    )
 
 
 def check_partitions(partitions: int | None, spark: SparkSession) -> int:
@@ -111,7 +114,9 @@ def check_partitions(partitions: int | None, spark: SparkSession) -> int:
     if partitions is None:
         return min(int(spark.sparkContext.defaultParallelism), BINS)
     if type(partitions) is not int or not 1 <= partitions <= BINS:
-        raise FlowError(f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space")
+        raise FlowError(
+            f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space"
+        )
     return partitions
 
 

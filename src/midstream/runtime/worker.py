@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -40,6 +40,9 @@ from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex
 from midstream.runtime.reporting import failure_of
 
 LISTEN_S = 3600.0
+
+Body = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What ``mapInArrow`` calls in a task."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,11 @@ def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
         raise error from None
     report = runner.report()
     worker.ask(TaskFinished(task, report.operators, report.received, report.sent, report.emitted))
+
+
+def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run with the columns' own names, which Spark could not be told."""
+    return run(batch.rename_columns(list(names)) for batch in batches)
 
 
 def decode_frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

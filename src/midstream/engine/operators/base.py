@@ -22,9 +22,7 @@ class Step(Protocol):
         """Process one slice. Raises :class:`midstream.errors.OperatorFailed` when the user's code fails."""
 
 
-def call_on_rows(
-    operator: Operator, function: Callable[[dict[str, Any]], Any], batch: pa.RecordBatch
-) -> list[Any]:
+def call_on_rows(operator: Operator, function: Callable[[dict[str, Any]], Any], batch: pa.RecordBatch) -> list[Any]:
     """One result per row; a failure names its row."""
     results: list[Any] = []
     add = results.append

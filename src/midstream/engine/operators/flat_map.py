@@ -47,5 +47,7 @@ def flat_map_step(operator: Operator, spec: FlatMap, function: Callable[..., Any
 def _rows_of(result: Any, what: str) -> Any:
     # A dict is iterable too, and would give its column names: the likeliest mistake with this operator.
     if result is None or isinstance(result, dict | str):
-        raise SchemaError(f"{what} must return an iterable of rows (a list, or yield them), found {type(result).__name__}")
+        raise SchemaError(
+            f"{what} must return an iterable of rows (a list, or yield them), found {type(result).__name__}"
+        )
     return result

@@ -30,8 +30,8 @@ def map_step(operator: Operator, spec: Map, function: Callable[..., Any]) -> Ste
         result = conform(function(batch), operator.schema, what)
         if result.num_rows != batch.num_rows:
             raise SchemaError(
-                f"{what} returned {result.num_rows} rows for {batch.num_rows}; map_batches gives exactly one row for each. "
-                f"Use filter_batches or flat_map_batches to give fewer or more"
+                f"{what} returned {result.num_rows} rows for {batch.num_rows}; map_batches gives exactly one row for "
+                f"each. Use filter_batches or flat_map_batches to give fewer or more"
             )
         return result
 

@@ -1,0 +1,353 @@
+"""The base: committed state on the local disk of a host, shared by its Python workers. A cache, nothing more.
+
+One LMDB environment per operator, the bin as the first byte of each key: a slice's keys are read in one sorted pass
+over all bins of a task, and a delta is applied in one transaction, together with the positions of its bins. So a bin's
+rows and its position always agree, whoever is killed when. What the environment cannot be trusted with, and a bin whose
+position is not part of the lineage, is built again from the files in the checkpoint location.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from operator import itemgetter
+from types import TracebackType
+from typing import TypeVar
+
+import lmdb
+import pyarrow as pa
+
+from midstream.errors import StateError
+from midstream.ids import BINS, BinId
+from midstream.state.files import StateFiles, bin_ranges, table_of
+from midstream.state.keys import Namespace
+from midstream.state.lineage import EMPTY, Lineage, Position, Step
+from midstream.state.mapped import DAMAGED, Mapped
+
+__all__ = ["ALL_BINS", "Base", "View"]
+
+ALL_BINS = tuple(BinId(number) for number in range(BINS))
+"""Every bin that an operator has."""
+
+_CHUNK = 1024
+_MANY = 50_000
+_ROOM_PER_BYTE = 2  # what a row takes in a page, compared with a file
+_T = TypeVar("_T")
+
+
+class Base:
+    """The committed state of one operator, as far as this host has needed it.
+
+    ``owner`` names the job and the operator: a folder that belongs to another is emptied.
+
+    >>> import tempfile
+    >>> from midstream.ids import Epoch, PartitionId, Run
+    >>> from midstream.state.files import Author, FileKind
+    >>> files = StateFiles(tempfile.mkdtemp())
+    >>> author = Author("count", Epoch(0), Run(0), PartitionId(0), attempt=0)
+    >>> delta = files.write(table_of([b"\\x07\\x00ann"], [b"5"]), FileKind.DELTA, author)
+    >>> lineage = Lineage.start("count").after(Epoch(0), [delta])
+    >>> base = Base(tempfile.mkdtemp(), "job 1, count", files)
+    >>> with base.view(lineage, [BinId(7)]) as view:
+    ...     view.get_many([b"\\x07\\x00ann", b"\\x07\\x00bob"])
+    [b'5', None]
+    >>> base.close()
+    """
+
+    _shared: dict[str, Base] = {}  # noqa: RUF012 (one per process on purpose: LMDB must not open a file twice)
+    _shared_lock = threading.Lock()
+
+    def __init__(self, folder: str, owner: str, files: StateFiles) -> None:
+        self.files = files
+        self._mapped = Mapped(folder, owner)
+
+    @classmethod
+    def shared(cls, folder: str, owner: str, files: StateFiles) -> Base:
+        """The one base of this process for a folder: LMDB must not be opened twice."""
+        with cls._shared_lock:
+            base = cls._shared.get(folder)
+            if base is None or base._mapped.owner != owner or base.files.location != files.location:
+                if base is not None:
+                    base.close()
+                base = cls._shared[folder] = Base(folder, owner, files)
+            return base
+
+    def close(self) -> None:
+        """Let go of the folder; what is in it stays for others, and for the next time."""
+        self._mapped.close()
+        for folder, base in list(self._shared.items()):
+            if base is self:
+                del self._shared[folder]
+
+    def positions(self) -> dict[BinId, Position]:
+        """How far each bin is; bins that were never needed are left out."""
+        return self._trusting(lambda: self._marks(_Marks.positions))
+
+    def counts(self) -> dict[BinId, int]:
+        """How many rows each bin has, of all namespaces; bins that were never needed are left out."""
+        return self._trusting(
+            lambda: self._marks(lambda marks: {number: marks.count(number) for number in marks.positions()})
+        )
+
+    def _marks(self, look: Callable[[_Marks], _T]) -> _T:
+        with self._mapped.begin() as transaction:
+            return look(_Marks(transaction, self._mapped.marks))
+
+    def catch_up(self, lineage: Lineage, bins: Iterable[BinId]) -> int:
+        """Have all that the lineage says of these bins; the number of rows that this applied.
+
+        Any process may do so at any time, with any lineage: bins are brought to where this one is.
+        """
+        bins = tuple(bins)
+        if not lineage.missing(self.positions(), bins):
+            return 0
+        return self._trusting(lambda: self._catch_up(lineage, bins))
+
+    def view(self, lineage: Lineage, bins: Iterable[BinId]) -> View:
+        """Catch up, and see these bins as the lineage says, whatever others do to the base meanwhile."""
+        return View(self, lineage, tuple(bins))
+
+    def drop(self, bins: Iterable[BinId]) -> None:
+        """Forget bins that now live elsewhere, to have their space back."""
+        self._trusting(partial(self._drop, tuple(bins)))
+
+    def _drop(self, bins: Sequence[BinId]) -> None:
+        with self._mapped.guarded():
+            self._mapped.write(lambda transaction: self._clear(transaction, bins))
+
+    def _catch_up(self, lineage: Lineage, bins: Sequence[BinId]) -> int:
+        rows = 0
+        with self._mapped.guarded():
+            # Looked up again: another process may have been here while this one waited for the guard.
+            steps = lineage.missing(self.positions(), bins)
+            if steps.clear:
+                self._mapped.write(lambda transaction: self._clear(transaction, steps.clear))
+            for step in steps.apply:
+                table = self.files.read(step.file)
+                rows += self._mapped.write(_Change(self, step, table), room=_ROOM_PER_BYTE * table.nbytes)
+        return rows
+
+    def _trusting(self, use: Callable[[], _T]) -> _T:
+        """Use the environment; if it turns out to be damaged, start an empty one and use that."""
+        with self._mapped.lock:
+            try:
+                return use()
+            except DAMAGED:
+                with self._mapped.guarded():
+                    self._mapped.replace()
+            try:
+                return use()
+            except lmdb.Error as error:
+                raise StateError(f"the base {str(self._mapped.folder)!r} cannot be used: {error}") from error
+
+    def _clear(self, transaction: lmdb.Transaction[bytes], bins: Iterable[BinId]) -> None:
+        marks = _Marks(transaction, self._mapped.marks)
+        cursor = transaction.cursor()
+        for number in bins:
+            prefix = bytes([number])
+            while cursor.set_range(prefix) and cursor.key()[0] == number:
+                # Deleting moves the cursor to the next row.
+                while cursor.delete() and cursor.key()[:1] == prefix:
+                    pass
+            marks.set(number, EMPTY, 0)
+        marks.store()
+
+
+class _Change:
+    """One step as a change of the environment; may be run again when there was not enough room."""
+
+    def __init__(self, base: Base, step: Step, table: pa.Table) -> None:
+        self._mapped = base._mapped
+        self._step = step
+        self._table = table
+
+    def __call__(self, transaction: lmdb.Transaction[bytes]) -> int:
+        wanted = self._step.positions
+        marks = _Marks(transaction, self._mapped.marks)
+        cursor = transaction.cursor()
+        applied = 0
+        entries = transaction.stat()["entries"]
+        for rows in _in_chunks(self._table, wanted):
+            keys, values = rows["key"].to_pylist(), rows["value"].to_pylist()
+            for number, start, stop in bin_ranges(rows):
+                _apply(transaction, cursor, keys[start:stop], values[start:stop])
+                # Counted by what LMDB has more than before: whether a key is new need not be looked up.
+                before, entries = entries, transaction.stat()["entries"]
+                marks.set(number, EMPTY, marks.count(number) + entries - before)
+            applied += len(keys)
+        for number, position in wanted.items():
+            marks.set(number, position, marks.count(number))
+        marks.store()
+        return applied
+
+
+class View:
+    """Some bins of a base as a lineage says they are. Lasts until it is closed."""
+
+    def __init__(self, base: Base, lineage: Lineage, bins: tuple[BinId, ...]) -> None:
+        self.bins = frozenset(bins)
+        self._base = base
+        self._lineage = lineage
+        self._wanted = lineage.positions(bins)
+        self._transaction: lmdb.Transaction[bytes] | None = None
+        self._remapped = -1
+        self.rows_applied = base.catch_up(lineage, bins)
+        base._trusting(self._begin)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of stored keys, in the same order. Fastest when the keys are ascending."""
+        found = self._base._trusting(lambda: self._current().cursor().getmulti(keys))
+        if len(found) == len(keys):
+            return [value for _, value in found]
+        return list(map(dict(found).get, keys))
+
+    def scan(
+        self, bin_id: BinId, namespace: Namespace, start: bytes = b"", stop: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Stored keys and values of a namespace, ascending; ``start`` and ``stop`` bound what follows the namespace."""
+        prefix = bytes([bin_id, namespace])
+        last = prefix + stop if stop is not None else bytes([bin_id, namespace + 1])
+        return self._scan(prefix + start, last)
+
+    def count(self, bin_id: BinId) -> int:
+        """How many rows a bin has, of all namespaces."""
+        return self._base._trusting(lambda: _Marks(self._current(), self._base._mapped.marks).count(bin_id))
+
+    def table(self, bins: Iterable[BinId]) -> pa.Table:
+        """All rows of these bins, as a snapshot holds them."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        for number in sorted(bins):
+            last = bytes([number + 1]) if number + 1 < BINS else None
+            for key, value in self._scan(bytes([number]), last):
+                keys.append(key)
+                values.append(value)
+        return table_of(keys, values)
+
+    def close(self) -> None:
+        """Let go of what is seen, so that its space can be used again."""
+        with self._base._mapped.lock:
+            if self._transaction is not None and self._remapped == self._base._mapped.remapped:
+                self._transaction.abort()
+            self._transaction = None
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _current(self) -> lmdb.Transaction[bytes]:
+        """The transaction; another one if the environment was mapped anew by this process, which ends all it has."""
+        if self._transaction is None:
+            raise StateError(f"the state of {self._lineage.operator!r} is closed; the task that read it is over")
+        if self._remapped != self._base._mapped.remapped:
+            self._begin()
+        return self._transaction
+
+    def _begin(self) -> None:
+        mapped = self._base._mapped
+        for _ in range(5):
+            transaction = mapped.begin()
+            self._remapped = mapped.remapped
+            held = _Marks(transaction, mapped.marks).positions()
+            if all(held.get(number, EMPTY) == position for number, position in self._wanted.items()):
+                self._transaction = transaction
+                return
+            # Another task took the base elsewhere, between catching up and looking.
+            transaction.abort()
+            self.rows_applied += self._base.catch_up(self._lineage, tuple(self.bins))
+        raise StateError(
+            f"the base of {self._lineage.operator!r} does not stay at epoch {self._lineage.epoch}: tasks of another "
+            f"epoch use it at the same time. This attempt should be over by now"
+        )
+
+    def _scan(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        # In chunks, each with a cursor of its own: whoever iterates may do anything between two rows.
+        while True:
+            chunk = self._base._trusting(partial(self._chunk, start, stop))
+            yield from chunk
+            if len(chunk) < _CHUNK:
+                return
+            start = chunk[-1][0] + b"\x00"
+
+    def _chunk(self, start: bytes, stop: bytes | None) -> list[tuple[bytes, bytes]]:
+        with contextlib.closing(self._current().cursor()) as cursor:
+            if not cursor.set_range(start):
+                return []
+            rows = list(islice(cursor.iternext(), _CHUNK))
+        if stop is not None and rows and rows[-1][0] >= stop:
+            del rows[bisect_left(rows, stop, key=itemgetter(0)) :]
+        return rows
+
+
+def _in_chunks(table: pa.Table, bins: Container[BinId]) -> Iterator[pa.Table]:
+    """The rows of these bins, a bounded number at a time, because each becomes Python objects."""
+    start = stop = 0
+    for number, first, behind in bin_ranges(table):
+        if number not in bins or stop != first or stop - start > _MANY:
+            if stop > start:
+                yield table.slice(start, stop - start)
+            start = first
+        stop = behind if number in bins else first
+    if stop > start:
+        yield table.slice(start, stop - start)
+
+
+def _apply(
+    transaction: lmdb.Transaction[bytes],
+    cursor: lmdb.Cursor[bytes],
+    keys: Sequence[bytes],
+    values: Sequence[bytes | None],
+) -> None:
+    rows = zip(keys, values, strict=True)
+    if None in values:
+        cursor.putmulti((key, value) for key, value in rows if value is not None)
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                transaction.delete(key)
+    else:
+        cursor.putmulti(rows)  # type: ignore[arg-type]  # no None is among the values
+
+
+class _Marks:
+    """Position and number of rows of each bin: one record, read and stored in the transaction that changes the rows."""
+
+    _KEY = b"bins"
+    _SIZE = 24
+    _NOTHING = bytes(16)
+
+    def __init__(self, transaction: lmdb.Transaction[bytes], table: lmdb._Database) -> None:
+        self._transaction = transaction
+        self._table = table
+        data = transaction.get(self._KEY, db=table)
+        if data is None:
+            self._data = bytearray(BINS * self._SIZE)
+            return
+        self._data = bytearray(data[4:])
+        if len(self._data) != BINS * self._SIZE or zlib.crc32(self._data).to_bytes(4, "little") != data[:4]:
+            raise lmdb.CorruptedError("the positions of bins")
+
+    def positions(self) -> dict[BinId, Position]:
+        data, nothing = bytes(self._data), self._NOTHING
+        found = ((number, data[at : at + 16]) for number, at in zip(ALL_BINS, range(0, len(data), 24), strict=True))
+        return {number: Position(position) for number, position in found if position != nothing}
+
+    def count(self, number: BinId) -> int:
+        at = number * self._SIZE
+        return int.from_bytes(self._data[at + 16 : at + 24], "little")
+
+    def set(self, number: BinId, position: Position, count: int) -> None:
+        at = number * self._SIZE
+        self._data[at : at + 24] = (position or self._NOTHING) + count.to_bytes(8, "little")
+
+    def store(self) -> None:
+        data = bytes(self._data)
+        self._transaction.put(self._KEY, zlib.crc32(data).to_bytes(4, "little") + data, db=self._table)

@@ -1,0 +1,371 @@
+"""Key columns to bytes and back, for whole batches at once.
+
+A stored key is ``bin (1 byte) + namespace (1 byte) + key columns``. The encoding depends on values, not on how Arrow
+stores them, so equal keys have equal bytes whatever the width of the column, and the columns' types decode it:
+
+=============================== ======================================================================
+integer, boolean, date, time    8 bytes, big-endian, sign flipped: bytes sort as the values do
+decimal                         16 bytes of the unscaled value, the same way
+string, binary                  its bytes; behind their length in 2 bytes unless it is the last column
+=============================== ======================================================================
+
+State on disk holds these bytes, so the definition must never change; a unit test pins values of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.engine.hashing import bins_of, hash_columns
+from midstream.engine.rows import from_rows
+from midstream.errors import StateError
+from midstream.flow.schema import check_key_columns, type_name
+
+__all__ = [
+    "MAX_KEY",
+    "MAX_STORED_KEY",
+    "KeyGroups",
+    "Namespace",
+    "decode_key",
+    "encode_key",
+    "encode_keys",
+    "group_keys",
+    "item_key",
+    "split_item",
+    "split_timer",
+    "timer_key",
+]
+
+MAX_KEY = 480
+"""Bytes that the key columns of one row may take."""
+
+MAX_STORED_KEY = 511
+"""Bytes of a stored key: LMDB's limit. The difference is room for bin and namespace, a timer's time, a view's item."""
+
+_SIGN = np.uint64(1 << 63)
+_EPOCH = datetime(1970, 1, 1)
+_EXACT = Context(prec=38)
+
+_Matrix = npt.NDArray[np.uint8]
+
+
+class Namespace(IntEnum):
+    """What a stored key is for; keeps values, timers and views of one bin apart."""
+
+    VALUE = 0
+    LIST = 1
+    MAP = 2
+    EVENT_TIMER = 3
+    CLOCK_TIMER = 4
+    EXPIRY = 5
+
+
+@dataclass(frozen=True)
+class KeyGroups:
+    """The distinct keys of a batch, and which of them each row has."""
+
+    keys: list[bytes]
+    """Stored keys, distinct, in the order in which the base reads them fastest: ascending."""
+    group_of_row: npt.NDArray[np.int64]
+    """Index into ``keys``, one per row."""
+    distinct: pa.RecordBatch
+    """The key columns, one row per key of ``keys``."""
+
+
+def encode_keys(
+    batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace = Namespace.VALUE
+) -> list[bytes]:
+    """The stored key of each row; ``what`` says whose keys they are, for errors.
+
+    >>> narrow = pa.record_batch({"k": pa.array([7], pa.int32())})
+    >>> wide = pa.record_batch({"k": pa.array([7], pa.int64())})
+    >>> encode_keys(narrow, ["k"], "process 'p'") == encode_keys(wide, ["k"], "process 'p'")
+    True
+    >>> encode_keys(pa.record_batch({"k": ["ann", None]}), ["k"], "process 'p'")
+    Traceback (most recent call last):
+    ...
+    midstream.errors.StateError: process 'p': the key column 'k' is null in row 1; a null cannot be a key. Filter such
+    rows out before, or give them a value of their own in a map
+    """
+    check_key_columns(batch.schema, columns, what)
+    keys: list[bytes] = _stored(batch, columns, what, namespace).to_pylist()
+    return keys
+
+
+def encode_key(values: Sequence[Any], schema: pa.Schema, what: str, namespace: Namespace = Namespace.VALUE) -> bytes:
+    """The stored key of one tuple of Python values; ``schema`` holds the key columns only.
+
+    >>> schema = pa.schema({"user": pa.string()})
+    >>> encode_key(("ann",), schema, "process 'p'")[2:]
+    b'ann'
+    """
+    if len(values) != len(schema):
+        raise StateError(
+            f"{what}: the key has the columns {', '.join(schema.names)}, but {len(values)} values were given: "
+            f"{values!r}"
+        )
+    row = dict(zip(schema.names, values, strict=True))
+    return encode_keys(from_rows([row], schema, what), schema.names, what, namespace)[0]
+
+
+def item_key(key: bytes, namespace: Namespace, item: bytes = b"") -> bytes:
+    """Where one item of a view of ``key`` is stored.
+
+    All items of a key, and nothing else, start with ``item_key(key, namespace)``.
+
+    >>> item_key(b"\\x07\\x00ann", Namespace.MAP, b"red")
+    b'\\x07\\x02\\x00\\x03annred'
+    """
+    return b"%c%c%b%b%b" % (key[0], namespace, (len(key) - 2).to_bytes(2, "big"), key[2:], item)
+
+
+def split_item(stored: bytes) -> tuple[bytes, bytes]:
+    """The key (among the values) and the item of what :func:`item_key` made.
+
+    >>> split_item(item_key(b"\\x07\\x00ann", Namespace.MAP, b"red"))
+    (b'\\x07\\x00ann', b'red')
+    """
+    end = 4 + int.from_bytes(stored[2:4], "big")
+    return b"%c%c%b" % (stored[0], Namespace.VALUE, stored[4:end]), stored[end:]
+
+
+def timer_key(key: bytes, namespace: Namespace, time: int) -> bytes:
+    """Where a timer of ``key`` is stored; those of a bin are in the order of their times (microseconds).
+
+    >>> timer_key(b"\\x07\\x00ann", Namespace.EVENT_TIMER, 5)
+    b'\\x07\\x03\\x80\\x00\\x00\\x00\\x00\\x00\\x00\\x05ann'
+    """
+    return b"%c%c%b%b" % (key[0], namespace, (time + (1 << 63)).to_bytes(8, "big"), key[2:])
+
+
+def split_timer(stored: bytes) -> tuple[int, bytes]:
+    """The time and the key (among the values) of what :func:`timer_key` made.
+
+    >>> split_timer(timer_key(b"\\x07\\x00ann", Namespace.EVENT_TIMER, -5))
+    (-5, b'\\x07\\x00ann')
+    """
+    time = int.from_bytes(stored[2:10], "big") - (1 << 63)
+    return time, b"%c%c%b" % (stored[0], Namespace.VALUE, stored[10:])
+
+
+def decode_key(stored: bytes, schema: pa.Schema) -> tuple[Any, ...]:
+    """The Python values of a stored key; ``schema`` holds the key columns only.
+
+    Times that Python cannot express (outside of the years 1 to 9999) come back as numbers.
+
+    >>> schema = pa.schema({"user": pa.string(), "n": pa.int64()})
+    >>> decode_key(encode_key(("ann", -1), schema, "process 'p'"), schema)
+    ('ann', -1)
+    """
+    values: list[Any] = []
+    at = 2
+    for index, field in enumerate(schema):
+        size, at = _size_and_start(stored, at, field.type, last=index == len(schema) - 1)
+        if at + size > len(stored):
+            raise StateError(
+                f"a stored key ends before its column {field.name!r}: {stored!r} is not a key of "
+                f"({', '.join(schema.names)})"
+            )
+        values.append(_decoded(stored[at : at + size], field.type))
+        at += size
+    if at != len(stored):
+        raise StateError(f"a stored key has {len(stored) - at} bytes too many: {stored!r} ({', '.join(schema.names)})")
+    return tuple(values)
+
+
+def group_keys(
+    batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace = Namespace.VALUE
+) -> KeyGroups:
+    """The distinct keys of a batch. Only these are hashed and encoded, and no Python code sees a row.
+
+    >>> groups = group_keys(pa.record_batch({"k": ["b", "a", "b"]}), ["k"], "process 'p'")
+    >>> [groups.keys[index][2:] for index in groups.group_of_row]
+    [b'b', b'a', b'b']
+    """
+    check_key_columns(batch.schema, columns, what)
+    codes = _codes(batch, columns, what)
+    first = np.empty(int(codes.max()) + 1 if len(codes) else 0, np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several assignments to one place the last one stays
+    chosen = [_takeable(batch.column(name)).take(pa.array(first)) for name in columns]
+    distinct = pa.RecordBatch.from_arrays(chosen, names=list(columns))
+    stored = _stored(distinct, columns, what, namespace)
+    order = pc.sort_indices(stored)
+    rank = np.empty(len(order), np.int64)
+    rank[order.to_numpy()] = np.arange(len(order))
+    return KeyGroups(stored.take(order).to_pylist(), rank[codes], distinct.take(order))
+
+
+def _codes(batch: pa.RecordBatch, columns: Sequence[str], what: str) -> npt.NDArray[np.int64]:
+    """A number per row, equal exactly for rows with equal keys, without gaps: Arrow's hash tables are exact."""
+    codes: npt.NDArray[np.int64] | None = None
+    for name in columns:
+        column = _plain(batch.column(name))
+        _refuse_null(column, name, what)
+        encoded = column.dictionary_encode()
+        found = encoded.indices.to_numpy().astype(np.int64)
+        if codes is None:
+            codes = found
+        else:
+            # Both are below the number of rows, so the product fits; encoding again keeps it that way.
+            combined = pa.array(codes * len(encoded.dictionary) + found).dictionary_encode()
+            codes = combined.indices.to_numpy().astype(np.int64)
+    assert codes is not None
+    return codes
+
+
+def _stored(batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace) -> pa.Array:
+    bins = bins_of(hash_columns(batch, columns))
+    prefix = np.full((len(bins), 2), int(namespace), np.uint8)
+    prefix[:, 0] = bins
+    parts: list[_Matrix | pa.Array] = [prefix]
+    for index, name in enumerate(columns):
+        column = _plain(batch.column(name))
+        _refuse_null(column, name, what)
+        parts += _encoded(column, last=index == len(columns) - 1)
+    keys = _joined(parts)
+    _refuse_huge(keys, columns, what)
+    return keys
+
+
+def _takeable(column: pa.Array) -> pa.Array:
+    """Arrow cannot take rows of views yet."""
+    if pa.types.is_string_view(column.type):
+        return column.cast(pa.large_string())
+    return column.cast(pa.large_binary()) if pa.types.is_binary_view(column.type) else column
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    name = type_name(column.type)
+    if name in ("string", "binary"):
+        column = column.cast(pa.binary() if column.nbytes < 2**31 - 1 else pa.large_binary())
+    return column
+
+
+def _refuse_null(column: pa.Array, name: str, what: str) -> None:
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise StateError(
+            f"{what}: the key column {name!r} is null in row {row}; a null cannot be a key. Filter such rows out "
+            f"before, or give them a value of their own in a map",
+            column=name,
+            row_index=row,
+        )
+
+
+def _refuse_huge(keys: pa.Array, columns: Sequence[str], what: str) -> None:
+    sizes = pc.binary_length(keys)
+    largest = pc.max(sizes).as_py() or 0
+    if largest > MAX_KEY + 2:
+        row = pc.index(sizes, largest).as_py()
+        raise StateError(
+            f"{what}: the key ({', '.join(columns)}) of row {row} takes {largest - 2} bytes; at most {MAX_KEY} are "
+            f"allowed. Use a shorter key, for example a hash of it, in a map before",
+            row_index=row,
+        )
+
+
+def _encoded(column: pa.Array, last: bool) -> list[_Matrix | pa.Array]:
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        return [_decimal_bytes(column)]
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        return [_integer_bytes(column)]
+    if last:
+        return [column]
+    # A length that does not fit is cut here, and refused with the key that it belongs to.
+    sizes = np.minimum(pc.binary_length(column).to_numpy(), 2**16 - 1)
+    return [sizes.astype(">u2").view(np.uint8).reshape(-1, 2), column]
+
+
+def _integer_bytes(column: pa.Array) -> _Matrix:
+    if pa.types.is_temporal(column.type):
+        # Hashing has refused what is finer than microseconds.
+        is_timestamp = pa.types.is_timestamp(column.type)
+        column = column.cast(pa.timestamp("us", column.type.tz) if is_timestamp else pa.date32())
+        column = column.view(pa.int64() if is_timestamp else pa.int32())
+    values = column.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
+    encoded: _Matrix = (values ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
+    return encoded
+
+
+def _decimal_bytes(column: pa.Array) -> _Matrix:
+    column = column.cast(pa.decimal128(column.type.precision, column.type.scale))
+    count, start = len(column), column.offset
+    # Little-endian words, the low one first.
+    words = np.frombuffer(column.buffers()[1], "<u8")[2 * start : 2 * (start + count)].reshape(count, 2)
+    flipped = np.empty((count, 2), np.uint64)
+    flipped[:, 0] = words[:, 1] ^ _SIGN
+    flipped[:, 1] = words[:, 0]
+    return flipped.astype(">u8").view(np.uint8).reshape(count, 16)
+
+
+def _joined(parts: list[_Matrix | pa.Array]) -> pa.Array:
+    """The parts side by side: fixed ones as one matrix, and all of them by Arrow when one varies in length."""
+    arrays: list[pa.Array] = []
+    fixed: list[_Matrix] = []
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            fixed.append(part)
+            continue
+        if fixed:
+            arrays.append(_as_binary(np.hstack(fixed)))
+            fixed = []
+        arrays.append(part)
+    if fixed:
+        arrays.append(_as_binary(np.hstack(fixed)))
+    if len(arrays) == 1:
+        return arrays[0]
+    if any(pa.types.is_large_binary(array.type) for array in arrays):
+        arrays = [array.cast(pa.large_binary()) for array in arrays]
+        return pc.binary_join_element_wise(*arrays, pa.scalar(b"", pa.large_binary()))
+    return pc.binary_join_element_wise(*arrays, b"")
+
+
+def _as_binary(matrix: _Matrix) -> pa.Array:
+    rows, width = matrix.shape
+    offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int32)
+    data = pa.py_buffer(np.ascontiguousarray(matrix))
+    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), data])
+
+
+def _size_and_start(stored: bytes, at: int, kind: pa.DataType, last: bool) -> tuple[int, int]:
+    if pa.types.is_decimal(kind):
+        return 16, at
+    if type_name(kind) not in ("string", "binary"):
+        return 8, at
+    if last:
+        return len(stored) - at, at
+    return int.from_bytes(stored[at : at + 2], "big"), at + 2
+
+
+def _decoded(data: bytes, kind: pa.DataType) -> Any:
+    name = type_name(kind)
+    if name == "string":
+        return data.decode()
+    if name == "binary":
+        return data
+    number = int.from_bytes(data, "big") - (1 << (8 * len(data) - 1))
+    if pa.types.is_decimal(kind):
+        return Decimal(number).scaleb(-kind.scale, _EXACT)
+    if pa.types.is_boolean(kind):
+        return bool(number)
+    try:
+        if pa.types.is_date(kind):
+            return date(1970, 1, 1) + timedelta(days=number)
+        if pa.types.is_timestamp(kind):
+            return (_EPOCH if kind.tz is None else _EPOCH.replace(tzinfo=UTC)) + timedelta(microseconds=number)
+    except OverflowError:
+        pass
+    return number

@@ -1,0 +1,290 @@
+"""One LMDB environment that the processes of a host share, grow, and throw away when in doubt.
+
+It holds a cache, so nothing is ever flushed to disk on purpose, and whatever cannot be trusted is replaced by an empty
+one. In the folder lie::
+
+    guard          locked by whoever opens, grows, writes or replaces the environment; freed when its holder dies
+    current        which environment is in use, whose it is, since which boot of the machine, and how large it must be
+    <generation>/  the environment itself
+
+- A killed process is harmless: LMDB's pages are never changed in place, and the kernel keeps what was written.
+- A crash of the machine is not, without flushing. The boot's id in ``current`` tells; the environment is replaced.
+- Pages are written through the memory map, two to three times as fast here as by system calls. A full disk would then
+  be a SIGBUS, so the space is allocated before it is mapped, and a full disk is an error at a time that we choose.
+- Mapping a file for writing also cuts it to the size one believes in: that is why ``guard`` covers opening and growing.
+- Replacing makes another folder and removes the old one; processes that still have it mapped keep it until they notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import lmdb
+import msgspec
+
+from midstream.errors import StateError
+
+__all__ = ["Mapped", "boot_id"]
+
+FORMAT = 1
+FIRST_SIZE = 16 << 20
+MAX_READERS = 1024
+_PAGE = 1 << 20  # sizes are multiples of this
+_T = TypeVar("_T")
+
+# What LMDB says when the environment makes no sense to it; anything else is a problem of the machine or of ours.
+DAMAGED = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.InvalidError,
+    lmdb.VersionMismatchError,
+    lmdb.PanicError,
+    lmdb.IncompatibleError,
+    lmdb.NotFoundError,
+)
+
+
+class _Current(msgspec.Struct, frozen=True):
+    format: int
+    owner: str
+    boot: str
+    generation: str
+    inode: int
+    size: int
+
+
+def boot_id() -> str | None:
+    """What changes with every boot of the machine, or None where no such thing can be found out."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+class Mapped:
+    """An environment with two tables, ``rows`` and ``marks``, that belongs to ``owner``.
+
+    Several processes may use it at once: reading never waits, all else takes the guard. Threads of one process take
+    turns by ``lock``, because mapping anew pulls the map away from under those who read.
+    """
+
+    def __init__(self, folder: str, owner: str) -> None:
+        self.folder = Path(folder)
+        self.owner = owner
+        self.remapped = 0
+        """Counts what ends the read transactions of this process: growth and replacement."""
+        self.lock = threading.RLock()
+        self._guard: int | None = None
+        self._depth = 0
+        self._pid = os.getpid()
+        self._env: lmdb.Environment | None = None
+        self._current: _Current | None = None
+        with self.guarded():
+            pass
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Keep other processes and threads from opening, growing, writing or replacing; open what is current."""
+        with self.lock:
+            self._same_process()
+            self._depth += 1
+            try:
+                if self._depth == 1:
+                    self._take_guard()
+                    self._open_current()
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0 and self._guard is not None:
+                    os.close(self._guard)
+                    self._guard = None
+
+    def begin(self) -> lmdb.Transaction[bytes]:
+        """A read transaction: the environment as it is now, whatever others write meanwhile."""
+        for _ in range(5):
+            self._same_process()
+            if self._env is None:
+                raise StateError(f"the base {str(self.folder)!r} is closed")
+            try:
+                assert self._env is not None
+                return self._env.begin(self.rows)
+            except lmdb.MapResizedError:
+                with self.guarded():
+                    pass  # which adopts the size that another process made
+            except lmdb.ReadersFullError:
+                # Only processes that were killed can hold so many; their places are given free.
+                self._env.reader_check()
+        raise StateError(
+            f"the base {str(self.folder)!r} has too many readers; at most {MAX_READERS} are allowed at once"
+        )
+
+    def write(self, change: Callable[[lmdb.Transaction[bytes]], _T], room: int = 0) -> _T:
+        """Run a change in a write transaction, all or nothing; again, with more room, when it did not fit.
+
+        Must be called under the guard. ``room`` is a guess of the bytes that the change adds.
+        """
+        assert self._env is not None
+        assert self._current is not None
+        self._env.reader_check()
+        used = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+        if used + room > self._current.size:
+            self._grow(used + room)
+        while True:
+            try:
+                with self._env.begin(self.rows, write=True) as transaction:
+                    return change(transaction)
+            except lmdb.MapFullError:
+                self._grow(self._current.size + _PAGE)
+
+    def replace(self) -> None:
+        """Throw the environment away and start an empty one. Must be called under the guard."""
+        self._close_env()
+        generation = uuid.uuid4().hex
+        with self._disk_errors(FIRST_SIZE):
+            (self.folder / generation).mkdir(parents=True)
+            self._current = _Current(FORMAT, self.owner, boot_id() or "", generation, 0, FIRST_SIZE)
+            self._open_env()
+            self._write_current(msgspec.structs.replace(self._current, inode=self._data_file().stat().st_ino))
+        for other in self.folder.iterdir():
+            if other.is_dir() and other.name != generation:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let go of the environment; it stays for others, and for the next time."""
+        with self.lock:
+            self._same_process()
+            self._close_env()
+
+    def _take_guard(self) -> None:
+        with self._disk_errors(0):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._guard = os.open(self.folder / "guard", os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(self._guard, fcntl.LOCK_EX)
+
+    def _open_current(self) -> None:
+        """Have open what ``current`` names, or an empty environment if that cannot be trusted."""
+        found = self._read_current()
+        if found is None or not self._trusted(found):
+            self.replace()
+            return
+        if self._env is not None and self._current is not None and self._current.generation == found.generation:
+            if self._current.size != found.size:
+                self._env.set_mapsize(found.size)
+                self.remapped += 1
+            self._current = found
+            return
+        self._close_env()
+        self._current = found
+        try:
+            self._open_env()
+        except DAMAGED:
+            self.replace()
+        except lmdb.Error as error:
+            raise StateError(f"the base {str(self.folder)!r} cannot be opened: {error}") from error
+
+    def _trusted(self, found: _Current) -> bool:
+        if (found.format, found.owner) != (FORMAT, self.owner):
+            return False
+        if found.boot != (boot_id() or ""):
+            return False
+        try:
+            info = (self.folder / found.generation / "data.mdb").stat()
+        except OSError:
+            return False
+        return info.st_ino == found.inode and info.st_size >= found.size
+
+    def _open_env(self) -> None:
+        assert self._current is not None
+        durable = not self._current.boot  # without a boot's id nothing tells of a crash, so it must do no harm
+        self._env = lmdb.open(
+            str(self.folder / self._current.generation),
+            map_size=self._current.size,
+            max_dbs=2,
+            max_readers=MAX_READERS,
+            max_spare_txns=1,
+            sync=durable,
+            metasync=durable,
+            writemap=True,
+            map_async=False,
+            meminit=False,
+            readahead=False,
+        )
+        self.remapped += 1
+        _allocate(self._data_file(), self._current.size)  # before the first page is written through the map
+        self.rows = self._env.open_db(b"rows")
+        self.marks = self._env.open_db(b"marks")
+
+    def _data_file(self) -> Path:
+        assert self._current is not None
+        return self.folder / self._current.generation / "data.mdb"
+
+    def _close_env(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+            self.remapped += 1
+
+    def _grow(self, wanted: int) -> None:
+        assert self._env is not None
+        assert self._current is not None
+        size = max(wanted, self._current.size * 3 // 2)
+        size = -(-size // _PAGE) * _PAGE
+        with self._disk_errors(size - self._current.size):
+            _allocate(self._data_file(), size)
+            self._write_current(msgspec.structs.replace(self._current, size=size))
+        self._env.set_mapsize(size)
+        self.remapped += 1
+
+    def _read_current(self) -> _Current | None:
+        try:
+            return msgspec.json.decode((self.folder / "current").read_bytes(), type=_Current)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def _write_current(self, current: _Current) -> None:
+        temporary = self.folder / "current.tmp"
+        temporary.write_bytes(msgspec.json.encode(current))
+        temporary.replace(self.folder / "current")
+        self._current = current
+
+    def _same_process(self) -> None:
+        if self._pid != os.getpid():
+            raise StateError(
+                f"the base {str(self.folder)!r} was opened by process {self._pid} and is used by its fork "
+                f"{os.getpid()}; open it after forking"
+            )
+
+    @contextlib.contextmanager
+    def _disk_errors(self, wanted: int) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, lmdb.Error) as error:
+            code = error.code if isinstance(error, lmdb.Error) else error.errno
+            full = code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            why = f"the disk is full: {wanted >> 20} MB more were needed" if full else str(error)
+            raise StateError(
+                f"the base {str(self.folder)!r} cannot be written: {why}. Nothing is lost: committed state is in the "
+                f"checkpoint location. Free space, or give another local folder",
+                folder=str(self.folder),
+            ) from error
+
+
+def _allocate(path: Path, size: int) -> None:
+    """Have space on the disk for the whole of a file that is so large."""
+    handle = os.open(path, os.O_RDWR)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, size)
+        else:
+            os.ftruncate(handle, max(size, os.fstat(handle).st_size))
+    finally:
+        os.close(handle)

@@ -1,0 +1,185 @@
+"""Lineage: what makes the state, what a base lacks, what is due, what is garbage."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.errors import CheckpointError, StateError
+from midstream.ids import BinId, Epoch
+from midstream.state import lineage as module
+from midstream.state.files import FileRef
+from midstream.state.lineage import EMPTY, Lineage, Position, Rewrite, garbage
+
+A, B, C = BinId(0), BinId(7), BinId(255)
+
+
+def file(epoch: int, counts: dict[BinId, int], tag: str = "") -> FileRef:
+    """A delta whose digest reads like a name: d3, or d3x for another attempt at epoch 3."""
+    digest = f"d{epoch}{tag}".encode()
+    name = f"count/{epoch:010d}-0-0-0-delta-{digest.hex():0>16}.arrow"
+    return FileRef(name, 100, digest, sum(counts.values()), bytes(counts), tuple(counts.values()))
+
+
+def grown(*deltas: dict[BinId, int]) -> Lineage:
+    lineage = Lineage.start("count")
+    for epoch, counts in enumerate(deltas):
+        lineage = lineage.after(Epoch(epoch), [file(epoch, counts)] if counts else [])
+    return lineage
+
+
+def snapshot(lineage: Lineage, tag: str, **rows: int) -> Rewrite:
+    bins = {"a": A, "b": B, "c": C}
+    counts = {bins[name]: count for name, count in rows.items()}
+    ref = file(lineage.epoch + 1, {number: count for number, count in counts.items() if count}, tag)
+    return Rewrite(ref, bytes(counts), tuple(one.digest for one in lineage.files_of(counts)), complete=True)
+
+
+def steps(lineage: Lineage, held: dict[BinId, bytes], *bins: BinId):
+    found = lineage.missing({number: Position(position) for number, position in held.items()}, bins)
+    return sorted(found.clear), [(step.file.digest, step.positions) for step in found.apply]
+
+
+def test_a_new_operator_holds_nothing():
+    lineage = Lineage.start("count")
+    assert lineage.position(A) == EMPTY
+    assert not lineage.missing({}, [A, B])
+    assert lineage.bins() == []
+
+
+def test_a_new_base_applies_everything_in_order():
+    lineage = grown({A: 1, B: 1}, {B: 1}, {A: 1})
+    assert steps(lineage, {}, A, B) == (
+        [],
+        [(b"d0", {A: b"d0", B: b"d0"}), (b"d1", {B: b"d1"}), (b"d2", {A: b"d2"})],
+    )
+
+
+def test_a_base_applies_what_it_lacks_of_the_bins_that_are_asked_for():
+    lineage = grown({A: 1, B: 1}, {B: 1}, {A: 1})
+    assert steps(lineage, {A: b"d0", B: b"d1"}, A, B) == ([], [(b"d2", {A: b"d2"})])
+    assert steps(lineage, {A: b"d0", B: b"d0"}, B) == ([], [(b"d1", {B: b"d1"})])
+    assert steps(lineage, {A: b"d2", B: b"d1"}, A, B) == ([], [])
+
+
+def test_a_base_that_saw_another_attempt_at_an_epoch_starts_the_bin_afresh():
+    lineage = grown({A: 1, B: 1}, {A: 1, B: 1})
+    assert steps(lineage, {A: b"d1x", B: b"d1"}, A, B) == ([A], [(b"d0", {A: b"d0"}), (b"d1", {A: b"d1"})])
+
+
+def test_a_base_that_is_ahead_goes_back():
+    lineage = grown({A: 1})
+    assert steps(lineage, {A: b"d5", B: b"d5"}, A, B) == ([A, B], [(b"d0", {A: b"d0"})])
+
+
+def test_a_snapshot_replaces_the_history_of_its_bins_and_no_other():
+    before = grown({A: 1, B: 1}, {A: 1, B: 1})
+    lineage = before.after(Epoch(2), [file(2, {A: 1, B: 1})], [snapshot(before, "s", a=5)])
+    assert steps(lineage, {}, A) == ([], [(b"d2s", {A: b"d1"}), (b"d2", {A: b"d2"})])
+    assert steps(lineage, {}, B) == ([], [(b"d0", {B: b"d0"}), (b"d1", {B: b"d1"}), (b"d2", {B: b"d2"})])
+    assert (lineage.rows[A], lineage.keys[A]) == (1, 5)
+    assert (lineage.rows[B], lineage.keys[B]) == (3, 0)
+
+
+def test_a_base_that_was_there_when_the_snapshot_was_taken_need_not_load_it():
+    before = grown({A: 1}, {A: 1})
+    lineage = before.after(Epoch(2), [file(2, {A: 1})], [snapshot(before, "s", a=5)])
+    assert steps(lineage, {A: b"d1"}, A) == ([], [(b"d2", {A: b"d2"})])
+    assert steps(lineage, {A: b"d0"}, A) == ([A], [(b"d2s", {A: b"d1"}), (b"d2", {A: b"d2"})])
+
+
+def test_a_snapshot_of_a_bin_that_became_empty_counts():
+    before = grown({A: 2}, {A: 2})
+    lineage = before.after(Epoch(2), [], [snapshot(before, "s", a=0)])
+    assert steps(lineage, {}, A) == ([], [(b"d2s", {A: b"d1"})])
+    assert (lineage.rows[A], lineage.keys[A]) == (0, 0)
+
+
+def test_files_that_are_live_for_no_bin_leave_the_lineage():
+    before = grown({A: 1}, {A: 1, B: 1}, {B: 1})
+    lineage = before.after(Epoch(3), [], [snapshot(before, "s", a=1, b=2)])
+    assert [entry.file.digest for entry in lineage.entries] == [b"d3s"]
+    assert lineage.positions([A, B]) == {A: b"d1", B: b"d2"}
+
+
+def test_merged_deltas_take_the_place_of_many(monkeypatch):
+    monkeypatch.setattr(module, "MERGED_AT_ONCE", 3)
+    assert grown({A: 1}, {A: 1, B: 1}).due_for_merging([A, B]) == []
+    before = grown({A: 1}, {A: 1, B: 1}, {A: 1, C: 1})
+    due = before.due_for_merging([A, B])
+    assert [(one.digest, bins) for one, bins in due] == [(b"d0", [A]), (b"d1", [A, B]), (b"d2", [A])]
+    rewrite = Rewrite(file(3, {A: 1, B: 1}, "m"), bytes([A, B]), tuple(one.digest for one, _ in due), complete=False)
+    lineage = before.after(Epoch(3), [file(3, {A: 1, B: 1})], [rewrite])
+    assert steps(lineage, {}, A, B, C) == (
+        [],
+        [(b"d2", {C: b"d2"}), (b"d3m", {A: b"d2", B: b"d1"}), (b"d3", {A: b"d3", B: b"d3"})],
+    )
+    assert steps(lineage, {A: b"d2", B: b"d1"}, A, B) == ([], [(b"d3", {A: b"d3", B: b"d3"})])
+
+
+def test_a_delta_from_before_a_snapshot_is_not_merged_for_its_bins(monkeypatch):
+    monkeypatch.setattr(module, "MERGED_AT_ONCE", 2)
+    before = grown({A: 1, B: 1})
+    lineage = before.after(Epoch(1), [file(1, {A: 1, B: 1})], [snapshot(before, "s", a=1)])
+    assert [(one.digest, bins) for one, bins in lineage.due_for_merging([A, B])] == [(b"d0", [B]), (b"d1", [A, B])]
+
+
+def test_a_bin_is_due_when_its_deltas_outweigh_its_snapshot():
+    assert grown({A: 1000}).due_for_snapshot([A], touched=10) == []
+    heavy = grown({A: 1000}, {A: 1, B: 1})
+    assert heavy.due_for_snapshot([A, B], touched=10) == [A]
+    lineage = heavy.after(Epoch(2), [file(2, {A: 5000})], [snapshot(heavy, "s", a=5000)])
+    assert lineage.due_for_snapshot([A], touched=10) == []
+    assert lineage.after(Epoch(3), [file(3, {A: 1})]).due_for_snapshot([A], touched=10) == [A]
+
+
+def test_a_long_history_is_due_however_few_its_rows(monkeypatch):
+    monkeypatch.setattr(module, "MAX_ENTRIES", 2)
+    assert grown({A: 1}, {A: 1}).due_for_snapshot([A], touched=1) == []
+    assert grown({A: 1}, {A: 1}, {A: 1}).due_for_snapshot([A], touched=1) == [A]
+
+
+def test_bins_that_are_due_together_are_spread_over_epochs_the_most_urgent_first():
+    lineage = grown({A: 30_000, B: 40_000, C: 20_000})
+    assert lineage.due_for_snapshot([A, B, C], touched=0) == [B]
+    assert lineage.due_for_snapshot([A, B, C], touched=20_000) == [B, A]
+    assert lineage.due_for_snapshot([A, B, C], touched=90_000) == [B, A, C]
+
+
+def test_two_tasks_cannot_change_one_bin():
+    with pytest.raises(StateError, match=r"two tasks changed the bins \[7\]"):
+        Lineage.start("count").after(Epoch(0), [file(0, {A: 1, B: 1}), file(0, {B: 1}, "x")])
+
+
+def test_epochs_only_go_on():
+    with pytest.raises(StateError, match="epoch 1 cannot follow epoch 1"):
+        grown({A: 1}, {A: 1}).after(Epoch(1), [])
+
+
+def test_a_rewrite_of_another_state_is_refused():
+    rewrite = snapshot(grown({A: 1}, {A: 1}), "s", a=1)
+    with pytest.raises(StateError, match="made for another state"):
+        grown({A: 1}).after(Epoch(1), [], [rewrite])
+
+
+def test_garbage_is_what_no_kept_manifest_refers_to():
+    before = grown({A: 1}, {A: 1})
+    after = before.after(Epoch(2), [file(2, {A: 1})], [snapshot(before, "s", a=1)])
+    spare = file(2, {A: 1}, "x")  # a speculative attempt that lost
+    running = file(3, {A: 1})
+    names = [one.name for one in [*before.files_of([A]), *after.files_of([A]), spare, running]]
+    old = [one.name for one in before.files_of([A])]
+    assert garbage(names, [before, after], settled=Epoch(2)) == [spare.name]
+    assert garbage(names, [after], settled=Epoch(2)) == [*old, spare.name]
+    assert garbage(["notes.txt"], [], settled=Epoch(9)) == []
+
+
+def test_a_lineage_is_small_in_a_manifest():
+    every = {BinId(number): 40 for number in range(256)}
+    lineage = grown(*[every] * 16)
+    assert Lineage.decode(lineage.encode()) == lineage
+    assert len(lineage.encode()) < 16 * 150 + 1500
+
+
+def test_bytes_that_are_no_lineage_are_an_error():
+    with pytest.raises(CheckpointError, match="a lineage of state is damaged"):
+        Lineage.decode(grown({A: 1}).encode()[:-3])
