@@ -31,10 +31,9 @@ def payments_stream(spark: SparkSession, rows_per_epoch: int) -> DataFrame:
         .option("numPartitions", CORES)
         .load()
     )
-    spread = F.pmod(F.col("value") * 2_654_435_761, F.lit(1_000_003))
     return numbers.select(
-        spread.alias("user"),
-        F.concat(F.lit("merchant-"), F.pmod(spread, F.lit(5_000)).cast("string")).alias("merchant"),
-        (F.pmod(spread, F.lit(100_000)) / 100).alias("amount"),
+        (F.col("value") % 1_000_003).alias("user"),
+        (F.col("value") % 5_000).cast("string").alias("merchant"),
+        (F.col("value") % 100_000 / 100).alias("amount"),
         F.col("timestamp").alias("due"),
     )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from benchmarks.workloads.payments import Bank
 from examples.fraud.models import Combine, Models, alert_or_pass, train
-from midstream import ConsoleSink, Flow, GeneratorSource, NoopSink, Stream
-from midstream.flow.schema import to_ddl
+from midstream import ConsoleSink, Flow, GeneratorSource, NoopSink
 from midstream.flow.sinks import SinkTarget
 
 
@@ -17,18 +16,17 @@ def build(source: GeneratorSource, alerts: SinkTarget, models: Models | None = N
     """Payments come from ``source``, alerts go to ``alerts``; models are trained unless given."""
     bank, models = Bank(), models or train()
     flow = Flow("fraud")
-    payments = flow.source("payments", source)
-
-    customers = payments.key_by("by customer", "user").lookup("customer", bank.customers(), on="user")
-    customers = customers.map_batches("FC", models.customer, returns=plus(customers, "p_customer double"))
-
-    merchants = customers.key_by("by merchant", "merchant").lookup("merchant", bank.merchants(), on="merchant")
-    merchants = merchants.map_batches("FM", models.merchant, returns=plus(merchants, "p_merchant double"))
-
-    combine = Combine({"p_customer": 0.4, "p_merchant": 0.6})
-    combined = merchants.map_batches("MC", combine, returns=plus(merchants, "p_fraud double"))
-
-    verdict = combined.route_batches("verdict", alert_or_pass, branches=("alert", "pass"))
+    judged = (
+        flow.source("payments", source)
+        .key_by("by customer", "user")
+        .lookup("customer", bank.customers(), on="user")
+        .map_batches("FC", models.customer, adds="p_customer double")
+        .key_by("by merchant", "merchant")
+        .lookup("merchant", bank.merchants(), on="merchant")
+        .map_batches("FM", models.merchant, adds="p_merchant double")
+        .map_batches("MC", Combine({"p_customer": 0.4, "p_merchant": 0.6}), adds="p_fraud double")
+    )
+    verdict = judged.route_batches("verdict", alert_or_pass, branches=("alert", "pass"))
     verdict["alert"].sink("alerts", alerts)
     verdict["pass"].sink("passed", NoopSink())
     return flow
@@ -37,8 +35,3 @@ def build(source: GeneratorSource, alerts: SinkTarget, models: Models | None = N
 def flow() -> Flow:
     """For the command line: ``midstream run examples.fraud.flow:flow`` prints alerts, ``midstream graph`` draws it."""
     return build(Bank().payments(rate=10_000), ConsoleSink(limit=5))
-
-
-def plus(stream: Stream, column: str) -> str:
-    """The columns of a stream and one more, as DDL."""
-    return f"{to_ddl(stream.schema)}, {column}"

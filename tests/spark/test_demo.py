@@ -35,11 +35,11 @@ def identity(rows):
 def test_the_demo_judges_every_payment_once_and_tells_how_well(spark, tmp_path, monkeypatch):
     monkeypatch.setattr("examples.fraud.__main__.PATIENCE_S", 80.0)  # a busy machine must not fail the test
     screen = io.StringIO()
-    arguments = ["--seconds", "1", "--rate", "18000", "--plain", "--out", str(tmp_path / "out")]
+    arguments = ["--seconds", "1.5", "--rate", "12000", "--plain", "--out", str(tmp_path / "out")]
 
     summary = main(arguments, spark=spark, console=Console(file=screen, width=120))
 
-    truth = judged(Bank().payments(surge(18_000, 1)), 12_000)
+    truth = judged(Bank().payments(surge(12_000, 1.5)), 12_000)
     wanted = truth.filter(pa.compute.equal(truth["verdict"], "alert"))
     written = pq.read_table(tmp_path / "out" / "alerts")
     assert identity(written) == identity(wanted)

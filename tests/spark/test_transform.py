@@ -127,6 +127,7 @@ def test_a_flow_of_which_nothing_is_read_still_commits_its_epochs(spark: Any, tm
         (lambda df: df.select("nothing"), FlowError, "fails on an empty DataFrame.*nothing"),
         (lambda df: 1 // 0, FlowError, "fails on an empty DataFrame.*ZeroDivisionError"),
     ],
+    ids=["missing", "more", "type", "twice", "number", "none", "streaming", "unknown", "raises"],
 )
 def test_a_transform_that_cannot_work_is_refused_before_anything_is_created(
     spark: Any, tmp_path: Path, function: Callable[[Any], Any], error: type[FlowError], says: str

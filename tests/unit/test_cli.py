@@ -458,11 +458,11 @@ def test_in_a_terminal_there_is_a_live_table_of_operators():
     assert lines[0] == "finished  epoch 2  revision 1  500 ms  2,000 rows/s  p50 8 ms  p99 8 ms"
     table = [line.split() for line in lines[1:6]]
     assert table == [
-        ["operator", "kind", "rows/s", "µs/row", "busy", "%"],
-        ["names", "source", "2,000", "0.0", "0"],
-        ["by_name", "key_by", "–", "–", "–"],
-        ["hello", "map", "2,000", "250.0", "50"],
-        ["out", "sink", "–", "–", "–"],
+        ["operator", "kind", "rows/s", "µs/row", "busy", "%", "p50", "ms", "p99", "ms"],
+        ["names", "source", "2,000", "0.0", "0", "–", "–"],
+        ["by_name", "key_by", "–", "–", "–", "–", "–"],
+        ["hello", "map", "2,000", "250.0", "50", "8", "8"],
+        ["out", "sink", "–", "–", "–", "–", "–"],
     ]
     assert "last 3 epochs" in lines[6]
 

@@ -267,7 +267,7 @@ def test_what_cannot_be_pickled_is_named_with_the_way_to_it(function, culprit):
     assert caught.value.operator == "score"
     assert caught.value.culprit == culprit
     message = str(caught.value)
-    assert message.startswith(f"operator 'score': its function cannot be sent to workers, because {culprit}")
+    assert message.startswith(f"operator 'score': what it runs cannot be sent to workers, because {culprit}")
     assert "cannot pickle '_thread.lock' object" in message
     assert "open()" in message
 
@@ -292,3 +292,22 @@ def test_the_error_itself_can_travel():
 )
 def test_a_function_has_a_name_for_messages(function, label):
     assert label_of(function) == label
+
+
+def test_a_class_with_a_cached_property_travels_by_value(tmp_path, monkeypatch):
+    """It holds a lock in Python 3.11, which must not keep the user's class at home."""
+    (tmp_path / "cached_model.py").write_text(
+        "from functools import cached_property\n"
+        "class Model:\n"
+        "    @cached_property\n"
+        "    def weight(self):\n"
+        "        return 3\n"
+        "    def __call__(self, row):\n"
+        "        return {'n': row['n'] * self.weight}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    model = importlib.import_module("cached_model").Model()
+    packed = pack(model, "score").data
+    script = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read())({'n': 2}))"
+    done = subprocess.run([sys.executable, "-c", script], input=packed, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == "{'n': 6}"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.engine.slices import FIRST_ROWS, MAX_GROWTH, MAX_ROWS, TARGET_NS, SliceSizer
+from midstream.engine.slices import FIRST_ROWS, MAX_GROWTH, MAX_ROWS, MAX_SHRINK, TARGET_NS, SliceSizer
 
 
 def batch(rows: int) -> pa.RecordBatch:
@@ -44,8 +44,8 @@ def test_after_a_few_slices_one_takes_about_the_target(us_per_row):
 def test_a_slow_model_gets_single_rows():
     sizer = SliceSizer()
     sizes = run(sizer, 40, 50_000_000)
-    assert sizes[0] == FIRST_ROWS
-    assert set(sizes[1:-1]) == {1}
+    assert sizes[:2] == [FIRST_ROWS, FIRST_ROWS // 4]
+    assert set(sizes[2:-1]) == {1}
     assert sizer.rows == 1
 
 
@@ -74,3 +74,9 @@ def test_no_sliver_is_left_at_the_end():
     assert [piece.num_rows for piece in SliceSizer(rows=100).cut(batch(249))] == [100, 149]
     assert [piece.num_rows for piece in SliceSizer(rows=100).cut(batch(251))] == [100, 100, 51]
     assert [piece.num_rows for piece in SliceSizer(rows=100).cut(batch(0))] == []
+
+
+def test_one_slice_that_had_to_wait_for_a_core_does_not_ruin_the_size():
+    sizer = SliceSizer(rows=8000)
+    sizer.observe(rows=8000, elapsed_ns=1000 * TARGET_NS)
+    assert sizer.rows == 8000 / MAX_SHRINK

@@ -174,7 +174,7 @@ def _operators(graph: Graph, recent: tuple[EpochProgress, ...], room: int) -> Re
     )
     table.add_column("operator")
     table.add_column("kind", style="dim")
-    for title in ("rows/s", "µs/row", "busy %"):
+    for title in ("rows/s", "µs/row", "busy %", "p50 ms", "p99 ms"):
         table.add_column(title, justify="right", no_wrap=True)
     for name in names:
         table.add_row(Text(name), graph[name].kind, *_figures(stats.get(name), run_us))
@@ -189,12 +189,18 @@ def _that_fit(names: list[str], stats: dict[str, OperatorStats], room: int) -> l
     return [name for name in names if name in set(busiest)]
 
 
-def _figures(stats: OperatorStats | None, run_us: float) -> tuple[str, str, str]:
+def _figures(stats: OperatorStats | None, run_us: float) -> tuple[str, ...]:
     if stats is None or not run_us:
-        return _NONE, _NONE, _NONE
+        return (_NONE,) * 5
     rows = stats.rows_in or stats.rows_out  # nothing goes into a source
     busy = 100.0 * stats.busy_us / run_us
-    return f"{1e6 * rows / run_us:,.0f}", f"{stats.busy_us / rows:,.1f}" if rows else _NONE, f"{busy:.0f}"
+    ages = stats.latency_ms
+    return (
+        f"{1e6 * rows / run_us:,.0f}",
+        f"{stats.busy_us / rows:,.1f}" if rows else _NONE,
+        f"{busy:.0f}",
+        *(f"{ages.quantile(q):,.0f}" if ages.count else _NONE for q in (0.5, 0.99)),
+    )
 
 
 def _age_at_sinks(graph: Graph, operators: Sequence[OperatorStats]) -> Histogram:

@@ -15,6 +15,7 @@ TARGET_NS = 5_000_000
 FIRST_ROWS = 16
 MAX_ROWS = 1 << 16
 MAX_GROWTH = 8.0
+MAX_SHRINK = 4.0
 
 
 class SliceSizer:
@@ -39,7 +40,10 @@ class SliceSizer:
         fitting = TARGET_NS * rows / max(elapsed_ns, 1)
         # A short remainder says little about a full slice, so it may shrink the size but not raise it beyond reach.
         ceiling = min(max(rows, self.rows) * MAX_GROWTH, MAX_ROWS)
-        self.rows = max(1, int(min(fitting, ceiling)))
+        # A slice during which the process had to wait for a core says little too: without a bound, a busy machine would
+        # get ever smaller slices, whose overhead makes it busier still.
+        floor = rows / MAX_SHRINK
+        self.rows = max(1, int(min(max(fitting, floor), ceiling)))
 
     def cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The batch in slices; the size is asked for anew before each one. Never leaves a sliver at the end."""

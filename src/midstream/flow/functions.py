@@ -80,7 +80,7 @@ def check_callable(function: Any, operator: str, takes: str) -> None:
 
 
 def pack(function: Any, operator: str) -> Blob:
-    """Pickle a function so that a worker can load it; says which object is to blame when that cannot be done.
+    """Pickle a function (or a source) so that a worker can load it; says which object is to blame when it cannot be.
 
     >>> import pickle
     >>> pickle.loads(pack(lambda row: {"n": row["n"] + 1}, "inc").data)({"n": 1})
@@ -92,7 +92,7 @@ def pack(function: Any, operator: str) -> Blob:
         except Exception as error:
             path = _culprit(function, label_of(function))
             raise FunctionError(
-                f"operator {operator!r}: its function cannot be sent to workers, because {path} cannot be pickled "
+                f"operator {operator!r}: what it runs cannot be sent to workers, because {path} cannot be pickled "
                 f"({_short(error)}). Create it inside open(), which runs once in each worker, or pass what is needed "
                 f"to rebuild it.",
                 operator=operator,
@@ -102,8 +102,23 @@ def pack(function: Any, operator: str) -> Blob:
 
 def _dumps(value: Any) -> bytes:
     buffer = io.BytesIO()
-    cloudpickle.Pickler(buffer, protocol=5).dump(value)
+    _Pickler(buffer, protocol=5).dump(value)
     return buffer.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Knows cached_property, which holds a lock in Python 3.11: classes that use it could not be pickled by value."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, functools.cached_property):
+            return _cached_property, (obj.func, obj.attrname)
+        return super().reducer_override(obj)
+
+
+def _cached_property(function: Any, name: str) -> functools.cached_property[Any]:
+    made = functools.cached_property(function)
+    made.attrname = name  # set by the class statement, which a class that was pickled by value never sees
+    return made
 
 
 @contextlib.contextmanager

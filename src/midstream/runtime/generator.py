@@ -16,18 +16,19 @@ is due, or one list epoch.)
 from __future__ import annotations
 
 import base64
+import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
-import cloudpickle
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from midstream.errors import SourceError
+from midstream.flow.functions import pack
 from midstream.flow.schema import to_ddl
 from midstream.flow.sources import GeneratorSource, ListSource
 
@@ -49,13 +50,12 @@ Offset = dict[str, int]
 def stream_of(spark: SparkSession, source: GeneratorSource | ListSource) -> DataFrame:
     """A streaming DataFrame of the source's rows.
 
-    The source's functions must be importable on the workers, or be picklable by value (a lambda, a nested function,
-    anything defined in a notebook or script).
+    The source travels as the operators' functions do: by value, unless it comes from an installed package.
     """
     if not isinstance(source, GeneratorSource | ListSource):
         raise SourceError(f"a source is {source!r}; give a GeneratorSource or a ListSource")
     _register(spark)
-    description = base64.b64encode(cloudpickle.dumps(source)).decode()
+    description = base64.b64encode(pack(source, type(source).__name__).data).decode()
     return spark.readStream.format(SourceDescription.name()).option(_OPTION, description).load()
 
 
@@ -64,7 +64,7 @@ class SourceDescription(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self.source: GeneratorSource | ListSource = cloudpickle.loads(base64.b64decode(options[_OPTION]))
+        self.source: GeneratorSource | ListSource = pickle.loads(base64.b64decode(options[_OPTION]))
 
     @classmethod
     def name(cls) -> str:

@@ -40,6 +40,8 @@ from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex
 from midstream.runtime.reporting import failure_of
 
 LISTEN_S = 3600.0
+# A lost connection is noticed at once; this is for a driver that is merely very busy.
+PATIENCE_S = 60.0
 
 Body = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What ``mapInArrow`` calls in a task."""
@@ -99,7 +101,7 @@ class _Worker:
     """What this process keeps for one life of a job."""
 
     def __init__(self, ticket: Ticket) -> None:
-        self._client = Client(ticket.address)
+        self._client = Client(ticket.address, timeout=PATIENCE_S)
         self._sizers: dict[Digest, SliceSizer] = {}
         self.resources = Resources(BlobStore(ticket.blobs))
         self._name = (socket.gethostname(), os.getpid())
@@ -121,7 +123,7 @@ class _Worker:
 
         Spark ends idle Python workers with a signal that no handler sees, so the job itself must say when it is over.
         """
-        with Client(ticket.address) as lifeline:
+        with Client(ticket.address, timeout=PATIENCE_S) as lifeline:
             try:
                 lifeline.request(WorkerJoined(*self._name))
                 while not isinstance(lifeline.receive(timeout=LISTEN_S), Release):
