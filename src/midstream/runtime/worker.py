@@ -35,7 +35,7 @@ from midstream.engine.frames import decode_rows, payloads
 from midstream.engine.resources import Resources
 from midstream.engine.runner import StageRunner
 from midstream.engine.slices import SliceSizer
-from midstream.errors import ChannelError, Fenced, OperatorFailed
+from midstream.errors import ChannelError, ControlError, Fenced, OperatorFailed
 from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex
 from midstream.runtime.reporting import failure_of
 
@@ -102,6 +102,7 @@ class _Worker:
 
     def __init__(self, ticket: Ticket) -> None:
         self._client = Client(ticket.address, timeout=PATIENCE_S)
+        self._end: ControlError | None = None
         self._sizers: dict[Digest, SliceSizer] = {}
         self.resources = Resources(BlobStore(ticket.blobs))
         self._name = (socket.gethostname(), os.getpid())
@@ -109,7 +110,10 @@ class _Worker:
         threading.Thread(target=self._listen, args=(ticket,), name="midstream-lifeline", daemon=True).start()
 
     def ask(self, message: FromTask) -> ToTask:
-        answer = self._client.request(message)
+        try:
+            answer = self._client.request(message)
+        except ChannelError as error:
+            raise self._end or error from None
         if isinstance(answer, Refused):
             raise Fenced(f"the coordinator refused {type(message).__name__}: {answer.reason}")
         return answer
@@ -128,8 +132,9 @@ class _Worker:
                 lifeline.request(WorkerJoined(*self._name))
                 while not isinstance(lifeline.receive(timeout=LISTEN_S), Release):
                     pass
-            except ChannelError:
-                pass  # the driver is gone: nobody will use these functions again
+                self._end = Fenced("the job is over")
+            except ChannelError as error:  # the driver is gone: nobody will use these functions again
+                self._end = error
             _workers.pop(ticket.address, None)
             self.resources.close()
             lifeline.post(WorkerReleased(*self._name))
