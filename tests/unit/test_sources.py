@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.errors import FlowError, SchemaError, SourceError
-from midstream.flow.sources import BLOCK, Constant, GeneratorSource, ListSource, SquareWave, Step, StreamSource
+from midstream.flow.sources import BLOCK, Constant, GeneratorSource, ListSource, SquareWave, Step
 
 UTC = dt.UTC
 
@@ -275,6 +275,6 @@ def test_sizes_must_be_positive(count: Any):
 
 
 def test_both_are_stream_sources():
-    sources: list[StreamSource] = [generator(), ListSource([], "n int")]
+    sources: list[GeneratorSource | ListSource] = [generator(), ListSource([], "n int")]
     assert [source.event_time for source in sources] == ["event_time", None]
     assert [source.schema.names for source in sources] == [["index", "draw", "event_time"], ["n"]]

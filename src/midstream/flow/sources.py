@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,6 @@ __all__ = [
     "Schedule",
     "SquareWave",
     "Step",
-    "StreamSource",
 ]
 
 BLOCK = 4096
@@ -38,18 +37,6 @@ _EVENT_TIME = pa.timestamp("us", tz="UTC")
 _SNAP_BLOCKS = 4
 
 Make = Callable[[Indexes, np.random.Generator], pa.RecordBatch | Mapping[str, Any]]
-
-
-class StreamSource(Protocol):
-    """What the builder needs to know of a source: the schema of its rows, and which column says when one was due."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Schema of the rows."""
-
-    @property
-    def event_time(self) -> str | None:
-        """Name of the event-time column, if there is one."""
 
 
 @dataclass(frozen=True)
