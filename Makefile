@@ -22,9 +22,9 @@ setup: $(STAMP) ## create .venv and install midstream with everything its develo
 demo: check-java $(STAMP) ## set up, then run the main demo; no server to start
 	@$(PY) -m examples.fraud $(ARGS)
 
-# Spark's tests share one session, so they run in one process; the others use both cores.
+# One process has the session that Spark's tests share; the other one runs those that start drivers of their own.
 test: check-java test-fast ## set up, then run all tests, Spark included (under 8 minutes on 2 cores)
-	@$(PY) -m pytest -m spark tests $(ARGS)
+	@$(PY) -m pytest -m spark --numprocesses 2 --dist loadgroup tests $(ARGS)
 
 test-fast: $(STAMP) ## only the tests that need no Spark (under 1 minute; no Java needed)
 	@$(PY) -m pytest -m "not spark" --numprocesses 2 $(ARGS)
@@ -47,10 +47,14 @@ simulate: $(STAMP) ## thousands of random flows, faults and seeds on the local r
 bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of JSON
 	@$(PY) -m benchmarks.pipeline $(ARGS)
 	@$(PY) -m benchmarks.memory $(ARGS)
+	@$(PY) -m benchmarks.keyed $(ARGS)
+	@$(PY) -m benchmarks.state_growth $(ARGS)
 
 bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.pipeline --quick $(ARGS)
 	@$(PY) -m benchmarks.memory --quick $(ARGS)
+	@$(PY) -m benchmarks.keyed --quick $(ARGS)
+	@$(PY) -m benchmarks.state_growth --quick $(ARGS)
 
 clean: ## remove caches, builds and what Spark leaves behind (.venv stays)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis artifacts derby.log metastore_db spark-warehouse

@@ -22,10 +22,16 @@ SPARK_TESTS = Path(__file__).parent / "spark"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever lies in tests/spark, or asks for Spark, is marked, so that ``make test-fast`` can leave it out."""
+    """Whatever lies in tests/spark, or asks for Spark, is marked, so that ``make test-fast`` can leave it out.
+
+    Of the two processes that run these tests, one has the session and all tests that share it. What starts drivers of
+    its own needs no session here, and is done by the other one meanwhile.
+    """
     for item in items:
         if SPARK_TESTS in item.path.parents:
             item.add_marker(pytest.mark.spark)
+        if {"spark", "run"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group("session"))
 
 
 @pytest.fixture(scope="session")

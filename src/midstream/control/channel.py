@@ -48,6 +48,7 @@ _HEARTBEAT_EVERY, _HEARTBEAT_LIMIT = 1_000, 5_000
 # Milliseconds a close waits for the last packets to leave; a peer that has stopped reading costs no more than this.
 _LINGER = 500
 
+_REFUSALS = 20  # attempts to connect, 100 ms apart
 _OTHER_KEY = "what listens there has not this address's server key: has the driver been started anew?"
 # What a client knows of its connection, by the last event that libzmq told; it begins with the first of these.
 _KNOWN = {
@@ -228,6 +229,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self._number = _UNASKED
         self._inbox: deque[ToTask] = deque()
         self._known = zmq.Event.CLOSED
+        self._refusals = 0
         self._broken: zmq.Event | None = None  # how the connection broke, until somebody has been told
         self._linger = _LINGER
         self._context = zmq.Context()
@@ -329,7 +331,11 @@ class Client(contextlib.AbstractContextManager["Client"]):
             # After a failed handshake it only says that the connection ended, which tells less than is known already.
             if event is not zmq.Event.DISCONNECTED or self._known is zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._known = event
-            if self._known in (zmq.Event.DISCONNECTED, zmq.Event.HANDSHAKE_FAILED_AUTH):
+            # The driver listens before it starts any task: if nobody does, again and again, then it is gone.
+            self._refusals = self._refusals + 1 if event is zmq.Event.CLOSED else 0
+            if self._known in (zmq.Event.DISCONNECTED, zmq.Event.HANDSHAKE_FAILED_AUTH) or (
+                self._refusals >= _REFUSALS
+            ):
                 self._broken = self._known
 
     def _error(self, what: str) -> ChannelError:
