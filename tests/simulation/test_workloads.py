@@ -1,0 +1,368 @@
+"""The workloads are what they say, and their flows give what computations without midstream give.
+
+Flows run over recorded streams, whose epochs and times are the same on every runtime; ``tests/spark/test_workloads.py``
+runs the same cases on Spark.
+"""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import benchmarks.workloads
+from benchmarks.workloads import fries_w1, fries_w4, nexmark, word_count, ysb
+from benchmarks.workloads.nexmark.generator import ROUND, Share
+from benchmarks.workloads.payments import Bank
+from examples.fraud.models import train
+from midstream import Constant, Flow, GeneratorSource, ListSource, MemorySink, SquareWave
+from midstream.flow.schema import to_ddl
+from midstream.testing import Faults, run_local
+from tests.oracle import multiset
+
+Row = dict[str, Any]
+BANK = Bank(users=40, merchants_per_city=3)
+ROUGH = Faults(crash=0.02, speculate=0.05, repeat=0.05, give_up=0.005)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload, ready to run: its flow, where the result goes, and what that must be."""
+
+    flow: Flow
+    out: MemorySink
+    expected: Sequence[Row]
+    update_of: str | None = None
+    """The result is updates: of each value in this column, the last row counts."""
+
+    def check(self) -> None:
+        """Compare what the flow gave with what it had to give, as bags of rows."""
+        found = self.out.rows if self.update_of is None else nexmark.latest(self.out.rows, self.update_of)
+        assert multiset(found) == multiset(self.expected)
+
+
+def rows_of(source: GeneratorSource) -> list[Row]:
+    """All rows of a bounded generator, from 1970 on."""
+    assert source.total is not None
+    return [row for batch in source.rows(0, source.total, start_us=0) for row in batch.to_pylist()]
+
+
+def recorded(source: GeneratorSource, epochs: int) -> ListSource:
+    """A bounded generator's rows in so many epochs."""
+    rows = rows_of(source)
+    cuts = [len(rows) * epoch // epochs for epoch in range(epochs + 1)]
+    parts = [rows[start:end] for start, end in pairwise(cuts)]
+    return ListSource(parts, to_ddl(source.schema), event_time=source.event_time, partitions=source.partitions)
+
+
+def word_count_case(keys: int, skew: float) -> Case:
+    out = MemorySink()
+    source = recorded(word_count.words(1000, keys=keys, skew=skew, limit=2000), epochs=4)
+    expected = [row for epoch in word_count.oracle(map(table_of, source.epochs)) for row in epoch]
+    return Case(word_count.flow(source, out), out, expected)
+
+
+def ysb_case() -> Case:
+    out, events = MemorySink(), ysb.SMALL.events(40, limit=2000)
+    expected = ysb.oracle(pa.Table.from_pylist(rows_of(events), events.schema), ysb.SMALL)
+    return Case(ysb.flow(recorded(events, epochs=5), out, ysb.SMALL), out, expected)
+
+
+def nexmark_case(query: str) -> Case:
+    out, streams = MemorySink(), nexmark.SMALL.streams(100, limit=4500)
+    expected = nexmark.oracle(query, *map(rows_of, streams))
+    # Streams need not be in step: of one there may be rows in an epoch that come later in another.
+    source = nexmark.Streams(*(recorded(stream, epochs) for stream, epochs in zip(streams, (5, 6, 4), strict=True)))
+    return Case(nexmark.flow(query, source, out), out, expected, nexmark.UPDATES.get(query))
+
+
+def fries_w1_case(model: fries_w1.Model | None = None, payments: int = 1000) -> Case:
+    out, source = MemorySink(), BANK.payments(1000, fraud_rate=0.05, limit=payments)
+    return Case(
+        fries_w1.flow(recorded(source, epochs=3), out, model), out, fries_w1.oracle(rows_of(source), opened(model))
+    )
+
+
+def fries_w4_case() -> Case:
+    out, source = MemorySink(), fries_w4.groups(BANK, 1000, limit=500)
+    return Case(fries_w4.flow(recorded(source, epochs=3), out), out, fries_w4.oracle(rows_of(source)))
+
+
+def opened(model: fries_w1.Model | None) -> fries_w1.Model | None:
+    """A model of the oracle's own, ready for use."""
+    if not isinstance(model, fries_w1.TrainedModel):
+        return model
+    copy: fries_w1.TrainedModel = pickle.loads(pickle.dumps(model))
+    copy.open()
+    return copy
+
+
+def table_of(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "word_count": lambda: word_count_case(keys=200, skew=0.0),
+    "word_count of skewed keys": lambda: word_count_case(keys=200, skew=1.1),
+    "ysb": ysb_case,
+    **{query: partial(nexmark_case, query) for query in nexmark.QUERIES},
+    "fries_w1": fries_w1_case,
+    "fries_w1, trained": lambda: fries_w1_case(fries_w1.TrainedModel(train(payments=5000).customer), payments=200),
+    "fries_w4": fries_w4_case,
+}
+
+
+# ── flows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("partitions", "seed", "faults"), [(1, 0, None), (3, 1, ROUGH)], ids=["calm", "rough"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_flow_gives_what_its_oracle_says(name: str, partitions: int, seed: int, faults: Faults | None) -> None:
+    case = CASES[name]()
+    assert len(case.expected) >= 4  # an empty result would prove nothing
+    run_local(case.flow, partitions=partitions, seed=seed, faults=faults)
+    case.check()
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 40])
+@pytest.mark.parametrize("query", ["q4", "q5", "q6", "q8"])
+def test_results_do_not_depend_on_how_the_streams_are_cut_into_epochs(query: str, epochs: int) -> None:
+    out, streams = MemorySink(), nexmark.SMALL.streams(100, limit=2500)
+    flow = nexmark.flow(query, nexmark.Streams(*(recorded(stream, epochs) for stream in streams)), out)
+    run_local(flow)
+    Case(flow, out, nexmark.oracle(query, *map(rows_of, streams)), nexmark.UPDATES.get(query)).check()
+
+
+def test_generators_feed_flows_directly() -> None:
+    streams, out = nexmark.SMALL.streams(100, limit=2500, max_rows_per_epoch=500), MemorySink()
+    run = run_local(nexmark.flow("q7", streams, out))
+    assert run.metrics.epochs == 5
+    assert multiset(out.rows) == multiset(nexmark.oracle("q7", *map(rows_of, streams)))
+
+
+def test_megaphones_worked_example() -> None:
+    epochs = [[{"key": "dog", "value": 10}, {"key": "cat", "value": 5}], [{"key": "dog", "value": 13}]]
+    epochs[1].append({"key": "cat", "value": 23})
+    out = MemorySink()
+    run_local(word_count.flow(ListSource(epochs, "key string, value bigint"), out))
+    totals = [{row["key"]: row["total"] for row in table.to_pylist()} for table in out.tables.values()]
+    assert totals == [{"dog": 10, "cat": 5}, {"dog": 23, "cat": 28}]
+
+
+# ── oracles, by hand ──────────────────────────────────────────────────────────────────────────────────────────────
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def auction(number: int, opens: float, lasts_s: float, *, seller: int = 1, category: int = 10, reserve: int = 0) -> Row:
+    described = {"id": number, "item": "lamp", "description": "used", "initial_bid": 1, "reserve": reserve}
+    terms_of_sale = {"lasts_us": round(lasts_s * 1e6), "seller": seller, "category": category}
+    return {**described, **terms_of_sale, "event_time": at(opens)}
+
+
+def bid(number: int, when: float, price: int, bidder: int = 7) -> Row:
+    return {"auction": number, "bidder": bidder, "price": price, "channel": "web", "url": "u", "event_time": at(when)}
+
+
+def person(number: int, when: float, state: str = "CA") -> Row:
+    described = {"id": number, "name": f"p{number}", "email": "e", "credit_card": "c", "city": "Fresno"}
+    return {**described, "state": state, "event_time": at(when)}
+
+
+def test_only_valid_bids_win_and_only_closed_auctions_are_sold() -> None:
+    auctions = [auction(1, 0, 10, reserve=50), auction(2, 0, 10, category=11), auction(3, 0, 100), auction(4, 40, 1)]
+    bids = [
+        bid(1, 1, 40),  # below the reserve
+        bid(1, 2, 60),
+        bid(1, 10, 900),  # at the end
+        bid(2, 3, 80),
+        bid(2, 4, 70),
+        bid(3, 5, 999),  # still open when the stream ends
+        bid(4, 39, 10),  # before the opening
+        bid(9, 50, 10),  # no such auction
+    ]
+    expected = [{"category": 10, "sold": 1, "average": 60.0}, {"category": 11, "sold": 1, "average": 80.0}]
+    assert nexmark.oracle("q4", [], auctions, bids) == expected
+    found = result_of("q4", [], auctions, bids)
+    assert multiset(nexmark.latest(found, "category")) == multiset(expected)
+
+
+def test_a_bid_that_comes_before_its_auction_waits_for_it() -> None:
+    auctions = [auction(8, 0, 1), auction(9, 8, 1), auction(1, 10, 10), auction(2, 50, 1)]
+    # When the watermark passes the first bid, which was made too early, the second one must stay.
+    bids = [bid(1, 5, 900), bid(1, 12, 60), bid(2, 49, 1), bid(2, 50, 1)]
+    expected = [{"category": 10, "sold": 1, "average": 60.0}]
+    assert nexmark.oracle("q4", [], auctions, bids) == expected
+    assert result_of("q4", [], auctions, bids) == expected
+
+
+def test_a_sellers_average_is_of_the_last_ten_to_close() -> None:
+    auctions = [auction(n, 0, 40 - n) for n in range(1, 31)]  # the last to open are the first to close
+    auctions.append(auction(99, 60, 1))
+    # All of them close in one epoch, in several tasks, so that sales come in no order.
+    bids = [bid(n, 1, 100 * n) for n in range(1, 31)] + [bid(1, 60, 1)]
+    [row] = nexmark.oracle("q6", [], auctions, bids)
+    assert row == {"seller": 1, "average": sum(100 * n for n in range(1, 11)) / 10}
+    assert nexmark.latest(result_of("q6", [], auctions, bids), "seller") == [row]
+
+
+def test_all_of_several_hottest_items_are_given() -> None:
+    bids = [bid(1, 1, 5), bid(2, 1.5, 5), bid(3, 1, 5), bid(1, 3, 5), bid(2, 3, 5), bid(1, 30, 1)]
+    expected = nexmark.oracle("q5", [], [], bids)
+    window = {row["auction"] for row in expected if row["window_start"] == at(0)}
+    assert window == {1, 2}
+    assert multiset(result_of("q5", [], [], bids)) == multiset(expected)
+
+
+def test_a_new_user_is_one_who_joined_in_the_same_window_and_a_neighbour_one_of_the_right_state() -> None:
+    persons = [person(1, 1), person(2, 9), person(3, 11, state="WY"), person(4, 60)]
+    auctions = [auction(1, 9, 1, seller=1), auction(2, 10, 1, seller=2), auction(3, 12, 1, seller=3), auction(4, 69, 1)]
+    assert [(row["id"], row["auction"]) for row in nexmark.oracle("q8", persons, auctions, [])] == [(1, 1), (3, 3)]
+    suggested = {(row["id"], row["seller"]) for row in nexmark.oracle("q3", persons, auctions, [])}
+    assert suggested == {(1, 1), (2, 2)}  # 68 s apart is too far for the last one
+    for query in ("q3", "q8"):
+        expected = nexmark.oracle(query, persons, auctions, [])
+        assert multiset(result_of(query, persons, auctions, [])) == multiset(expected)
+
+
+def result_of(query: str, persons: list[Row], auctions: list[Row], bids: list[Row]) -> list[Row]:
+    """What the flow gives for these rows, two to an epoch."""
+    out, schemas = MemorySink(), [stream.schema for stream in nexmark.SMALL.streams(1)]
+    sources = [
+        ListSource.of(rows, schema=to_ddl(schema), epoch_rows=2, event_time="event_time")
+        for rows, schema in zip((persons, auctions, bids), schemas, strict=True)
+    ]
+    run_local(nexmark.flow(query, nexmark.Streams(*sources), out))
+    return out.rows
+
+
+def test_views_are_counted_per_campaign_and_ten_seconds() -> None:
+    first, second = ysb.SMALL.ads().to_pylist()[0], ysb.SMALL.ads().to_pylist()[-1]
+    events = [("view", first, 1), ("view", first, 9.9), ("click", first, 2), ("view", second, 5), ("view", first, 10)]
+    events.append(("click", second, 21))
+    table = pa.Table.from_pylist(
+        [{"event_type": kind, "ad_id": ad["ad_id"], "event_time": at(when)} for kind, ad, when in events]
+    )
+    found = {(row["campaign_id"], row["window_start"]): row["views"] for row in ysb.oracle(table, ysb.SMALL)}
+    assert found == {
+        (first["campaign_id"], at(0)): 2,
+        (second["campaign_id"], at(0)): 1,
+        (first["campaign_id"], at(10)): 1,
+    }
+
+
+def test_oracles_know_nothing_of_the_engine() -> None:
+    folder = Path(benchmarks.workloads.__file__).parent
+    imported = {
+        name
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (name := node.module or "").startswith("midstream")
+    }
+    assert imported <= {"midstream", "midstream.flow.schedules", "midstream.flow.sinks", "midstream.flow.sources"}
+
+
+# ── generators ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+GENERATORS: dict[str, GeneratorSource] = {
+    "words": word_count.words(1000, keys=50, skew=0.9),
+    "events": ysb.SMALL.events(1000),
+    "groups": fries_w4.groups(BANK, 1000),
+    **nexmark.SMALL.streams(1000)._asdict(),
+}
+
+
+def table(source: GeneratorSource, start: int = 0, end: int = 10_000) -> pa.Table:
+    return pa.Table.from_batches(list(source.rows(start, end, start_us=0)))
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_rows_are_the_same_however_they_are_cut_and_wherever_they_are_made(name: str) -> None:
+    source, shipped = GENERATORS[name], cloudpickle.dumps(GENERATORS[name])
+    assert len(shipped) < 4000
+    there = pickle.loads(shipped)
+    pieces = [table(there, start, end) for start, end in ((0, 1), (1, 5000), (5000, 9000))]
+    assert pa.concat_tables(pieces).equals(table(source, end=9000))
+    assert source.schema.names[-1] == "event_time"
+
+
+def test_uniform_keys_are_alike_and_skewed_ones_follow_zipfs_law() -> None:
+    uniform = np.bincount(table(word_count.words(1000, keys=100), end=200_000)["key"].to_numpy(), minlength=100)
+    assert (len(uniform), uniform.max() < 1.2 * uniform.min()) == (100, True)
+    for skew in (0.9, 1.0):
+        keys = table(word_count.words(1000, keys=1000, skew=skew), end=400_000)["key"].to_numpy()
+        counts, ranks = np.bincount(keys, minlength=1000), np.arange(1, 1001)
+        assert len(counts) == 1000
+        slope, _ = np.polyfit(np.log(ranks[20:300]), np.log(counts[20:300]), 1)
+        assert slope == pytest.approx(-skew, abs=0.07)
+
+
+def test_ten_million_keys_cost_no_more_than_a_few() -> None:
+    keys = table(word_count.words(1000, keys=word_count.LARGE, skew=0.5))["key"].to_numpy()
+    assert 0 <= keys.min() < keys.max() < word_count.LARGE
+    assert keys.max() > word_count.LARGE // 2
+
+
+def test_events_are_of_a_thousand_ads_and_a_third_of_them_are_views() -> None:
+    events, ads = table(ysb.LARGE.events(1000), end=30_000), ysb.LARGE.ads().to_pylist()
+    assert set(events["ad_id"].to_pylist()) == {ad["ad_id"] for ad in ads}
+    assert Counter(Counter(ad["campaign_id"] for ad in ads).values()) == {10: 100}
+    assert Counter(events["event_type"].to_pylist())["view"] / 30_000 == pytest.approx(1 / 3, rel=0.05)
+    assert [str(kind) for kind in events.schema.types] == ["string"] * 6 + ["timestamp[us, tz=UTC]"]
+
+
+@pytest.mark.parametrize("schedule", [Constant(1000), SquareWave(low=0, high=700, period_s=2)])
+def test_one_event_in_fifty_is_a_person_three_are_auctions_and_the_others_bids(schedule: Any) -> None:
+    shares = [Share(schedule, first, count) for first, count in ((0, 1), (1, 3), (4, 46))]
+    times = [share.time_of(np.arange(7 * share.count)) for share in shares]
+    every = schedule.time_of(np.arange(7 * ROUND))
+    assert sorted(np.concatenate(times).tolist()) == every.tolist()
+    for share, of_share in zip(shares, times, strict=True):
+        for us in (0, 1, 20_000, 333_333, int(every[-1])):
+            assert share.count_until(us) == (of_share < us).sum()
+
+
+def test_people_bid_for_auctions_that_exist_and_sell_after_they_joined() -> None:
+    persons, auctions, bids = (
+        table(stream, end=end).to_pandas()
+        for stream, end in zip(nexmark.LARGE.streams(1000), (400, 1200, 18_400), strict=True)
+    )
+    opened, joined = auctions.set_index("id").event_time, persons.set_index("id").event_time
+    assert (bids.event_time.to_numpy() > opened.loc[bids.auction].to_numpy()).all()
+    assert (bids.event_time.to_numpy() > joined.loc[bids.bidder].to_numpy()).all()
+    assert (auctions.event_time.to_numpy() > joined.loc[auctions.seller].to_numpy()).all()
+
+
+def test_half_of_the_bids_and_three_quarters_of_sellers_and_bidders_are_hot() -> None:
+    _, auctions, bids = nexmark.LARGE.streams(1000)
+    bid_for = table(bids, 460_000, 500_000)  # round 10,000 and later: no shortage of people
+    hot_auction = (3 * (np.arange(460_000, 500_000) // 46) + 2) // 100 * 100 + 1000
+    assert (bid_for["auction"].to_numpy() == hot_auction).mean() == pytest.approx(1 / 2, abs=0.02)
+    hot_bidder = np.minimum(np.arange(460_000, 500_000) // 46 // 100 * 100 + 1, np.arange(460_000, 500_000) // 46)
+    assert (bid_for["bidder"].to_numpy() == hot_bidder + 1000).mean() == pytest.approx(3 / 4, abs=0.02)
+    sold = table(auctions, 30_000, 60_000)["seller"].to_numpy()
+    assert (sold == np.arange(30_000, 60_000) // 3 // 100 * 100 + 1000).mean() == pytest.approx(3 / 4, abs=0.02)
+
+
+def test_groups_hold_one_to_four_payments_which_are_numbered() -> None:
+    groups = table(fries_w4.groups(BANK, 1000), end=2000)
+    sizes = Counter(len(payments) for payments in groups["payments"].to_pylist())
+    assert set(sizes) == {1, 2, 3, 4}
+    numbers = [payment["payment"] for payments in groups["payments"].to_pylist() for payment in payments]
+    assert numbers == sorted(set(numbers))
