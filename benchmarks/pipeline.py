@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.progress import track
 
 from benchmarks.report import arguments, closing_line, table
-from benchmarks.sessions import CORES, payments_stream, session
+from benchmarks.sessions import CORES, midstream_durations, payments_stream, session
 from midstream import Flow, NoopSink
 
 INPUT = "user bigint, merchant string, amount double, due timestamp"
@@ -88,14 +88,6 @@ def typed_durations(spark: SparkSession, stream: DataFrame, epochs: int) -> list
         durations = [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["batchId"] < epochs]
         query.stop()
     return durations
-
-
-def midstream_durations(spark: SparkSession, flow: Flow, epochs: int) -> list[float]:
-    """A flow's epochs, timed by Spark like the other side's."""
-    with tempfile.TemporaryDirectory() as checkpoint, flow.start(spark, checkpoint=checkpoint, partitions=CORES) as job:
-        job.await_epoch(epochs + 1)
-        [query] = [query for query in spark.streams.active if job.id in str(query.name)]
-        return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["batchId"] < epochs]
 
 
 def batch_flow(stream: DataFrame) -> Flow:

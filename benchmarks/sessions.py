@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from midstream import Flow
 from midstream.runtime.session import local_session
 
 CORES = 2
@@ -37,3 +39,11 @@ def payments_stream(spark: SparkSession, rows_per_epoch: int) -> DataFrame:
         (F.col("value") % 100_000 / 100).alias("amount"),
         F.col("timestamp").alias("due"),
     )
+
+
+def midstream_durations(spark: SparkSession, flow: Flow, epochs: int) -> list[float]:
+    """A flow's epochs, timed by Spark like the other side's."""
+    with tempfile.TemporaryDirectory() as checkpoint, flow.start(spark, checkpoint=checkpoint, partitions=CORES) as job:
+        job.await_epoch(epochs + 1)
+        [query] = [query for query in spark.streams.active if job.id in str(query.name)]
+        return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["batchId"] < epochs]

@@ -1,0 +1,213 @@
+"""Counting by key: Spark's own stateful operator in Python, and midstream's, in one run.
+
+Both read the same stream of rows with 10,000 keys and keep a count for each. Spark's side is transformWithStateInPandas
+on RocksDB, in update mode; midstream's are `aggregate` (vectorised) and `process` (a Python function called per row).
+Times are Spark's own, from each query's progress. Also: what keeping state adds to an epoch that touches 1,000 keys.
+
+    python -m benchmarks.keyed [--quick] [--plot FILE]
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from rich.progress import Progress
+
+from benchmarks.report import arguments, closing_line, table
+from benchmarks.sessions import CORES, midstream_durations, session
+from midstream import Flow, NoopSink, State, agg
+
+COUNTED = "user bigint, n bigint"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Rows and keys of an epoch, and how many epochs of each side; the first ones warm up."""
+
+    rows: int
+    keys: int
+    spark_epochs: int
+    epochs: int
+    small_epochs: int
+    warm_up: int
+
+
+FULL = Size(rows=1_000_000, keys=10_000, spark_epochs=3, epochs=8, small_epochs=30, warm_up=1)
+QUICK = Size(rows=20_000, keys=1_000, spark_epochs=2, epochs=3, small_epochs=4, warm_up=1)
+
+
+def events(spark: SparkSession, rows: int, keys: int) -> DataFrame:
+    """As many rows in every epoch, made inside the JVM, each key equally often."""
+    numbers = (
+        spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", CORES).load()
+    )
+    return numbers.select((F.col("value") * 7919 % keys).alias("user"), (F.col("value") % 100).alias("amount"))
+
+
+# ── the sides ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Counter(StatefulProcessor):
+    """Spark's way: one value state per key."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state."""
+        self.count = handle.getValueState("count", "n bigint")
+
+    def handleInputRows(
+        self,
+        key: Any,
+        rows: Iterator[pd.DataFrame],
+        timerValues: Any,
+    ) -> Iterator[pd.DataFrame]:
+        """Count the rows of one key."""
+        (before,) = self.count.get() or (0,)
+        after = before + sum(len(chunk) for chunk in rows)
+        self.count.update((after,))
+        yield pd.DataFrame({"user": [key[0]], "n": [after]})
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def spark_durations(stream: DataFrame, epochs: int) -> list[float]:
+    """transformWithStateInPandas, to Spark's noop sink."""
+    counted = stream.groupBy("user").transformWithStateInPandas(
+        statefulProcessor=Counter(), outputStructType=COUNTED, outputMode="Update", timeMode="None"
+    )
+    with tempfile.TemporaryDirectory() as checkpoint:
+        writer = counted.writeStream.format("noop").outputMode("update").option("checkpointLocation", checkpoint)
+        query = writer.start()
+        try:
+            while query.isActive and len(done := _finished(query)) < epochs:
+                query.awaitTermination(1)
+            if query.exception() is not None:
+                raise RuntimeError(str(query.exception()))
+        finally:
+            query.stop()
+    return done[:epochs]
+
+
+def _finished(query: Any) -> list[float]:
+    return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["numInputRows"]]
+
+
+def count(key: int, row: dict[str, Any], state: State) -> dict[str, Any]:
+    """midstream, a row at a time."""
+    n = state.get(0) + 1
+    state.set(n)
+    return {"user": key, "n": n}
+
+
+def aggregate_flow(stream: DataFrame) -> Flow:
+    """midstream, vectorised."""
+    flow = Flow("aggregate")
+    keyed = flow.source("events", stream).key_by("by user", "user")
+    keyed.aggregate("count", n=agg.count()).sink("out", NoopSink())
+    return flow
+
+
+def process_flow(stream: DataFrame) -> Flow:
+    """midstream, a Python function per row."""
+    flow = Flow("process")
+    keyed = flow.source("events", stream).key_by("by user", "user")
+    keyed.process("count", count, returns=COUNTED).sink("out", NoopSink())
+    return flow
+
+
+def stateless_flow(stream: DataFrame) -> Flow:
+    """The same exchange and a function per row, but nothing to remember."""
+    flow = Flow("stateless")
+    keyed = flow.source("events", stream).key_by("by user", "user")
+    keyed.map("look", lambda row: {"user": row["user"], "n": 1}, returns=COUNTED).sink("out", NoopSink())
+    return flow
+
+
+# ── measuring ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def state_overhead_ms(spark: SparkSession, size: Size) -> tuple[float, float]:
+    """Median epoch, without and with state, of 1,000 rows of as many keys; in turn, twice each."""
+    without: list[float] = []
+    having: list[float] = []
+    for _ in range(2):
+        stream = events(spark, 1_000, 1_000)
+        without += midstream_durations(spark, stateless_flow(stream), size.small_epochs)[size.warm_up * 3 :]
+        having += midstream_durations(spark, process_flow(stream), size.small_epochs)[size.warm_up * 3 :]
+    return statistics.median(without), statistics.median(having)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    options = arguments(__doc__ or "").parse_args()
+    size = QUICK if options.quick else FULL
+    conf = {"spark.sql.streaming.stateStore.providerClass": ROCKSDB, "spark.sql.shuffle.partitions": str(CORES)}
+    with session(**conf) as spark, Progress() as progress:
+        steps = progress.add_task("counting by key", total=4)
+        stream = events(spark, size.rows, size.keys)
+        durations = {}
+        for name, flow in (("aggregate", aggregate_flow(stream)), ("process", process_flow(stream))):
+            durations[name] = midstream_durations(spark, flow, size.epochs)[size.warm_up :]
+            progress.advance(steps)
+        durations["spark"] = spark_durations(stream, size.spark_epochs)[size.warm_up :]
+        progress.advance(steps)
+        without, having = state_overhead_ms(spark, size)
+        progress.advance(steps)
+    rate = {name: size.rows / statistics.median(found) * 1000 for name, found in durations.items()}
+    figures = {
+        "rows_per_epoch": size.rows,
+        "keys": size.keys,
+        "spark_rows_per_s": round(rate["spark"]),
+        "aggregate_rows_per_s": round(rate["aggregate"]),
+        "process_rows_per_s": round(rate["process"]),
+        "aggregate_ratio": round(rate["aggregate"] / rate["spark"], 1),
+        "process_ratio": round(rate["process"] / rate["spark"], 1),
+        "stateless_small_epoch_ms": without,
+        "stateful_small_epoch_ms": having,
+        "state_overhead_ms": having - without,
+    }
+    table(
+        f"counting by key, {size.rows:,} rows of {size.keys:,} keys an epoch, {CORES} cores (medians)",
+        ("", "rows/s", "× Spark", "wanted"),
+        [
+            ("transformWithStateInPandas, RocksDB", f"{rate['spark']:,.0f}", "1", ""),
+            ("midstream process", f"{rate['process']:,.0f}", f"{figures['process_ratio']}", "≥ 5"),
+            ("midstream aggregate", f"{rate['aggregate']:,.0f}", f"{figures['aggregate_ratio']}", "≥ 30"),
+            ("state of 1,000 keys adds", f"{figures['state_overhead_ms']:.0f} ms", "", "≤ 60 ms"),
+        ],
+    )
+    if options.plot:
+        plot(options.plot, rate, size)
+    closing_line("keyed", figures, quick=options.quick)
+
+
+def plot(path: Path, rate: dict[str, float], size: Size) -> None:
+    """One bar for each side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3))
+    names = ["spark", "process", "aggregate"]
+    bars = axes.barh(names, [rate[name] / 1000 for name in names], color=["#999999", "#4c9be8", "#2255aa"])
+    axes.bar_label(bars, fmt="%.0f", padding=4)
+    axes.set_yticks(range(3), ["transformWithState\nInPandas", "midstream\nprocess", "midstream\naggregate"])
+    axes.set(xlabel="thousand rows/s", title=f"counting by key, {size.keys:,} keys, {CORES} cores")
+    axes.margins(x=0.12)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()
