@@ -1,9 +1,12 @@
 """midstream: change a running Spark stream without stopping it."""
 
 from midstream.errors import MidstreamError
-from midstream.flow.builder import Flow, Stream
+from midstream.flow import aggregations as agg
+from midstream.flow.builder import Flow, KeyedStream, Stream
 from midstream.flow.sinks import ConsoleSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
+from midstream.flow.windows import sessions, sliding, tumbling
+from midstream.state.handle import State
 from midstream.version import __version__
 
 __all__ = [
@@ -12,12 +15,18 @@ __all__ = [
     "FileSink",
     "Flow",
     "GeneratorSource",
+    "KeyedStream",
     "ListSource",
     "MemorySink",
     "MidstreamError",
     "NoopSink",
     "SquareWave",
+    "State",
     "Step",
     "Stream",
     "__version__",
+    "agg",
+    "sessions",
+    "sliding",
+    "tumbling",
 ]

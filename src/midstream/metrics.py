@@ -70,6 +70,8 @@ class OperatorStats(msgspec.Struct, frozen=True):
     busy_us: int = 0
     slowest_slice_us: int = 0
     latency_ms: Histogram = Histogram()
+    rows_late: int = 0
+    """Rows that came too late for the operator's windows; they are not among ``rows_out``."""
 
     @property
     def us_per_row(self) -> float:
@@ -81,6 +83,7 @@ class OperatorStats(msgspec.Struct, frozen=True):
             operator=self.operator,
             rows_in=self.rows_in + other.rows_in,
             rows_out=self.rows_out + other.rows_out,
+            rows_late=self.rows_late + other.rows_late,
             slices=self.slices + other.slices,
             busy_us=self.busy_us + other.busy_us,
             slowest_slice_us=max(self.slowest_slice_us, other.slowest_slice_us),

@@ -23,15 +23,24 @@ __all__ = ["Faults", "ListSource", "LocalRun", "ManualClock", "MemorySink", "run
 
 
 def run_local(
-    flow: Flow, *, partitions: int = 2, seed: int = 0, faults: Faults | None = None, clock: Clock | None = None
+    flow: Flow,
+    *,
+    partitions: int = 2,
+    seed: int = 0,
+    faults: Faults | None = None,
+    clock: Clock | None = None,
+    checkpoint: str | None = None,
 ) -> LocalRun:
     """Run a flow over all epochs of its sources, in this process, and return when it is done.
 
-    Compiler, stage runner and coordinator are those that run on Spark. Tasks are interleaved, and slices cut, by
-    ``seed``; ``faults`` crash tasks, repeat messages and re-run epochs. What comes out must not depend on any of it,
-    but for the order of rows of different keys. Raises what a job on Spark would raise.
+    Compiler, stage runner, coordinator and state are those that run on Spark. Tasks are interleaved, and slices cut, by
+    ``seed``; ``faults`` crash tasks and the driver, repeat messages and re-run epochs. What comes out must not depend
+    on any of it, but for the order of rows of different keys. Raises what a job on Spark would raise.
+
+    With a ``checkpoint`` (a folder), a later run goes on with the state of an earlier one: its sources' first epoch
+    follows the last one of the run before.
     """
-    return run_graph(flow.graph, partitions=partitions, seed=seed, faults=faults, clock=clock)
+    return run_graph(flow.graph, partitions=partitions, seed=seed, faults=faults, clock=clock, checkpoint=checkpoint)
 
 
 def run_spark(flow: Flow, spark: Any, *, checkpoint: str, partitions: int | None = None, timeout: float = 120.0) -> Any:

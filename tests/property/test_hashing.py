@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.engine.hashing import bins_of, hash_columns
+from midstream.data.hashing import bins_of, hash_columns
 from midstream.errors import SchemaError
 
 WORD = 2**64
@@ -163,7 +163,7 @@ def test_hashes_are_what_they_have_always_been(columns):
 
 def test_another_process_gets_the_same_hashes():
     script = (
-        "import pyarrow as pa; from midstream.engine.hashing import hash_columns;"
+        "import pyarrow as pa; from midstream.data.hashing import hash_columns;"
         "print(hash_columns(pa.record_batch({'s': ['ann', 'bob', None]}), ['s']).tolist())"
     )
     path = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "1"}

@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.engine.hashing import bins_of, hash_columns
-from midstream.engine.rows import from_rows
+from midstream.data.hashing import bins_of, hash_columns
+from midstream.data.rows import from_rows
 from midstream.state.keys import decode_key, encode_key, encode_keys, group_keys
 
 WHO = "process 'p'"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from midstream import FileSink, Flow, ListSource, MemorySink, NoopSink
-from midstream.control.channel import Server
+from midstream.control.channel import Address, Server
 from midstream.control.messages import Refused
 from midstream.errors import ChannelError, Fenced, JobFailed
 from midstream.ids import Epoch, Run, StageIndex
@@ -197,6 +197,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             thread.join()
 
 
+def ticket_of(address: Address, folder: Path) -> worker.Ticket:
+    at = worker.Whereabouts(address, "job", str(folder), str(folder), str(folder))
+    return worker.Ticket(at, Epoch(0), Run(0), StageIndex(0))
+
+
 def input_that_must_not_be_read() -> Iterator[pa.RecordBatch]:
     yield pytest.fail("the task read its input before it knew what to run")
 
@@ -204,7 +209,7 @@ def input_that_must_not_be_read() -> Iterator[pa.RecordBatch]:
 def test_a_task_that_cannot_reach_the_coordinator_fails_and_says_so(impatient: None, tmp_path: Path) -> None:
     with Server(lambda peer, message: []) as server:
         address = server.address
-    ticket = worker.Ticket(address, str(tmp_path), Epoch(0), Run(0), StageIndex(0))
+    ticket = ticket_of(address, tmp_path)
     with pytest.raises(ChannelError, match=r"no answer to \w+ within.*is the driver alive") as caught:
         list(worker.run_stage(ticket, input_that_must_not_be_read()))
     assert address.endpoint in str(caught.value)
@@ -212,7 +217,7 @@ def test_a_task_that_cannot_reach_the_coordinator_fails_and_says_so(impatient: N
 
 def test_a_task_of_a_run_that_is_over_is_fenced_off(impatient: None, tmp_path: Path) -> None:
     with Server(lambda peer, message: [(peer, Refused("epoch 0.0 is over"))]) as server:
-        ticket = worker.Ticket(server.address, str(tmp_path), Epoch(0), Run(0), StageIndex(0))
+        ticket = ticket_of(server.address, tmp_path)
         with pytest.raises(Fenced, match=r"refused TaskStarted: epoch 0\.0 is over"):
             list(worker.run_stage(ticket, input_that_must_not_be_read()))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from midstream.engine.blobs import BlobStore, filesystem_of, write_atomically
+from midstream.data.blobs import BlobStore, filesystem_of, write_atomically
 from midstream.errors import CheckpointError
 from midstream.flow.functions import Blob
 from midstream.ids import Digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def graph_of(name: str = "fraud", sources: tuple[str, ...] = ("payments", "cards
 def claimed(location: Path | str, graph: Graph | None = None) -> Checkpoint:
     checkpoint = Checkpoint.look(str(location), graph or graph_of())
     checkpoint.claim()
+    checkpoint.release()
     return checkpoint
 
 
@@ -51,6 +53,43 @@ def test_the_same_flow_goes_on_as_the_same_job(tmp_path):
     assert claimed(tmp_path).identity == first.identity
     # The order in which sources were added does not matter, nor does anything else about the flow.
     assert claimed(tmp_path, graph_of(sources=("cards", "payments"))).identity == first.identity
+
+
+def test_a_checkpoint_in_use_is_refused_until_it_is_released(tmp_path):
+    first, second = Checkpoint.look(str(tmp_path), graph_of()), Checkpoint.look(str(tmp_path), graph_of())
+    first.claim()
+    with pytest.raises(CheckpointError, match=rf"in use by process {os.getpid()} on .*; stop that job first"):
+        second.claim()
+    first.release()
+    second.claim()
+    second.release()
+
+
+def test_a_lock_that_a_dead_driver_left_behind_does_not_matter(tmp_path):
+    (tmp_path / "lock").write_text("process 1 on elsewhere")
+    assert claimed(tmp_path).identity.flow == "fraud"
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-10], lambda data: data.replace(b"9", b"8"), lambda data: b""])
+def test_a_damaged_manifest_is_an_error_and_not_a_wrong_answer(tmp_path, damage):
+    checkpoint = claimed(tmp_path)
+    checkpoint.commit(manifest(3))
+    path = tmp_path / "epochs" / "0000000003"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CheckpointError, match=r"the manifest of epoch 3 .* is damaged"):
+        checkpoint.manifest(Epoch(3))
+
+
+def test_an_epoch_goes_on_from_the_manifest_of_the_one_before(tmp_path):
+    checkpoint = claimed(tmp_path)
+    assert checkpoint.manifest_before(Epoch(0)) is None
+    assert checkpoint.newest_manifest() is None
+    checkpoint.commit(manifest(0))
+    checkpoint.commit(manifest(1))
+    assert checkpoint.manifest_before(Epoch(1)) == manifest(0)
+    assert checkpoint.newest_manifest() == manifest(1)
+    with pytest.raises(CheckpointError, match="has no manifest of epoch 4"):
+        checkpoint.manifest_before(Epoch(5))
 
 
 def test_two_jobs_are_never_the_same(tmp_path):

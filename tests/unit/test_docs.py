@@ -29,7 +29,7 @@ import pytest
 import midstream
 import midstream.errors
 import midstream.testing
-from midstream.flow.builder import Flow, Stream
+from midstream.flow.builder import Flow, KeyedStream, Stream
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -276,7 +276,7 @@ def public_methods(kind: type) -> dict[str, Any]:
     return {name: member for name, member in vars(kind).items() if not name.startswith("_") and callable(member)}
 
 
-@pytest.mark.parametrize("kind", [Flow, Stream], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Flow, Stream, KeyedStream], ids=lambda kind: kind.__name__)
 def test_the_reference_gives_every_method_with_its_parameters(kind):
     text = REFERENCE.read_text(encoding="utf-8")
     for name, method in public_methods(kind).items():

@@ -14,7 +14,7 @@ import pytest
 
 import midstream
 from midstream import Flow, ListSource, MemorySink, Stream
-from midstream.engine import rows as rows_module
+from midstream.data import rows as rows_module
 from midstream.engine.failure import MAX_ROW_TEXT, user_traceback
 from midstream.engine.operators.filter import filter_step
 from midstream.engine.operators.flat_map import flat_map_step

@@ -22,14 +22,20 @@ def test_the_exported_names_are_these():
         "FileSink",
         "Flow",
         "GeneratorSource",
+        "KeyedStream",
         "ListSource",
         "MemorySink",
         "MidstreamError",
         "NoopSink",
         "SquareWave",
+        "State",
         "Step",
         "Stream",
         "__version__",
+        "agg",
+        "sessions",
+        "sliding",
+        "tumbling",
     ]
     assert all(hasattr(midstream, name) for name in midstream.__all__)
     assert midstream.__all__ == sorted(midstream.__all__)

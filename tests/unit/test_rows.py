@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from midstream.engine.rows import from_rows, to_rows
+from midstream.data.rows import from_rows, to_rows
 from midstream.errors import SchemaError
 from midstream.flow.schema import parse_ddl
 

@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, NoopSink, Stream
+from midstream.data.blobs import BlobStore
+from midstream.data.hashing import bins_of, hash_columns
+from midstream.data.times import EpochTimes
 from midstream.engine import collector as collector_module
-from midstream.engine.blobs import BlobStore
 from midstream.engine.clock import ManualClock
 from midstream.engine.collector import FRAME_BYTES, Collector
 from midstream.engine.frames import (
@@ -28,8 +30,8 @@ from midstream.engine.frames import (
     headers,
     payloads,
 )
-from midstream.engine.hashing import bins_of, hash_columns
-from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, Carried, Rows, inlet_column, is_mixed, units
+from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, Carried, Entry, Rows, inlet_column, is_mixed, units
+from midstream.engine.operators.base import AtWork
 from midstream.engine.program import StageProgram, link
 from midstream.engine.resources import Resources
 from midstream.engine.runner import StageRunner
@@ -81,6 +83,8 @@ class Stages:
             bins=bins,
             clock=clock or ManualClock(),
             sizer=SliceSizer(rows),
+            times=EpochTimes(clock=0),
+            states={},
         )
 
 
@@ -163,7 +167,7 @@ def test_a_slice_passes_the_whole_stage_before_the_next_one_starts(stages):
         return traced
 
     for name, node in runner._nodes.items():
-        node.step = watched(name, node.step)
+        node.work = AtWork(tuple(watched(name, step) for step in node.work.entries))
     pauses = []
     for ready in runner.run([NUMBERS.slice(0, 10), NUMBERS.slice(10, 10)]):
         pauses.append(len(seen))
@@ -437,11 +441,11 @@ def test_several_sources_are_told_apart_even_within_one_batch(stages):
     words = pa.record_batch({"x": ["one", "two"]})
     parts = [(0, NUMBERS.slice(0, 3)), (1, words), (0, NUMBERS.slice(3, 2)), (1, words.slice(1))]
     found = list(units(program, [mixed(program, parts, [NUMBERS.schema, words.schema])]))
-    assert [(unit.operators, unit.batch.to_pylist()) for unit in found if isinstance(unit, Rows)] == [
-        (("in",), NUMBERS.slice(0, 3).to_pylist()),
-        (("in2",), words.to_pylist()),
-        (("in",), NUMBERS.slice(3, 2).to_pylist()),
-        (("in2",), words.slice(1).to_pylist()),
+    assert [(unit.entries, unit.batch.to_pylist()) for unit in found if isinstance(unit, Rows)] == [
+        ((Entry("in"),), NUMBERS.slice(0, 3).to_pylist()),
+        ((Entry("in2"),), words.to_pylist()),
+        ((Entry("in"),), NUMBERS.slice(3, 2).to_pylist()),
+        ((Entry("in2"),), words.slice(1).to_pylist()),
     ]
 
 
@@ -456,7 +460,7 @@ def test_behind_a_transform_its_rows_and_frames_come_together(stages):
     data = mixed(program, [(0, NUMBERS.slice(0, 5)), (1, one)], [NUMBERS.schema, FRAME_SCHEMA])
     plain, passing = units(program, [data])
     assert isinstance(plain, Rows)
-    assert (plain.operators, plain.batch.num_rows, plain.revision) == (("sql",), 5, None)
+    assert (plain.entries, plain.batch.num_rows, plain.revision) == ((Entry("sql"),), 5, None)
     assert isinstance(passing, Carried)
     assert (passing.header.wire, passing.header.revision) == (carried, 3)
     assert decode_rows(passing.payload).equals(NUMBERS)

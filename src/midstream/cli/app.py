@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.cli.live import print_summary, watch
+from midstream.cli.states import held_table, parse_key, state_table
 from midstream.cli.target import TargetError, UserCodeError, find, needs_session, to_flow
 from midstream.control.journal import read, tell
 from midstream.errors import MidstreamError
@@ -23,6 +24,7 @@ from midstream.flow.model import Graph
 from midstream.flow.render import Style, render
 from midstream.planner.stages import compile_plan
 from midstream.runtime import doctor as checks
+from midstream.runtime.looking import StateReader, read_state
 from midstream.runtime.session import local_session
 from midstream.version import __version__
 
@@ -139,6 +141,25 @@ def doctor(
         Console().print(_findings_table(shown))
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
+
+
+@app.command()
+def state(
+    checkpoint: Annotated[str, typer.Argument(help="The folder of a job, running or not.")],
+    operator: Annotated[str | None, typer.Argument(help="Show what this operator holds.")] = None,
+    key: Annotated[
+        str | None, typer.Argument(help="Show only this key; several columns are separated by commas.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most so many rows.")] = 20,
+) -> None:
+    """Look at the keyed state of a job, as of its last committed epoch."""
+    with _errors_told():
+        reader = StateReader.at(checkpoint)
+        if operator is None:
+            Console().print(held_table(reader.epoch, reader.overview()))
+            return
+        parsed = None if key is None else parse_key(key, reader.key_schema(operator))
+        Console().print(state_table(read_state(checkpoint, operator, parsed), operator, reader.epoch, limit))
 
 
 @app.command()

@@ -35,6 +35,7 @@ from midstream.control.messages import (
     Reject,
     Release,
     Send,
+    StateChange,
     TaskFailed,
     TaskFinished,
     TaskId,
@@ -42,6 +43,7 @@ from midstream.control.messages import (
     WorkerJoined,
     WorkerReleased,
 )
+from midstream.data.times import EpochTimes, Watermarks
 from midstream.errors import ProtocolError
 from midstream.ids import PartitionId, StageIndex, WireId
 from midstream.metrics import merge
@@ -59,6 +61,29 @@ class _Running:
     finished: dict[tuple[StageIndex, PartitionId], list[TaskFinished]] = field(default_factory=dict)
     started: dict[tuple[StageIndex, PartitionId], int] = field(default_factory=dict)
     failures: list[tuple[TaskId, Failure]] = field(default_factory=list)
+    # Decided when the first task with state asks, and then the same for all of them.
+    watermarks: Watermarks | None = None
+
+    def times(self, stage: StageIndex) -> EpochTimes:
+        """The times that a task of this stage is told.
+
+        Tasks with state stand behind an exchange, so all sources have been read and reported when the first one asks.
+        Others may start earlier, and have no use for the epoch's own watermark.
+        """
+        before = self.opened.watermarks
+        now = before
+        if self.opened.lineages.get(stage):
+            if self.watermarks is None:
+                self.watermarks = self.seen()
+            now = self.watermarks
+        return EpochTimes(self.opened.clock, before.watermark, now.watermark)
+
+    def seen(self) -> Watermarks:
+        """The watermarks with all event times that were reported."""
+        marks = self.opened.watermarks
+        for reports in self.finished.values():
+            marks = marks.after(reports[0].event_times)
+        return marks
 
 
 class Coordinator:
@@ -71,7 +96,7 @@ class Coordinator:
     >>> task = TaskId(Epoch(7), Run(0), StageIndex(0), PartitionId(0), attempt=12)
     >>> [sent] = coordinator.handle(Received(b"peer", TaskStarted(task)))
     >>> sent.message
-    Assignment(revision=1, program='ab', bins=(0, 1))
+    Assignment(revision=1, program='ab', bins=(0, 1), times=EpochTimes(clock=0, ...), lineages={})
     >>> late = TaskId(Epoch(6), Run(0), StageIndex(0), PartitionId(0), attempt=3)
     >>> [sent] = coordinator.handle(Received(b"old", TaskStarted(late)))
     >>> sent.message.reason
@@ -139,7 +164,19 @@ class Coordinator:
         emitted: Counter[WireId] = Counter()
         for report in reports:
             emitted.update(report.emitted)
-        return Commit(opened.epoch, opened.revision, operators, len(reports), dict(emitted))
+        states: dict[str, tuple[StateChange, ...]] = {}
+        for report in reports:
+            for operator, change in report.states.items():
+                states[operator] = (*states.get(operator, ()), change)
+        return Commit(
+            epoch=opened.epoch,
+            revision=opened.revision,
+            operators=operators,
+            tasks=len(reports),
+            emitted=dict(emitted),
+            states=states,
+            watermarks=running.watermarks or running.seen(),
+        )
 
     def _lost(self, event: Event, found: str) -> ProtocolError:
         story = "\n  ".join(self._story)
@@ -168,7 +205,14 @@ class Coordinator:
                     reason = f"the plan has {len(opened.programs)} stages; there is no {task.stage}"
                     return [Send(peer, Refused(reason))]
                 running.started[place] = running.started.get(place, 0) + 1
-                return [Send(peer, Assignment(opened.revision, opened.programs[task.stage], opened.bins))]
+                assignment = Assignment(
+                    revision=opened.revision,
+                    program=opened.programs[task.stage],
+                    bins=opened.bins,
+                    times=running.times(task.stage),
+                    lineages=opened.lineages.get(task.stage, {}),
+                )
+                return [Send(peer, assignment)]
             case TaskFinished():
                 running.finished.setdefault(place, []).append(message)
             case TaskFailed(task, failure):

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
+from midstream.data.times import EpochTimes, Watermarks
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex, WireId
 from midstream.metrics import OperatorStats
+from midstream.state.files import FileRef
+from midstream.state.lineage import Rewrite
 
 
 class TaskId(msgspec.Struct, frozen=True, order=True):
@@ -38,11 +41,19 @@ class TaskStarted(msgspec.Struct, frozen=True, tag=True):
     task: TaskId
 
 
+class StateChange(msgspec.Struct, frozen=True):
+    """What a task did to the state of one operator: the file of its changes, and files that replace older ones."""
+
+    delta: FileRef | None
+    rewrites: tuple[Rewrite, ...] = ()
+
+
 class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     """A task has emitted everything.
 
     Rows by wire: ``received`` and ``sent`` let the coordinator prove that none was lost between stages, ``emitted``
-    counts those put on each wire that starts in this stage.
+    counts those put on each wire that starts in this stage. ``states`` tells by operator where its changes are,
+    ``event_times`` by source the latest that was seen.
     """
 
     task: TaskId
@@ -50,6 +61,8 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     received: dict[WireId, int]
     sent: dict[WireId, int]
     emitted: dict[WireId, int]
+    states: dict[str, StateChange] = {}
+    event_times: dict[str, int] = {}
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -88,13 +101,15 @@ class WorkerReleased(msgspec.Struct, frozen=True, tag=True):
 class Assignment(msgspec.Struct, frozen=True, tag=True):
     """What a task runs: the configuration, never guessed, always given.
 
-    ``program`` is the digest of the stage's program in the blob store. ``bins`` says which partition of the next
-    stage each bin of the key space belongs to.
+    ``program`` is the digest of the stage's program in the blob store. ``bins`` says which partition of a stage each
+    bin of the key space belongs to. ``lineages`` holds, encoded, the state from which the stage's operators go on.
     """
 
     revision: Revision
     program: Digest
     bins: tuple[int, ...]
+    times: EpochTimes = EpochTimes(clock=0)
+    lineages: dict[str, bytes] = {}
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -119,13 +134,20 @@ ToTask = Assignment | Accepted | Refused | Release
 
 
 class EpochOpened(msgspec.Struct, frozen=True, tag=True):
-    """The driver starts a run of an epoch. ``programs`` holds one digest per stage, in order."""
+    """The driver starts a run of an epoch.
+
+    ``programs`` holds one digest per stage, in order, ``lineages`` by stage the state of its operators. ``clock`` is
+    the driver's, ``watermarks`` are those of the epoch before.
+    """
 
     epoch: Epoch
     run: Run
     revision: Revision
     programs: tuple[Digest, ...]
     bins: tuple[int, ...]
+    lineages: dict[StageIndex, dict[str, bytes]] = {}
+    clock: int = 0
+    watermarks: Watermarks = Watermarks({})
 
 
 class EpochSealed(msgspec.Struct, frozen=True, tag=True):
@@ -174,6 +196,8 @@ class Commit(msgspec.Struct, frozen=True):
     operators: tuple[OperatorStats, ...]
     tasks: int
     emitted: dict[WireId, int]
+    states: dict[str, tuple[StateChange, ...]] = {}
+    watermarks: Watermarks = Watermarks({})
 
 
 class Reject(msgspec.Struct, frozen=True):

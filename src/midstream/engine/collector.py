@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from midstream.data.hashing import bins_of, hash_columns
 from midstream.engine.frames import Header, encode_rows, frame
-from midstream.engine.hashing import bins_of, hash_columns
 from midstream.engine.intake import Carried
 from midstream.ids import PartitionId, Revision, WireId
 from midstream.planner.stages import Leaves, Wire

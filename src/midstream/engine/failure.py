@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from midstream.engine.rows import to_rows
+from midstream.data.rows import to_rows
 from midstream.errors import OperatorFailed
 
 T = TypeVar("T")

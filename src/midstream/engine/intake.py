@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from midstream.engine.frames import FRAME_SCHEMA, Header, decode_rows, headers, payloads
 from midstream.engine.program import StageProgram
+from midstream.flow.model import Operator, Port
 from midstream.flow.schema import conform
 from midstream.ids import Revision, WireId
 from midstream.planner.stages import Stage, Wire
@@ -38,10 +39,24 @@ def is_mixed(stage: Stage) -> bool:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows to push into ``operators``. Those of an inlet take the task's own revision, those of a frame the frame's."""
+class Entry:
+    """Where rows enter an operator: its name, and which of its inputs."""
 
-    operators: tuple[str, ...]
+    operator: str
+    side: int = 0
+
+
+def entries_of(port: Port, operators: Iterable[Operator]) -> tuple[Entry, ...]:
+    """Where the rows of a port enter these operators; both inputs of a join may read the same port."""
+    return tuple(Entry(op.name, side) for op in operators for side, read in enumerate(op.inputs) if read == port)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of ``port`` to push into ``entries``. Those of an inlet take the task's own revision, those of a frame the
+    frame's."""
+
+    entries: tuple[Entry, ...]
     batch: pa.RecordBatch
     revision: Revision | None
     wire: WireId | None = None
@@ -71,19 +86,23 @@ def units(program: StageProgram, batches: Iterable[pa.RecordBatch]) -> Iterator[
 def _inlet(program: StageProgram, number: int, batch: pa.RecordBatch) -> Rows:
     name = program.stage.inlets[number]
     # Spark labels timestamps with the session's time zone and may use other string layouts: bring them to ours.
-    return Rows((name,), conform(batch, program.inputs[name], f"rows of {name!r}"), None)
+    return Rows((Entry(name),), conform(batch, program.inputs[name][0], f"rows of {name!r}"), None)
 
 
 def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
     wires = {wire.id: wire for wire in program.wires}
-    received = set(program.stage.receives)
+    received = {wire: _entries(program, wires[wire]) for wire in program.stage.receives}
     frames = zip(headers(batch), payloads(batch), strict=True)
     for (wire, revision), group in groupby(frames, key=lambda frame: (frame[0].wire, frame[0].revision)):
         if wire in received:
             for rows in _joined(decode_rows(payload) for _, payload in group):
-                yield Rows(wires[wire].consumers, rows, revision, wire)
+                yield Rows(received[wire], rows, revision, wire)
         else:
             yield from (Carried(wires[wire], header, payload) for header, payload in group)
+
+
+def _entries(program: StageProgram, wire: Wire) -> tuple[Entry, ...]:
+    return entries_of(wire.port, (op for op in program.operators if op.name in wire.consumers))
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

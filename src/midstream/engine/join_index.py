@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.engine.hashing import Hashes, hash_columns
+from midstream.data.hashing import Hashes, hash_columns
 from midstream.errors import SchemaError
 from midstream.flow.schema import check_key_columns, type_name
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from midstream.flow.functions import Blob
-from midstream.flow.model import Graph, Operator, Source, Transform
+from midstream.flow.model import Graph, Operator, Source, Stateful, Transform
 from midstream.ids import Digest, WireId
 from midstream.planner.stages import Plan, Stage, Wire
 
@@ -22,18 +22,29 @@ from midstream.planner.stages import Plan, Stage, Wire
 class StageProgram:
     """One stage, self-contained.
 
-    ``inputs`` gives the schema of the rows each operator takes, ``event_times`` the column by which each one's
-    latency is measured, ``onward`` the wires that the next stage will see.
+    ``inputs`` gives the schemas of the rows each operator takes, one per input, ``event_times`` the column by which
+    each one's latency is measured, ``onward`` the wires that the next stage will see.
     """
 
     stage: Stage
     operators: tuple[Operator, ...]
     wires: tuple[Wire, ...]
     schemas: Mapping[WireId, pa.Schema]
-    inputs: Mapping[str, pa.Schema]
+    inputs: Mapping[str, tuple[pa.Schema, ...]]
     event_times: Mapping[str, str]
     blobs: Mapping[str, Digest]
     onward: frozenset[WireId]
+
+    @property
+    def stateful(self) -> tuple[str, ...]:
+        """Names of the operators that keep state."""
+        return tuple(op.name for op in self.operators if isinstance(op.spec, Stateful))
+
+    @property
+    def timed(self) -> dict[str, str]:
+        """The event-time columns of the sources of this stage: what watermarks are made of."""
+        times = ((op.name, op.spec.event_time) for op in self.operators if isinstance(op.spec, Source))
+        return {name: column for name, column in times if column is not None}
 
     def to_blob(self) -> Blob:
         """The program as a blob of the store."""
@@ -49,7 +60,7 @@ class StageProgram:
 
 def link(plan: Plan, blobs: Mapping[str, Digest]) -> tuple[StageProgram, ...]:
     """One program per stage. ``blobs`` names the stored function or table of each operator that has one."""
-    times = _event_times(plan.graph)
+    times = plan.graph.event_times
     programs = []
     for stage in plan.stages:
         operators = tuple(plan.graph[name] for name in stage.operators)
@@ -61,7 +72,7 @@ def link(plan: Plan, blobs: Mapping[str, Digest]) -> tuple[StageProgram, ...]:
                 operators=operators,
                 wires=tuple(wire for wire in plan.wires if wire.id in touched),
                 schemas={wire.id: plan.graph.schema_of(wire.port) for wire in plan.wires if wire.id in touched},
-                inputs={op.name: _input_schema(plan.graph, op) for op in operators},
+                inputs={op.name: _input_schemas(plan.graph, op) for op in operators},
                 event_times={op.name: times[op.name] for op in operators if op.name in times},
                 blobs={op.name: blobs[op.name] for op in operators if op.name in blobs},
                 onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
@@ -70,21 +81,8 @@ def link(plan: Plan, blobs: Mapping[str, Digest]) -> tuple[StageProgram, ...]:
     return tuple(programs)
 
 
-def _input_schema(graph: Graph, op: Operator) -> pa.Schema:
+def _input_schemas(graph: Graph, op: Operator) -> tuple[pa.Schema, ...]:
     """A transform's rows enter a stage as its result, so an inlet takes what it emits."""
-    return op.schema if isinstance(op.spec, Source | Transform) else graph.schema_of(op.inputs[0])
-
-
-def _event_times(graph: Graph) -> dict[str, str]:
-    """For each operator, the event-time column of a source above it that its own rows still carry."""
-    above: dict[str, dict[str, None]] = {}
-    for op in graph:
-        columns = dict.fromkeys(column for port in op.inputs for column in above[port.operator])
-        if isinstance(op.spec, Source) and op.spec.event_time:
-            columns[op.spec.event_time] = None
-        above[op.name] = {
-            column: None
-            for column in columns
-            if column in op.schema.names and pa.types.is_timestamp(op.schema.field(column).type)
-        }
-    return {name: next(iter(columns)) for name, columns in above.items() if columns}
+    if isinstance(op.spec, Source | Transform):
+        return (op.schema,)
+    return tuple(graph.schema_of(port) for port in op.inputs)

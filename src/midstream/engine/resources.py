@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from midstream.engine.blobs import BlobStore
+from midstream.data.blobs import BlobStore
 from midstream.engine.failure import USER_ERRORS, failed
 from midstream.engine.join_index import JoinIndex
 from midstream.engine.program import StageProgram

@@ -8,24 +8,26 @@ revision. The runner knows neither Spark nor sockets: batches in, batches out, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.data.times import EpochTimes
 from midstream.engine.clock import Clock
 from midstream.engine.collector import Collector
-from midstream.engine.intake import Carried, units
-from midstream.engine.operators.base import Step
-from midstream.engine.operators.registry import step_of
+from midstream.engine.intake import Carried, Entry, entries_of, units
+from midstream.engine.operators.base import AtWork
+from midstream.engine.operators.registry import Parts, at_work
 from midstream.engine.program import StageProgram
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
-from midstream.flow.model import Operator
+from midstream.flow.model import LATE, LATE_RIGHT, Operator, Route
 from midstream.ids import PartitionId, Revision, WireId
 from midstream.metrics import Histogram, OperatorStats
 from midstream.planner.stages import Wire
+from midstream.state.task import TaskState
 
 
 @dataclass(frozen=True)
@@ -33,36 +35,45 @@ class StageReport:
     """What a task did.
 
     ``received`` and ``sent`` count the rows on the wires that connect this stage with its neighbours, ``emitted`` those
-    put on each wire that starts here.
+    put on each wire that starts here. ``event_times`` holds the latest event time of each source that gave rows.
     """
 
     operators: tuple[OperatorStats, ...]
     received: dict[WireId, int]
     sent: dict[WireId, int]
     emitted: dict[WireId, int]
+    event_times: dict[str, int]
 
 
 @dataclass
 class _Node:
-    """An operator in place: its step, who reads each of its branches, and what it has done so far."""
+    """An operator in place: its work, who reads each of its branches, and what it has done so far."""
 
     name: str
-    step: Step
+    work: AtWork
     event_time: str | None
-    consumers: dict[str, tuple[str, ...]]
+    late: frozenset[str]
+    consumers: dict[str, tuple[Entry, ...]]
     wires: dict[str, tuple[Wire, ...]]
     rows_in: int = 0
     rows_out: int = 0
+    rows_late: int = 0
     slices: int = 0
     busy_ns: int = 0
     slowest_ns: int = 0
     ages_ms: list[tuple[float, int]] = field(default_factory=list)
+
+    def note_slice(self, took_ns: int) -> None:
+        self.slices += 1
+        self.busy_ns += took_ns
+        self.slowest_ns = max(self.slowest_ns, took_ns)
 
     def stats(self) -> OperatorStats:
         return OperatorStats(
             operator=self.name,
             rows_in=self.rows_in,
             rows_out=self.rows_out,
+            rows_late=self.rows_late,
             slices=self.slices,
             busy_us=self.busy_ns // 1000,
             slowest_slice_us=self.slowest_ns // 1000,
@@ -83,6 +94,8 @@ class StageRunner:
         bins: Sequence[int],
         clock: Clock,
         sizer: SliceSizer,
+        times: EpochTimes,
+        states: Mapping[str, TaskState],
     ) -> None:
         self._program = program
         self._revision = revision
@@ -90,7 +103,10 @@ class StageRunner:
         self._sizer = sizer
         self._collector = Collector(program.stage.leaves, partition, bins)
         self._received: Counter[WireId] = Counter()
-        self._nodes = {op.name: _node(op, program, resources) for op in program.operators}
+        self._sources = program.timed
+        self._event_times: dict[str, int] = {}
+        parts = Parts(program, resources, states, times, revision)
+        self._nodes = {op.name: _node(op, parts) for op in program.operators}
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
         """Process all input. Yields after every slice what is ready to leave, which may be nothing.
@@ -107,10 +123,16 @@ class StageRunner:
             revision = self._revision if unit.revision is None else unit.revision
             for piece in self._sizer.cut(unit.batch):
                 began = self._clock.stopwatch_ns()
-                for name in unit.operators:
-                    self._push(name, piece, revision)
+                for entry in unit.entries:
+                    self._push(entry, piece, revision)
                 self._sizer.observe(rows=piece.num_rows, elapsed_ns=self._clock.stopwatch_ns() - began)
                 yield self._collector.take()
+        # In the graph's order, so that what one operator says at the end is heard by those behind it before theirs.
+        for node in self._nodes.values():
+            if node.work.finish is not None:
+                for results in self._timed(node, node.work.finish()):
+                    self._hand_on(node, results, self._revision)
+                    yield self._collector.take()
         yield self._collector.finish()
 
     def report(self) -> StageReport:
@@ -120,28 +142,52 @@ class StageRunner:
             received=dict(self._received),
             sent={wire: n for wire, n in self._collector.sent.items() if wire in self._program.onward},
             emitted=dict(self._collector.emitted),
+            event_times=self._event_times,
         )
 
-    def _push(self, name: str, batch: pa.RecordBatch, revision: Revision) -> None:
+    def _push(self, entry: Entry, batch: pa.RecordBatch, revision: Revision) -> None:
         """Through one operator and then, depth first, through all that read it. Ends because the graph is acyclic."""
-        node = self._nodes[name]
-        began = self._clock.stopwatch_ns()
-        results = node.step(batch)
-        took = self._clock.stopwatch_ns() - began
-        node.slices += 1
+        node = self._nodes[entry.operator]
         node.rows_in += batch.num_rows
-        node.busy_ns += took
-        node.slowest_ns = max(node.slowest_ns, took)
+        step = node.work.entries[entry.side]
+        began = self._clock.stopwatch_ns()
+        results = step(batch)
+        node.note_slice(self._clock.stopwatch_ns() - began)
+        if entry.operator in self._sources:
+            self._note_event_time(entry.operator, batch)
+        self._hand_on(node, results, revision)
+
+    def _timed(
+        self, node: _Node, results: Iterator[Mapping[str, pa.RecordBatch]]
+    ) -> Iterator[Mapping[str, pa.RecordBatch]]:
+        """The same results; the time it took to make each is the operator's."""
+        while True:
+            began = self._clock.stopwatch_ns()
+            found = next(results, None)
+            node.note_slice(self._clock.stopwatch_ns() - began)
+            if found is None:
+                return
+            yield found
+
+    def _hand_on(self, node: _Node, results: Mapping[str, pa.RecordBatch], revision: Revision) -> None:
         for branch, result in results.items():
             if not result.num_rows:
                 continue
-            node.rows_out += result.num_rows
-            if node.event_time is not None:
-                self._note_ages(node, result, node.event_time)
+            if branch in node.late:
+                node.rows_late += result.num_rows
+            else:
+                node.rows_out += result.num_rows
+                if node.event_time is not None:
+                    self._note_ages(node, result, node.event_time)
             for consumer in node.consumers[branch]:
                 self._push(consumer, result, revision)
             for wire in node.wires[branch]:
                 self._collector.add(wire, result, revision)
+
+    def _note_event_time(self, source: str, batch: pa.RecordBatch) -> None:
+        latest = pc.max(batch.column(self._sources[source])).cast(pa.int64()).as_py()
+        if latest is not None:
+            self._event_times[source] = max(latest, self._event_times.get(source, latest))
 
     def _note_ages(self, node: _Node, batch: pa.RecordBatch, column: str) -> None:
         """The oldest and the newest row stand for their slice: exact at the extremes, and cheap."""
@@ -153,17 +199,16 @@ class StageRunner:
                 node.ages_ms.append(((now - due) / 1000, weight))
 
 
-def _node(operator: Operator, program: StageProgram, resources: Resources) -> _Node:
+def _node(operator: Operator, parts: Parts) -> _Node:
+    program = parts.program
     # Not the inlets: a transform of this stage that reads another one has had its rows in Catalyst already.
-    here = set(program.stage.operators) - set(program.stage.inlets)
+    here = [op for op in program.operators if op.name not in program.stage.inlets]
     return _Node(
         name=operator.name,
-        step=step_of(operator, program, resources),
+        work=at_work(operator, parts),
         event_time=program.event_times.get(operator.name),
-        consumers={
-            port.branch: tuple(op.name for op in program.operators if port in op.inputs and op.name in here)
-            for port in operator.ports
-        },
+        late=frozenset() if isinstance(operator.spec, Route) else frozenset({LATE, LATE_RIGHT}),
+        consumers={port.branch: entries_of(port, here) for port in operator.ports},
         wires={
             port.branch: tuple(
                 wire for wire in program.wires if wire.port == port and wire.origin == program.stage.index

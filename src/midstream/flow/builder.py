@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from midstream.errors import FlowError, SchemaError, SourceError
+from midstream.flow.durations import duration
 from midstream.flow.functions import check_callable
+from midstream.flow.keyed import KeyedOperators
 from midstream.flow.model import (
+    LATE,
+    LATE_RIGHT,
     Filter,
     FlatMap,
     Form,
@@ -31,7 +35,16 @@ from midstream.flow.model import (
     Transform,
     Union,
 )
-from midstream.flow.schema import check_key_columns, conform, from_spark, parse_ddl, require_columns, to_ddl, type_name
+from midstream.flow.schema import (
+    check_key_columns,
+    conform,
+    from_spark,
+    joined_schema,
+    parse_ddl,
+    require_columns,
+    to_ddl,
+    type_name,
+)
 from midstream.flow.sinks import (
     EPOCH_COLUMN,
     CallSink,
@@ -83,23 +96,36 @@ class Flow:
         """What has been built so far, checked and frozen."""
         return validate(Graph(self.name, tuple(self._operators.values()), dict(self._payloads)))
 
-    def source(self, name: str, stream: Any, *, event_time: str | None = None) -> Stream:
+    def source(self, name: str, stream: Any, *, event_time: str | None = None, delay: str = "0 seconds") -> Stream:
         """Rows come in from a streaming DataFrame, a :class:`GeneratorSource` or a :class:`ListSource`.
 
-        ``event_time`` names the timestamp column that says when an event happened (or was due); latency counts from
-        there. Sources of midstream know theirs already.
+        :param event_time: the timestamp column that says when an event happened (or was due); latency counts from
+            there, and windows go by it. Sources of midstream know theirs already.
+        :param delay: how much later than others an event may arrive. The watermark, which closes windows, is the
+            smallest, over all sources with event times, of the latest event time seen minus this.
         """
         what = f"source {check_name(name, 'source')!r}"
         schema, known_time = _describe_stream(stream, what)
         event_time = event_time or known_time
+        delay_us = duration(delay, f"{what}: delay", zero=True)
         if event_time is not None:
             require_columns(schema, [event_time], f"{what}: event_time")
             if not pa.types.is_timestamp(schema.field(event_time).type):
                 found = type_name(schema.field(event_time).type)
                 raise SchemaError(f"{what}: event_time {event_time!r} must be a timestamp, found {found}")
-        return self._add(name, Source(event_time), (), schema, stream)
+        elif delay_us:
+            raise FlowError(f"{what}: delay={delay!r} has a meaning only with event_time=")
+        return self._add(name, Source(event_time, delay_us), (), schema, stream)
 
-    def start(self, spark: Any, *, checkpoint: str, trigger: str | None = None, partitions: int | None = None) -> Job:
+    def start(
+        self,
+        spark: Any,
+        *,
+        checkpoint: str,
+        trigger: str | None = None,
+        partitions: int | None = None,
+        local_state: str | None = None,
+    ) -> Job:
         """Run this flow on a SparkSession; it goes on in the background until it is stopped or fails.
 
         :param spark: the session to use. It is never stopped or reconfigured.
@@ -108,10 +134,26 @@ class Flow:
         :param trigger: ``None`` starts an epoch as soon as the one before is done, ``"500 ms"`` at most that often,
             ``"available-now"`` takes what is there, in as many epochs as needed, and ends.
         :param partitions: tasks per stage behind an exchange; default: the session's parallelism.
+        :param local_state: a folder on each worker's own disk for its copy of keyed state. It is only a cache; one that
+            outlives the application makes a restart with much state faster. Default: a folder of Spark's, which Spark
+            removes when the application ends.
         """
         from midstream.runtime.start import start
 
-        return start(self.graph, spark, checkpoint=checkpoint, trigger=trigger, partitions=partitions)
+        return start(
+            self.graph,
+            spark,
+            checkpoint=checkpoint,
+            trigger=trigger,
+            partitions=partitions,
+            local_state=local_state,
+        )
+
+    def _event_time_of(self, port: Port) -> str | None:
+        """The source's event-time column, if the rows that leave this port still have it."""
+        if port.branch in (LATE, LATE_RIGHT):
+            port = self._operators[port.operator].inputs[port.branch == LATE_RIGHT]
+        return Graph(self.name, tuple(self._operators.values())).event_times.get(port.operator)
 
     def _add(self, name: str, spec: Spec, inputs: tuple[Port, ...], schema: pa.Schema, payload: Any = None) -> Stream:
         operator = Operator(check_name(name, f"flow {self.name!r}"), spec, inputs, schema)
@@ -178,15 +220,40 @@ class Stream:
         """Each slice of rows gives any number of rows."""
         return self._function(name, FlatMap(Form.BATCHES), function, returns, adds)
 
-    def key_by(self, name: str, *columns: str) -> Stream:
-        """Rows with equal values in these columns meet in one task downstream, in a deterministic order."""
+    def late(self, side: str = "left") -> Stream:
+        """The rows that came too late for this operator's windows, as they came in; of a join, those of one side."""
+        branch = {"left": LATE, "right": LATE_RIGHT}.get(side)
+        operator = self._flow._operators[self._port.operator]
+        if self._port.branch or branch is None or Port(operator.name, branch) not in operator.ports:
+            sides = [
+                name
+                for name, late in (("left", LATE), ("right", LATE_RIGHT))
+                if Port(operator.name, late) in operator.ports
+            ]
+            raise FlowError(
+                f"{operator.kind} {operator.name!r} has no late({side!r}); "
+                + (
+                    f"it has {', '.join(f'late({name!r})' for name in sides)}"
+                    if sides
+                    else "only aggregates with windows and joins have late rows"
+                )
+            )
+        schema = self._flow._operators[operator.inputs[branch == LATE_RIGHT].operator].schema
+        return Stream(self._flow, Port(operator.name, branch), schema)
+
+    def key_by(self, name: str, *columns: str) -> KeyedStream:
+        """Rows with equal values in these columns meet in one task downstream, in a deterministic order.
+
+        What comes back has the operators that keep state per key: ``process``, ``aggregate``, ``distinct``, ``join``.
+        """
         check_name(name, "key_by")
         if not columns:
             raise FlowError(
                 f"key_by {name!r}: name at least one column, e.g. key_by({name!r}, {self.schema.names[0]!r})"
             )
         check_key_columns(self.schema, columns, f"key_by {name!r}")
-        return self._flow._add(name, KeyBy(tuple(columns)), (self._port,), self.schema)
+        self._flow._add(name, KeyBy(tuple(columns)), (self._port,), self.schema)
+        return KeyedStream(self._flow, Port(name), self.schema, tuple(columns))
 
     def union(self, name: str, *others: Stream) -> Stream:
         """Rows of this stream and the others, which must have the same columns, as one stream."""
@@ -237,7 +304,8 @@ class Stream:
         check_key_columns(table_schema, [theirs for _, theirs in pairs], f"{what}, table")
         for mine, theirs in pairs:
             _check_comparable(what, mine, self.schema.field(mine).type, theirs, table_schema.field(theirs).type)
-        schema = _joined(self.schema, table_schema, {theirs for _, theirs in pairs}, How(how), what)
+        keys = [theirs for _, theirs in pairs]
+        schema = joined_schema(self.schema, table_schema, keys, nullable=how == How.LEFT, what=what)
         return self._flow._add(name, Lookup(pairs, How(how), unique, table_schema), (self._port,), schema, table)
 
     def transform(
@@ -330,6 +398,15 @@ class Stream:
             )
 
 
+class KeyedStream(KeyedOperators, Stream):
+    """The rows that leave a key_by. A stream like any other, and with operators that keep state per key."""
+
+    def __init__(self, flow: Flow, port: Port, schema: pa.Schema, keys: tuple[str, ...]) -> None:
+        super().__init__(flow, port, schema)
+        self.keys = keys
+        self.event_time = flow._event_time_of(port)
+
+
 class Branches(Mapping[str, Stream]):
     """The branches of a route, by name."""
 
@@ -413,19 +490,6 @@ def _check_comparable(what: str, mine: str, my_type: pa.DataType, theirs: str, t
         f"{what}: the stream's {mine!r} is {type_name(my_type)} but the table's {theirs!r} is {type_name(their_type)}; "
         f"keys must have the same type"
     )
-
-
-def _joined(stream: pa.Schema, table: pa.Schema, keys: set[str], how: How, what: str) -> pa.Schema:
-    added = [field for field in table if field.name not in keys]
-    taken = {name.lower() for name in stream.names}
-    if clash := [field.name for field in added if field.name.lower() in taken]:
-        raise SchemaError(
-            f"{what}: stream and table both have {', '.join(clash)}; rename the table's column, or "
-            f"drop it if it is not needed"
-        )
-    if how is How.LEFT:
-        added = [field.with_nullable(True) for field in added]
-    return pa.schema([*stream, *added])
 
 
 def _check_sink_signature(function: Any, what: str) -> None:

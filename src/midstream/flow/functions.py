@@ -55,11 +55,12 @@ def label_of(function: Any) -> str:
     return "a lambda" if name.endswith("<lambda>") else str(name).removeprefix("<locals>.")
 
 
-def check_callable(function: Any, operator: str, takes: str) -> None:
-    """Refuse what cannot be called with one argument (``takes`` says what that argument is)."""
+def check_callable(function: Any, operator: str, *takes: str) -> None:
+    """Refuse what cannot be called with these arguments (``takes`` says what each of them is)."""
+    arguments = takes[0] if len(takes) == 1 else f"{', '.join(takes[:-1])} and {takes[-1]}"
     if not callable(function):
         raise FunctionError(
-            f"operator {operator!r}: expected a function that takes {takes}, found {type(function).__name__} "
+            f"operator {operator!r}: expected a function that takes {arguments}, found {type(function).__name__} "
             f"{function!r:.80}"
         )
     if inspect.isclass(function):
@@ -72,10 +73,11 @@ def check_callable(function: Any, operator: str, takes: str) -> None:
     except (TypeError, ValueError):  # builtins without a signature: nothing to check against
         return
     try:
-        signature.bind(None)
+        signature.bind(*takes)
     except TypeError as error:
+        number = "one argument," if len(takes) == 1 else f"{len(takes)} arguments:"
         raise FunctionError(
-            f"operator {operator!r}: {label_of(function)}{signature} is called with one argument, {takes}, but {error}"
+            f"operator {operator!r}: {label_of(function)}{signature} is called with {number} {arguments}, but {error}"
         ) from None
 
 

@@ -15,6 +15,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from midstream.flow.aggregations import Aggregation
+from midstream.flow.windows import Window
+
+LATE = "late"
+"""The branch for rows that came too late for an operator's windows: the input's own rows."""
+
+LATE_RIGHT = "late_right"
+"""The same for the right input of a join."""
+
 
 class Form(enum.StrEnum):
     """How a function is called: with one dict per row, or with one Arrow record batch per slice."""
@@ -31,7 +40,7 @@ class Contract(enum.StrEnum):
 
 
 class How(enum.StrEnum):
-    """What a lookup does with a row that has no match: drop it, or keep it with nulls."""
+    """What a lookup or join does with a (left) row that has no match: drop it, or keep it with nulls."""
 
     INNER = "inner"
     LEFT = "left"
@@ -39,7 +48,8 @@ class How(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Port:
-    """One output of an operator. Only a route has several, one per branch; elsewhere ``branch`` is empty."""
+    """One output of an operator. A route has several, one per branch, and an operator with windows has one for late
+    rows; elsewhere ``branch`` is empty."""
 
     operator: str
     branch: str = ""
@@ -50,9 +60,11 @@ class Port:
 
 @dataclass(frozen=True)
 class Source:
-    """Rows come in. ``event_time`` names the column that says when an event was due, if there is one."""
+    """Rows come in. ``event_time`` names the column that says when an event happened or was due, if there is one;
+    events may arrive ``delay_us`` later than others."""
 
     event_time: str | None = None
+    delay_us: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,13 +124,70 @@ class Transform:
 
 
 @dataclass(frozen=True)
+class Process:
+    """A user's function over each key's rows and state. ``keys`` are the columns of the key_by before it.
+
+    ``ttl_us``: state of a key that was not written for so long is gone.
+    """
+
+    keys: tuple[str, ...]
+    form: Form
+    one_to_one: bool = False
+    ttl_us: int | None = None
+    has_timers: bool = False
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Aggregations per key: running ones, or per window of the event time in the column ``time``."""
+
+    keys: tuple[str, ...]
+    columns: tuple[tuple[str, Aggregation], ...]
+    window: Window | None = None
+    time: str | None = None
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """The first row of each key; with ``within_us`` the key is forgotten that long after that row's ``time``."""
+
+    keys: tuple[str, ...]
+    time: str | None = None
+    within_us: int | None = None
+
+
+@dataclass(frozen=True)
+class Join:
+    """Pairs of rows of two keyed streams with equal keys, in one window or at most ``within_us`` apart.
+
+    ``left_keys`` and ``right_keys`` correspond by position; ``left_time`` and ``right_time`` name the event times.
+    """
+
+    left_keys: tuple[str, ...]
+    right_keys: tuple[str, ...]
+    left_time: str
+    right_time: str
+    how: How
+    window: Window | None = None
+    within_us: int | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key columns as the result has them."""
+        return self.left_keys
+
+
+@dataclass(frozen=True)
 class Sink:
     """Rows go out. ``drains`` says that its writer reads every row exactly once, so that none need be kept for it."""
 
     drains: bool = True
 
 
-Spec = Source | Map | Filter | FlatMap | KeyBy | Union | Route | Lookup | Transform | Sink
+Stateful = Process | Aggregate | Distinct | Join
+"""Operators that keep state per key; they stand behind a key_by."""
+
+Spec = Source | Map | Filter | FlatMap | KeyBy | Union | Route | Lookup | Transform | Sink | Stateful
 
 
 @dataclass(frozen=True)
@@ -147,13 +216,17 @@ class Operator:
             return ()
         if isinstance(self.spec, Route):
             return tuple(Port(self.name, branch) for branch in self.spec.branches)
+        if isinstance(self.spec, Join):
+            return (Port(self.name), Port(self.name, LATE), Port(self.name, LATE_RIGHT))
+        if isinstance(self.spec, Aggregate) and self.spec.window is not None:
+            return (Port(self.name), Port(self.name, LATE))
         return (Port(self.name),)
 
     @property
     def contract(self) -> Contract:
         """How many outputs one input can give, over all of the operator's ports."""
         match self.spec:
-            case FlatMap() | Transform() | Lookup(unique=False):
+            case FlatMap() | Transform() | Lookup(unique=False) | Aggregate() | Join() | Process(one_to_one=False):
                 return Contract.ONE_TO_MANY
             case _:
                 return Contract.ONE_TO_ONE
@@ -200,8 +273,26 @@ class Graph:
         return tuple(op for op in self.operators if isinstance(op.spec, spec))
 
     def schema_of(self, port: Port) -> pa.Schema:
-        """Schema of the rows that leave a port."""
-        return self[port.operator].schema
+        """Schema of the rows that leave a port. Late rows are as they came in."""
+        producer = self[port.operator]
+        if not isinstance(producer.spec, Route) and port.branch in (LATE, LATE_RIGHT):
+            return self.schema_of(producer.inputs[port.branch == LATE_RIGHT])
+        return producer.schema
+
+    @cached_property
+    def event_times(self) -> dict[str, str]:
+        """For each operator, the event-time column of a source above it that its own rows still carry."""
+        above: dict[str, dict[str, None]] = {}
+        for op in self.operators:
+            columns = dict.fromkeys(column for port in op.inputs for column in above[port.operator])
+            if isinstance(op.spec, Source) and op.spec.event_time:
+                columns[op.spec.event_time] = None
+            above[op.name] = {
+                column: None
+                for column in columns
+                if column in op.schema.names and pa.types.is_timestamp(op.schema.field(column).type)
+            }
+        return {name: next(iter(columns)) for name, columns in above.items() if columns}
 
     @property
     def edges(self) -> tuple[tuple[Port, str], ...]:

@@ -122,6 +122,16 @@ def _why_no_key(kind: pa.DataType) -> tuple[str, str]:
     return "midstream cannot hash it", "Convert it in a map before."
 
 
+def joined_schema(left: pa.Schema, right: pa.Schema, keys: Iterable[str], *, nullable: bool, what: str) -> pa.Schema:
+    """The columns of a join: all of the left side, then those of the right side but its ``keys``."""
+    dropped = set(keys)
+    added = [field for field in right if field.name not in dropped]
+    taken = {name.lower() for name in left.names}
+    if clash := [field.name for field in added if field.name.lower() in taken]:
+        raise SchemaError(f"{what}: both sides have {', '.join(clash)}; rename or drop it on one side before")
+    return pa.schema([*left, *(field.with_nullable(True) if nullable else field for field in added)])
+
+
 def conform(batch: pa.RecordBatch | pa.Table, schema: pa.Schema, what: str) -> pa.RecordBatch:
     """Hold a batch to the declared schema, and return it in exactly that schema.
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from midstream.control.messages import Commit, EpochAbandoned, EpochOpened, EpochSealed
@@ -18,15 +18,18 @@ from midstream.engine.collector import FRAME_BYTES
 from midstream.errors import CheckpointError, JobFailed, MidstreamError
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import SinkTarget
-from midstream.ids import BINS, Digest, Epoch, Revision, Run, StageIndex
+from midstream.ids import BINS, Digest, Epoch, Revision, Run
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.planner.stages import Plan
-from midstream.runtime.checkpoint import Checkpoint, Manifest
+from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.control_plane import ControlPlane
 from midstream.runtime.epoch import compile_epoch
+from midstream.runtime.looking import read_state
 from midstream.runtime.reporting import epoch_progress, explain, unexpected
 from midstream.runtime.sinks import write_sinks
-from midstream.runtime.worker import Ticket
+from midstream.runtime.standing import Standing
+from midstream.runtime.sweeping import Sweeper
+from midstream.runtime.worker import Ticket, Whereabouts
 
 KEPT_PROGRESS = 100
 
@@ -74,10 +77,23 @@ class Job:
             job.await_epoch(10)
     """
 
-    def __init__(self, configuration: Configuration, checkpoint: Checkpoint, control: ControlPlane) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        configuration: Configuration,
+        checkpoint: Checkpoint,
+        control: ControlPlane,
+        local_state: str | None,
+    ) -> None:
+        self._spark = spark
         self._configuration = configuration
         self._checkpoint = checkpoint
         self._control = control
+        self._at = Whereabouts(
+            control.address, checkpoint.identity.job, checkpoint.blobs.location, checkpoint.states.location, local_state
+        )
+        self._standing: Standing | None = None  # known when Spark says with which epoch it goes on
+        self._sweeper = Sweeper(checkpoint.states)
         self._query: StreamingQuery | None = None
         self._stopping = False
         self._over = threading.Event()
@@ -122,6 +138,15 @@ class Job:
     def metrics(self) -> JobMetrics:
         """Totals since this start."""
         return self._metrics
+
+    def state(self, operator: str) -> DataFrame:
+        """The committed state of an operator as a DataFrame: its key columns, and what it holds of each key.
+
+        Of an aggregate these are its totals so far, of a process all that its function remembers, values as text.
+        ``midstream state`` shows the same, also of a job that is not running.
+        """
+        table = read_state(self._checkpoint.location, operator)
+        return self._spark.createDataFrame(table)
 
     @property
     def exception(self) -> JobFailed | None:
@@ -183,6 +208,7 @@ class Job:
         try:
             self._control.close()
         finally:
+            self._checkpoint.release()
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()
@@ -205,11 +231,21 @@ class Job:
             rows.sparkSession.conf.set(key, value)
         configuration, run = self._configuration, self._run
         self._run = Run(run + 1)
-        opened = EpochOpened(epoch, run, configuration.revision, configuration.programs, configuration.bins)
+        standing = self._stand_before(epoch)
+        opened = EpochOpened(
+            epoch=epoch,
+            run=run,
+            revision=configuration.revision,
+            programs=configuration.programs,
+            bins=configuration.bins,
+            lineages=standing.by_stage(configuration.plan),
+            clock=time.time_ns() // 1000,
+            watermarks=standing.watermarks,
+        )
         self._control.open(opened)
         try:
             frames = compile_epoch(
-                configuration.plan, rows, lambda stage: self._ticket(epoch, run, stage), configuration.partitions
+                configuration.plan, rows, lambda stage: Ticket(self._at, epoch, run, stage), configuration.partitions
             )
             try:
                 write_sinks(self._targets, frames.sinks, epoch)
@@ -223,28 +259,27 @@ class Job:
             raise explain(self.name, epoch, error, failures) from None
         # The epoch is whole only if Spark and the coordinator agree; then its manifest is written, then Spark commits.
         commit = self._control.seal(EpochSealed(epoch, run))
-        self._commit(commit, 1000 * (time.perf_counter() - began))
+        self._commit(commit, standing.after(commit), 1000 * (time.perf_counter() - began))
+
+    def _stand_before(self, epoch: Epoch) -> Standing:
+        """What the epoch goes on from. Read only after a start; from then on the job knows."""
+        if self._standing is None or self._standing.epoch != epoch - 1:
+            self._standing = Standing.of(self.graph, self._checkpoint.manifest_before(epoch))
+            self._sweeper.after(self._standing)
+        return self._standing
 
     @property
     def _targets(self) -> Mapping[str, SinkTarget]:
         return {op.name: self.graph.payloads[op.name] for op in self.graph.of(Sink)}
 
-    def _ticket(self, epoch: Epoch, run: Run, stage: StageIndex) -> Ticket:
-        return Ticket(self._control.address, self._checkpoint.blobs.location, epoch, run, stage)
-
-    def _commit(self, commit: Commit, duration_ms: float) -> None:
+    def _commit(self, commit: Commit, standing: Standing, duration_ms: float) -> None:
         now = time.time()
         progress = epoch_progress(self._configuration.plan, commit, now, duration_ms)
         self._checkpoint.commit(
-            Manifest(
-                epoch=commit.epoch,
-                revision=commit.revision,
-                programs=self._configuration.programs,
-                bins=self._configuration.bins,
-                committed_at=now,
-                rows={stats.operator: (stats.rows_in, stats.rows_out) for stats in commit.operators},
-            )
+            standing.manifest(commit, self._configuration.programs, self._configuration.bins, committed_at=now)
         )
+        self._standing = standing
+        self._sweeper.after(standing)
         with self._changed:
             self._progress.append(progress)
             self._metrics = self._metrics.after(progress)

@@ -10,7 +10,7 @@ import pyarrow.csv as pacsv
 import pyarrow.fs as pafs
 import pyarrow.parquet as papq
 
-from midstream.engine.blobs import filesystem_of
+from midstream.data.blobs import filesystem_of
 from midstream.flow.sinks import (
     EPOCH_COLUMN,
     CallSink,

@@ -11,7 +11,7 @@ import pyarrow.fs as pafs
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from midstream.engine.blobs import filesystem_of, spark_path, write_atomically
+from midstream.data.blobs import filesystem_of, spark_path, write_atomically
 from midstream.engine.failure import USER_ERRORS, failed
 from midstream.errors import CheckpointError, FlowError
 from midstream.flow.model import Graph, Sink

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 from typing import Any
 
 import pyspark
@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from midstream.engine.program import link
 from midstream.errors import CheckpointError, FlowError, MidstreamError, SetupError, SourceError
+from midstream.flow.durations import microseconds
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.schema import to_ddl
 from midstream.flow.sources import GeneratorSource, ListSource
@@ -21,18 +22,23 @@ from midstream.runtime.doctor import require_pyspark
 from midstream.runtime.epoch import apply_transform, unite_inlets
 from midstream.runtime.generator import stream_of
 from midstream.runtime.job import Configuration, Job
+from midstream.runtime.layouts import check_layouts
 from midstream.runtime.packing import pack_blobs
 from midstream.runtime.shipping import ship
 from midstream.runtime.sinks import check_file_sinks, mark_folders
 
 FIRST_REVISION = Revision(1)
 AVAILABLE_NOW = "available-now"
-_INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|milliseconds?|s|seconds?|minutes?|hours?)\s*")
-_UNIT_MS = {"ms": 1, "s": 1_000, "millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000}
 
 
 def start(
-    graph: Graph, spark: SparkSession, *, checkpoint: str, trigger: str | None = None, partitions: int | None = None
+    graph: Graph,
+    spark: SparkSession,
+    *,
+    checkpoint: str,
+    trigger: str | None = None,
+    partitions: int | None = None,
+    local_state: str | None = None,
 ) -> Job:
     """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
     # 1. Look: nothing is written, nothing runs yet.
@@ -46,26 +52,28 @@ def start(
     location = Checkpoint.look(str(checkpoint), graph)
     query_name = f"{graph.name} {location.identity.job}"
     require_not_running(spark, query_name, location)
+    check_layouts(plan, location)
     free_folders = check_file_sinks(graph, location.identity.job)
     # 2. Claim the checkpoint and the sinks' folders.
     location.claim()
-    mark_folders(free_folders)
-    # 3. Store what workers will fetch.
-    digests = {name: location.blobs.put(blob) for name, blob in blobs.items()}
-    programs = tuple(location.blobs.put(program.to_blob()) for program in link(plan, digests))
-    ship(spark.sparkContext)
-    # 4. Run.
-    control = ControlPlane(driver_host(spark))
-    job = Job(Configuration(plan, programs, FIRST_REVISION, partitions), location, control)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(location.release)
+        mark_folders(free_folders)
+        # 3. Store what workers will fetch.
+        digests = {name: location.blobs.put(blob) for name, blob in blobs.items()}
+        programs = tuple(location.blobs.put(program.to_blob()) for program in link(plan, digests))
+        ship(spark.sparkContext)
+        # 4. Run.
+        control = ControlPlane(driver_host(spark))
+        undo.callback(control.close)
+        configuration = Configuration(plan, programs, FIRST_REVISION, partitions)
+        job = Job(spark, configuration, location, control, local_state)
         rows = unite_inlets([inlets[name] for name in plan.stages[0].inlets])
         writer = rows.writeStream.queryName(query_name).option("checkpointLocation", location.spark_location)
         if trigger_options:
             writer = writer.trigger(**trigger_options)
         job.attach(writer.foreachBatch(job.on_epoch).start())
-    except BaseException:
-        control.close()
-        raise
+        undo.pop_all()  # from here on the job itself lets go of all this
     return job
 
 
@@ -99,10 +107,9 @@ def parse_trigger(trigger: str | None) -> dict[str, Any]:
         return {}
     if trigger == AVAILABLE_NOW:
         return {"availableNow": True}
-    if interval := _INTERVAL.fullmatch(str(trigger)):
+    if (interval := microseconds(trigger)) is not None:
         # Spark takes neither "ms" nor "s", and no fractions of most units: milliseconds say it all.
-        unit = _UNIT_MS.get(interval[2]) or _UNIT_MS[interval[2].removesuffix("s")]
-        return {"processingTime": f"{round(float(interval[1]) * unit)} milliseconds"}
+        return {"processingTime": f"{round(interval / 1000)} milliseconds"}
     raise FlowError(
         f"trigger {trigger!r} is not known; allowed: None (as fast as possible), '500 ms', '10 seconds', "
         f"{AVAILABLE_NOW!r}"

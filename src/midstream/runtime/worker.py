@@ -6,6 +6,7 @@ A Python worker runs many tasks, one after the other, so connections, functions 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import SparkFiles, TaskContext
 
 from midstream.control.channel import Address, Client
 from midstream.control.messages import (
@@ -22,22 +23,22 @@ from midstream.control.messages import (
     Refused,
     Release,
     TaskFailed,
-    TaskFinished,
     TaskId,
     TaskStarted,
     ToTask,
     WorkerJoined,
     WorkerReleased,
 )
-from midstream.engine.blobs import BlobStore
+from midstream.data.blobs import BlobStore
 from midstream.engine.clock import SystemClock
 from midstream.engine.frames import decode_rows, payloads
 from midstream.engine.resources import Resources
-from midstream.engine.runner import StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.errors import ChannelError, ControlError, Fenced, OperatorFailed
 from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex
 from midstream.runtime.reporting import failure_of
+from midstream.runtime.task import TaskRun
+from midstream.state.access import StateAccess
 
 LISTEN_S = 3600.0
 # A lost connection is noticed at once; this is for a driver that is merely very busy.
@@ -48,11 +49,24 @@ Body = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
+class Whereabouts:
+    """Where a job's things are: its coordinator, its functions, its state.
+
+    ``local_state`` is a folder on the worker's own disk for its copy of state; None leaves the choice to Spark.
+    """
+
+    address: Address
+    job: str
+    blobs: str
+    state: str
+    local_state: str | None = None
+
+
+@dataclass(frozen=True)
 class Ticket:
     """What a task is born with."""
 
-    address: Address
-    blobs: str
+    at: Whereabouts
     epoch: Epoch
     run: Run
     stage: StageIndex
@@ -63,26 +77,26 @@ def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     context = TaskContext.get()
     assert context is not None, "run_stage is called by Spark, inside a task"
     task = TaskId(ticket.epoch, ticket.run, ticket.stage, PartitionId(context.partitionId()), context.taskAttemptId())
-    worker = _worker_for(ticket)
+    worker = _worker_for(ticket.at)
     assignment = worker.ask(TaskStarted(task))
     assert isinstance(assignment, Assignment)
     try:
-        runner = StageRunner(
-            worker.resources.program(assignment.program),
+        work = TaskRun(
+            task,
+            assignment,
             worker.resources,
-            partition=task.partition,
-            revision=assignment.revision,
-            bins=assignment.bins,
+            worker.state,
             clock=SystemClock(),
             sizer=worker.sizer(assignment.program),
         )
-        for ready in runner.run(batches):
-            yield from ready
+        with contextlib.closing(work):
+            for ready in work.run(batches):
+                yield from ready
+            report = work.finish()
     except OperatorFailed as error:
         worker.ask(TaskFailed(task, failure_of(error)))
         raise error from None
-    report = runner.report()
-    worker.ask(TaskFinished(task, report.operators, report.received, report.sent, report.emitted))
+    worker.ask(report)
 
 
 def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -100,14 +114,17 @@ def decode_frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 class _Worker:
     """What this process keeps for one life of a job."""
 
-    def __init__(self, ticket: Ticket) -> None:
-        self._client = Client(ticket.address, timeout=PATIENCE_S)
+    def __init__(self, at: Whereabouts) -> None:
+        self._client = Client(at.address, timeout=PATIENCE_S)
         self._end: ControlError | None = None
         self._sizers: dict[Digest, SliceSizer] = {}
-        self.resources = Resources(BlobStore(ticket.blobs))
+        self.resources = Resources(BlobStore(at.blobs))
+        # Spark removes its own folder when the application ends, and with it a copy of state that nobody needs.
+        local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
+        self.state = StateAccess(at.job, at.state, os.path.join(local, at.job))
         self._name = (socket.gethostname(), os.getpid())
         pa.array([0])  # pyarrow imports pandas at its first conversion: not inside the first slice, please
-        threading.Thread(target=self._listen, args=(ticket,), name="midstream-lifeline", daemon=True).start()
+        threading.Thread(target=self._listen, args=(at.address,), name="midstream-lifeline", daemon=True).start()
 
     def ask(self, message: FromTask) -> ToTask:
         try:
@@ -122,12 +139,12 @@ class _Worker:
         """Slice sizes learnt by earlier tasks of the same program are a good start for the next one."""
         return self._sizers.setdefault(program, SliceSizer())
 
-    def _listen(self, ticket: Ticket) -> None:
+    def _listen(self, address: Address) -> None:
         """Wait for the end of the job, then close the user's functions.
 
         Spark ends idle Python workers with a signal that no handler sees, so the job itself must say when it is over.
         """
-        with Client(ticket.address, timeout=PATIENCE_S) as lifeline:
+        with Client(address, timeout=PATIENCE_S) as lifeline:
             try:
                 lifeline.request(WorkerJoined(*self._name))
                 while not isinstance(lifeline.receive(timeout=LISTEN_S), Release):
@@ -135,7 +152,7 @@ class _Worker:
                 self._end = Fenced("the job is over")
             except ChannelError as error:  # the driver is gone: nobody will use these functions again
                 self._end = error
-            _workers.pop(ticket.address, None)
+            _workers.pop(address, None)
             self.resources.close()
             lifeline.post(WorkerReleased(*self._name))
         self._client.close()
@@ -145,7 +162,7 @@ class _Worker:
 _workers: dict[Address, _Worker] = {}
 
 
-def _worker_for(ticket: Ticket) -> _Worker:
-    if ticket.address not in _workers:
-        _workers[ticket.address] = _Worker(ticket)
-    return _workers[ticket.address]
+def _worker_for(at: Whereabouts) -> _Worker:
+    if at.address not in _workers:
+        _workers[at.address] = _Worker(at)
+    return _workers[at.address]

@@ -9,6 +9,7 @@ position is not part of the lineage, is built again from the files in the checkp
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import zlib
 from bisect import bisect_left
@@ -76,6 +77,14 @@ class Base:
                     base.close()
                 base = cls._shared[folder] = Base(folder, owner, files)
             return base
+
+    @classmethod
+    def close_below(cls, folder: str) -> None:
+        """Close the shared bases of this process whose folders are in this one."""
+        with cls._shared_lock:
+            found = [base for at, base in cls._shared.items() if at.startswith(folder + os.sep)]
+        for base in found:
+            base.close()
 
     def close(self) -> None:
         """Let go of the folder; what is in it stays for others, and for the next time."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from midstream.engine.blobs import filesystem_of, write_atomically
+from midstream.data.blobs import filesystem_of, write_atomically
 from midstream.errors import CheckpointError
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
 

@@ -26,17 +26,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.engine.hashing import bins_of, hash_columns
-from midstream.engine.rows import from_rows
+from midstream.data.hashing import bins_of, hash_columns
+from midstream.data.rows import from_rows
 from midstream.errors import StateError
 from midstream.flow.schema import check_key_columns, type_name
 
 __all__ = [
     "MAX_KEY",
     "MAX_STORED_KEY",
+    "DistinctKeys",
     "KeyGroups",
     "Namespace",
     "decode_key",
+    "distinct_keys",
     "encode_key",
     "encode_keys",
     "group_keys",
@@ -68,6 +70,15 @@ class Namespace(IntEnum):
     EVENT_TIMER = 3
     CLOCK_TIMER = 4
     EXPIRY = 5
+    WRITTEN = 6
+    WINDOW = 10
+    SESSION_END = 11
+    JOIN_LEFT = 20
+    JOIN_RIGHT = 21
+    JOIN_LEFT_MORE = 22
+    JOIN_RIGHT_MORE = 23
+    JOIN_WAITING = 24
+    JOIN_LATEST = 25
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,18 @@ class KeyGroups:
     """Index into ``keys``, one per row."""
     distinct: pa.RecordBatch
     """The key columns, one row per key of ``keys``."""
+
+
+@dataclass(frozen=True)
+class DistinctKeys:
+    """The distinct keys of a batch as Arrow holds them, in the order of their first rows."""
+
+    stored: pa.Array
+    """Stored keys."""
+    first_row: npt.NDArray[np.int64]
+    """Where each key is first; ascending."""
+    group_of_row: npt.NDArray[np.int64]
+    """Index into ``stored``, one per row."""
 
 
 def encode_keys(
@@ -192,17 +215,36 @@ def group_keys(
     >>> [groups.keys[index][2:] for index in groups.group_of_row]
     [b'b', b'a', b'b']
     """
+    found = distinct_keys(batch, columns, what, namespace)
+    order = pc.sort_indices(found.stored)
+    rank = np.empty(len(order), np.int64)
+    rank[order.to_numpy()] = np.arange(len(order))
+    rows = pa.array(found.first_row).take(order)
+    chosen = [_takeable(batch.column(name)).take(rows) for name in columns]
+    distinct = pa.RecordBatch.from_arrays(chosen, names=list(columns))
+    return KeyGroups(found.stored.take(order).to_pylist(), rank[found.group_of_row], distinct)
+
+
+def distinct_keys(
+    batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace = Namespace.VALUE
+) -> DistinctKeys:
+    """As :func:`group_keys`, for those who need neither Python objects nor an order.
+
+    >>> found = distinct_keys(pa.record_batch({"k": ["b", "a", "b"]}), ["k"], "process 'p'")
+    >>> found.first_row.tolist(), found.group_of_row.tolist()
+    ([0, 1], [0, 1, 0])
+    """
     check_key_columns(batch.schema, columns, what)
     codes = _codes(batch, columns, what)
     first = np.empty(int(codes.max()) + 1 if len(codes) else 0, np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several assignments to one place the last one stays
     chosen = [_takeable(batch.column(name)).take(pa.array(first)) for name in columns]
     distinct = pa.RecordBatch.from_arrays(chosen, names=list(columns))
-    stored = _stored(distinct, columns, what, namespace)
-    order = pc.sort_indices(stored)
-    rank = np.empty(len(order), np.int64)
-    rank[order.to_numpy()] = np.arange(len(order))
-    return KeyGroups(stored.take(order).to_pylist(), rank[codes], distinct.take(order))
+    try:
+        return DistinctKeys(_stored(distinct, columns, what, namespace), first, codes)
+    except StateError:
+        _stored(batch, columns, what, namespace)  # fails too, and counts rows as the caller does
+        raise
 
 
 def _codes(batch: pa.RecordBatch, columns: Sequence[str], what: str) -> npt.NDArray[np.int64]:

@@ -270,6 +270,11 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
         ]
         return single if len(single) >= MERGED_AT_ONCE else []
 
+    def live_files(self) -> Iterator[tuple[FileRef, set[BinId]]]:
+        """All files, oldest first, and the bins that each is live for."""
+        for entry in self.entries:
+            yield entry.file, set(_bins(_mask_of(entry.live)))
+
     def files_of(self, bins: Iterable[BinId]) -> list[FileRef]:
         """The files that are live for any of ``bins``, oldest first."""
         mask = _mask(bins)

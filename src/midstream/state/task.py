@@ -98,6 +98,11 @@ class TaskState:
         committed = self._view.scan(bin_id, namespace, start, stop)
         return _overlaid(committed, [(key, self._changes[key]) for key in changed])
 
+    def scan_prefix(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Stored keys that begin with ``prefix`` (a bin and a namespace at least) and their values, ascending."""
+        rest = prefix[2:]
+        return self.scan(BinId(prefix[0]), Namespace(prefix[1]), rest, _behind(rest))
+
     def changes(self) -> pa.Table:
         """All changes, ascending by key; a null value is a deletion."""
         keys = sorted(self._changes)
@@ -170,6 +175,12 @@ class TaskState:
                 f"operator {self._lineage.operator!r}: keys of the bins {sorted(strays)} do not belong to this task, "
                 f"which has {len(self.bins)} others; rows must be exchanged by key before they meet state"
             )
+
+
+def _behind(prefix: bytes) -> bytes | None:
+    """The first bytes behind all that begin with a prefix; None if there are none."""
+    shortened = prefix.rstrip(b"\xff")
+    return shortened[:-1] + bytes([shortened[-1] + 1]) if shortened else None
 
 
 def merged(deltas: Sequence[tuple[pa.Table, Iterable[BinId]]]) -> pa.Table:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from midstream.data.rows import to_rows
 from midstream.engine.failure import USER_ERRORS, failed, row_at
-from midstream.engine.rows import to_rows
 from midstream.flow.model import Operator
 
 ONLY = ""
@@ -20,6 +21,18 @@ class Step(Protocol):
 
     def __call__(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Process one slice. Raises :class:`midstream.errors.OperatorFailed` when the user's code fails."""
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """An operator in place in a task.
+
+    ``entries`` holds one step per input of the operator. ``finish`` is called once, behind the last row of the task:
+    what a keyed operator has to say at the end of an epoch (closed windows, fired timers, running totals).
+    """
+
+    entries: tuple[Step, ...]
+    finish: Callable[[], Iterator[Mapping[str, pa.RecordBatch]]] | None = None
 
 
 def call_on_rows(operator: Operator, function: Callable[[dict[str, Any]], Any], batch: pa.RecordBatch) -> list[Any]:

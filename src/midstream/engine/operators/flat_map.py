@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from midstream.data.rows import from_rows, to_rows
 from midstream.engine.failure import USER_ERRORS, call_on_batch, failed, row_at
 from midstream.engine.operators.base import ONLY, Step
-from midstream.engine.rows import from_rows, to_rows
 from midstream.errors import SchemaError
 from midstream.flow.model import FlatMap, Form, Operator
 from midstream.flow.schema import conform

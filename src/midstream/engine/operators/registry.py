@@ -1,34 +1,97 @@
-"""From an operator's description to the step that runs it."""
+"""From an operator's description to the operator at work."""
 
 from __future__ import annotations
 
-from midstream.engine.operators.base import Step
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from midstream.data.times import EpochTimes
+from midstream.engine.operators.aggregate import aggregate_at_work
+from midstream.engine.operators.base import AtWork, Step
+from midstream.engine.operators.distinct import distinct_at_work
 from midstream.engine.operators.filter import filter_step
 from midstream.engine.operators.flat_map import flat_map_step
+from midstream.engine.operators.join import join_at_work
 from midstream.engine.operators.lookup import lookup_step
 from midstream.engine.operators.map import map_step
 from midstream.engine.operators.passing import pass_on
+from midstream.engine.operators.process import process_at_work
 from midstream.engine.operators.route import route_step
 from midstream.engine.program import StageProgram
 from midstream.engine.resources import Resources
-from midstream.flow.model import Filter, FlatMap, KeyBy, Lookup, Map, Operator, Route, Sink, Source, Transform, Union
+from midstream.flow.model import (
+    Aggregate,
+    Distinct,
+    Filter,
+    FlatMap,
+    Join,
+    KeyBy,
+    Lookup,
+    Map,
+    Operator,
+    Process,
+    Route,
+    Source,
+    Transform,
+    Union,
+)
+from midstream.ids import Revision
+from midstream.state.task import TaskState
 
 
-def step_of(operator: Operator, program: StageProgram, resources: Resources) -> Step:
-    """Load what the operator needs and give its step."""
+@dataclass(frozen=True)
+class Parts:
+    """What a task has to put its operators together from."""
+
+    program: StageProgram
+    resources: Resources
+    states: Mapping[str, TaskState]
+    times: EpochTimes
+    revision: Revision
+
+    def function(self, operator: Operator) -> Callable[..., Any]:
+        """The user's function of an operator, opened."""
+        return self.resources.function(self.program.blobs[operator.name], operator.name)
+
+
+def at_work(operator: Operator, parts: Parts) -> AtWork:
+    """Load what the operator needs and put it in place."""
+    takes = parts.program.inputs[operator.name]
+    match operator.spec:
+        case Process() as spec:
+            return process_at_work(
+                operator,
+                spec,
+                parts.function(operator),
+                takes[0],
+                parts.states[operator.name],
+                parts.times,
+                parts.revision,
+            )
+        case Aggregate() as spec:
+            return aggregate_at_work(operator, spec, takes[0], parts.states[operator.name], parts.times)
+        case Distinct() as spec:
+            return distinct_at_work(operator, spec, takes[0], parts.states[operator.name], parts.times)
+        case Join() as spec:
+            return join_at_work(operator, spec, (takes[0], takes[1]), parts.states[operator.name], parts.times)
+    return AtWork((_step_of(operator, parts),) * len(takes))
+
+
+def _step_of(operator: Operator, parts: Parts) -> Step:
+    """The step of an operator without state; it does not matter to it which of its inputs rows come from."""
     match operator.spec:
         case Source() | Transform() | Union() | KeyBy():
             return pass_on
         case Map() as spec:
-            return map_step(operator, spec, resources.function(program.blobs[operator.name], operator.name))
+            return map_step(operator, spec, parts.function(operator))
         case Filter() as spec:
-            return filter_step(operator, spec, resources.function(program.blobs[operator.name], operator.name))
+            return filter_step(operator, spec, parts.function(operator))
         case FlatMap() as spec:
-            return flat_map_step(operator, spec, resources.function(program.blobs[operator.name], operator.name))
+            return flat_map_step(operator, spec, parts.function(operator))
         case Route() as spec:
-            return route_step(operator, spec, resources.function(program.blobs[operator.name], operator.name))
+            return route_step(operator, spec, parts.function(operator))
         case Lookup() as spec:
             on = tuple(theirs for _, theirs in spec.on)
-            return lookup_step(operator, spec, resources.table(program.blobs[operator.name], on))
-        case Sink():
-            raise AssertionError(f"sink {operator.name!r} is written by the runtime, not by a stage")
+            return lookup_step(operator, spec, parts.resources.table(parts.program.blobs[operator.name], on))
+    raise AssertionError(f"{operator.kind} {operator.name!r} does not run in a stage")

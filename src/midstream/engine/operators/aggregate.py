@@ -1,0 +1,88 @@
+"""aggregate without windows: running totals of each key.
+
+At the end of an epoch each key that had a row emits its totals over all epochs, ascending by stored key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.data.times import EpochTimes
+from midstream.engine.accumulators.runs import Integers, Runs, runs_of
+from midstream.engine.accumulators.totals import TotalsOf
+from midstream.engine.blocks import Blocks
+from midstream.engine.operators.aggregating import Aggregating, found_keys, refuse_nulls
+from midstream.engine.operators.base import AtWork
+from midstream.engine.operators.sessions import Sessions
+from midstream.engine.operators.windows import Windows
+from midstream.engine.partials import Partials, Tally, by_key
+from midstream.flow.model import Aggregate, Operator
+from midstream.flow.windows import Session
+from midstream.state.task import TaskState
+
+__all__ = ["Running", "aggregate_at_work", "totals_of"]
+
+
+def aggregate_at_work(
+    operator: Operator, spec: Aggregate, takes: pa.Schema, state: TaskState, times: EpochTimes
+) -> AtWork:
+    """An aggregate in place in a task: running, or by windows."""
+    common = Aggregating(operator, spec, takes, state, times, totals_of(operator, spec, takes))
+    form: Running | Windows | Sessions
+    if spec.window is None:
+        form = Running(common)
+    elif isinstance(spec.window, Session):
+        form = Sessions(common, spec.window)
+    else:
+        form = Windows(common, spec.window)
+    return AtWork((form.take,), form.finish)
+
+
+def totals_of(operator: Operator, spec: Aggregate, takes: pa.Schema) -> TotalsOf:
+    """What an aggregate keeps of a key, or of a window of a key."""
+    kept = ("first", "last") if isinstance(spec.window, Session) else ()
+    return TotalsOf(spec.columns, takes, f"aggregate {operator.name!r}", repr(spec.window), kept)
+
+
+class Running:
+    """Running totals."""
+
+    def __init__(self, common: Aggregating) -> None:
+        self._common = common
+        self._tally = Tally(common.totals, by_key(common.totals))
+        self._blocks = Blocks(self._add)
+        self._rows = 0
+
+    def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        """Count a slice in; nothing is emitted yet."""
+        common = self._common
+        refuse_nulls(common.operator, batch, common.spec.keys, "a key")
+        numbers = np.arange(self._rows, self._rows + batch.num_rows)
+        self._rows += batch.num_rows
+        self._blocks.add(batch.select(common.needed), numbers)
+        return {}
+
+    def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
+        """Add the epoch to what is stored, and emit the totals of the keys that it touched."""
+        self._blocks.flush()
+        touched = self._tally.take()
+        if touched is None:
+            return
+        totals, state = self._common.totals, self._common.state
+        order = pc.sort_indices(touched.keys)
+        stored = touched.keys.take(order)
+        keys = stored.to_pylist()
+        own = totals.combined(touched.totals, Runs.single(order.to_numpy().astype(np.int64)))
+        whole = totals.upon(state.get_many(keys), own)
+        state.put_many(keys, totals.pack(whole))
+        yield from self._common.emitted(stored, whole)
+
+    def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
+        common = self._common
+        keys = found_keys(common.operator, rows, common.spec.keys, common.what)
+        runs = runs_of(keys.group_of_row, len(keys.stored))
+        self._tally.add(Partials(keys.stored, (), common.totals.of_rows(rows, numbers, runs)))

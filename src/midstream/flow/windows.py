@@ -1,0 +1,74 @@
+"""Windows over event time: how rows of a key are grouped by when they happened.
+
+Windows begin at multiples of their length (or of ``every``) since 1970 in UTC; a row at the very end of a window
+belongs to the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from midstream.errors import FlowError
+from midstream.flow.durations import duration
+
+__all__ = ["Session", "Sliding", "Tumbling", "Window", "sessions", "sliding", "tumbling"]
+
+MAX_OVERLAP = 1000
+"""In so many sliding windows may a row be."""
+
+
+@dataclass(frozen=True)
+class Tumbling:
+    """Windows of one length, side by side: each row is in one of them."""
+
+    size_us: int
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """Windows of one length that begin every so often: a row is in ``size / every`` of them."""
+
+    size_us: int
+    every_us: int
+
+
+@dataclass(frozen=True)
+class Session:
+    """Rows of a key that follow each other within ``gap``; ends that long after its last row."""
+
+    gap_us: int
+
+
+Window = Tumbling | Sliding | Session
+
+
+def tumbling(size: str) -> Tumbling:
+    """Windows side by side.
+
+    >>> tumbling("10 seconds")
+    Tumbling(size_us=10000000)
+    """
+    return Tumbling(duration(size, "tumbling window: size"))
+
+
+def sliding(size: str, *, every: str) -> Sliding:
+    """Windows that overlap; ``size`` must be a multiple of ``every``.
+
+    >>> sliding("1 minute", every="10 seconds")
+    Sliding(size_us=60000000, every_us=10000000)
+    """
+    size_us, every_us = duration(size, "sliding window: size"), duration(every, "sliding window: every")
+    if size_us % every_us or size_us // every_us > MAX_OVERLAP:
+        raise FlowError(
+            f"sliding window: size={size!r} must be a multiple of every={every!r}, at most {MAX_OVERLAP} times as long"
+        )
+    return Sliding(size_us, every_us)
+
+
+def sessions(gap: str) -> Session:
+    """Rows that follow each other within ``gap``.
+
+    >>> sessions(gap="5 minutes")
+    Session(gap_us=300000000)
+    """
+    return Session(duration(gap, "session window: gap"))

@@ -1,0 +1,113 @@
+"""Looking at the committed state of a job, running or not: only its checkpoint is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.engine.showing import shown_state
+from midstream.errors import CheckpointError, StateError
+from midstream.flow.ddl import closest
+from midstream.ids import BinId, Epoch
+from midstream.runtime.checkpoint import Checkpoint, Manifest
+from midstream.runtime.layouts import Layout, stored_layouts
+from midstream.state.contents import contents
+from midstream.state.keys import encode_key
+from midstream.state.lineage import Lineage
+
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Held:
+    """What an operator holds: for an overview."""
+
+    operator: str
+    kind: str
+    keys: tuple[str, ...]
+    files: int
+    nbytes: int
+
+
+def read_state(location: str, operator: str, key: tuple[Any, ...] | None = None) -> pa.Table:
+    """The committed state of an operator, or of one of its keys, of a job that may be running."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return StateReader.at(location).table(operator, key)
+        except CheckpointError as error:
+            # A running job removes files that its newer epochs do not need; then there is a newer manifest to read.
+            if "file" not in error.fields:
+                raise
+    return StateReader.at(location).table(operator, key)
+
+
+@dataclass(frozen=True)
+class StateReader:
+    """The state of all operators after the newest committed epoch of a checkpoint."""
+
+    checkpoint: Checkpoint
+    manifest: Manifest | None
+
+    @classmethod
+    def at(cls, location: str) -> StateReader:
+        """Of a checkpoint, whoever uses it."""
+        checkpoint = Checkpoint.of_any_flow(location)
+        return cls(checkpoint, checkpoint.newest_manifest())
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """The epoch after which this is the state."""
+        return None if self.manifest is None else self.manifest.epoch
+
+    def overview(self) -> list[Held]:
+        """What each operator that keeps state holds."""
+        found = []
+        for name, layout in self._layouts().items():
+            files = [entry.file for entry in self._lineage(name).entries]
+            size = sum(file.size for file in files)
+            found.append(Held(name, layout.operator.kind, layout.keys, len(files), size))
+        return found
+
+    def table(self, operator: str, key: tuple[Any, ...] | None = None) -> pa.Table:
+        """The state of an operator, or of one of its keys. See :func:`~midstream.engine.showing.shown_state`."""
+        layout = self.layout(operator)
+        if key is None:
+            rows = contents(self.checkpoint.states, self._lineage(operator))
+            return shown_state(layout.operator, layout.takes, rows)
+        schema = self.key_schema(operator)
+        bin_of_key = BinId(encode_key(key, schema, f"operator {operator!r}")[0])
+        rows = contents(self.checkpoint.states, self._lineage(operator), [bin_of_key])
+        shown = shown_state(layout.operator, layout.takes, rows)
+        for name, value in zip(schema.names, key, strict=True):
+            shown = shown.filter(pc.equal(shown[name], pa.scalar(value, schema.field(name).type)))
+        return shown
+
+    def key_schema(self, operator: str) -> pa.Schema:
+        """The key columns of an operator."""
+        layout = self.layout(operator)
+        return pa.schema([layout.takes[0].field(name) for name in layout.keys])
+
+    def layout(self, operator: str) -> Layout:
+        """The description of an operator that keeps state; an error if there is none of this name."""
+        layouts = self._layouts()
+        if operator not in layouts:
+            near = closest(operator, list(layouts))
+            known = ", ".join(layouts) or "none"
+            raise StateError(
+                f"no operator {operator!r} keeps state in {self.checkpoint.location!r}; those that do: {known}"
+                + (f". Did you mean {near!r}?" if near else "")
+            )
+        return layouts[operator]
+
+    def _layouts(self) -> dict[str, Layout]:
+        if self.manifest is None:
+            raise CheckpointError(f"no epoch has been committed in {self.checkpoint.location!r} yet")
+        return stored_layouts(self.checkpoint, self.manifest)
+
+    def _lineage(self, operator: str) -> Lineage:
+        assert self.manifest is not None
+        data = self.manifest.lineages.get(operator)
+        return Lineage.start(operator) if data is None else Lineage.decode(data)

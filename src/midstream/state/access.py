@@ -1,0 +1,38 @@
+"""How a worker process reaches keyed state: the files of the job, and its own host's base for each operator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from midstream.ids import BinId
+from midstream.state.base import Base
+from midstream.state.files import StateFiles
+from midstream.state.lineage import Lineage
+from midstream.state.task import TaskState
+
+__all__ = ["StateAccess"]
+
+
+@dataclass(frozen=True)
+class StateAccess:
+    """Opens the state of operators of one job.
+
+    ``location`` is the folder of state in the checkpoint location, ``local`` a folder on this host's disk for bases.
+    """
+
+    job: str
+    location: str
+    local: str
+
+    def close(self) -> None:
+        """Let go of all bases of this job in this process."""
+        Base.close_below(self.local)
+
+    def open(self, lineage: Lineage, bins: Iterable[BinId]) -> TaskState:
+        """The state of an operator as its lineage says, for one task."""
+        folder = os.path.join(self.local, quote(lineage.operator, safe=" "))
+        base = Base.shared(folder, f"{self.job} {lineage.operator}", StateFiles(self.location))
+        return TaskState(base, lineage, bins)

@@ -1,0 +1,277 @@
+"""What a user's function sees of its state: one key's value, lists, maps and timers.
+
+A handle belongs to one key in one task. It remembers what was read and written; its keeper writes changes at the end of
+the epoch, each once, however often it was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol, overload
+
+import msgspec
+
+from midstream.errors import StateError
+from midstream.state.keys import Namespace, item_key, split_item
+from midstream.state.values import MISSING
+
+__all__ = ["Keeper", "ListView", "MapView", "State"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+MapKey = str | int | bytes | tuple[str | int | bytes, ...]
+
+
+class Keeper(Protocol):
+    """Where a handle's state is kept."""
+
+    what: str
+    clock: int
+    watermark: int | None
+    firing: int | None
+    """While a timer fires: its time."""
+
+    def read(self, stored: bytes) -> Any:
+        """The object under a stored key, or MISSING."""
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, Any]]:
+        """Stored keys that begin like this and their objects, ascending, without changes of this epoch's handles."""
+
+    def set_timer(self, key: bytes, namespace: Namespace, time: int, wanted: bool) -> None:
+        """Register or cancel a timer."""
+
+
+class State:
+    """What a function remembers of one key. Changes count when the epoch is committed, all or none of them.
+
+    * ``get(default)``, ``set(value)``, ``delete()``: one value, any object that can be pickled. An object that was
+      changed in place must be set again.
+    * ``list(name)``: a short list, read and written whole.
+    * ``map(name)``: a dict whose items are stored one by one, so that each costs only itself.
+    * ``event_timer(time)``, ``clock_timer(time)``: have ``on_timer`` called once the watermark, or the clock, is there.
+    """
+
+    __slots__ = ("_changed", "_keeper", "_key", "_lists", "_maps", "_value")
+
+    def __init__(self, keeper: Keeper, key: bytes, value: Any) -> None:
+        self._keeper = keeper
+        self._key = key
+        self._value = value
+        self._changed = False
+        self._lists: dict[str, ListView] | None = None
+        self._maps: dict[str, MapView] | None = None
+
+    def get(self, default: Any = None) -> Any:
+        """The value, or the default if there is none."""
+        value = self._value
+        return default if value is MISSING else value
+
+    def set(self, value: Any) -> None:
+        """Remember a value."""
+        self._value = value
+        self._changed = True
+
+    def delete(self) -> None:
+        """Forget the value."""
+        self._value = MISSING
+        self._changed = True
+
+    def list(self, name: str = "list") -> ListView:
+        """A list of this key."""
+        if self._lists is None:
+            self._lists = {}
+        view = self._lists.get(name)
+        if view is None:
+            view = self._lists[name] = ListView(self._keeper, item_key(self._key, Namespace.LIST, name.encode()))
+        return view
+
+    def map(self, name: str = "map") -> MapView:
+        """A map of this key."""
+        if self._maps is None:
+            self._maps = {}
+        view = self._maps.get(name)
+        if view is None:
+            data = name.encode()
+            view = self._maps[name] = MapView(
+                self._keeper, item_key(self._key, Namespace.MAP, bytes([len(data)]) + data), name
+            )
+        return view
+
+    def clear(self) -> None:
+        """Forget value, lists and maps of this key. Timers stay."""
+        self.delete()
+        for stored, _ in self._keeper.scan(item_key(self._key, Namespace.LIST)):
+            self.list(split_item(stored)[1].decode())
+        for stored, _ in self._keeper.scan(item_key(self._key, Namespace.MAP)):
+            item = split_item(stored)[1]
+            self.map(item[1 : 1 + item[0]].decode())
+        for items in (self._lists or {}).values():
+            items.clear()
+        for mapping in (self._maps or {}).values():
+            mapping.clear()
+
+    # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def now(self) -> datetime:
+        """The driver's clock when the epoch began, the same in all tasks and attempts."""
+        return _datetime(self._keeper.clock)
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The event time up to which rows have arrived, those of this epoch included; None if not known."""
+        return None if self._keeper.watermark is None else _datetime(self._keeper.watermark)
+
+    def event_timer(self, time: datetime) -> None:
+        """Call ``on_timer`` at the end of the epoch in which the watermark reaches this time."""
+        self._timer(Namespace.EVENT_TIMER, time, wanted=True)
+
+    def clock_timer(self, time: datetime) -> None:
+        """Call ``on_timer`` at the end of the first epoch that begins at this time or later."""
+        self._timer(Namespace.CLOCK_TIMER, time, wanted=True)
+
+    def cancel_event_timer(self, time: datetime) -> None:
+        """Do not call it after all. Harmless if there is no such timer."""
+        self._timer(Namespace.EVENT_TIMER, time, wanted=False)
+
+    def cancel_clock_timer(self, time: datetime) -> None:
+        """Do not call it after all. Harmless if there is no such timer."""
+        self._timer(Namespace.CLOCK_TIMER, time, wanted=False)
+
+    def _timer(self, namespace: Namespace, time: datetime, wanted: bool) -> None:
+        if not isinstance(time, datetime):
+            raise StateError(f"{self._keeper.what}: a timer needs a datetime, found {type(time).__name__} {time!r:.60}")
+        self._keeper.set_timer(self._key, namespace, _microseconds(time), wanted)
+
+
+class ListView(Sequence[Any]):
+    """A list of one key; the oldest item first."""
+
+    __slots__ = ("_changed", "_items", "_keeper", "_stored")
+
+    def __init__(self, keeper: Keeper, stored: bytes) -> None:
+        self._keeper = keeper
+        self._stored = stored
+        found = keeper.read(stored)
+        self._items: list[Any] = [] if found is MISSING else found
+        self._changed = False
+
+    def append(self, item: Any, keep: int | None = None) -> None:
+        """Add an item; with ``keep``, only the most recent so many stay."""
+        self._items.append(item)
+        self._changed = True
+        if keep is not None:
+            self.trim(keep)
+
+    def extend(self, items: Iterable[Any]) -> None:
+        """Add items."""
+        self._items.extend(items)
+        self._changed = True
+
+    def trim(self, n: int) -> None:
+        """Keep the last ``n`` items."""
+        if len(self._items) > n:
+            del self._items[: len(self._items) - n]
+            self._changed = True
+
+    def clear(self) -> None:
+        """Forget all items."""
+        self._items = []
+        self._changed = True
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._items[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"ListView({self._items!r})"
+
+    def _pending(self) -> tuple[bytes, Any] | None:
+        """What has to be written: a stored key and its object, MISSING to delete it."""
+        return (self._stored, self._items or MISSING) if self._changed else None
+
+
+class MapView(MutableMapping[MapKey, Any]):
+    """A map of one key. Its own keys are strings, whole numbers, bytes, or tuples of these."""
+
+    __slots__ = ("_keeper", "_known", "_name", "_prefix", "_written")
+
+    def __init__(self, keeper: Keeper, prefix: bytes, name: str) -> None:
+        self._keeper = keeper
+        self._prefix = prefix
+        self._name = name
+        self._known: dict[MapKey, Any] = {}  # read or written
+        self._written: dict[MapKey, bytes] = {}
+
+    def __getitem__(self, item: MapKey) -> Any:
+        if item not in self._known:
+            self._known[item] = self._keeper.read(self._stored(item))
+        if self._known[item] is MISSING:
+            raise KeyError(item)
+        return self._known[item]
+
+    def __setitem__(self, item: MapKey, value: Any) -> None:
+        self._written[item] = self._stored(item)
+        self._known[item] = value
+
+    def __delitem__(self, item: MapKey) -> None:
+        self[item]
+        self[item] = MISSING
+
+    def clear(self) -> None:
+        """Forget all items."""
+        for item in self:
+            self[item] = MISSING
+
+    def __iter__(self) -> Iterator[MapKey]:
+        """All items' keys, those that were stored before first."""
+        for stored, value in self._keeper.scan(self._prefix):
+            item = _item_of(stored[len(self._prefix) :])
+            self._known.setdefault(item, value)
+        return iter([item for item, value in self._known.items() if value is not MISSING])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"MapView({dict(self)!r})"
+
+    def _pending(self) -> Iterator[tuple[bytes, Any]]:
+        for item, stored in self._written.items():
+            yield stored, self._known[item]
+
+    def _stored(self, item: MapKey) -> bytes:
+        parts = item if isinstance(item, tuple) else (item,)
+        if not all(type(part) in (str, int, bytes) for part in parts):
+            raise StateError(
+                f"{self._keeper.what}: {item!r:.60} cannot be a key of the map {self._name!r}; allowed are str, int, "
+                f"bytes, and tuples of them"
+            )
+        try:
+            return self._prefix + msgspec.msgpack.encode(item)
+        except OverflowError:
+            raise StateError(f"{self._keeper.what}: {item!r} is too large a number for a map's key (64 bits)") from None
+
+
+def _item_of(data: bytes) -> MapKey:
+    item = msgspec.msgpack.decode(data)
+    return tuple(item) if isinstance(item, list) else item
+
+
+def _microseconds(time: datetime) -> int:
+    # Without a zone it is UTC, as timestamps without a zone are compared with watermarks.
+    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
+
+
+def _datetime(microseconds: int) -> datetime:
+    return _EPOCH + microseconds * _MICROSECOND

@@ -1,0 +1,167 @@
+"""Keeps the handles of one task: loads values for whole slices, fires timers, forgets what expired, writes changes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from midstream.data.times import EpochTimes
+from midstream.errors import StateError
+from midstream.ids import Revision
+from midstream.state.handle import State
+from midstream.state.keys import Namespace, item_key, split_timer, timer_key
+from midstream.state.task import TaskState
+from midstream.state.values import MISSING, ObjectCodec
+
+__all__ = ["HandleKeeper"]
+
+_VIEWS = (Namespace.LIST, Namespace.MAP)
+
+
+class HandleKeeper:
+    """The handles of one operator in one task.
+
+    Expired keys are forgotten first, by the epoch's clock, so that all rows of an epoch see the same.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        task: TaskState,
+        codec: ObjectCodec,
+        *,
+        revision: Revision,
+        times: EpochTimes,
+        ttl_us: int | None = None,
+    ) -> None:
+        self.what = what
+        self.clock = times.clock
+        self.watermark = times.watermark
+        self.firing: int | None = None
+        self._task = task
+        self._codec = codec
+        self._revision = revision
+        self._ttl_us = ttl_us
+        self._handles: dict[bytes, State] = {}
+        self._due: list[tuple[int, bytes, Namespace]] = []  # a heap, only while timers fire
+        if ttl_us is not None:
+            self._forget_expired()
+
+    def handles(self, keys: Sequence[bytes]) -> list[State]:
+        """The handle of each key, loaded together."""
+        known = self._handles
+        new = [key for key in keys if key not in known]
+        if new:
+            values = self._codec.decode_many(self._task.get_many(new), new)
+            for key, stored in zip(new, values, strict=True):
+                known[key] = State(self, key, MISSING if stored is MISSING else stored.value)
+        return [known[key] for key in keys]
+
+    def due_timers(self) -> Iterator[tuple[bytes, int]]:
+        """Timers whose time has come, in order of time, each removed as it is given out.
+
+        Timers that are set meanwhile and are due as well follow in their turn.
+        """
+        self._due = [(time, key, namespace) for namespace in self._limits() for time, key in self._timers(namespace)]
+        heapq.heapify(self._due)
+        while self._due:
+            time, key, namespace = heapq.heappop(self._due)
+            stored = timer_key(key, namespace, time)
+            if self._task.get_many([stored]) == [None]:
+                continue  # cancelled by a timer that fired before
+            self._task.delete_many([stored])
+            self.firing = time
+            yield key, time
+        self.firing = None
+
+    def write(self) -> None:
+        """Hand all changes to the task's state."""
+        changes: dict[bytes, Any] = {}
+        touched = []
+        for key, handle in self._handles.items():
+            found = dict(_pending(handle))
+            if found:
+                changes.update(found)
+                touched.append(key)
+        keys = sorted(key for key, value in changes.items() if value is not MISSING)
+        encoded = self._codec.encode_many([changes[key] for key in keys], self._revision, keys)
+        self._task.put_many(keys, encoded)
+        self._task.delete_many(sorted(key for key, value in changes.items() if value is MISSING))
+        if self._ttl_us is not None:
+            self._note_written(sorted(touched), self._ttl_us)
+        self._handles.clear()
+
+    # ── what handles ask for ──────────────────────────────────────────────────────────────────────────────────────
+
+    def read(self, stored: bytes) -> Any:
+        """The object under a stored key, or MISSING."""
+        [data] = self._task.get_many([stored])
+        return MISSING if data is None else self._codec.decode(data, stored).value
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, Any]]:
+        """Stored keys that begin like this and their objects, ascending."""
+        for stored, data in self._task.scan_prefix(prefix):
+            yield stored, self._codec.decode(data, stored).value
+
+    def set_timer(self, key: bytes, namespace: Namespace, time: int, wanted: bool) -> None:
+        """Register or cancel a timer."""
+        stored = timer_key(key, namespace, time)
+        if not wanted:
+            self._task.delete_many([stored])
+            return
+        if self.firing is not None and time <= self.firing:
+            raise StateError(
+                f"{self.what}: on_timer set a timer for {time} µs while the one for {self.firing} µs fires; it must be "
+                f"later, or it would fire for ever"
+            )
+        limit = self._limits().get(namespace)
+        if self.firing is not None and limit is not None and time <= limit and self._task.get_many([stored]) == [None]:
+            heapq.heappush(self._due, (time, key, namespace))
+        self._task.put_many([stored], [b""])
+
+    # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _limits(self) -> dict[Namespace, int | None]:
+        return {Namespace.EVENT_TIMER: self.watermark, Namespace.CLOCK_TIMER: self.clock}
+
+    def _timers(self, namespace: Namespace) -> Iterator[tuple[int, bytes]]:
+        limit = self._limits()[namespace]
+        if limit is not None:
+            yield from self._until(namespace, limit)
+
+    def _until(self, namespace: Namespace, time: int) -> Iterator[tuple[int, bytes]]:
+        """Entries of a namespace that is ordered by time, up to a time (inclusive)."""
+        stop = timer_key(b"\0\0", namespace, time + 1)[2:]
+        for number in sorted(self._task.bins):
+            for stored, _ in list(self._task.scan(number, namespace, stop=stop)):
+                yield split_timer(stored)
+
+    def _forget_expired(self) -> None:
+        for time, key in list(self._until(Namespace.EXPIRY, self.clock)):
+            doomed = [key, item_key(key, Namespace.WRITTEN), timer_key(key, Namespace.EXPIRY, time)]
+            for namespace in _VIEWS:
+                doomed += [stored for stored, _ in self._task.scan_prefix(item_key(key, namespace))]
+            self._task.delete_many(doomed)
+
+    def _note_written(self, keys: Sequence[bytes], ttl_us: int) -> None:
+        """Move the expiry of these keys to the clock plus their time to live."""
+        records = [item_key(key, Namespace.WRITTEN) for key in keys]
+        for key, data in zip(keys, self._task.get_many(records), strict=True):
+            if data is not None:
+                self._task.delete_many([timer_key(key, Namespace.EXPIRY, int.from_bytes(data, "big", signed=True))])
+        expiry = self.clock + ttl_us
+        self._task.put_many(records, [expiry.to_bytes(8, "big", signed=True)] * len(records))
+        entries = [timer_key(key, Namespace.EXPIRY, expiry) for key in keys]
+        self._task.put_many(entries, [b""] * len(entries))
+
+
+def _pending(handle: State) -> Iterator[tuple[bytes, Any]]:
+    """What has to be written of a handle: stored keys and their objects, MISSING to delete one."""
+    if handle._changed:
+        yield handle._key, handle._value
+    for view in (handle._lists or {}).values():
+        if (pending := view._pending()) is not None:
+            yield pending
+    for each in (handle._maps or {}).values():
+        yield from each._pending()

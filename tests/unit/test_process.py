@@ -1,0 +1,386 @@
+"""process: what a function sees of its keys, its state and its timers, on the local runtime."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from midstream import Flow, ListSource, MemorySink, State
+from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError
+from midstream.flow.builder import KeyedStream
+from midstream.testing import ManualClock, run_local
+
+Row = dict[str, Any]
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def keyed(epochs: list[list[Row]], schema: str = "k string, n int", **source: Any) -> tuple[Flow, KeyedStream]:
+    flow = Flow("f")
+    return flow, flow.source("rows", ListSource(epochs, schema), **source).key_by("by_k", "k")
+
+
+def ran(epochs: list[list[Row]], function: Any, returns: str, schema: str = "k string, n int", **options: Any) -> Any:
+    """What a process gives, in the order it gave it."""
+    flow, rows = keyed(epochs, schema)
+    out = MemorySink()
+    rows.process("p", function, returns=returns, **options).sink("out", out)
+    run_local(flow)
+    return out.rows
+
+
+# ── state ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_key_has_a_value_of_its_own_that_lasts_over_epochs() -> None:
+    def total(key: str, row: Row, state: State) -> Row:
+        state.set(state.get(0) + row["n"])
+        return {"k": key, "total": state.get()}
+
+    epochs = [[{"k": "a", "n": 1}, {"k": "b", "n": 10}, {"k": "a", "n": 2}], [{"k": "a", "n": 4}]]
+    found = ran(epochs, total, "k string, total int")
+    assert [row["total"] for row in found if row["k"] == "a"] == [1, 3, 7]
+    assert [row["total"] for row in found if row["k"] == "b"] == [10]
+
+
+def test_a_key_of_several_columns_is_a_tuple() -> None:
+    flow, out = Flow("f"), MemorySink()
+    rows = flow.source("rows", ListSource([[{"k": "a", "n": 1}]], "k string, n int")).key_by("by", "n", "k")
+    rows.process("p", lambda key, row, state: {"key": repr(key)}, returns="key string").sink("out", out)
+    run_local(flow)
+    assert out.rows == [{"key": "(1, 'a')"}]
+
+
+def test_none_is_a_value_and_delete_forgets() -> None:
+    def seen(key: str, row: Row, state: State) -> Row:
+        before = state.get("nothing")
+        if row["n"] == 0:
+            state.delete()
+        else:
+            state.set(None)
+        return {"before": repr(before)}
+
+    epochs = [[{"k": "a", "n": 1}], [{"k": "a", "n": 0}, {"k": "a", "n": 0}], [{"k": "a", "n": 1}]]
+    found = ran(epochs, seen, "before string")
+    assert [row["before"] for row in found] == ["'nothing'", "None", "'nothing'", "'nothing'"]
+
+
+def test_a_list_keeps_the_most_recent_items() -> None:
+    def recent(key: str, row: Row, state: State) -> Row:
+        items = state.list("recent")
+        items.append(row["n"], keep=3)
+        assert items[-1] == row["n"]
+        return {"items": list(items)}
+
+    epochs = [[{"k": "a", "n": n} for n in range(start, start + 2)] for start in (0, 2, 4)]
+    found = ran(epochs, recent, "items array<int>")
+    assert [row["items"] for row in found] == [[0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]]
+
+
+def test_a_map_behaves_as_a_dict_over_epochs() -> None:
+    def note(key: str, row: Row, state: State) -> Row:
+        seen = state.map("seen")
+        n = row["n"]
+        if n < 0:
+            seen.pop(-n, None)
+        else:
+            seen[n] = seen.get(n, 0) + 1
+        return {"items": repr(sorted(seen.items())), "size": len(seen)}
+
+    numbers = [[3, 3, 5], [-3, 7], [3, -9], [-5, 7]]
+    oracle: dict[int, int] = {}
+    wanted = []
+    for epoch in numbers:
+        for n in epoch:
+            if n < 0:
+                oracle.pop(-n, None)
+            else:
+                oracle[n] = oracle.get(n, 0) + 1
+            wanted.append({"items": repr(sorted(oracle.items())), "size": len(oracle)})
+    found = ran([[{"k": "a", "n": n} for n in epoch] for epoch in numbers], note, "items string, size int")
+    assert found == wanted
+
+
+def test_maps_and_lists_of_different_names_and_keys_do_not_meet() -> None:
+    def note(key: str, row: Row, state: State) -> Row:
+        state.map("m")["x"] = row["n"]
+        state.map("mx")["x"] = -row["n"]
+        state.list("l").append(row["n"])
+        state.list("l2").extend([0, 0])
+        return {"m": dict(state.map("m"))["x"], "mx": state.map("mx")["x"], "l": len(state.list("l"))}
+
+    epochs = [[{"k": "a", "n": 1}], [{"k": "aa", "n": 2}], [{"k": "a", "n": 3}]]
+    found = ran(epochs, note, "m int, mx int, l int")
+    assert [tuple(row.values()) for row in found] == [(1, -1, 1), (2, -2, 1), (3, -3, 2)]
+
+
+def test_clear_forgets_value_lists_and_maps_of_one_key() -> None:
+    def note(key: str, row: Row, state: State) -> Row:
+        if row["n"] == 0:
+            state.clear()
+        else:
+            state.set(row["n"])
+            state.list("l").append(row["n"])
+            state.map("m")[row["n"]] = True
+        return {"k": key, "left": repr((state.get(), list(state.list("l")), sorted(state.map("m"))))}
+
+    epochs = [[{"k": "a", "n": 1}, {"k": "b", "n": 1}], [{"k": "a", "n": 0}], [{"k": "b", "n": 2}, {"k": "a", "n": 3}]]
+    found = {(row["k"], row["left"]) for row in ran(epochs, note, "k string, left string")}
+    assert found == {
+        ("a", "(1, [1], [1])"),
+        ("b", "(1, [1], [1])"),
+        ("a", "(None, [], [])"),
+        ("b", "(2, [1, 2], [1, 2])"),
+        ("a", "(3, [3], [3])"),
+    }
+
+
+@pytest.mark.parametrize("item", [1.5, None, ("a", 2.0), 1 << 70])
+def test_what_cannot_be_a_maps_key_is_refused(item: Any) -> None:
+    def note(key: str, row: Row, state: State) -> None:
+        state.map("m")[item] = 1
+
+    with pytest.raises(JobFailed, match=r"operator 'p'.*(cannot be a key of the map 'm'|too large a number)"):
+        ran([[{"k": "a", "n": 1}]], note, "k string")
+
+
+def test_a_value_that_cannot_be_pickled_fails_the_job_and_names_the_key() -> None:
+    def note(key: str, row: Row, state: State) -> None:
+        state.set(n for n in [1])
+
+    with pytest.raises(JobFailed, match="the state of key a is a generator that cannot be pickled"):
+        ran([[{"k": "a", "n": 1}]], note, "k string")
+
+
+# ── what a function returns ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_function_may_return_a_row_none_or_several() -> None:
+    def repeat(key: str, row: Row, state: State) -> Any:
+        return None if row["n"] == 0 else row if row["n"] == 1 else (row for _ in range(row["n"]))
+
+    found = ran([[{"k": "a", "n": n} for n in (0, 1, 3)]], repeat, "k string, n int")
+    assert [row["n"] for row in found] == [1, 3, 3, 3]
+
+
+def test_one_to_one_is_checked() -> None:
+    with pytest.raises(JobFailed, match="process 'p' is one_to_one but gave 2 rows for one"):
+        ran([[{"k": "a", "n": 1}]], lambda key, row, state: [row, row], "k string, n int", one_to_one=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda key, row, state: 1 / 0, "ZeroDivisionError"),
+        (lambda key, row, state: 5, "expected a dict"),
+        (lambda key, row, state: {"n": "x"}, "column 'n'"),
+        (lambda key, row, state: [{"n": 1}, {"m": 1}], "n"),
+    ],
+)
+def test_a_failure_names_operator_and_row(function: Any, message: str) -> None:
+    with pytest.raises(JobFailed, match=message) as caught:
+        ran([[{"k": "a", "n": 7}]], function, "n int")
+    assert caught.value.operator == "p"
+    assert "'n': 7" in caught.value.row
+
+
+def test_a_null_key_fails_the_job_and_names_the_row() -> None:
+    with pytest.raises(JobFailed, match="the key column 'k' is null") as caught:
+        ran([[{"k": "a", "n": 1}, {"k": None, "n": 2}]], lambda key, row, state: row, "k string, n int")
+    assert "'n': 2" in caught.value.row
+
+
+def test_functions_of_another_shape_are_refused() -> None:
+    _, rows = keyed([[]])
+    with pytest.raises(FunctionError, match=r"called with 3 arguments: a key, a dict \(one row\) and its state"):
+        rows.process("p", lambda key, row: row)  # type: ignore[arg-type,misc]
+    with pytest.raises(FlowError, match="ttl='soon' is not a length of time"):
+        rows.process("p", lambda key, row, state: row, ttl="soon")
+
+
+# ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_batch_function_sees_the_distinct_keys_of_a_slice() -> None:
+    def running(keys: Any, batch: pa.RecordBatch, state: Any) -> pa.RecordBatch:
+        totals = state.get(0)
+        after = []
+        for group, n in zip(keys.group_of_row.tolist(), batch.column("n").to_pylist(), strict=True):
+            totals[group] += n
+            after.append(totals[group])
+        state.set(totals)
+        assert [keys[group] for group in keys.group_of_row] == batch.column("k").to_pylist()
+        return batch.append_column("total", pa.array(after, pa.int32()))
+
+    flow, rows = keyed([[{"k": k, "n": 1} for k in "abcab" * 20], [{"k": "a", "n": 5}]])
+    out = MemorySink()
+    rows.process_batches("p", running, returns="k string, n int, total int").sink("out", out)
+    run_local(flow, seed=3)
+    assert [row["total"] for row in out.rows if row["k"] == "a"] == [*range(1, 41), 45]
+
+
+def test_a_batch_function_must_give_one_value_per_key() -> None:
+    flow, rows = keyed([[{"k": "a", "n": 1}, {"k": "b", "n": 1}]])
+    rows.process_batches("p", lambda keys, batch, state: state.set([1, 2, 3, 4])).sink("out", MemorySink())
+    with pytest.raises(JobFailed, match=r"4 values were set for \d keys"):
+        run_local(flow)
+
+
+def test_one_to_one_is_checked_for_batches() -> None:
+    flow, rows = keyed([[{"k": "a", "n": 1}]])
+
+    def double(keys: Any, batch: pa.RecordBatch, state: Any) -> pa.RecordBatch:
+        return pa.concat_batches([batch, batch])
+
+    rows.process_batches("p", double, one_to_one=True).sink("out", MemorySink())
+    with pytest.raises(JobFailed, match="is one_to_one but gave 2 rows for 1"):
+        run_local(flow)
+
+
+# ── timers and time to live ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Alarm:
+    """Rings 10 seconds after each row of a key, and says how many rows there were by then."""
+
+    def __call__(self, key: str, row: Row, state: State) -> None:
+        state.set(state.get(0) + 1)
+        state.event_timer(row["t"] + timedelta(seconds=10))
+        if row["n"] < 0:
+            state.cancel_event_timer(row["t"] + timedelta(seconds=10))
+
+    def on_timer(self, key: str, time: datetime, state: State) -> Row:
+        assert state.watermark is not None
+        assert state.watermark >= time
+        return {"k": key, "t": time, "n": state.get()}
+
+
+def test_event_timers_fire_in_order_once_the_watermark_is_there() -> None:
+    epochs = [
+        [{"k": "a", "n": 1, "t": at(0)}, {"k": "b", "n": 1, "t": at(1)}, {"k": "c", "n": -1, "t": at(0)}],
+        [{"k": "a", "n": 1, "t": at(5)}],
+        [{"k": "z", "n": 1, "t": at(11)}],
+        [{"k": "z", "n": 1, "t": at(30)}],
+    ]
+    flow, rows = keyed(epochs, "k string, n int, t timestamp", event_time="t")
+    out = MemorySink()
+    rows.process("p", Alarm(), returns="k string, t timestamp, n int").sink("out", out)
+    run_local(flow, partitions=1)
+    assert [(row["k"], (row["t"] - START).total_seconds(), row["n"]) for row in out.rows] == [
+        ("a", 10, 2),
+        ("b", 11, 1),
+        ("a", 15, 2),
+        ("z", 21, 2),
+    ]
+    assert {epoch: len(found) for epoch, found in out.tables.items()} == {0: 0, 1: 0, 2: 2, 3: 2}
+
+
+class Metronome:
+    """Ticks every 10 seconds of event time, from its first row on."""
+
+    def __call__(self, key: str, row: Row, state: State) -> None:
+        if state.get() is None:
+            state.set("ticking")
+            state.event_timer(row["t"])
+
+    def on_timer(self, key: str, time: datetime, state: State) -> Row:
+        state.event_timer(time + timedelta(seconds=10))
+        return {"t": time}
+
+
+def test_a_timer_may_set_the_next_one_and_catches_up() -> None:
+    epochs = [[{"k": "a", "n": 1, "t": at(t)}] for t in (0, 35, 36)]
+    flow, rows = keyed(epochs, "k string, n int, t timestamp", event_time="t")
+    out = MemorySink()
+    rows.process("p", Metronome(), returns="t timestamp").sink("out", out)
+    run_local(flow)
+    assert [(row["t"] - START).total_seconds() for row in out.rows] == [0, 10, 20, 30]
+
+
+class Stuck(Metronome):
+    def on_timer(self, key: str, time: datetime, state: State) -> Row:
+        state.event_timer(time)
+        return {"t": time}
+
+
+def test_a_timer_that_would_fire_for_ever_is_refused() -> None:
+    flow, rows = keyed([[{"k": "a", "n": 1, "t": at(0)}]], "k string, n int, t timestamp", event_time="t")
+    rows.process("p", Stuck(), returns="t timestamp").sink("out", MemorySink())
+    with pytest.raises(JobFailed, match="it must be later, or it would fire for ever"):
+        run_local(flow)
+
+
+class Reminder:
+    """Rings when the clock is 60 seconds further."""
+
+    def __call__(self, key: str, row: Row, state: State) -> Row:
+        state.clock_timer(state.now + timedelta(seconds=60))
+        return {"what": f"row at {state.now:%H:%M:%S}"}
+
+    def on_timer(self, key: str, time: datetime, state: State) -> Row:
+        return {"what": f"rang for {time:%H:%M:%S} at {state.now:%H:%M:%S}"}
+
+
+class Ticking(ManualClock):
+    """Each epoch begins 40 seconds after the one before. (The local runtime asks twice: then, and at its commit.)"""
+
+    def wall_us(self) -> int:
+        self.advance(seconds=20)
+        return super().wall_us()
+
+
+def test_clock_timers_go_by_the_clock_at_the_beginning_of_an_epoch() -> None:
+    flow, rows = keyed([[{"k": "a", "n": 1}], [], [], []])
+    out = MemorySink()
+    rows.process("p", Reminder(), returns="what string").sink("out", out)
+    run_local(flow, clock=Ticking())
+    assert [row["what"][:4] for row in out.rows] == ["row ", "rang"]
+    assert [len(found) for found in out.tables.values()] == [1, 0, 1, 0]
+
+
+def test_state_that_was_not_written_for_its_time_to_live_is_gone() -> None:
+    def count(key: str, row: Row, state: State) -> Row:
+        if row["n"]:
+            state.set(state.get(0) + 1)
+            state.list("l").append(row["n"])
+            state.map("m")[row["n"]] = 1
+        return {"k": key, "n": state.get(0), "left": len(state.list("l")) + len(state.map("m"))}
+
+    a, b, look = {"k": "a", "n": 1}, {"k": "b", "n": 1}, {"k": "a", "n": 0}
+    flow, rows = keyed([[a, b], [b], [b], [look, b], [a]])
+    out = MemorySink()
+    rows.process("p", count, returns="k string, n int, left int", ttl="100 seconds").sink("out", out)
+    run_local(flow, clock=Ticking())
+    assert [(row["n"], row["left"]) for row in out.rows if row["k"] == "a"] == [(1, 2), (0, 0), (1, 2)]
+    assert [row["n"] for row in out.rows if row["k"] == "b"] == [1, 2, 3, 4]
+
+
+# ── restarts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_later_run_goes_on_with_the_state_of_an_earlier_one(tmp_path: Any) -> None:
+    def count(key: str, row: Row, state: State) -> Row:
+        state.set(state.get(0) + 1)
+        return {"k": key, "n": state.get()}
+
+    totals = []
+    for partitions in (2, 3):
+        flow, rows = keyed([[{"k": "a", "n": 1}], [{"k": "b", "n": 1}, {"k": "a", "n": 1}]])
+        out = MemorySink()
+        rows.process("p", count, returns="k string, n int").sink("out", out)
+        run_local(flow, checkpoint=str(tmp_path), partitions=partitions)
+        totals.append(sorted((row["k"], row["n"]) for row in out.rows))
+    assert totals == [[("a", 1), ("a", 2), ("b", 1)], [("a", 3), ("a", 4), ("b", 2)]]
+
+
+def test_schema_errors_of_windows_and_keys_come_before_anything_runs() -> None:
+    flow = Flow("f")
+    rows = flow.source("rows", ListSource([[]], "k string, x double, t timestamp"))
+    with pytest.raises(SchemaError, match="x"):
+        rows.key_by("by_x", "x")
