@@ -13,11 +13,10 @@ from midstream.engine.frames import (
     decode_rows,
     encode_rows,
     frame,
-    headers,
-    payloads,
 )
 from midstream.flow.schema import parse_ddl
 from midstream.ids import PartitionId, Revision, WireId
+from tests.frames import headers, payloads
 
 
 def header(dest: int = 1, wire: int = 2, revision: int = 3, src: int = 4, seq: int = 5, rows: int = 6) -> Header:
@@ -104,3 +103,11 @@ def test_a_kind_that_nobody_knows_is_an_error():
     strange = one.set_column(1, FRAME_SCHEMA.field("kind"), pa.array([99], pa.int8()))
     with pytest.raises(ValueError, match="99 is not a valid FrameKind"):
         headers(strange)
+
+
+def test_rows_without_a_payload_are_fillers_and_no_frames():
+    one = frame(header(), encode_rows(EVERY_KIND))
+    filler = one.set_column(one.schema.get_field_index("payload"), "payload", pa.nulls(1, pa.binary()))
+    spaced = pa.concat_batches([filler, one, filler, filler, one, filler])
+    assert headers(spaced) == [header(), header()]
+    assert [decode_rows(payload).equals(EVERY_KIND) for payload in payloads(spaced)] == [True, True]

@@ -180,6 +180,20 @@ def test_a_left_row_that_met_its_partner_later_gets_no_nulls(epochs, spec):
     assert epochs.stored() == []
 
 
+@pytest.mark.parametrize("spec", [by_window(10, How.LEFT), within(5, How.LEFT)])
+def test_a_partner_in_the_epoch_that_closes_is_in_time(epochs, spec):
+    epochs.run(spec, clicks(("ann", 3, "p")))
+    assert epochs.run(spec, sales(("ann", 4, [])), watermark=1000) == {ONLY: [pair("ann", 3, "p", 4, [])]}
+
+
+@pytest.mark.parametrize("spec", [by_window(10, How.LEFT), within(5, How.LEFT)])
+def test_rows_of_one_key_and_time_from_several_epochs_all_get_nulls(epochs, spec):
+    epochs.run(spec, clicks(("ann", 3, "a")))
+    epochs.run(spec, clicks(("ann", 3, "b")))
+    found = epochs.run(spec, watermark=1000)[ONLY]
+    assert sorted(row["page"] for row in found) == ["a", "b"]
+
+
 @pytest.mark.parametrize("time", ["at", "sold"])
 def test_a_row_without_a_time_is_refused_by_name(epochs, time):
     bad = clicks(("ann", 1, "p"), ("bob", None, "q")) if time == "at" else sales(("ann", 1, []), ("bob", None, []))
@@ -219,6 +233,13 @@ def test_a_row_more_for_a_key_with_very_many_costs_little(epochs):
     assert len(epochs.run(by_window(10), sales(("ann", 9, [])))[ONLY]) == 2001
     epochs.run(by_window(10), watermark=10)
     assert epochs.stored() == []
+
+
+def test_a_pane_may_grow_by_segments_in_several_epochs(epochs):
+    for part in "abc":
+        epochs.run(by_window(10), clicks(*(("ann", 1, f"{part}{number:0100}") for number in range(500))))
+    found = epochs.run(by_window(10), sales(("ann", 9, [])))[ONLY]
+    assert len({row["page"] for row in found}) == len(found) == 1500
 
 
 def test_state_of_other_columns_is_refused(epochs):

@@ -27,8 +27,6 @@ from midstream.engine.frames import (
     decode_rows,
     encode_rows,
     frame,
-    headers,
-    payloads,
 )
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, Carried, Entry, Rows, inlet_column, is_mixed, units
 from midstream.engine.operators.base import AtWork
@@ -41,6 +39,7 @@ from midstream.ids import BINS, PartitionId, Revision, StageIndex, WireId
 from midstream.planner.stages import Leaves, Wire, compile_plan
 from midstream.runtime.local_data import LocalData, by_destination
 from midstream.runtime.packing import pack_blobs
+from tests.frames import headers, payloads
 
 DDL = "n bigint, s string"
 SPREAD = tuple(b % 4 for b in range(BINS))

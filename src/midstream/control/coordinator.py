@@ -176,6 +176,7 @@ class Coordinator:
             emitted=dict(emitted),
             states=states,
             watermarks=running.watermarks or running.seen(),
+            widest_row=max((report.widest_row for report in reports), default=0),
         )
 
     def _lost(self, event: Event, found: str) -> ProtocolError:

@@ -53,7 +53,8 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
 
     Rows by wire: ``received`` and ``sent`` let the coordinator prove that none was lost between stages, ``emitted``
     counts those put on each wire that starts in this stage. ``states`` tells by operator where its changes are,
-    ``event_times`` by source the latest that was seen.
+    ``event_times`` by source the latest that was seen; ``widest_row`` how many bytes the rows of a source were at most,
+    on average over a batch.
     """
 
     task: TaskId
@@ -63,6 +64,7 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     emitted: dict[WireId, int]
     states: dict[str, StateChange] = {}
     event_times: dict[str, int] = {}
+    widest_row: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -198,6 +200,7 @@ class Commit(msgspec.Struct, frozen=True):
     emitted: dict[WireId, int]
     states: dict[str, tuple[StateChange, ...]] = {}
     watermarks: Watermarks = Watermarks({})
+    widest_row: int = 0
 
 
 class Reject(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ replays are deterministic, and everything of an old revision comes before anythi
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ FRAME_SCHEMA = pa.schema(
     ]
 )
 FRAME_ORDER = ("revision", "src", "seq")
+_HEAD = ["dest", "wire", "revision", "src", "seq", "rows", "kind"]
 
 
 class FrameKind(enum.IntEnum):
@@ -85,15 +87,14 @@ def frame(header: Header, payload: pa.Buffer) -> pa.RecordBatch:
     )
 
 
-def headers(frames: pa.RecordBatch) -> list[Header]:
-    """The headers of a batch of frames, in order."""
-    columns = [frames.column(name).to_pylist() for name in ("dest", "wire", "revision", "src", "seq", "rows", "kind")]
-    return [
-        Header(dest, wire, revision, src, seq, rows, FrameKind(kind))
-        for dest, wire, revision, src, seq, rows, kind in zip(*columns, strict=True)
-    ]
+def frames_of(batch: pa.RecordBatch) -> Iterator[tuple[Header, pa.Buffer]]:
+    """The frames of a batch, in order. Rows without a payload are fillers, and no frames.
 
-
-def payloads(frames: pa.RecordBatch) -> list[pa.Buffer]:
-    """The payloads of a batch of frames, in order. Arrow copies each of them, and by that aligns it."""
-    return [value.as_buffer() for value in frames.column("payload")]
+    Arrow copies each payload, and by that aligns it.
+    """
+    payloads = batch.column("payload")
+    numbers = np.flatnonzero(payloads.is_valid().to_numpy(zero_copy_only=False))
+    head = batch.select(_HEAD).take(pa.array(numbers))
+    columns = [head.column(name).to_pylist() for name in _HEAD]
+    for number, dest, wire, revision, src, seq, rows, kind in zip(numbers.tolist(), *columns, strict=True):
+        yield Header(dest, wire, revision, src, seq, rows, FrameKind(kind)), payloads[number].as_buffer()

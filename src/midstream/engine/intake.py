@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.frames import FRAME_SCHEMA, Header, decode_rows, headers, payloads
+from midstream.engine.frames import FRAME_SCHEMA, Header, decode_rows, frames_of
 from midstream.engine.program import StageProgram
 from midstream.flow.model import Operator, Port
 from midstream.flow.schema import conform
@@ -92,8 +92,7 @@ def _inlet(program: StageProgram, number: int, batch: pa.RecordBatch) -> Rows:
 def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
     wires = {wire.id: wire for wire in program.wires}
     received = {wire: _entries(program, wires[wire]) for wire in program.stage.receives}
-    frames = zip(headers(batch), payloads(batch), strict=True)
-    for (wire, revision), group in groupby(frames, key=lambda frame: (frame[0].wire, frame[0].revision)):
+    for (wire, revision), group in groupby(frames_of(batch), key=lambda frame: (frame[0].wire, frame[0].revision)):
         if wire in received:
             for rows in _joined(decode_rows(payload) for _, payload in group):
                 yield Rows(received[wire], rows, revision, wire)

@@ -35,7 +35,8 @@ class StageReport:
     """What a task did.
 
     ``received`` and ``sent`` count the rows on the wires that connect this stage with its neighbours, ``emitted`` those
-    put on each wire that starts here. ``event_times`` holds the latest event time of each source that gave rows.
+    put on each wire that starts here. ``event_times`` holds the latest event time of each source that gave rows,
+    ``widest_row`` the bytes of a row that entered as plain columns, in the batch in which they were widest.
     """
 
     operators: tuple[OperatorStats, ...]
@@ -43,6 +44,7 @@ class StageReport:
     sent: dict[WireId, int]
     emitted: dict[WireId, int]
     event_times: dict[str, int]
+    widest_row: int
 
 
 @dataclass
@@ -105,6 +107,7 @@ class StageRunner:
         self._received: Counter[WireId] = Counter()
         self._sources = program.timed
         self._event_times: dict[str, int] = {}
+        self._widest_row = 0
         parts = Parts(program, resources, states, times, revision)
         self._nodes = {op.name: _node(op, parts) for op in program.operators}
 
@@ -120,6 +123,8 @@ class StageRunner:
                 continue
             if unit.wire is not None:
                 self._received[unit.wire] += unit.batch.num_rows
+            elif unit.batch.num_rows:
+                self._widest_row = max(self._widest_row, unit.batch.nbytes // unit.batch.num_rows)
             revision = self._revision if unit.revision is None else unit.revision
             for piece in self._sizer.cut(unit.batch):
                 began = self._clock.stopwatch_ns()
@@ -143,6 +148,7 @@ class StageRunner:
             sent={wire: n for wire, n in self._collector.sent.items() if wire in self._program.onward},
             emitted=dict(self._collector.emitted),
             event_times=self._event_times,
+            widest_row=self._widest_row,
         )
 
     def _push(self, entry: Entry, batch: pa.RecordBatch, revision: Revision) -> None:

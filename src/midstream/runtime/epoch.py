@@ -5,7 +5,7 @@ Called afresh for every epoch, inside ``foreachBatch``. Only DataFrames are made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from midstream.flow.model import Transform
 from midstream.flow.schema import from_spark, to_ddl, type_name
 from midstream.ids import StageIndex, WireId
 from midstream.planner.stages import Leaves, Plan, Stage
+from midstream.runtime.batching import BatchLimit
 from midstream.runtime.worker import Body, Ticket, decode_frames, rename_columns, run_stage
 
 FRAME_DDL = to_ddl(FRAME_SCHEMA)
@@ -34,64 +35,101 @@ class EpochFrames:
     sinks: dict[str, DataFrame] = field(default_factory=dict)
     kept: list[DataFrame] = field(default_factory=list)
 
+    def keep(self, df: DataFrame) -> DataFrame:
+        """Compute it once, however often it is read."""
+        kept = df.persist()
+        self.kept.append(kept)
+        return kept
+
     def release(self) -> None:
         """Free what was kept."""
         for df in self.kept:
             df.unpersist()
 
 
-def compile_epoch(plan: Plan, rows: DataFrame, ticket: TicketFor, partitions: int) -> EpochFrames:
+def compile_epoch(plan: Plan, rows: DataFrame, ticket: TicketFor, partitions: int, limit: BatchLimit) -> EpochFrames:
     """The DataFrame of every sink, for the rows of one epoch (united as :func:`unite_inlets` does)."""
-    epoch = EpochFrames()
-    results: dict[str, DataFrame] = {}  # of transforms
-    leaving: dict[int, DataFrame] = {}  # what leaves each segment
+    compiler = _Compiler(plan, ticket, partitions, limit)
     df = rows
     for segment in range(plan.segments):
         stages = plan.segment(segment)
         if segment:
-            df = _enter_segment(stages[0], leaving[segment - 1], results)
+            df = compiler.enter_segment(stages[0], segment)
         for stage in stages:
-            df = _run(plan, stage, df, ticket, partitions)
+            df = compiler.run(stage, df)
         if stages[-1].leaves is Leaves.FRAMES:
-            df = df.persist()
-            epoch.kept.append(df)
-        leaving[segment] = df
-        _transform(plan, segment, leaving, results, epoch)
+            df = compiler.epoch.keep(df)
+        compiler.leaving[segment] = df
+        compiler.transform(segment)
     for name, feed in plan.feeds.items():
         if not isinstance(plan.graph[name].spec, Transform):
-            epoch.sinks[name] = results[feed] if isinstance(feed, str) else _outlet(plan, feed, leaving)
-    return epoch
+            compiler.epoch.sinks[name] = compiler.rows_of(feed)
+    return compiler.epoch
 
 
-def _run(plan: Plan, stage: Stage, df: DataFrame, ticket: TicketFor, partitions: int) -> DataFrame:
-    typed = stage.leaves is Leaves.TYPED
-    ddl = to_ddl(_wire_schema(plan, stage.emits[0] if stage.emits else stage.carries[0])) if typed else FRAME_DDL
-    task: Body = partial(run_stage, ticket(stage.index))
-    if any({".", "`"} & set(name) for name in df.columns):
-        # mapInArrow asks for columns by name, and takes names apart at dots and backticks.
-        task = partial(rename_columns, tuple(df.columns), task)
-        df = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
-    out = df.mapInArrow(task, ddl)
-    if stage.leaves is Leaves.EXCHANGE:
-        out = out.repartitionById(partitions, F.col("dest")).sortWithinPartitions(*FRAME_ORDER)
-    return out
+@dataclass
+class _Compiler:
+    """The DataFrames of an epoch as they come to be, segment by segment."""
 
+    plan: Plan
+    ticket: TicketFor
+    partitions: int
+    limit: BatchLimit
+    epoch: EpochFrames = field(default_factory=EpochFrames)
+    results: dict[str, DataFrame] = field(default_factory=dict)
+    """Of transforms."""
+    leaving: dict[int, DataFrame] = field(default_factory=dict)
+    """What leaves each segment."""
 
-def _transform(
-    plan: Plan, segment: int, leaving: Mapping[int, DataFrame], results: dict[str, DataFrame], epoch: EpochFrames
-) -> None:
-    """Apply the transforms whose rows leave this segment, in the graph's order: one may read another's result."""
-    for op in plan.graph.of(Transform):
-        feed = plan.feeds[op.name]
-        ready = feed in results if isinstance(feed, str) else plan.wires[feed].segment == segment
-        if op.name in results or not ready:
-            continue
-        rows = results[feed] if isinstance(feed, str) else _outlet(plan, feed, leaving)
-        result = apply_transform(op.name, plan.graph.payloads[op.name][0], rows, op.schema)
-        if len(plan.graph.consumers(op.ports[0])) > 1:  # read more than once: do not run it more than once
-            result = result.persist()
-            epoch.kept.append(result)
-        results[op.name] = result
+    def run(self, stage: Stage, df: DataFrame) -> DataFrame:
+        """One stage, and the exchange behind it if there is one."""
+        typed = stage.leaves is Leaves.TYPED
+        ddl = to_ddl(self._wire_schema(stage.emits[0] if stage.emits else stage.carries[0])) if typed else FRAME_DDL
+        task: Body = partial(run_stage, self.ticket(stage.index))
+        if any({".", "`"} & set(name) for name in df.columns):
+            # mapInArrow asks for columns by name, and takes names apart at dots and backticks.
+            task = partial(rename_columns, tuple(df.columns), task)
+            df = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
+        out = df.mapInArrow(task, ddl)
+        if stage.leaves is Leaves.EXCHANGE:
+            exchanged = out.repartitionById(self.partitions, F.col("dest")).sortWithinPartitions(*FRAME_ORDER)
+            out = self.limit.spaced(exchanged)
+        return out
+
+    def transform(self, segment: int) -> None:
+        """Apply the transforms whose rows leave this segment, in the graph's order: one may read another's result."""
+        graph = self.plan.graph
+        for op in graph.of(Transform):
+            feed = self.plan.feeds[op.name]
+            ready = feed in self.results if isinstance(feed, str) else self.plan.wires[feed].segment == segment
+            if op.name in self.results or not ready:
+                continue
+            result = apply_transform(op.name, graph.payloads[op.name][0], self.rows_of(feed), op.schema)
+            if len(graph.consumers(op.ports[0])) > 1:  # read more than once: do not run it more than once
+                result = self.epoch.keep(result)
+            self.results[op.name] = result
+
+    def rows_of(self, feed: WireId | str) -> DataFrame:
+        """The plain rows of a transform, or of a wire at the end of its segment."""
+        if isinstance(feed, str):
+            return self.results[feed]
+        segment = self.plan.wires[feed].segment
+        df = self.leaving[segment]
+        if self.plan.segment(segment)[-1].leaves is Leaves.TYPED:
+            return df
+        frames = self.limit.spaced(df.filter(F.col("wire") == feed))
+        return frames.mapInArrow(decode_frames, to_ddl(self._wire_schema(feed)))
+
+    def enter_segment(self, first: Stage, segment: int) -> DataFrame:
+        """All that enters the first stage of a segment: results of transforms, and frames that passed them by."""
+        inlets = [self.results[name] for name in first.inlets]
+        if not first.takes_frames:
+            return unite_inlets(inlets)
+        wires = [int(wire) for wire in (*first.receives, *first.carries)]
+        return unite_inlets(inlets, self.limit.spaced(self.leaving[segment - 1].filter(F.col("wire").isin(wires))))
+
+    def _wire_schema(self, wire: WireId) -> pa.Schema:
+        return self.plan.graph.schema_of(self.plan.wires[wire].port)
 
 
 def apply_transform(name: str, function: Callable[[DataFrame], Any], rows: DataFrame, schema: pa.Schema) -> DataFrame:
@@ -119,22 +157,6 @@ def apply_transform(name: str, function: Callable[[DataFrame], Any], rows: DataF
                 column=column.name,
             )
     return result if found.names == schema.names else result.select(*[_quoted(name) for name in schema.names])
-
-
-def _outlet(plan: Plan, wire: WireId, leaving: Mapping[int, DataFrame]) -> DataFrame:
-    segment = plan.wires[wire].segment
-    df = leaving[segment]
-    if plan.segment(segment)[-1].leaves is Leaves.TYPED:
-        return df
-    return df.filter(F.col("wire") == wire).mapInArrow(decode_frames, to_ddl(_wire_schema(plan, wire)))
-
-
-def _enter_segment(first: Stage, before: DataFrame, results: Mapping[str, DataFrame]) -> DataFrame:
-    inlets = [results[name] for name in first.inlets]
-    if not first.takes_frames:
-        return unite_inlets(inlets)
-    passing = before.filter(F.col("wire").isin([int(wire) for wire in (*first.receives, *first.carries)]))
-    return unite_inlets(inlets, passing)
 
 
 def unite_inlets(inlets: Sequence[DataFrame], frames: DataFrame | None = None) -> DataFrame:
@@ -165,7 +187,3 @@ def unite_inlets(inlets: Sequence[DataFrame], frames: DataFrame | None = None) -
 
 def _quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
-
-
-def _wire_schema(plan: Plan, wire: WireId) -> pa.Schema:
-    return plan.graph.schema_of(plan.wires[wire].port)

@@ -21,6 +21,7 @@ from midstream.flow.sinks import SinkTarget
 from midstream.ids import BINS, Digest, Epoch, Revision, Run
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.planner.stages import Plan
+from midstream.runtime.batching import BatchLimit, is_chosen_by_user
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.control_plane import ControlPlane
 from midstream.runtime.epoch import compile_epoch
@@ -94,6 +95,9 @@ class Job:
         )
         self._standing: Standing | None = None  # known when Spark says with which epoch it goes on
         self._sweeper = Sweeper(checkpoint.states)
+        self._user_limits = is_chosen_by_user(spark)
+        self._limit = BatchLimit()
+        self._set: dict[str, str] = {}
         self._query: StreamingQuery | None = None
         self._stopping = False
         self._over = threading.Event()
@@ -227,8 +231,7 @@ class Job:
 
     def _run_epoch(self, rows: DataFrame, epoch: Epoch) -> None:
         began = time.perf_counter()
-        for key, value in QUERY_CONF.items():
-            rows.sparkSession.conf.set(key, value)
+        self._configure(rows.sparkSession)
         configuration, run = self._configuration, self._run
         self._run = Run(run + 1)
         standing = self._stand_before(epoch)
@@ -245,7 +248,11 @@ class Job:
         self._control.open(opened)
         try:
             frames = compile_epoch(
-                configuration.plan, rows, lambda stage: Ticket(self._at, epoch, run, stage), configuration.partitions
+                configuration.plan,
+                rows,
+                lambda stage: Ticket(self._at, epoch, run, stage),
+                configuration.partitions,
+                self._limit,
             )
             try:
                 write_sinks(self._targets, frames.sinks, epoch)
@@ -260,6 +267,14 @@ class Job:
         # The epoch is whole only if Spark and the coordinator agree; then its manifest is written, then Spark commits.
         commit = self._control.seal(EpochSealed(epoch, run))
         self._commit(commit, standing.after(commit), 1000 * (time.perf_counter() - began))
+
+    def _configure(self, session: SparkSession) -> None:
+        """Set what the query's own copy of the session lacks; each setting costs a call to the JVM."""
+        wanted = QUERY_CONF if self._user_limits else {**QUERY_CONF, **self._limit.conf()}
+        for key, value in wanted.items():
+            if self._set.get(key) != value:
+                session.conf.set(key, value)
+        self._set = wanted
 
     def _stand_before(self, epoch: Epoch) -> Standing:
         """What the epoch goes on from. Read only after a start; from then on the job knows."""
@@ -279,6 +294,8 @@ class Job:
             standing.manifest(commit, self._configuration.programs, self._configuration.bins, committed_at=now)
         )
         self._standing = standing
+        if commit.widest_row:
+            self._limit = BatchLimit.of(commit.widest_row)
         self._sweeper.after(standing)
         with self._changed:
             self._progress.append(progress)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.engine.frames import FRAME_SCHEMA, decode_rows, payloads
+from midstream.engine.frames import FRAME_SCHEMA, decode_rows, frames_of
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import FlowError, SchemaError, SourceError
 from midstream.flow.model import Graph, Source, Transform
@@ -59,7 +59,7 @@ class LocalData:
     def decoded(self) -> LocalData:
         """The rows inside frames."""
         return LocalData(
-            [[decode_rows(p) for batch in partition for p in payloads(batch)] for partition in self.partitions]
+            [[decode_rows(p) for batch in partition for _, p in frames_of(batch)] for partition in self.partitions]
         )
 
     def table(self, schema: pa.Schema) -> pa.Table:

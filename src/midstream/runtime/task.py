@@ -69,6 +69,7 @@ class TaskRun:
             emitted=report.emitted,
             states={operator: self._written(operator, state) for operator, state in self._states.items()},
             event_times=report.event_times,
+            widest_row=report.widest_row,
         )
 
     def close(self) -> None:

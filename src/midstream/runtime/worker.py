@@ -31,7 +31,7 @@ from midstream.control.messages import (
 )
 from midstream.data.blobs import BlobStore
 from midstream.engine.clock import SystemClock
-from midstream.engine.frames import decode_rows, payloads
+from midstream.engine.frames import decode_rows, frames_of
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import ChannelError, ControlError, Fenced, OperatorFailed
@@ -107,7 +107,7 @@ def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordB
 def decode_frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Frames of one wire back to plain columns, for a transform or a sink."""
     for batch in batches:
-        for payload in payloads(batch):
+        for _, payload in frames_of(batch):
             yield decode_rows(payload)
 
 

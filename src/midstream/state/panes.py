@@ -269,7 +269,6 @@ class Panes:
         keys += [key for key, _ in self._state.scan(bin_id, self._segments, stop=stop)]
         if self._latest.get(bin_id, stop) < stop:
             keys.append(self._latest_key(bin_id))
-            del self._latest[bin_id]
         return keys
 
     def _cut(self, key: bytes, head: bytes, bounds: _Integers) -> bytes:

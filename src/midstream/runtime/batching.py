@@ -1,0 +1,62 @@
+"""How many rows Spark hands to Python at a time.
+
+Spark can bound its Arrow batches by bytes, and does so by default: it then asks for the size of the batch after every
+row, which is 40% of what the JVM does for a simple pipeline (seen with Java's flight recorder). So we bound them by
+rows instead, and choose the number by how wide rows have been in the epoch before. The first epoch, of which nothing
+is known, is bounded by bytes.
+
+Frames are few and large, so rows say nothing about them. Between frames there are *fillers*, rows without a payload,
+as many as the frame has bytes for: they make a row stand for about the same number of bytes everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+BATCH_BYTES = 64 << 20
+MAX_ROWS = 1 << 15
+FIRST_ROWS = 10_000
+ROWS_CONF = "spark.sql.execution.arrow.maxRecordsPerBatch"
+BYTES_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
+NO_LIMIT = (1 << 31) - 1
+"""What Spark takes for no limit: it then does not ask for sizes."""
+
+
+@dataclass(frozen=True)
+class BatchLimit:
+    """Rows of an Arrow batch, and whether Spark has to look at bytes as well."""
+
+    rows: int = FIRST_ROWS
+    by_bytes: bool = True
+
+    @classmethod
+    def of(cls, widest_row: int) -> BatchLimit:
+        """For rows that were at most so many bytes wide.
+
+        >>> BatchLimit.of(40)
+        BatchLimit(rows=32768, by_bytes=False)
+        >>> BatchLimit.of(1_000_000).rows
+        67
+        """
+        return cls(max(1, min(MAX_ROWS, BATCH_BYTES // max(1, widest_row))), by_bytes=False)
+
+    def conf(self) -> dict[str, str]:
+        """The settings of Spark that say so."""
+        return {ROWS_CONF: str(self.rows), BYTES_CONF: str(BATCH_BYTES if self.by_bytes else NO_LIMIT)}
+
+    def spaced(self, frames: DataFrame) -> DataFrame:
+        """The same frames with fillers behind each."""
+        bytes_per_row = BATCH_BYTES // self.rows
+        fillers = F.sequence(F.lit(0), (F.length("payload") / bytes_per_row).cast("int"))
+        columns = [name for name in frames.columns if name != "payload"]
+        numbered = frames.select(*columns, "payload", F.explode(fillers).alias("filler"))
+        return numbered.select(*columns, F.when(F.col("filler") == 0, F.col("payload")).alias("payload"))
+
+
+def is_chosen_by_user(spark: SparkSession) -> bool:
+    """Whether the application was configured with limits of its own, which then stay."""
+    conf = spark.sparkContext.getConf()
+    return conf.contains(ROWS_CONF) or conf.contains(BYTES_CONF)
