@@ -16,6 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.flow.model import (
+    LATE,
+    LATE_RIGHT,
     Filter,
     FlatMap,
     Form,
@@ -29,6 +31,7 @@ from midstream.flow.model import (
     Route,
     Sink,
     Source,
+    Stateful,
     Transform,
     Union,
 )
@@ -40,30 +43,43 @@ Multiset = Counter[tuple[tuple[str, str, Any], ...]]
 def multiset(rows: Iterable[Row]) -> Multiset:
     """Rows without their order. Values of different types are different, although Python says that ``1 == True``."""
     return Counter(
-        tuple(sorted((name, type(value).__name__, value) for name, value in row.items())) for row in rows
+        tuple(sorted((name, type(value).__name__, _hashable(value)) for name, value in row.items())) for row in rows
     )  # names differ, so values are never compared
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
 class Answer:
     """What one epoch must give: the rows of every sink, and what every operator has taken and given.
 
-    A source and a transform take what they give: their rows enter the flow there.
+    A source and a transform take what they give: their rows enter the flow there. Late rows are counted by themselves.
     """
 
     sinks: Mapping[str, list[Row]]
     taken: Mapping[str, int]
     given: Mapping[str, int]
+    late: Mapping[str, int]
+
+
+Remembers = Callable[[Operator, list[list[Row]]], dict[str, list[Row]]]
+"""What an operator with state makes of its inputs' rows, by branch: :mod:`tests.keyed_oracle` has one."""
 
 
 def interpret(
-    graph: Graph, sources: Mapping[str, Sequence[Row]], meanings: Mapping[str, Callable[[Row], Any]] | None = None
+    graph: Graph,
+    sources: Mapping[str, Sequence[Row]],
+    meanings: Mapping[str, Callable[..., Any]] | None = None,
+    remembers: Remembers | None = None,
 ) -> Answer:
     """Interpret one epoch. ``sources`` holds every source's rows, ``meanings`` what batch functions do to a row."""
     rows: dict[Port, list[Row]] = {}
     sinks: dict[str, list[Row]] = {}
     taken: dict[str, int] = {}
     given: dict[str, int] = {}
+    late: dict[str, int] = {}
     for op in graph:
         incoming = [row for port in op.inputs for row in rows[port]]
         if isinstance(op.spec, Sink):
@@ -73,11 +89,17 @@ def interpret(
             incoming = list(sources[op.name])
         elif isinstance(op.spec, Transform):
             incoming = _transformed(graph, op, incoming)
-        outgoing = _outgoing(graph, op, incoming, meanings or {})
+        late[op.name] = 0
+        if isinstance(op.spec, Stateful):
+            assert remembers is not None, f"{op.name} keeps state: use tests.keyed_oracle"
+            outgoing = remembers(op, [rows[port] for port in op.inputs])
+            late[op.name] = sum(len(outgoing.get(branch, [])) for branch in (LATE, LATE_RIGHT))
+        else:
+            outgoing = _outgoing(graph, op, incoming, meanings or {})
         rows.update({port: outgoing[port.branch] for port in op.ports})
         taken[op.name] = len(incoming)
-        given[op.name] = sum(map(len, outgoing.values()))
-    return Answer(sinks, taken, given)
+        given[op.name] = sum(map(len, outgoing.values())) - late[op.name]
+    return Answer(sinks, taken, given, late)
 
 
 def _transformed(graph: Graph, op: Operator, incoming: list[Row]) -> list[Row]:
@@ -87,7 +109,7 @@ def _transformed(graph: Graph, op: Operator, incoming: list[Row]) -> list[Row]:
 
 
 def _outgoing(
-    graph: Graph, op: Operator, incoming: list[Row], meanings: Mapping[str, Callable[[Row], Any]]
+    graph: Graph, op: Operator, incoming: list[Row], meanings: Mapping[str, Callable[..., Any]]
 ) -> dict[str, list[Row]]:
     """Rows by branch; the only branch of most operators is the empty one."""
     match op.spec:

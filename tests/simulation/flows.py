@@ -418,6 +418,7 @@ def random_faults(rng: random.Random) -> Faults:
         speculate=rng.choice(chances),
         repeat=rng.choice((0.0, 0.3)),
         give_up=rng.choice((0.0, 0.005, 0.02)),
+        crash_driver=rng.choice((0.0, 0.002, 0.01)),
     )
 
 

@@ -1,0 +1,150 @@
+"""The driver of a round: ``python -m tests.chaos.job FOLDER MASTER [LOCAL_STATE]`` runs the flow to its end.
+
+Started again in the same folder, it goes on. One of each kind of keyed operator, behind one exchange or two.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from midstream import FileSink, Flow, agg, tumbling
+from tests.chaos.events import ORDERS_PER_STEP, PAYMENTS_PER_STEP
+
+Row = dict[str, Any]
+
+PARTITIONS = 2
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""These JVMs do not live long enough for compiling well to pay off."""
+COLUMNS = "user string, n bigint, value bigint, time timestamp"
+NUMBERS = "user string, window_end timestamp, n bigint, total bigint, of string"
+
+
+class Habit:
+    """Numbers the orders of a user, remembers the last three, and says when there was none for eight seconds."""
+
+    def __call__(self, key: str, row: Row, state: Any) -> Row:
+        """Count an order, and put off the end of the user's patience."""
+        count, due = state.get((0, None))
+        if due is not None:
+            state.cancel_event_timer(due)
+        quiet = row["time"] + timedelta(seconds=8)
+        due = quiet if due is None else max(due, quiet)
+        state.event_timer(due)
+        state.set((count + 1, due))
+        recent = state.list("recent")
+        recent.append(row["value"], keep=3)
+        return {"user": key, "count": count + 1, "recent": list(recent), "quiet": False}
+
+    def on_timer(self, key: str, time: Any, state: Any) -> Row:
+        """Say so, and forget the orders but not their number."""
+        count, _ = state.get()
+        recent = state.list("recent")
+        said = {"user": key, "count": count, "recent": list(recent), "quiet": True}
+        recent.clear()
+        state.set((count, None))
+        return said
+
+
+def renamed(row: Row) -> Row:
+    return {"payer": row["user"], "paid_n": row["n"], "paid": row["value"], "paid_time": row["time"]}
+
+
+def late_payment(row: Row) -> Row:
+    return {"user": row["payer"], "n": row["paid_n"], "value": row["paid"], "time": row["paid_time"]}
+
+
+class Says:
+    """Adds from where a row comes."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __call__(self, row: Row) -> Row:
+        return {**row, "of": self.where}
+
+
+class AsNumbers:
+    """Totals of any kind in the same columns."""
+
+    def __init__(self, of: str) -> None:
+        self.of = of
+
+    def __call__(self, row: Row) -> Row:
+        return {name: row.get(name) for name in ("user", "window_end", "n", "total")} | {"of": self.of}
+
+
+def build(orders: Any, payments: Any, out: Path) -> Flow:
+    """The flow over two streams of :class:`~tests.chaos.events.Event`. Few sinks: each costs time in every epoch."""
+    flow = Flow("chaos")
+    placed = flow.source("orders", orders, event_time="time", delay="3 seconds").key_by("by user", "user")
+    paid = flow.source("payments", payments, event_time="time", delay="4 seconds").map(
+        "rename", renamed, returns="payer string, paid_n bigint, paid bigint, paid_time timestamp"
+    )
+    paid_by = paid.key_by("by payer", "payer")
+
+    habits = placed.process("habit", Habit(), returns="user string, count bigint, recent array<bigint>, quiet boolean")
+    spent = placed.aggregate("spent", n=agg.count(), total=agg.sum("value"))
+    windows = placed.aggregate("by window", window=tumbling("5 seconds"), n=agg.count(), total=agg.sum("value"))
+    of_all = windows.key_by("by end", "window_end").aggregate("of all", n=agg.count(), total=agg.sum("total"))
+    pairs = placed.join("pay", paid_by, within="3 seconds", how="left", right_time="paid_time")
+
+    numbers = [
+        rows.map(f"numbers of {of}", AsNumbers(of), returns=NUMBERS)
+        for of, rows in (("user", spent), ("window", windows), ("all", of_all))
+    ]
+    late = [
+        rows.map(f"late for {where}", Says(where), adds="of string")
+        for where, rows in (
+            ("window", windows.late()),
+            ("payment", pairs.late("left")),
+            ("order", pairs.late("right").map("as order", late_payment, returns=COLUMNS)),
+        )
+    ]
+    habits.sink("habits", FileSink(out / "habits"))
+    numbers[0].union("all numbers", *numbers[1:]).sink("numbers", FileSink(out / "numbers"))
+    pairs.sink("pairs", FileSink(out / "pairs"))
+    late[0].union("all late", *late[1:]).sink("late", FileSink(out / "late"))
+    return flow
+
+
+def streams(spark: Any, folder: Path) -> Iterator[Any]:
+    """One step of the input in each epoch."""
+    for name, files in (("orders", ORDERS_PER_STEP), ("payments", PAYMENTS_PER_STEP)):
+        reader = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", files)
+        yield reader.json(str(folder / name))
+
+
+def main(place: str, master: str, local_state: str | None = None) -> None:
+    """Run until all input is read."""
+    from pyspark.sql import SparkSession
+
+    folder = Path(place)
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.task.maxFailures": "8",
+    }
+    spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    orders, payments = streams(spark, folder / "in")
+    flow = build(orders, payments, folder / "out")
+    job = flow.start(
+        spark,
+        checkpoint=str(folder / "checkpoint"),
+        trigger="available-now",
+        partitions=PARTITIONS,
+        local_state=local_state,
+    )
+    job.await_termination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

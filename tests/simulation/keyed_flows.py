@@ -1,0 +1,630 @@
+"""Random flows with state over random rows and times, and the check they are all put to.
+
+A case is run in several lives of a job, each with a number of partitions of its own, on one checkpoint. What every sink
+holds of every epoch, what every operator has counted and what is left in the checkpoint must be what
+:mod:`tests.keyed_oracle` says. Everything is drawn from one ``random.Random``: a seed is all there is to a case.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.parquet as papq
+
+from midstream import FileSink, Flow, KeyedStream, ListSource, MemorySink, Stream, agg, sessions, sliding, tumbling
+from midstream.control.coordinator import Coordinator
+from midstream.control.messages import EpochOpened, Event, Instruction
+from midstream.engine.collector import FRAME_BYTES
+from midstream.engine.operators import join, process
+from midstream.flow.model import Graph, Port, Sink
+from midstream.metrics import EpochProgress
+from midstream.runtime import local, sweeping
+from midstream.runtime.local import run_graph
+from midstream.state import lineage, mapped
+from midstream.testing import Faults, LocalRun, ManualClock
+from tests.epochs import small_blocks
+from tests.keyed_oracle import KeyedOracle
+from tests.oracle import Answer, Row, multiset
+from tests.simulation.flows import Add, Odd, Pick, Repeat, random_faults, small_frames
+from tests.simulation.keyed_state import compare_state
+
+SCHEMA = "id bigint, k string, g int, n int, s string, t timestamp"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+KEYS = (("k",), ("g",), ("k", "g"), ("g", "k"))
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def shown(value: Any) -> str:
+    """Like repr, but the same for all kinds of UTC."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {shown(each)}" for name, each in sorted(value.items())) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(shown, value)) + "]"
+    return str(value) if isinstance(value, datetime) else repr(value)
+
+
+# ── functions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Uses all that state has. Its results hang on the order of a key's rows only if ``ordered``."""
+
+    keys: tuple[str, ...]
+    ordered: bool
+    lag_s: int
+
+    def __call__(self, key: Any, row: Row, state: Any) -> Any:
+        n, when = row["n"], row["t"] + timedelta(seconds=self.lag_s)
+        state.set(state.get(0) + (n or 0) + 1)
+        largest = state.list("largest")
+        kept = sorted([*largest, row["id"]])[-4:]
+        largest.clear()
+        largest.extend(kept)
+        counts = state.map("by g")
+        counts[row["g"]] = counts.get(row["g"], 0) + 1
+        if n is not None and n % 2:
+            state.event_timer(when)
+        if n == 2:
+            state.clock_timer(state.now + timedelta(seconds=10))
+        return self._in_order(row, state, when) if self.ordered else row
+
+    def _in_order(self, row: Row, state: Any, when: datetime) -> Any:
+        state.list("recent").append(row["id"], keep=3)
+        match row["n"]:
+            case 0:
+                state.delete()
+            case 3:
+                state.clear()
+            case 4:
+                for seconds in range(-6, 7):
+                    state.cancel_event_timer(when + timedelta(seconds=seconds))
+                state.cancel_clock_timer(state.now + timedelta(seconds=10))
+            case 5:
+                state.map("by g").pop(row["g"], None)
+            case 6:
+                state.map("by g").clear()
+                state.list("largest").clear()
+            case 8:  # what the other rows do not look at
+                state.map("seldom")[row["id"]] = row["s"]
+                state.list("seldom").append(row["g"])
+            case None:
+                return None
+        told = {**row, "s": self._told(state)}
+        return [told, {**told, "n": None}] if row["n"] == 7 else told
+
+    def on_timer(self, key: Any, time: datetime, state: Any) -> Any:
+        state.list("fired").append(time, keep=2)
+        if time.second % 3 == 0:
+            state.event_timer(time + timedelta(seconds=4))
+        values = dict(zip(self.keys, key if len(self.keys) > 1 else (key,), strict=True))
+        row = {"id": -1, "k": "", "g": 0, "n": 1, "s": self._told(state), "t": time}
+        return {**row, **values} if time.second % 2 else iter([{**row, **values}])
+
+    def _told(self, state: Any) -> str:
+        lists = [list(state.list(name)) for name in ("largest", "recent", "fired")]
+        return shown([state.get("nothing"), *lists, dict(state.map("by g")), state.now, state.watermark])
+
+
+@dataclass(frozen=True)
+class BatchTotals:
+    """A sum per key, for batches of rows; ``rows`` is what it means."""
+
+    ordered: bool
+
+    def __call__(self, keys: Any, batch: pa.RecordBatch, state: Any) -> pa.RecordBatch:
+        totals = state.get(0)
+        results = []
+        for group, n in zip(keys.group_of_row.tolist(), batch.column("n").to_pylist(), strict=True):
+            totals[group] += n or 0
+            results.append(str(totals[group]))
+        state.set(totals)
+        if not self.ordered:
+            return batch
+        index = batch.schema.get_field_index("s")
+        return batch.set_column(index, batch.schema.field(index), pa.array(results))
+
+    def rows(self, key: Any, row: Row, state: Any) -> Row:
+        state.set(state.get(0) + (row["n"] or 0))
+        return {**row, "s": str(state.get())} if self.ordered else row
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """Rows of any schema in ours. All columns tell in all others, so that no mistake is lost on the way."""
+
+    def __call__(self, row: Row) -> Row:
+        text = shown(row)
+        code = zlib.crc32(text.encode())
+        time = row.get("window_start") or row.get("latest") or row["t"]
+        return {"id": code, "k": "ab"[code & 1], "g": code % 3, "n": code % 9 - 1, "s": text, "t": time}
+
+
+@dataclass(frozen=True)
+class Rename:
+    """The right side of a join, whose columns must have names of their own."""
+
+    def __call__(self, row: Row) -> Row:
+        return {f"r_{name}": value for name, value in row.items()}
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Rows happen at other times than their source says."""
+
+    seconds: int
+
+    def __call__(self, row: Row) -> Row:
+        return {**row, "t": row["t"] + timedelta(seconds=self.seconds)}
+
+
+# ── a case ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Life:
+    """One life of a job: so many epochs with so many partitions."""
+
+    epochs: int
+    partitions: int
+
+
+@dataclass
+class KeyedCase:
+    """A flow with everything that is needed to run it and to know what it must give."""
+
+    folder: Path
+    flow: Flow = field(default_factory=lambda: Flow("keyed"))
+    epochs: dict[str, list[list[Row]]] = field(default_factory=dict)
+    """The rows of every source; all have as many epochs."""
+    source_partitions: dict[str, int] = field(default_factory=dict)
+    meanings: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    outputs: dict[str, Callable[[], dict[int, list[Row]]]] = field(default_factory=dict)
+    lives: list[Life] = field(default_factory=list)
+    seed: int = 0
+    faults: Faults = field(default_factory=Faults)
+    frame_bytes: int = FRAME_BYTES
+    small: int = 1000
+    """Thresholds of state and of operators are about this."""
+    pauses: Sequence[int] = (0,)
+    """Seconds by which the clock moves on after an epoch was begun, over and over."""
+    hosts_die: bool = False
+    """Whether tasks and local copies of state are gone, too, when the driver crashes."""
+    clocks: dict[int, int] = field(default_factory=dict)
+    """What the clock said when the last run of each epoch began."""
+
+    @property
+    def checkpoint(self) -> str:
+        return str(self.folder / "checkpoint")
+
+    @property
+    def length(self) -> int:
+        return len(next(iter(self.epochs.values())))
+
+    def graph_of(self, start: int, end: int) -> Graph:
+        """The flow over some of its epochs."""
+        graph = self.flow.graph
+        sources = {
+            name: ListSource(epochs[start:end], SCHEMA, event_time="t", partitions=self.source_partitions[name])
+            for name, epochs in self.epochs.items()
+        }
+        return replace(graph, payloads={**graph.payloads, **sources})
+
+    def run(self) -> list[LocalRun]:
+        """Live all lives."""
+        clock = ManualClock(start_us=1_000_000)
+        runs, start = [], 0
+        with self.watched(clock):
+            for number, life in enumerate(self.lives):
+                runs.append(
+                    run_graph(
+                        self.graph_of(start, start + life.epochs),
+                        partitions=life.partitions,
+                        seed=self.seed + number,
+                        faults=self.faults,
+                        clock=clock,
+                        checkpoint=self.checkpoint,
+                    )
+                )
+                start += life.epochs
+        return runs
+
+    @contextmanager
+    def watched(self, clock: ManualClock) -> Iterator[None]:
+        """Small thresholds, and a clock that moves on with every run of an epoch."""
+        case, pauses = self, itertools.cycle(self.pauses)
+
+        class Watched(Coordinator):
+            def handle(self, event: Event) -> list[Instruction]:
+                if isinstance(event, EpochOpened):
+                    case.clocks[event.epoch] = event.clock
+                    clock.advance(seconds=next(pauses))
+                return super().handle(event)
+
+        with ExitStack() as stack:
+            stack.enter_context(small_frames(self.frame_bytes))
+            stack.enter_context(small_thresholds(self.small))
+            stack.enter_context(patch.object(local, "Coordinator", Watched))
+            if self.hosts_die:
+                stack.enter_context(patch.object(local._Runtime, "_start_driver", _on_new_hosts))
+            yield
+
+    def expected(self) -> tuple[list[Answer], KeyedOracle]:
+        """The oracle's answer for every epoch, and the oracle. Only after a run, which says what the clock said."""
+        oracle = KeyedOracle(self.flow.graph, self.meanings)
+        answers = [
+            oracle.epoch({name: epochs[n] for name, epochs in self.epochs.items()}, self.clocks[n])
+            for n in range(self.length)
+        ]
+        return answers, oracle
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.lives} seed={self.seed} frame_bytes={self.frame_bytes} small={self.small} pauses={self.pauses} "
+            f"hosts_die={self.hosts_die} {self.faults}"
+        ]
+        for op in self.flow._operators.values():
+            payload = "rows below" if op.name in self.epochs else self.flow._payloads.get(op.name)
+            lines.append(f"  {op.name} = {op.spec} of {', '.join(map(str, op.inputs)) or '—'}: {payload!r:.200}")
+        for name, epochs in self.epochs.items():
+            lines += [f"  {name}, epoch {n}: {shown(rows):.3000}" for n, rows in enumerate(epochs)]
+        return "\n".join(lines)
+
+
+_start_driver = local._Runtime._start_driver
+
+
+def _on_new_hosts(runtime: Any) -> None:
+    """Start a driver in a world in which there is nothing but the checkpoint."""
+    for attempt in runtime._zombies:
+        attempt.close()
+    runtime._zombies.clear()
+    runtime.access.close()
+    shutil.rmtree(runtime.access.local, ignore_errors=True)
+    _start_driver(runtime)
+
+
+@contextmanager
+def small_thresholds(size: int) -> Iterator[None]:
+    """With few rows and epochs, snapshots, mergers, sweeps and portions would hardly ever happen."""
+    with ExitStack() as stack:
+        for module, name, value in (
+            (lineage, "MIN_ROWS", 4 * size),
+            (lineage, "MERGED_AT_ONCE", 1 + size),
+            (lineage, "MAX_ENTRIES", 2 * size),
+            (lineage, "SMALL_REWRITE", 5 * size),
+            (mapped, "FIRST_SIZE", 1 << 20),
+            (sweeping, "FULL_SWEEP_EVERY", 1 + size),
+            (join, "MAX_PAIRS", 4 * size),
+            (process, "TIMERS_AT_ONCE", 2 * size),
+        ):
+            stack.enter_context(patch.object(module, name, value))
+        stack.enter_context(small_blocks(1 + size))
+        yield
+
+
+# ── building ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Made:
+    """A stream, and whether rows of one key (of any, or of these columns) come in the order of their source."""
+
+    stream: Stream
+    ordered: bool | tuple[str, ...]
+
+    def is_ordered_by(self, keys: tuple[str, ...]) -> bool:
+        return self.ordered is True or self.ordered == keys
+
+
+class _Builder:
+    def __init__(self, rng: random.Random, folder: Path, only: str | None) -> None:
+        self.rng = rng
+        self.only = only
+        self.values = random.Random(rng.randrange(1 << 32))
+        self.case = KeyedCase(folder)
+        self.ids = iter(range(1 << 30))
+        self.added = 0
+
+    def build(self) -> KeyedCase:
+        rng, case = self.rng, self.case
+        length = 6 if self.only else rng.choice((3, 3, 3, 4, 4, 8))
+        sources = [self.source(length) for _ in range(rng.choice((1, 1, 2)))]
+        made = [self.prepared(source, sources) for source in sources]
+        results = self.keyed(made)
+        if not self.only and rng.random() < 0.35:
+            chosen = rng.sample(results, min(len(results), rng.choice((1, 1, 2))))
+            results = [one for one in results if one not in chosen]
+            results += self.keyed([self.flattened(one) for one in chosen])
+        for one in results:
+            self.sink(one.stream)
+        read = {port for op in case.flow._operators.values() for port in op.inputs}
+        for op in list(case.flow._operators.values()):
+            if not isinstance(op.spec, Sink) and Port(op.name) in op.ports and Port(op.name) not in read:
+                self.sink(Stream(case.flow, Port(op.name), op.schema))
+        cut = rng.randint(1, length - 1)
+        lives = [length] if rng.random() < 0.5 else [cut, length - cut]
+        case.lives = [Life(epochs, rng.choice((1, 1, 2, 2, 3, 4))) for epochs in lives]
+        case.seed = rng.randrange(1 << 32)
+        case.frame_bytes = rng.choice((60, 500, FRAME_BYTES))
+        case.small = rng.choice((1, 2, 3, 1000))
+        case.hosts_die = rng.random() < 0.5
+        case.pauses = [rng.choice((0, 1, 5, 10, 30)) for _ in range(7)]
+        return case
+
+    def source(self, length: int) -> Made:
+        name, rng = self.name("source"), self.rng
+        partitions = rng.choice((1, 1, 1, 2, 3))
+        quiet = rng.choice((0, 0, 0, 2))
+        epochs = [
+            self.rows(n, 0 if n < quiet else rng.choice((4, 8, 14) if self.only else (0, 1, 3, 6, 14)))
+            for n in range(length)
+        ]
+        self.case.epochs[name], self.case.source_partitions[name] = epochs, partitions
+        stream = self.case.flow.source(
+            name,
+            ListSource(epochs, SCHEMA, event_time="t", partitions=partitions),
+            delay=f"{rng.choice((0, 0, 3, 10))} seconds",
+        )
+        return Made(stream, partitions == 1)
+
+    def rows(self, epoch: int, count: int) -> list[Row]:
+        """Event times go on by about eight seconds an epoch; whole seconds, so that limits are hit exactly."""
+        values = self.values
+        return [
+            {
+                "id": next(self.ids),
+                "k": values.choice(("", "a", "b", "日本")),
+                "g": values.choice((-1, 0, 1)),
+                "n": None if values.random() < 0.1 else values.randint(-1, 8),
+                "s": None if values.random() < 0.2 else values.choice(("", "x", "xy", "🙂")),
+                "t": at(8 * epoch + values.randint(-12, 7) + values.choice((0, 0, 0, 0.5))),
+            }
+            for _ in range(count)
+        ]
+
+    def prepared(self, made: Made, sources: list[Made]) -> Made:
+        rng, stream, ordered = self.rng, made.stream, made.ordered
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            match rng.randrange(6):
+                case 0:
+                    stream = stream.map(self.name("map"), Add("n", rng.randint(-2, 2)))
+                case 1:
+                    stream = stream.filter_batches(
+                        self.named("filter", odd := Odd("n", rng.randint(0, 1))), odd.batches
+                    )
+                case 2:
+                    stream = stream.flat_map(self.name("repeat"), Repeat("n"))
+                case 3:
+                    stream = stream.map(self.name("shift"), Shift(rng.choice((-5, 3))))
+                case 4 if len(sources) > 1:
+                    stream, ordered = (
+                        stream.union(self.name("union"), *(s.stream for s in sources if s is not made)),
+                        False,
+                    )
+                case 5:
+                    routed = stream.route(self.name("route"), Pick("s", ("low", "high")), branches=("low", "high"))
+                    stream, ordered = routed["low"].union(self.name("union"), routed["high"]), False
+        return Made(stream, ordered)
+
+    def flattened(self, made: Made) -> Made:
+        if made.stream.schema.names == ["id", "k", "g", "n", "s", "t"]:
+            return made
+        return Made(made.stream.map(self.name("flatten"), Flatten(), returns=SCHEMA), False)
+
+    # ── operators with state ──────────────────────────────────────────────────────────────────────────────────────
+
+    def keyed(self, streams: list[Made]) -> list[Made]:
+        """One or two operators behind one or two key_bys; what they give, late rows included."""
+        rng = self.rng
+        keys = rng.choice(KEYS)
+        made = [Made(one.stream.key_by(self.name("by"), *keys), one.is_ordered_by(keys)) for one in streams]
+        results: list[Made] = []
+        for _ in range(1 if self.only else rng.choice((1, 1, 1, 2))):
+            if self.only:
+                results += getattr(self, self.only)(rng.choice(made), made, keys)
+                continue
+            results += rng.choice(
+                (
+                    self.process,
+                    self.process,
+                    self.process_batches,
+                    self.aggregate,
+                    self.windowed,
+                    self.distinct,
+                    self.join,
+                )
+            )(rng.choice(made), made, keys)
+        return results
+
+    def process(self, one: Made, others: list[Made], keys: tuple[str, ...]) -> list[Made]:
+        rng = self.rng
+        function = Remember(keys, one.is_ordered_by(keys), rng.choice((0, 4, 11)))
+        ttl = rng.choice((None, None, "5 seconds", "20 seconds"))
+        stream = _keyed(one).process(self.name("process"), function, ttl=ttl)
+        return [Made(stream, keys if function.ordered else False)]
+
+    def process_batches(self, one: Made, others: list[Made], keys: tuple[str, ...]) -> list[Made]:
+        function = BatchTotals(one.is_ordered_by(keys))
+        ttl = self.rng.choice((None, None, "10 seconds"))
+        name = self.named("batches", function.rows)
+        stream = _keyed(one).process_batches(name, function, one_to_one=self.rng.random() < 0.5, ttl=ttl)
+        return [Made(stream, keys if function.ordered else False)]
+
+    def aggregate(self, one: Made, others: list[Made], keys: tuple[str, ...]) -> list[Made]:
+        stream = _keyed(one).aggregate(self.name("running"), latest=agg.max("t"), **self.columns(one, keys))
+        return [Made(stream, False)]
+
+    def windowed(self, one: Made, others: list[Made], keys: tuple[str, ...]) -> list[Made]:
+        window = self.rng.choice(
+            (
+                tumbling("5 seconds"),
+                tumbling("10 seconds"),
+                sliding("10 seconds", every="5 seconds"),
+                sliding("12 seconds", every="3 seconds"),
+                sessions("2 seconds"),
+                sessions("4 seconds"),
+            )
+        )
+        time = None if _keyed(one).event_time else "t"
+        made = _keyed(one).aggregate(self.name("windows"), window=window, time=time, **self.columns(one, keys))
+        return [Made(made, False), Made(made.late(), False)]
+
+    def columns(self, one: Made, keys: tuple[str, ...]) -> dict[str, Any]:
+        known = {
+            "c": agg.count(),
+            "c_n": agg.count("n"),
+            "sum_n": agg.sum("n"),
+            "min_n": agg.min("n"),
+            "max_s": agg.max("s"),
+            "mean_n": agg.mean("n"),
+            "min_t": agg.min("t"),
+            "about": agg.approx_distinct("n"),
+        }
+        if one.is_ordered_by(keys):
+            known["last_id"] = agg.last("id", self.rng.randint(1, 3))
+        names = self.rng.sample(sorted(known), self.rng.randint(1, 4))
+        return {name: known[name] for name in names}
+
+    def distinct(self, one: Made, others: list[Made], keys: tuple[str, ...]) -> list[Made]:
+        within = self.rng.choice((None, "4 seconds", "10 seconds"))
+        if one.is_ordered_by(keys):
+            keyed = _keyed(one)
+        else:  # which row is the first cannot be said, so they are all alike
+            alike = one.stream.map(self.name("alike"), self.rng.choice((_without_null, _without_id)))
+            keyed = alike.key_by(self.name("by"), *alike.schema.names)
+        return [Made(keyed.distinct(self.name("distinct"), within=within, time=None if within is None else "t"), False)]
+
+    def join(self, one: Made, others: list[Made], keys: tuple[str, ...]) -> list[Made]:
+        """With another stream, or with itself."""
+        rng, other = self.rng, self.rng.choice(others)
+        renamed = ", ".join(f"r_{column}" for column in SCHEMA.split(", "))
+        right = other.stream.map(self.name("rename"), Rename(), returns=renamed)
+        near: dict[str, Any] = rng.choice(
+            (
+                {"within": "0 seconds"},
+                {"within": "3 seconds"},
+                {"within": "9 seconds"},
+                {"window": tumbling("6 seconds")},
+            )
+        )
+        keyed = right.key_by(self.name("by"), *(f"r_{key}" for key in keys))
+        made = _keyed(one).join(
+            self.name("join"), keyed, how=rng.choice(("inner", "left")), right_time="r_t", left_time="t", **near
+        )
+        back = made.late("right").map(self.name("back"), _back, returns=SCHEMA)
+        return [Made(made, False), Made(made.late(), False), Made(back, False)]
+
+    # ── sinks and names ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def sink(self, stream: Stream) -> None:
+        name = self.name("sink")
+        if self.rng.random() < 0.75:
+            memory = MemorySink()
+            stream.sink(name, memory)
+            self.case.outputs[name] = lambda: {epoch: table.to_pylist() for epoch, table in memory.tables.items()}
+        else:
+            folder = self.case.folder / name
+            stream.sink(name, FileSink(str(folder), "parquet"))
+            self.case.outputs[name] = lambda: files_of(folder)
+
+    def named(self, kind: str, meaning: Callable[..., Any]) -> str:
+        name = self.name(kind)
+        self.case.meanings[name] = meaning
+        return name
+
+    def name(self, kind: str) -> str:
+        self.added += 1
+        return f"{kind}{self.added}"
+
+
+def _keyed(made: Made) -> KeyedStream:
+    assert isinstance(made.stream, KeyedStream)
+    return made.stream
+
+
+def _without_null(row: Row) -> Row:
+    return {**row, "n": row["n"] or 0, "s": (row["s"] or "")[:40]}
+
+
+def _without_id(row: Row) -> Row:
+    return {**row, "id": 0, "n": 0, "s": ""}
+
+
+def _back(row: Row) -> Row:
+    return {name.removeprefix("r_"): value for name, value in row.items()}
+
+
+def files_of(folder: Path) -> dict[int, list[Row]]:
+    """What a file sink has written, by epoch."""
+    found = {}
+    for epoch in folder.iterdir():
+        [file] = epoch.iterdir()
+        found[int(epoch.name.removeprefix("epoch="))] = papq.ParquetFile(file).read().to_pylist()
+    return found
+
+
+KINDS = ("process", "process_batches", "aggregate", "windowed", "distinct", "join")
+
+
+def keyed_case_of(seed: int, folder: Path, only: str | None = None) -> KeyedCase:
+    """The case that a seed stands for; with ``only`` (one of :data:`KINDS`) more rows for one operator of a kind."""
+    rng = random.Random(seed)
+    case = _Builder(rng, folder, only).build()
+    case.faults = rare_faults(rng)
+    return case
+
+
+def rare_faults(rng: random.Random) -> Faults:
+    """Epochs with state have many steps, and must get through now and then."""
+    faults = random_faults(rng)
+    return replace(faults, give_up=faults.give_up / 4, crash_driver=faults.crash_driver / 2)
+
+
+# ── the check ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_keyed(case: KeyedCase) -> list[LocalRun]:
+    """Run the case and compare rows, counts and what is left of state with the oracle's."""
+    runs = case.run()
+    answers, oracle = case.expected()
+    check_answers(case, answers)
+    progress = [each for run in runs for each in run.progress]
+    assert [each.epoch for each in progress] == list(range(case.length)), case
+    _check_counts(case, progress, answers)
+    compare_state(case.checkpoint, case.flow.graph, oracle, str(case))
+    return runs
+
+
+def check_answers(case: KeyedCase, answers: Sequence[Answer]) -> None:
+    """What sinks hold, epoch by epoch."""
+    for sink, rows in case.outputs.items():
+        found = rows()
+        assert sorted(found) == list(range(len(answers))), f"{sink}\n{case}"
+        for epoch, answer in enumerate(answers):
+            wanted, got = multiset(answer.sinks[sink]), multiset(found[epoch])
+            missing, extra = list((wanted - got).elements()), list((got - wanted).elements())
+            assert wanted == got, f"epoch {epoch}, {sink}: missing {missing[:3]}, not wanted {extra[:3]}\n{case}"
+
+
+def _check_counts(case: KeyedCase, progress: Sequence[EpochProgress], answers: Sequence[Answer]) -> None:
+    for each, answer in zip(progress, answers, strict=True):
+        for stats in each.operators:
+            name = stats.operator
+            got = stats.rows_in, stats.rows_out, stats.rows_late
+            wanted = answer.taken[name], answer.given[name], answer.late[name]
+            assert got == wanted, f"epoch {each.epoch}, {name}: counted {got}, not {wanted}\n{case}"

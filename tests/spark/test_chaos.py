@@ -1,0 +1,33 @@
+"""Real processes die, and the results are exact all the same: one short round. ``make chaos`` has many long ones.
+
+The session that other tests share is not used: these drivers are processes of their own, because they are killed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.processes import Victim
+from tests.chaos.run import Kill, Plan, run_round
+from tests.spark.conftest import PATIENCE_S
+
+SHORT = Plan(
+    kind="driver",
+    seed=7,
+    steps=4,
+    kills=(
+        Kill(Victim.WORKER, 0, "state", 0.0),
+        Kill(Victim.DRIVER, 1, "sink habits done", 0.0),
+        Kill(Victim.WORKER, 2, "offsets", 0.2),
+    ),
+    keeps_local_state=True,
+)
+
+
+@pytest.mark.timeout(2 * PATIENCE_S)  # two JVMs have to start first
+def test_with_workers_and_the_driver_killed_sinks_and_state_are_exact(tmp_path: Path) -> None:
+    outcome = run_round(SHORT, tmp_path)
+    assert outcome.problems == []
+    assert (len(outcome.done), outcome.lives) == (3, 2), "nothing was left out"

@@ -1,0 +1,97 @@
+"""Keyed state on Spark: it outlives jobs, an epoch that fails leaves it alone, and damage is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream import FileSink, Flow, ListSource, State, agg
+from midstream.errors import JobFailed
+from midstream.testing import run_spark
+
+Row = dict[str, Any]
+WORDS = ["ann", "bob", "cat", "dog", "eve"]
+EPOCHS = [[{"word": WORDS[(7 * i + e) % 5], "n": i} for i in range(40)] for e in range(4)]
+
+
+def count(key: str, row: Row, state: State) -> Row:
+    state.set(state.get(0) + 1)
+    return {"word": key, "nth": state.get()}
+
+
+def counting(epochs: list[list[Row]], folder: Path, function: Any = count) -> Flow:
+    flow = Flow("counting")
+    words = flow.source("words", ListSource(epochs, "word string, n int")).key_by("by word", "word")
+    words.process("count", function, returns="word string, nth int").sink("nths", FileSink(folder / "nths"))
+    words.aggregate("totals", n=agg.count(), sum=agg.sum("n")).sink("totals out", FileSink(folder / "totals"))
+    return flow
+
+
+def expected(epochs: list[list[Row]]) -> tuple[Counter[tuple[int, str, int]], list[tuple[int, str, int, int]]]:
+    """What both sinks hold, counted by hand."""
+    seen: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
+    nths: Counter[tuple[int, str, int]] = Counter()
+    totals = []
+    for epoch, rows in enumerate(epochs):
+        for row in rows:
+            seen[row["word"]] += 1
+            sums[row["word"]] += row["n"]
+            nths[epoch, row["word"], seen[row["word"]]] += 1
+        totals += [(epoch, word, seen[word], sums[word]) for word in sorted({row["word"] for row in rows})]
+    return nths, totals
+
+
+def found(spark: Any, folder: Path) -> tuple[Counter[tuple[int, str, int]], list[tuple[int, str, int, int]]]:
+    nths = Counter((row.epoch, row.word, row.nth) for row in spark.read.parquet(str(folder / "nths")).collect())
+    totals = spark.read.parquet(str(folder / "totals")).collect()
+    return nths, sorted((row.epoch, row.word, row.n, row.sum) for row in totals)
+
+
+def test_state_outlives_jobs_and_may_be_spread_over_other_tasks(spark: Any, tmp_path: Path) -> None:
+    for epochs, partitions in ((2, 2), (3, 3), (4, 1)):
+        job = run_spark(
+            counting(EPOCHS[:epochs], tmp_path), spark, checkpoint=str(tmp_path / "c"), partitions=partitions
+        )
+    assert found(spark, tmp_path) == expected(EPOCHS)
+    last = {word: (n, total) for epoch, word, n, total in expected(EPOCHS)[1] if epoch == 3}
+    assert {row.word: (row.n, row.sum) for row in job.state("totals").collect()} == last
+    values = job.state("count").filter("view = 'value'").collect()
+    assert {row.word: int(row.value) for row in values} == {word: n for word, (n, _) in last.items()}
+
+
+def test_an_epoch_that_fails_leaves_state_as_it_was(spark: Any, tmp_path: Path) -> None:
+    def stumble(key: str, row: Row, state: State) -> Row:
+        result = count(key, row, state)
+        if row["n"] == 39 and state.get() > 8:
+            raise ValueError("once is enough")
+        return result
+
+    with pytest.raises(JobFailed, match="once is enough") as caught:
+        run_spark(counting(EPOCHS, tmp_path, stumble), spark, checkpoint=str(tmp_path / "c"))
+    assert (caught.value.operator, caught.value.epoch) == ("count", 1)
+    run_spark(counting(EPOCHS, tmp_path), spark, checkpoint=str(tmp_path / "c"))
+    assert found(spark, tmp_path) == expected(EPOCHS)
+
+
+def test_a_damaged_file_of_state_is_an_error_and_restoring_it_goes_on_exactly(spark: Any, tmp_path: Path) -> None:
+    run_spark(counting(EPOCHS[:2], tmp_path), spark, checkpoint=str(tmp_path / "c"))
+    [victim, *_] = sorted((tmp_path / "c" / "state" / "count").iterdir())
+    data = victim.read_bytes()
+    victim.write_bytes(data[:-8] + bytes(8))
+
+    # On another disk: the copies that workers have would go on without reading the file.
+    elsewhere = {"trigger": "available-now", "local_state": str(tmp_path / "elsewhere")}
+    with (
+        pytest.raises(JobFailed, match=f"the file of state 'count/{victim.name}' .* is damaged") as caught,
+        counting(EPOCHS, tmp_path).start(spark, checkpoint=str(tmp_path / "c"), **elsewhere) as job,
+    ):
+        job.await_termination()
+    assert (caught.value.operator, caught.value.epoch) == ("count", 2)
+
+    victim.write_bytes(data)
+    run_spark(counting(EPOCHS, tmp_path), spark, checkpoint=str(tmp_path / "c"))
+    assert found(spark, tmp_path) == expected(EPOCHS)
