@@ -12,7 +12,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-fast simulate lint types format bench bench-quick clean check-java
+.PHONY: help setup demo test test-fast simulate chaos lint types format bench bench-quick clean check-java
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,12 +22,13 @@ setup: $(STAMP) ## create .venv and install midstream with everything its develo
 demo: check-java $(STAMP) ## set up, then run the main demo; no server to start
 	@$(PY) -m examples.fraud $(ARGS)
 
-# One process has the session that Spark's tests share; the other one runs those that start drivers of their own.
+# One process has the session that Spark's tests share; the other one runs those that start drivers of their own, and
+# seeds of the simulation.
 test: check-java test-fast ## set up, then run all tests, Spark included (under 8 minutes on 2 cores)
-	@$(PY) -m pytest -m spark --numprocesses 2 --dist loadgroup tests $(ARGS)
+	@$(PY) -m pytest -m "spark or long" --numprocesses 2 --dist loadgroup tests $(ARGS)
 
 test-fast: $(STAMP) ## only the tests that need no Spark (under 1 minute; no Java needed)
-	@$(PY) -m pytest -m "not spark" --numprocesses 2 $(ARGS)
+	@$(PY) -m pytest -m "not spark and not long" --numprocesses 2 $(ARGS)
 
 lint: $(STAMP) ## style, formatting and types
 	@$(PY) -m ruff check .
@@ -43,6 +44,9 @@ format: $(STAMP) ## rewrite the code in the project's format
 
 simulate: $(STAMP) ## thousands of random flows, faults and seeds on the local runtime, against the oracle
 	@$(PY) -m tests.simulation.run $(ARGS)
+
+chaos: check-java $(STAMP) ## kill workers, executors and drivers of real jobs at random moments, against the oracle
+	@$(PY) -m tests.chaos.run $(ARGS)
 
 bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of JSON
 	@$(PY) -m benchmarks.pipeline $(ARGS)

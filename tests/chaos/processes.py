@@ -44,6 +44,10 @@ class Victim(StrEnum):
         return self in (Victim.DRIVER, Victim.DRIVER_PYTHON, Victim.DRIVER_JVM)
 
 
+class Hangs(Exception):
+    """A driver that neither goes on nor ends."""
+
+
 class Life:
     """A driver from its start to its end. What it and its JVM print goes to a file."""
 
@@ -79,9 +83,12 @@ class Life:
 
     def wait_until(self, happens: Callable[[], bool]) -> bool:
         """Wait for something to happen; false if the driver ends first."""
+        deadline = time.monotonic() + PATIENCE_S
         while not happens():
             if self.is_over:
                 return False
+            if time.monotonic() > deadline:
+                raise Hangs(f"nothing happened for {PATIENCE_S:g} s:\n{self.last_words()}")
             time.sleep(LOOK_EVERY_S)
         return True
 
@@ -103,12 +110,15 @@ class Life:
                 return False
             rng.choice(found).kill()
         if victim.ends_life:
-            self.process.wait(PATIENCE_S)
+            self.finish()
         return True
 
     def finish(self) -> int:
         """Wait for its end; the exit code."""
-        return self.process.wait(PATIENCE_S)
+        try:
+            return self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise Hangs(f"the driver did not end within {PATIENCE_S:g} s:\n{self.last_words()}") from None
 
     def last_words(self) -> str:
         """The end of what it printed."""

@@ -76,7 +76,7 @@ def small_segments(monkeypatch):
 
 
 @given(near=nearness, how=st.sampled_from(How), story=st.lists(turns, max_size=5), partitions=st.integers(1, 3))
-@settings(deadline=None)
+@settings(max_examples=40)
 def test_a_join_gives_what_nested_loops_give(base, near, how, story, partitions):
     window, within = near
     spec = Join(("user",), ("who",), "at", "happened", how, window and Tumbling(window), within)

@@ -13,7 +13,7 @@ from midstream.planner.stages import Leaves, Plan, Wire, compile_plan, is_outlet
 from tests.simulation.flows import random_case
 
 rngs = st.randoms(use_true_random=False)
-some = settings(max_examples=60)
+some = settings(max_examples=40)
 
 
 def plan_of(rng: random.Random) -> Plan:

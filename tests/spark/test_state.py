@@ -84,10 +84,10 @@ def test_a_damaged_file_of_state_is_an_error_and_restoring_it_goes_on_exactly(sp
     victim.write_bytes(data[:-8] + bytes(8))
 
     # On another disk: the copies that workers have would go on without reading the file.
-    elsewhere = {"trigger": "available-now", "local_state": str(tmp_path / "elsewhere")}
+    flow, elsewhere = counting(EPOCHS, tmp_path), str(tmp_path / "elsewhere")
     with (
         pytest.raises(JobFailed, match=f"the file of state 'count/{victim.name}' .* is damaged") as caught,
-        counting(EPOCHS, tmp_path).start(spark, checkpoint=str(tmp_path / "c"), **elsewhere) as job,
+        flow.start(spark, checkpoint=str(tmp_path / "c"), trigger="available-now", local_state=elsewhere) as job,
     ):
         job.await_termination()
     assert (caught.value.operator, caught.value.epoch) == ("count", 2)

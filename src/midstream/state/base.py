@@ -223,6 +223,20 @@ class View:
         last = prefix + stop if stop is not None else bytes([bin_id, namespace + 1])
         return self._scan(prefix + start, last)
 
+    def occupied(self, bins: Iterable[BinId], namespace: Namespace, stop: bytes | None = None) -> list[BinId]:
+        """Those of ``bins`` that have anything in a namespace before ``stop``; one look at each."""
+        return self._base._trusting(lambda: self._occupied(bins, namespace, stop))
+
+    def _occupied(self, bins: Iterable[BinId], namespace: Namespace, stop: bytes | None) -> list[BinId]:
+        found = []
+        with contextlib.closing(self._current().cursor()) as cursor:
+            for number in bins:
+                prefix = bytes([number, namespace])
+                last = prefix + stop if stop is not None else bytes([number, namespace + 1])
+                if cursor.set_range(prefix) and cursor.key() < last:
+                    found.append(number)
+        return found
+
     def count(self, bin_id: BinId) -> int:
         """How many rows a bin has, of all namespaces."""
         return self._base._trusting(lambda: _Marks(self._current(), self._base._mapped.marks).count(bin_id))

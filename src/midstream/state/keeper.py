@@ -133,7 +133,7 @@ class HandleKeeper:
     def _until(self, namespace: Namespace, time: int) -> Iterator[tuple[int, bytes]]:
         """Entries of a namespace that is ordered by time, up to a time (inclusive)."""
         stop = timer_key(b"\0\0", namespace, time + 1)[2:]
-        for number in sorted(self._task.bins):
+        for number in self._task.occupied(namespace, stop):
             for stored, _ in list(self._task.scan(number, namespace, stop=stop)):
                 yield split_timer(stored)
 

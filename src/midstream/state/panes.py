@@ -251,6 +251,12 @@ class Panes:
         values = [time + self._digest for time in later.values()]
         self._state.put_many([self._latest_key(number) for number in later], values)
 
+    def bins_over(self, before: int) -> list[BinId]:
+        """The bins that have something of panes that begin before a time, ascending."""
+        stop = time_bytes(before)
+        latest = (number for number, time in self._latest.items() if time < stop)
+        return sorted({*self._state.occupied(self.namespace, stop), *latest})
+
     def over(self, bin_id: BinId, before: int) -> Iterator[tuple[bytes, bytes, bytes]]:
         """What there is of panes that begin before a time: stored key, name of the pane, rows.
 

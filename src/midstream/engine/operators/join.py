@@ -281,8 +281,8 @@ class _Join:
         """Find out what there is of panes that are over."""
         if self._limits.forgotten == self._before.forgotten:
             return
-        for bin_id in sorted(self._state.bins):
-            for side in (self.left, self.right):
+        for side in (self.left, self.right):
+            for bin_id in side.panes.bins_over(self._limits.forgotten):
                 gone += side.panes.keys_over(bin_id, self._limits.forgotten)
 
     def _alone(self) -> Iterator[bytes]:
@@ -294,7 +294,7 @@ class _Join:
             *self._panes_of(run.part(run.times < self._limits.forgotten)), Namespace.JOIN_RIGHT
         )
         arrived = {key[2:] for key in stored}
-        for bin_id in sorted(self._state.bins):
+        for bin_id in self.left.panes.bins_over(self._limits.forgotten):
             there = {name for _, name, _ in self.right.panes.over(bin_id, self._limits.forgotten)}
             for _, name, rows in self.left.panes.over(bin_id, self._limits.forgotten):
                 if name not in there and name not in arrived:
@@ -310,7 +310,7 @@ class _Join:
         if self._limits.over == self._before.over:
             return
         stop = time_bytes(self._limits.over)
-        for bin_id in sorted(self._state.bins):
+        for bin_id in self._state.occupied(Namespace.JOIN_WAITING, stop):
             for key, rows in self._state.scan(bin_id, Namespace.JOIN_WAITING, stop=stop):
                 if key not in met:
                     gone.append(key)

@@ -140,7 +140,7 @@ def ended_by(state: TaskState, namespace: Namespace, watermark: int | None) -> d
         return {}
     stop = (watermark + 1 + (1 << 63)).to_bytes(8, "big")
     found: dict[bytes, bytes] = {}
-    for number in sorted(state.bins):
+    for number in state.occupied(namespace, stop):
         found.update(state.scan(number, namespace, stop=stop))
     return found
 
