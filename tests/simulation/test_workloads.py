@@ -127,7 +127,10 @@ CASES: dict[str, Callable[[], Case]] = {
 # ── flows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("partitions", "seed", "faults"), [(1, 0, None), (3, 1, ROUGH)], ids=["calm", "rough"])
+@pytest.mark.parametrize(
+    ("partitions", "seed", "faults"),
+    [pytest.param(1, 0, None, id="calm", marks=pytest.mark.long), pytest.param(3, 1, ROUGH, id="rough")],
+)
 @pytest.mark.parametrize("name", CASES)
 def test_a_flow_gives_what_its_oracle_says(name: str, partitions: int, seed: int, faults: Faults | None) -> None:
     case = CASES[name]()

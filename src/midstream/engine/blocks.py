@@ -31,23 +31,24 @@ class Blocks:
 
     def __init__(self, handle: Callable[[pa.RecordBatch, Integers], None], size: int | None = None) -> None:
         self._handle = handle
-        self._size = BLOCK if size is None else size
+        self.size = BLOCK if size is None else size
         self._waiting: list[tuple[pa.RecordBatch, Integers]] = []
-        self._room = self._size
+        self.room = self.size
+        """Rows that the present block still takes."""
 
     def add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
         """Take rows, each with a number that says when it arrived."""
         while rows.num_rows:
-            part = rows.slice(0, self._room)
+            part = rows.slice(0, self.room)
             self._waiting.append((part, numbers[: part.num_rows]))
-            self._room -= part.num_rows
+            self.room -= part.num_rows
             rows, numbers = rows.slice(part.num_rows), numbers[part.num_rows :]
-            if not self._room:
+            if not self.room:
                 self.flush()
 
     def flush(self) -> None:
         """Hand on what there is. Nothing may be added afterwards but a new block."""
-        waiting, self._waiting, self._room = self._waiting, [], self._size
+        waiting, self._waiting, self.room = self._waiting, [], self.size
         if len(waiting) == 1:
             self._handle(*waiting[0])
         elif waiting:

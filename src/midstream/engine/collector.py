@@ -7,20 +7,32 @@ are very many of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from midstream.data.hashing import bins_of, hash_columns
-from midstream.engine.frames import Header, encode_rows, frame
+from midstream.engine.frames import FrameKind, Header, encode_rows, frame
 from midstream.engine.intake import Carried
 from midstream.ids import PartitionId, Revision, WireId
 from midstream.planner.stages import Leaves, Wire
 
 FRAME_BYTES = 1 << 20
 HELD_BYTES = 64 << 20
+
+
+class _Place(NamedTuple):
+    """What the rows of a frame share."""
+
+    wire: WireId
+    dest: int
+    revision: Revision
+    kind: FrameKind
 
 
 @dataclass
@@ -43,7 +55,7 @@ class Collector:
         self._bins = np.asarray(bins, dtype=np.int64)
         # Few destinations fit in 16 bits, for which numpy's stable sort is a radix sort.
         self._dest_type = np.uint16 if max(bins) < 1 << 16 else np.int64
-        self._held: dict[tuple[WireId, int, Revision], _Held] = {}
+        self._held: dict[_Place, _Held] = {}
         self._held_bytes = 0
         self._ready: list[pa.RecordBatch] = []
         self._seq = 0
@@ -55,8 +67,24 @@ class Collector:
     def add(self, wire: Wire, batch: pa.RecordBatch, revision: Revision) -> None:
         """Rows of a wire that starts here."""
         self.emitted[wire.id] += batch.num_rows
-        for dest, rows in self._scatter(wire, batch):
-            key = (wire.id, dest, revision)
+        if wire.key is None:
+            self._hold(wire, revision, FrameKind.ROWS, [(self._stay, batch)])
+        else:
+            bins = bins_of(hash_columns(batch, wire.key))
+            self._hold(wire, revision, FrameKind.ROWS, self._scatter(bins, batch))
+
+    def add_partials(self, wire: Wire, batch: pa.RecordBatch, revision: Revision) -> None:
+        """What rows of a wire that starts here have been added up to; a stored key begins with its bin."""
+        self.emitted[wire.id] += pc.sum(batch.column("rows")).as_py()
+        bins = pc.binary_slice(batch.column("key"), 0, 1)
+        numbers = np.frombuffer(b"".join(bins.to_pylist()), np.uint8)
+        self._hold(wire, revision, FrameKind.PARTIALS, self._scatter(numbers, batch))
+
+    def _hold(
+        self, wire: Wire, revision: Revision, kind: FrameKind, parts: Iterable[tuple[int, pa.RecordBatch]]
+    ) -> None:
+        for dest, rows in parts:
+            key = _Place(wire.id, dest, revision, kind)
             held = self._held.setdefault(key, _Held())
             held.batches.append(rows)
             nbytes = rows.nbytes
@@ -71,7 +99,7 @@ class Collector:
         """A frame of a wire that only passes through. Stamped anew, so that its order here is its order there."""
         header = carried.header
         dest = header.dest if carried.wire.key else self._stay
-        self._emit(header.wire, dest, header.revision, header.rows, carried.payload)
+        self._emit(_Place(header.wire, dest, header.revision, header.kind), header.rows, carried.payload)
 
     def take(self) -> list[pa.RecordBatch]:
         """What is ready to leave."""
@@ -83,12 +111,9 @@ class Collector:
         self._flush_all()
         return self.take()
 
-    def _scatter(self, wire: Wire, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _scatter(self, bins: npt.NDArray[np.uint8], batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The batch by destination; rows of one destination keep their order."""
-        if wire.key is None:
-            yield self._stay, batch
-            return
-        dests = self._bins[bins_of(hash_columns(batch, wire.key))].astype(self._dest_type)
+        dests = self._bins[bins].astype(self._dest_type)
         order = np.argsort(dests, kind="stable")
         dests = dests[order]
         starts = np.concatenate([[0], np.flatnonzero(np.diff(dests)) + 1, [len(dests)]])
@@ -103,19 +128,19 @@ class Collector:
         for key in list(self._held):
             self._flush(key)
 
-    def _flush(self, key: tuple[WireId, int, Revision]) -> None:
-        held = self._held.pop(key)
+    def _flush(self, place: _Place) -> None:
+        held = self._held.pop(place)
         self._held_bytes -= held.nbytes
         rows = pa.concat_batches(held.batches) if len(held.batches) > 1 else held.batches[0]
-        wire, dest, revision = key
         for piece in _pieces(rows, held.nbytes):
             if self._typed:
                 self._ready.append(piece)
             else:
-                self._emit(wire, dest, revision, piece.num_rows, encode_rows(piece))
+                self._emit(place, piece.num_rows, encode_rows(piece))
 
-    def _emit(self, wire: WireId, dest: int, revision: Revision, rows: int, payload: pa.Buffer) -> None:
-        header = Header(PartitionId(dest), wire, revision, self._partition, self._seq, rows)
+    def _emit(self, place: _Place, rows: int, payload: pa.Buffer) -> None:
+        wire, dest, revision, kind = place
+        header = Header(PartitionId(dest), wire, revision, self._partition, self._seq, rows, kind)
         self._seq += 1
         self.sent[wire] += rows
         self._ready.append(frame(header, payload))

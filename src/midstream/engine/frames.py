@@ -36,6 +36,8 @@ class FrameKind(enum.IntEnum):
     """What a frame carries. Control messages and migrating state will travel as frames of other kinds."""
 
     ROWS = 0
+    PARTIALS = 1
+    """Totals of rows that the sender has added up, see :mod:`.combiner`."""
 
 
 @dataclass(frozen=True)

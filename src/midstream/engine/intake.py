@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.frames import FRAME_SCHEMA, Header, decode_rows, frames_of
+from midstream.engine.frames import FRAME_SCHEMA, FrameKind, Header, decode_rows, frames_of
 from midstream.engine.program import StageProgram
 from midstream.flow.model import Operator, Port
 from midstream.flow.schema import conform
@@ -60,6 +60,7 @@ class Rows:
     batch: pa.RecordBatch
     revision: Revision | None
     wire: WireId | None = None
+    kind: FrameKind = FrameKind.ROWS
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,11 @@ def _inlet(program: StageProgram, number: int, batch: pa.RecordBatch) -> Rows:
 def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
     wires = {wire.id: wire for wire in program.wires}
     received = {wire: _entries(program, wires[wire]) for wire in program.stage.receives}
-    for (wire, revision), group in groupby(frames_of(batch), key=lambda frame: (frame[0].wire, frame[0].revision)):
+    alike = groupby(frames_of(batch), key=lambda frame: (frame[0].wire, frame[0].revision, frame[0].kind))
+    for (wire, revision, kind), group in alike:
         if wire in received:
             for rows in _joined(decode_rows(payload) for _, payload in group):
-                yield Rows(received[wire], rows, revision, wire)
+                yield Rows(received[wire], rows, revision, wire, kind)
         else:
             yield from (Carried(wires[wire], header, payload) for header, payload in group)
 

@@ -66,6 +66,10 @@ class Tally:
             self._size = len(self._parts[0])
             self._limit = max(self._least, 2 * self._size)
 
+    def __len__(self) -> int:
+        """How many partials are held."""
+        return self._size
+
     def take(self) -> Partials | None:
         """All of it, combined; nothing when there were no rows."""
         return self._combined() if self._parts else None

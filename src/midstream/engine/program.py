@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from midstream.flow.functions import Blob
-from midstream.flow.model import Graph, Operator, Source, Stateful, Transform
+from midstream.flow.model import Aggregate, Graph, Operator, Source, Stateful, Transform
 from midstream.ids import Digest, WireId
 from midstream.planner.stages import Plan, Stage, Wire
 
@@ -34,6 +34,8 @@ class StageProgram:
     event_times: Mapping[str, str]
     blobs: Mapping[str, Digest]
     onward: frozenset[WireId]
+    combines: Mapping[WireId, Operator]
+    """Wires that start here and lead to nothing but one operator whose rows may be added up before."""
 
     @property
     def stateful(self) -> tuple[str, ...]:
@@ -76,9 +78,21 @@ def link(plan: Plan, blobs: Mapping[str, Digest]) -> tuple[StageProgram, ...]:
                 event_times={op.name: times[op.name] for op in operators if op.name in times},
                 blobs={op.name: blobs[op.name] for op in operators if op.name in blobs},
                 onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
+                combines=_combinable(plan, stage),
             )
         )
     return tuple(programs)
+
+
+def _combinable(plan: Plan, stage: Stage) -> dict[WireId, Operator]:
+    found = {}
+    for wire in plan.wires:
+        consumers = [plan.graph[name] for name in wire.consumers]
+        if wire.id in stage.emits and wire.key is not None and len(consumers) == 1:
+            [consumer] = consumers
+            if isinstance(consumer.spec, Aggregate) and consumer.spec.combinable:
+                found[wire.id] = consumer
+    return found
 
 
 def _input_schemas(graph: Graph, op: Operator) -> tuple[pa.Schema, ...]:

@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 from midstream.data.times import EpochTimes
 from midstream.engine.clock import Clock
 from midstream.engine.collector import Collector
+from midstream.engine.combiner import Combiner
+from midstream.engine.frames import FrameKind
 from midstream.engine.intake import Carried, Entry, entries_of, units
 from midstream.engine.operators.base import AtWork
 from midstream.engine.operators.registry import Parts, at_work
@@ -104,6 +106,7 @@ class StageRunner:
         self._clock = clock
         self._sizer = sizer
         self._collector = Collector(program.stage.leaves, partition, bins)
+        self._combiners: dict[tuple[Wire, Revision], Combiner] = {}
         self._received: Counter[WireId] = Counter()
         self._sources = program.timed
         self._event_times: dict[str, int] = {}
@@ -129,7 +132,10 @@ class StageRunner:
             for piece in self._sizer.cut(unit.batch):
                 began = self._clock.stopwatch_ns()
                 for entry in unit.entries:
-                    self._push(entry, piece, revision)
+                    if unit.kind is FrameKind.PARTIALS:
+                        self._push_partials(entry, piece)
+                    else:
+                        self._push(entry, piece, revision)
                 self._sizer.observe(rows=piece.num_rows, elapsed_ns=self._clock.stopwatch_ns() - began)
                 yield self._collector.take()
         # In the graph's order, so that what one operator says at the end is heard by those behind it before theirs.
@@ -138,6 +144,9 @@ class StageRunner:
                 for results in self._timed(node, node.work.finish()):
                     self._hand_on(node, results, self._revision)
                     yield self._collector.take()
+        for (wire, revision), combiner in self._combiners.items():
+            combiner.finish()
+            self._collect(wire, combiner, revision)
         yield self._collector.finish()
 
     def report(self) -> StageReport:
@@ -175,6 +184,33 @@ class StageRunner:
                 return
             yield found
 
+    def _push_partials(self, entry: Entry, batch: pa.RecordBatch) -> None:
+        """Into an operator that takes what senders have added up. It has nothing to say before the end."""
+        node = self._nodes[entry.operator]
+        node.rows_in += pc.sum(batch.column("rows")).as_py()
+        assert node.work.take_partials is not None, f"{entry.operator!r} was sent partials"
+        began = self._clock.stopwatch_ns()
+        node.work.take_partials(batch)
+        node.note_slice(self._clock.stopwatch_ns() - began)
+
+    def _send(self, wire: Wire, rows: pa.RecordBatch, revision: Revision) -> None:
+        """Put rows on a wire, added up before if that is possible and pays."""
+        consumer = self._program.combines.get(wire.id)
+        if consumer is None:
+            self._collector.add(wire, rows, revision)
+            return
+        if (wire, revision) not in self._combiners:
+            self._combiners[wire, revision] = Combiner(consumer, self._program.schemas[wire.id])
+        combiner = self._combiners[wire, revision]
+        combiner.add(rows)
+        self._collect(wire, combiner, revision)
+
+    def _collect(self, wire: Wire, combiner: Combiner, revision: Revision) -> None:
+        for rows in combiner.rows():
+            self._collector.add(wire, rows, revision)
+        for partials in combiner.partials():
+            self._collector.add_partials(wire, partials, revision)
+
     def _hand_on(self, node: _Node, results: Mapping[str, pa.RecordBatch], revision: Revision) -> None:
         for branch, result in results.items():
             if not result.num_rows:
@@ -188,7 +224,7 @@ class StageRunner:
             for consumer in node.consumers[branch]:
                 self._push(consumer, result, revision)
             for wire in node.wires[branch]:
-                self._collector.add(wire, result, revision)
+                self._send(wire, result, revision)
 
     def _note_event_time(self, source: str, batch: pa.RecordBatch) -> None:
         latest = pc.max(batch.column(self._sources[source])).cast(pa.int64()).as_py()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from midstream.flow.aggregations import Aggregation
+from midstream.flow.aggregations import Aggregation, AggregationKind
 from midstream.flow.windows import Window
 
 LATE = "late"
@@ -145,6 +145,12 @@ class Aggregate:
     columns: tuple[tuple[str, Aggregation], ...]
     window: Window | None = None
     time: str | None = None
+
+    @property
+    def combinable(self) -> bool:
+        """Whether rows may be added up anywhere: not by windows, nor when their order counts."""
+        kinds = {aggregation.kind for _, aggregation in self.columns}
+        return self.window is None and AggregationKind.LAST not in kinds
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def aggregate_at_work(
         form = Sessions(common, spec.window)
     else:
         form = Windows(common, spec.window)
-    return AtWork((form.take,), form.finish)
+    return AtWork((form.take,), form.finish, form.take_partials if isinstance(form, Running) else None)
 
 
 def totals_of(operator: Operator, spec: Aggregate, takes: pa.Schema) -> TotalsOf:
@@ -64,6 +64,12 @@ class Running:
         numbers = np.arange(self._rows, self._rows + batch.num_rows)
         self._rows += batch.num_rows
         self._blocks.add(batch.select(common.needed), numbers)
+        return {}
+
+    def take_partials(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        """Count in what a sender has added up."""
+        totals, _ = self._common.totals.unpack(batch.column("totals").to_pylist())
+        self._tally.add(Partials(batch.column("key"), (), totals))
         return {}
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
