@@ -84,8 +84,8 @@ class Oracle:
         before = self.watermark
         for source, events in (("orders", orders), ("payments", payments)):
             times = [event.time for event in events]
-            if times or source in self.latest:
-                self.latest[source] = max([*times, *([self.latest[source]] if source in self.latest else [])])
+            if times:
+                self.latest[source] = max(*times, self.latest.get(source, times[0]))
         parts = {
             "habits": self._habits(orders),
             "numbers": [*self._spent(orders), *self._windows(orders, before)],
@@ -257,29 +257,26 @@ def _plain(value: Any) -> Any:
 
 def _states(checkpoint: str, oracle: Oracle) -> Iterator[str]:
     def held(operator: str, *columns: str) -> Rows:
-        table = (
-            read_state(checkpoint, operator).select(columns or None) if columns else read_state(checkpoint, operator)
-        )
+        table = read_state(checkpoint, operator)
+        table = table.select(columns or table.column_names)
         return Counter(tuple(_plain(value) for value in row.values()) for row in table.to_pylist())
 
     expected: Rows = Counter()
     for user, of in oracle.habits.items():
-        due = None if of.due is None else f"{moment(of.due)!r}"
-        expected[user, "value", None, None, f"({of.count}, {due})"] += 1
+        due = None if of.due is None else moment(of.due)
+        expected[user, "value", None, None, repr((of.count, due))] += 1
         if of.recent:
             expected[user, "list", "recent", None, repr(of.recent)] += 1
         if of.due is not None:
             expected[user, "event timer", None, of.due, None] += 1
     yield from _compare("state of 'habit'", expected, held("habit"))
-    yield from _compare(
-        "state of 'spent'", Counter((user, *total) for user, total in oracle.spent.items()), held("spent")
-    )
+    spent = Counter((user, *total) for user, total in oracle.spent.items())
+    yield from _compare("state of 'spent'", spent, held("spent"))
     windows = Counter((user, end, *total) for (user, end), total in oracle.open.items())
     yield from _compare("state of 'by window'", windows, held("by window", "user", "window_end", "n", "total"))
-    yield from _compare(
-        "state of 'of all'", Counter((end, *total) for end, total in oracle.of_all.items()), held("of all")
-    )
-    yield from _join_state({key[:2] for key in held("pay", "user", "side")}, oracle)
+    of_all = Counter((end, *total) for end, total in oracle.of_all.items())
+    yield from _compare("state of 'of all'", of_all, held("of all"))
+    yield from _join_state(set(held("pay", "user", "side")), oracle)
 
 
 def _join_state(held: set[tuple[Any, ...]], oracle: Oracle) -> Iterator[str]:
@@ -298,9 +295,8 @@ def _join_state(held: set[tuple[Any, ...]], oracle: Oracle) -> Iterator[str]:
 
 def _strays(checkpoint: Path, epochs: int, kills: int) -> Iterator[str]:
     """Files of state that no restart needs: only those that were killed may leave some."""
-    there = {
-        str(path.relative_to(checkpoint / "state")) for path in (checkpoint / "state").rglob("*") if path.is_file()
-    }
+    folder = checkpoint / "state"
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     needed: set[str] = set()
     for epoch in range(max(0, epochs - 2), epochs):
         needed.update(_needed(checkpoint, Epoch(epoch)))

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from midstream import FileSink, Flow, agg, tumbling
+from midstream.state import lineage
 from tests.chaos.events import ORDERS_PER_STEP, PAYMENTS_PER_STEP
 
 Row = dict[str, Any]
 
 PARTITIONS = 2
+MERGED_AT_ONCE = 2
+"""Files of state are merged, and the old ones removed, much sooner than usual: a round has few epochs."""
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """These JVMs do not live long enough for compiling well to pay off."""
 COLUMNS = "user string, n bigint, value bigint, time timestamp"
@@ -28,6 +31,7 @@ class Habit:
 
     def __call__(self, key: str, row: Row, state: Any) -> Row:
         """Count an order, and put off the end of the user's patience."""
+        lineage.MERGED_AT_ONCE = MERGED_AT_ONCE  # here, because this runs in the worker
         count, due = state.get((0, None))
         if due is not None:
             state.cancel_event_timer(due)

@@ -10,6 +10,7 @@ import pytest
 from midstream.errors import CheckpointError
 from midstream.ids import Epoch, PartitionId, Run
 from midstream.state.files import Author, FileKind, FileRef, StateFiles, bin_ranges, table_of
+from midstream.state.lineage import garbage
 
 
 def author(operator: str = "count", epoch: int = 3, attempt: int = 0) -> Author:
@@ -117,3 +118,15 @@ def test_a_location_that_cannot_be_written_is_an_error(tmp_path):
 def test_a_location_may_be_a_uri(tmp_path):
     files = StateFiles(f"file://{tmp_path}/state")
     assert files.read(files.write(ROWS, FileKind.DELTA, author())).equals(ROWS)
+
+
+def test_what_a_writer_did_not_live_to_finish_is_found_by_the_sweep(files, tmp_path):
+    half = "count/0000000003-0-0-0-delta-0123456789abcdef.arrow.77.tmp"
+    (tmp_path / half).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / half).write_bytes(b"half of it")
+    found = StateFiles(str(tmp_path))
+    assert found.names() == [half]
+    assert garbage(found.names(), [], Epoch(2)) == []
+    assert garbage(found.names(), [], Epoch(3)) == [half]
+    found.remove([half])
+    assert found.names() == []

@@ -41,7 +41,9 @@ SCHEMA = pa.schema([pa.field("key", pa.large_binary(), nullable=False), pa.field
 """Columns of every file of state."""
 
 _DIGEST_SIZE = 16
-_NAME = re.compile(r"(?P<operator>[^/]+)/(?P<epoch>\d{10})-\d+-\d+-\d+-(?P<kind>[a-z]+)-[0-9a-f]{16}\.arrow")
+_NAME = re.compile(
+    r"(?P<operator>[^/]+)/(?P<epoch>\d{10})-\d+-\d+-\d+-(?P<kind>[a-z]+)-[0-9a-f]{16}\.arrow(\.\d+\.tmp)?"
+)
 
 
 class FileKind(StrEnum):
@@ -133,7 +135,7 @@ class StateFiles:
         return table
 
     def names(self) -> list[str]:
-        """The names of all files there are, sorted."""
+        """The names of all files there are, sorted; also of those that their writer did not live to finish."""
         selector = pafs.FileSelector(self._root, allow_not_found=True, recursive=True)
         found = [posixpath.relpath(info.path, self._root) for info in self._fs.get_file_info(selector) if info.is_file]
         return sorted(name for name in found if _NAME.fullmatch(name))
