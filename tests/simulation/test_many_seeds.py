@@ -11,7 +11,7 @@ SEEDS = 15
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("block", range(12))
+@pytest.mark.parametrize("block", range(8))
 def test_seeds_hold(kind: str, block: int) -> None:
     rows = sum(run_seed(1000 + seed, kind) for seed in range(SEEDS * block, SEEDS * (block + 1)))
     assert rows > 0

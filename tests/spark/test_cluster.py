@@ -92,6 +92,7 @@ def bare_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(4 * PATIENCE_S)  # four JVMs have to start first
 def test_a_submitted_script_runs_on_executors_that_lack_midstream(bare_python: Path, tmp_path: Path) -> None:
     """With functions of the script and of a module beside it, two exchanges, and a relative checkpoint."""

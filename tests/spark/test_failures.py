@@ -246,6 +246,7 @@ def test_an_epoch_whose_coordinator_went_away_fails(spark: Any, tmp_path: Path, 
     assert found == [(n // 10, n) for n in range(30)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * PATIENCE_S)  # a JVM has to start first
 def test_a_killed_worker_is_replaced_and_the_result_is_exact(driver: Any, tmp_path: Path) -> None:
     """In a driver of its own, because this session's tasks may not be retried."""

@@ -12,7 +12,7 @@ import pytest
 
 from midstream import FileSink, Flow, ListSource, MemorySink, NoopSink
 from midstream.errors import CheckpointError
-from midstream.runtime.checkpoint import Checkpoint
+from midstream.runtime.checkpoint import FORMAT, Checkpoint
 from midstream.testing import run_spark
 from tests.spark.conftest import PATIENCE_S, Passage
 
@@ -86,7 +86,9 @@ def test_a_checkpoint_may_have_any_name_and_be_relative(
 # ── after a crash of the driver ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("moment", ["in a function", "after the sinks", "after the manifest"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("in a function", marks=pytest.mark.slow), "after the sinks", "after the manifest"]
+)
 @pytest.mark.timeout(2 * PATIENCE_S)  # a JVM has to start first
 def test_after_a_crash_of_the_driver_nothing_is_missing_or_doubled(
     spark: Any, tmp_path: Path, gate: Any, driver: Any, moment: str
@@ -112,7 +114,8 @@ def crash(folder: str, port: str, moment: str) -> None:
     """Runs in another process, and waits in its second epoch for its end."""
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     wait, root, commit = Passage(int(port)), Path(folder), Checkpoint.commit
 
@@ -182,7 +185,7 @@ def test_a_checkpoint_of_something_else_is_refused_and_stays_as_it_was(spark: An
         (whole[:20], "is damaged"),
         (b"\xff\xfe", "is damaged"),
         (b"[]", "is damaged"),
-        (whole.replace(b'"format":1', b'"format":99'), "has format 99"),
+        (whole.replace(b'"format":%d' % FORMAT, b'"format":99'), "has format 99"),
     ]:
         identity.write_bytes(damaged)
         before["midstream.json"] = damaged

@@ -189,8 +189,11 @@ def _lock(fs: pafs.FileSystem, path: str, location: str) -> IO[bytes] | None:
     """Lock a file for as long as it is open. File systems other than local ones have no such thing."""
     if not isinstance(fs, pafs.LocalFileSystem):
         return None
-    fs.create_dir(posixpath.dirname(path), recursive=True)
-    file = open(path, "a+b")  # noqa: SIM115 (held open as long as the job lives)
+    try:
+        fs.create_dir(posixpath.dirname(path), recursive=True)
+        file = open(path, "a+b")  # noqa: SIM115 (held open as long as the job lives)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

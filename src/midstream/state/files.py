@@ -41,9 +41,7 @@ SCHEMA = pa.schema([pa.field("key", pa.large_binary(), nullable=False), pa.field
 """Columns of every file of state."""
 
 _DIGEST_SIZE = 16
-_NAME = re.compile(
-    r"(?P<operator>[^/]+)/(?P<epoch>\d{10})-\d+-\d+-\d+-(?P<kind>[a-z]+)-[0-9a-f]{16}\.arrow(\.\d+\.tmp)?"
-)
+_NAME = re.compile(r"(?P<operator>[^/]+)/(?P<epoch>\d{10})-\d+-\d+-\d+-[a-z]+-[0-9a-f]{16}\.arrow(\.\d+\.tmp)?")
 
 
 class FileKind(StrEnum):
