@@ -27,6 +27,8 @@ from tests.oracle import Row, multiset
 from tests.simulation.keyed_flows import at, small_thresholds
 from tests.simulation.keyed_state import compare_state
 
+pytestmark = pytest.mark.long
+
 SCHEMA = "k string, n int, t timestamp"
 EPOCHS: list[list[Row]] = [
     [{"k": "abc"[(3 * n + i) % 3 if i else n % 3], "n": n + i, "t": at(4 * n + i)} for i in range(4)] for n in range(8)

@@ -64,6 +64,7 @@ def test_rows_counts_and_state_are_what_the_oracle_says(tmp_path: Path) -> None:
     assert everything <= {name for name, count in seen.items() if count}, seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_operator_with_state_is_what_the_oracle_says(kind: str, tmp_path: Path) -> None:
     given = late = 0
@@ -171,6 +172,7 @@ def opportunities(folder: Path, **options: Any) -> int:
     return never.asked
 
 
+@pytest.mark.long
 def test_the_driver_and_its_hosts_may_die_at_every_single_step(tmp_path: Path) -> None:
     count = opportunities(tmp_path, quick=True)
     assert count > 30
@@ -203,6 +205,7 @@ def tasks_crash(now: Nth) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_a_task_may_crash_at_every_single_step(tmp_path: Path) -> None:
     def case(name: str) -> KeyedCase:
         made = small_case(tmp_path / name, length=2, partitions=2, quick=True)

@@ -32,6 +32,8 @@ from midstream.flow.schema import to_ddl
 from midstream.testing import Faults, run_local
 from tests.oracle import multiset
 
+pytestmark = pytest.mark.long
+
 Row = dict[str, Any]
 BANK = Bank(users=40, merchants_per_city=3)
 ROUGH = Faults(crash=0.02, speculate=0.05, repeat=0.05, give_up=0.005)
@@ -129,7 +131,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 @pytest.mark.parametrize(
     ("partitions", "seed", "faults"),
-    [pytest.param(1, 0, None, id="calm", marks=pytest.mark.long), pytest.param(3, 1, ROUGH, id="rough")],
+    [pytest.param(1, 0, None, id="calm"), pytest.param(3, 1, ROUGH, id="rough")],
 )
 @pytest.mark.parametrize("name", CASES)
 def test_a_flow_gives_what_its_oracle_says(name: str, partitions: int, seed: int, faults: Faults | None) -> None:

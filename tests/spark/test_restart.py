@@ -87,7 +87,12 @@ def test_a_checkpoint_may_have_any_name_and_be_relative(
 
 
 @pytest.mark.parametrize(
-    "moment", [pytest.param("in a function", marks=pytest.mark.slow), "after the sinks", "after the manifest"]
+    "moment",
+    [
+        pytest.param("in a function", marks=pytest.mark.slow),
+        pytest.param("after the sinks", marks=pytest.mark.slow),
+        "after the manifest",
+    ],
 )
 @pytest.mark.timeout(2 * PATIENCE_S)  # a JVM has to start first
 def test_after_a_crash_of_the_driver_nothing_is_missing_or_doubled(

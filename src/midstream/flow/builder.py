@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from midstream.errors import FlowError, SchemaError, SourceError
+from midstream.errors import FlowError, SchemaError
 from midstream.flow.durations import duration
 from midstream.flow.functions import check_callable
+from midstream.flow.handed import (
+    check_comparable,
+    check_sink_signature,
+    column_pairs,
+    describe_stream,
+    describe_table,
+)
 from midstream.flow.keyed import KeyedOperators
 from midstream.flow.model import (
     LATE,
@@ -37,8 +44,6 @@ from midstream.flow.model import (
 )
 from midstream.flow.schema import (
     check_key_columns,
-    conform,
-    from_spark,
     joined_schema,
     parse_ddl,
     require_columns,
@@ -54,7 +59,6 @@ from midstream.flow.sinks import (
     NoopSink,
     SinkTarget,
 )
-from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.flow.validate import check_name, validate
 
 if TYPE_CHECKING:
@@ -105,7 +109,7 @@ class Flow:
             smallest, over all sources with event times, of the latest event time seen minus this.
         """
         what = f"source {check_name(name, 'source')!r}"
-        schema, known_time = _describe_stream(stream, what)
+        schema, known_time = describe_stream(stream, what)
         event_time = event_time or known_time
         delay_us = duration(delay, f"{what}: delay", zero=True)
         if event_time is not None:
@@ -298,12 +302,12 @@ class Stream:
         what = f"lookup {check_name(name, 'lookup')!r}"
         if how not in list(How):
             raise FlowError(f"{what}: how={how!r} is not known; allowed: {', '.join(How)}")
-        pairs = _pairs(on, what)
-        table, table_schema = _describe_table(table, what)
+        pairs = column_pairs(on, what)
+        table, table_schema = describe_table(table, what)
         check_key_columns(self.schema, [mine for mine, _ in pairs], f"{what}, stream")
         check_key_columns(table_schema, [theirs for _, theirs in pairs], f"{what}, table")
         for mine, theirs in pairs:
-            _check_comparable(what, mine, self.schema.field(mine).type, theirs, table_schema.field(theirs).type)
+            check_comparable(what, mine, self.schema.field(mine).type, theirs, table_schema.field(theirs).type)
         keys = [theirs for _, theirs in pairs]
         schema = joined_schema(self.schema, table_schema, keys, nullable=how == How.LEFT, what=what)
         return self._flow._add(name, Lookup(pairs, How(how), unique, table_schema), (self._port,), schema, table)
@@ -340,7 +344,7 @@ class Stream:
                 raise FlowError(
                     f"{what}: found the class {target.__name__}; give an instance of it, {target.__name__}(…)"
                 )
-            _check_sink_signature(target, what)
+            check_sink_signature(target, what)
             target = CallSink(target)
         if isinstance(target, FileSink) and EPOCH_COLUMN in self.schema.names:
             raise SchemaError(
@@ -424,78 +428,3 @@ class Branches(Mapping[str, Stream]):
 
     def __len__(self) -> int:
         return len(self._streams)
-
-
-# ── what users hand over, described without importing Spark ───────────────────────────────────────────────────────
-
-
-def _is_dataframe(value: Any) -> bool:
-    """Duck typing, because this package must not import pyspark."""
-    return hasattr(value, "isStreaming") and hasattr(value, "sparkSession") and hasattr(value, "schema")
-
-
-def _dataframe_schema(df: Any, what: str) -> pa.Schema:
-    try:
-        return from_spark(df.schema)
-    except SchemaError as error:
-        raise SchemaError(f"{what}: the DataFrame's columns cannot be used: {error}") from error
-
-
-def _describe_stream(stream: Any, what: str) -> tuple[pa.Schema, str | None]:
-    if isinstance(stream, GeneratorSource | ListSource):
-        return stream.schema, stream.event_time
-    if not _is_dataframe(stream):
-        raise SourceError(
-            f"{what}: expected a streaming DataFrame (spark.readStream…load()), a GeneratorSource or a ListSource, "
-            f"found {type(stream).__name__}"
-        )
-    if not stream.isStreaming:
-        raise SourceError(
-            f"{what}: this DataFrame is a batch; a source needs a stream. Read it with spark.readStream instead of "
-            f"spark.read, or join it to a stream with .lookup(…)"
-        )
-    return _dataframe_schema(stream, what), None
-
-
-def _describe_table(table: Any, what: str) -> tuple[Any, pa.Schema]:
-    if _is_dataframe(table):
-        if table.isStreaming:
-            raise FlowError(f"{what}: the table is a stream; a lookup needs a static table or a batch DataFrame")
-        return table, _dataframe_schema(table, what)
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
-    elif not isinstance(table, pa.Table) and type(table).__module__.startswith("pandas."):
-        table = pa.Table.from_pandas(table, preserve_index=False)
-    if not isinstance(table, pa.Table):
-        raise FlowError(
-            f"{what}: expected a pyarrow.Table, a pandas DataFrame or a batch DataFrame, found {type(table).__name__}"
-        )
-    schema = parse_ddl(to_ddl(table.schema))
-    return pa.Table.from_batches([conform(table, schema, what)]), schema
-
-
-def _pairs(on: str | Sequence[str] | Mapping[str, str], what: str) -> tuple[tuple[str, str], ...]:
-    if isinstance(on, str):
-        return ((on, on),)
-    pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((column, column) for column in on)
-    if not pairs:
-        raise FlowError(f"{what}: on= names no column")
-    return pairs
-
-
-def _check_comparable(what: str, mine: str, my_type: pa.DataType, theirs: str, their_type: pa.DataType) -> None:
-    if my_type.equals(their_type) or (pa.types.is_integer(my_type) and pa.types.is_integer(their_type)):
-        return
-    raise SchemaError(
-        f"{what}: the stream's {mine!r} is {type_name(my_type)} but the table's {theirs!r} is {type_name(their_type)}; "
-        f"keys must have the same type"
-    )
-
-
-def _check_sink_signature(function: Any, what: str) -> None:
-    try:
-        inspect.signature(function).bind(None, 0)
-    except TypeError as error:
-        raise FlowError(f"{what}: the function is called with (df, epoch), but {error}") from None
-    except ValueError:  # builtins without a signature: nothing to check against
-        return
