@@ -97,6 +97,7 @@ def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
         worker.ask(TaskFailed(task, failure_of(error)))
         raise error from None
     worker.ask(report)
+    worker.state.trim()
 
 
 def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
