@@ -153,7 +153,7 @@ def plot(path: Path, found: dict[int, Measured]) -> None:
     right.plot(list(found), [m.anonymous_mb for m in found.values()], marker="o")
     right.set(xscale="log", xlabel="keys in the state", ylabel="MB", title="a worker's own memory")
     for axes in (left, right):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.2 * axes.get_ylim()[1])
     figure.tight_layout()
     figure.savefig(path)
 
