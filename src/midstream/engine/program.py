@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from midstream.flow.functions import Blob
-from midstream.flow.model import Aggregate, Graph, Operator, Source, Stateful, Transform
+from midstream.flow.model import Aggregate, Graph, Operator, Source, Transform
 from midstream.ids import Digest, WireId
 from midstream.planner.stages import Plan, Stage, Wire
 
@@ -36,11 +36,6 @@ class StageProgram:
     onward: frozenset[WireId]
     combines: Mapping[WireId, Operator]
     """Wires that start here and lead to nothing but one operator whose rows may be added up before."""
-
-    @property
-    def stateful(self) -> tuple[str, ...]:
-        """Names of the operators that keep state."""
-        return tuple(op.name for op in self.operators if isinstance(op.spec, Stateful))
 
     @property
     def timed(self) -> dict[str, str]:

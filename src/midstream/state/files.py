@@ -120,7 +120,7 @@ class StateFiles:
             raise CheckpointError(
                 f"the file of state {ref.name!r} in {self.location!r} is damaged: expected {ref.size} bytes with the "
                 f"digest {ref.digest.hex()}, found {len(data)} bytes with the digest {_digest(data).hex()}. Restore it "
-                f"from a copy, or go back to an epoch before {ref.epoch}",
+                f"from a copy",
                 file=ref.name,
             )
         table = pa.ipc.open_file(data).read_all()
@@ -156,7 +156,7 @@ class StateFiles:
             raise CheckpointError(
                 f"the file of state {ref.name!r} is missing from {self.location!r}; expected {ref.size} bytes. The "
                 f"checkpoint location must be storage that the driver and all executors share, and nothing but "
-                f"midstream may remove files from it. Restore it from a copy, or go back to an earlier epoch",
+                f"midstream may remove files from it. Restore it from a copy",
                 file=ref.name,
             ) from error
         except OSError as error:
