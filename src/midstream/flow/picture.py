@@ -17,31 +17,45 @@ from midstream.flow.model import Graph, KeyBy, Operator, Sink, Transform
 
 @dataclass(frozen=True)
 class Box:
-    """An operator as drawn. ``group`` is an index into :attr:`Picture.groups`."""
+    """An operator as drawn. ``group`` is an index into :attr:`Picture.groups`.
+
+    ``badges`` are words on the box, ``strong`` gives it a thick frame and ``faint`` a broken one; Mermaid has neither.
+    """
 
     name: str
     kind: str
     group: int | None
+    badges: tuple[str, ...] = ()
+    strong: bool = False
+    faint: bool = False
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """All edges from one operator to another; ``tail`` and ``head`` are indexes into :attr:`Picture.boxes`."""
+    """All edges from one operator to another; ``tail`` and ``head`` are indexes into :attr:`Picture.boxes`.
+
+    ``group`` is the group that the arrow itself belongs to, if any: an index as in :class:`Box`.
+    """
 
     tail: int
     head: int
     label: str
     exchange: bool
+    group: int | None = None
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Boxes in the graph's order, so that an arrow's tail always comes before its head."""
+    """Boxes in the graph's order, so that an arrow's tail always comes before its head.
+
+    ``meanings`` are pairs of a badge and what it means, for the legend.
+    """
 
     title: str
     boxes: tuple[Box, ...]
     arrows: tuple[Arrow, ...]
     groups: tuple[str, ...]
+    meanings: tuple[tuple[str, str], ...] = ()
 
 
 def picture(graph: Graph, groups: Mapping[str, str], title: str) -> Picture:

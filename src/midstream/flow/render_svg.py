@@ -1,7 +1,7 @@
 """A flow as an SVG file that needs nothing else: own layout, own style sheet, light and dark.
 
 Colours are classes, never attributes, so that the dark scheme can replace all of them. Operators are coloured by kind,
-or by group when there are groups; the kind is always written under the name.
+or by group when there are groups; the kind is always written under the name. Badges sit on a box's upper edge.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ _NAME_ADVANCE = 7.9  # one column of the 13 px monospace font
 _SMALL_ADVANCE = 6.4  # one column of the 11 px font, on average
 _BOX_PADDING = 26
 _MIN_BOX_WIDTH = 76
+_BADGE_HEIGHT = 15
+_BADGE_PADDING = 12
+_BADGE_GAP = 4
 
 # Name: fill and stroke in the light scheme, then in the dark one.
 _COLOURS = {
@@ -54,6 +57,14 @@ _FONTS = """
 .midstream .arrow{fill:none;stroke-width:1.5px}
 .midstream .exchange{stroke-dasharray:5 4}
 """
+# Only in pictures that have badges.
+_BADGE_FONTS = """\
+.midstream .badge{font:600 10px ui-sans-serif,system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
+.midstream .pill{stroke-width:1.2px}
+.midstream .box.strong{stroke-width:3px}
+.midstream .box.faint{stroke-dasharray:5 4}
+.midstream .arrow.travelled{stroke-width:2.5px}
+"""
 
 
 def svg(picture: Picture) -> str:
@@ -70,8 +81,7 @@ def svg(picture: Picture) -> str:
             f'aria-label="{escape(picture.title or "flow")}" width="{width:.0f}" height="{height:.0f}" '
             f'viewBox="0 0 {width:.0f} {height:.0f}">',
             f"<style>{_style(picture)}</style>",
-            '<defs><marker id="midstream-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-            'orient="auto"><path class="tip" d="M0 0.6 7.5 4 0 7.4Z"/></marker></defs>',
+            f"<defs>{''.join(_tips(picture))}</defs>",
             f'<rect class="sheet" x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="10"/>',
             *_title(picture),
             f'<g transform="translate({_MARGIN} {top})">',
@@ -85,9 +95,26 @@ def svg(picture: Picture) -> str:
     )
 
 
+def _tips(picture: Picture) -> Iterator[str]:
+    """The tip of plain arrows, then those of coloured ones: a marker does not take the colour of its line."""
+    colours = sorted({_of_group(arrow.group) for arrow in picture.arrows if arrow.group is not None})
+    for name, style in (("", "tip"), *((f"-{colour}", f"tip {colour}") for colour in colours)):
+        # A thick line scales its tip; a smaller one comes out as large as the others.
+        size = "7" if not name else "4.8"
+        yield (
+            f'<marker id="midstream-tip{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="{size}" '
+            f'markerHeight="{size}" orient="auto"><path class="{style}" d="M0 0.6 7.5 4 0 7.4Z"/></marker>'
+        )
+
+
 def _box_width(picture: Picture, box: Box) -> float:
     text = max(cells(box.name) * _NAME_ADVANCE, cells(_caption(picture, box)) * _SMALL_ADVANCE)
-    return max(_MIN_BOX_WIDTH, text + _BOX_PADDING)
+    return max(_MIN_BOX_WIDTH, text + _BOX_PADDING, sum(map(_badge_width, box.badges)) + _BOX_PADDING / 2)
+
+
+def _badge_width(badge: str) -> float:
+    """With the gap to the next one."""
+    return cells(badge) * _SMALL_ADVANCE + _BADGE_PADDING + _BADGE_GAP
 
 
 def _caption(picture: Picture, box: Box) -> str:
@@ -102,13 +129,17 @@ def _link(arrow: Arrow) -> Link:
 
 
 def _style(picture: Picture) -> str:
-    used = sorted({_colour(picture, i) for i in range(len(picture.boxes))})
-    light = _scheme("#ffffff", "#d5dbe1", "#1c2128", "#5b6570", "#8b949e", {c: _COLOURS[c][:2] for c in used})
-    dark = _scheme("#0f141a", "#323a44", "#e8edf2", "#9aa5b1", "#77828e", {c: _COLOURS[c][2:] for c in used})
-    return f"{_FONTS}{light}@media (prefers-color-scheme: dark){{\n{dark}}}\n"
+    badged = bool(picture.meanings) or any(box.badges for box in picture.boxes)
+    used = sorted({_colour(picture, i) for i in range(len(picture.boxes))} | ({"grey"} if badged else set()))
+    light = _scheme("#ffffff", "#d5dbe1", "#1c2128", "#5b6570", "#8b949e", {c: _COLOURS[c][:2] for c in used}, badged)
+    dark = _scheme("#0f141a", "#323a44", "#e8edf2", "#9aa5b1", "#77828e", {c: _COLOURS[c][2:] for c in used}, badged)
+    fonts = _FONTS + _BADGE_FONTS if badged else _FONTS
+    return f"{fonts}{light}@media (prefers-color-scheme: dark){{\n{dark}}}\n"
 
 
-def _scheme(paper: str, frame: str, ink: str, faint: str, line: str, colours: dict[str, tuple[str, ...]]) -> str:
+def _scheme(
+    paper: str, frame: str, ink: str, faint: str, line: str, colours: dict[str, tuple[str, ...]], badged: bool
+) -> str:
     rules = [
         f".sheet{{fill:{paper};stroke:{frame}}}",
         f".name,.midstream .title{{fill:{ink}}}",
@@ -118,6 +149,14 @@ def _scheme(paper: str, frame: str, ink: str, faint: str, line: str, colours: di
         f".tip{{fill:{line}}}",
         *(f".{name}{{fill:{fill};stroke:{stroke}}}" for name, (fill, stroke) in colours.items()),
     ]
+    if badged:
+        rules += [f".badge{{fill:{ink}}}"]
+        for name, (_, stroke) in colours.items():
+            rules += [
+                f".pill.{name}{{fill:{paper}}}",
+                f".arrow.{name}{{fill:none}}",
+                f".tip.{name}{{fill:{stroke};stroke:none}}",
+            ]
     return "".join(f".midstream {rule}\n" for rule in rules)
 
 
@@ -125,7 +164,11 @@ def _colour(picture: Picture, number: int) -> str:
     box = picture.boxes[number]
     if not picture.groups:
         return _OF_KIND.get(box.kind, "grey")
-    return "grey" if box.group is None else _OF_GROUP[box.group % len(_OF_GROUP)]
+    return "grey" if box.group is None else _of_group(box.group)
+
+
+def _of_group(group: int) -> str:
+    return _OF_GROUP[group % len(_OF_GROUP)]
 
 
 def _title(picture: Picture) -> Iterator[str]:
@@ -136,7 +179,11 @@ def _title(picture: Picture) -> Iterator[str]:
 def _arrows(picture: Picture, layout: Layout) -> Iterator[str]:
     for arrow, route in zip(picture.arrows, layout.routes, strict=True):
         style = "arrow exchange" if arrow.exchange else "arrow"
-        yield f'<path class="{style}" marker-end="url(#midstream-tip)" d="{_path(route)}"/>'
+        tip = "midstream-tip"
+        if arrow.group is not None:
+            style += f" travelled {_of_group(arrow.group)}"
+            tip += f"-{_of_group(arrow.group)}"
+        yield f'<path class="{style}" marker-end="url(#{tip})" d="{_path(route)}"/>'
 
 
 def _path(route: tuple[tuple[float, float], ...]) -> str:
@@ -150,14 +197,29 @@ def _path(route: tuple[tuple[float, float], ...]) -> str:
 def _boxes(picture: Picture, layout: Layout) -> Iterator[str]:
     for i, (box, rect) in enumerate(zip(picture.boxes, layout.boxes, strict=True)):
         middle = rect.x + rect.width / 2
-        yield _rect(rect, _colour(picture, i))
+        colour = _colour(picture, i)
+        yield _rect(rect, colour + " strong" * box.strong + " faint" * box.faint)
         yield f'<text class="name middle" x="{middle:g}" y="{rect.y + 20:g}">{escape(box.name)}</text>'
         yield f'<text class="small middle" x="{middle:g}" y="{rect.y + 36:g}">{escape(_caption(picture, box))}</text>'
+        x = rect.x + 8
+        for badge in box.badges:
+            yield _badge(badge, colour, x, rect.y - 3)
+            x += _badge_width(badge)
 
 
-def _rect(rect: Rect, colour: str) -> str:
+def _badge(badge: str, colour: str, x: float, middle: float) -> str:
+    """A pill around ``middle``."""
+    width = _badge_width(badge) - _BADGE_GAP
+    return (
+        f'<rect class="pill {colour}" x="{x:g}" y="{middle - _BADGE_HEIGHT / 2:g}" width="{width:g}" '
+        f'height="{_BADGE_HEIGHT}" rx="{_BADGE_HEIGHT / 2:g}"/>'
+        f'<text class="badge middle" x="{x + width / 2:g}" y="{middle + 3.5:g}">{escape(badge)}</text>'
+    )
+
+
+def _rect(rect: Rect, style: str) -> str:
     place = f'x="{rect.x:g}" y="{rect.y:g}" width="{rect.width:g}" height="{rect.height:g}"'
-    return f'<rect class="box {colour}" {place} rx="9"/>'
+    return f'<rect class="box {style}" {place} rx="9"/>'
 
 
 def _labels(picture: Picture, layout: Layout) -> Iterator[str]:
@@ -174,14 +236,17 @@ def _legend(picture: Picture) -> list[tuple[str, float]]:
     """Entries, each with its width, drawn with their baseline at y = 0."""
     entries = []
     for g, label in enumerate(picture.groups):
-        swatch = f'<rect class="swatch {_OF_GROUP[g % len(_OF_GROUP)]}" x="0" y="-10" width="18" height="12" rx="3"/>'
-        entries.append((swatch, label))
+        entries.append(
+            (f'<rect class="swatch {_of_group(g)}" x="0" y="-10" width="18" height="12" rx="3"/>', 25.0, label)
+        )
+    for badge, meaning in picture.meanings:
+        entries.append((_badge(badge, "grey", 0, -4), _badge_width(badge) + 3, meaning))
     if any(arrow.exchange for arrow in picture.arrows):
-        entries.append(('<path class="arrow exchange" d="M0 -4H26"/>', "exchange"))
+        entries.append(('<path class="arrow exchange" d="M0 -4H26"/>', 34.0, "exchange"))
     return [
-        (f'{swatch}<text class="small" x="{34 if "path" in swatch else 25}" y="0">{escape(label)}</text>', 34 + w)
-        for swatch, label in entries
-        for w in [cells(label) * _SMALL_ADVANCE + 22]
+        (f'{swatch}<text class="small" x="{x:g}" y="0">{escape(label)}</text>', w)
+        for swatch, x, label in entries
+        for w in [max(x, 34) + cells(label) * _SMALL_ADVANCE + 22]
     ]
 
 

@@ -18,7 +18,7 @@ _Lanes = list[Arrow | None]
 
 
 def text(picture: Picture) -> str:
-    """Lanes, name, kind, group, and the inputs wherever they are not simply the operator on the line above."""
+    """Lanes, name, kind, group and badges, and the inputs unless they are simply the operator on the line above."""
     rows = list(_rows(picture))
     width = max((cells(lanes) for lanes, _ in rows), default=0)
     order = [number for _, number in rows if number is not None]
@@ -109,11 +109,12 @@ def _drawn(lanes: _Lanes, marks: dict[int, str], tied: range = range(0)) -> str:
 
 def _columns(picture: Picture, number: int, above: int | None) -> tuple[str, str, str, str]:
     box = picture.boxes[number]
-    group = "" if box.group is None else f"[{picture.groups[box.group]}]"
+    group = [] if box.group is None else [f"[{picture.groups[box.group]}]"]
+    badges = [", ".join(box.badges)] if box.badges else []
     inputs = [arrow for arrow in picture.arrows if arrow.head == number]
     obvious = not inputs or (len(inputs) == 1 and not inputs[0].label and inputs[0].tail == above)
     origins = "" if obvious else "← " + ", ".join(_origin(picture, arrow) for arrow in inputs)
-    return box.name, box.kind, group, origins
+    return box.name, box.kind, " ".join(group + badges), origins
 
 
 def _origin(picture: Picture, arrow: Arrow) -> str:
