@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import pickle
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import benchmarks.workloads
-from benchmarks.workloads import fries_w1, fries_w4, nexmark, word_count, ysb
+from benchmarks.workloads import fries_w1, fries_w2, fries_w3, fries_w4, fries_w5, nexmark, tpcds, word_count, ysb
+from benchmarks.workloads.costs import CostlyModel
 from benchmarks.workloads.nexmark.generator import ROUND, Share
 from benchmarks.workloads.payments import Bank
 from examples.fraud.models import train
@@ -97,6 +100,28 @@ def fries_w1_case(model: fries_w1.Model | None = None, payments: int = 1000) -> 
     )
 
 
+def fries_w2_case(*revised: str) -> Case:
+    out, source = MemorySink(), fries_w2.sales(1000, limit=600)
+    known = fries_w2.tables(selective=False) | {name: fries_w2.revised(name, selective=False) for name in revised}
+    return Case(fries_w2.flow(recorded(source, epochs=3), out, known), out, fries_w2.oracle(rows_of(source), known))
+
+
+def fries_w3_case(*revised: str) -> Case:
+    out, sources = MemorySink(), fries_w3.sales(1000, limit=200)
+    known = fries_w3.tables(selective=False) | {name: fries_w3.revised(name, selective=False) for name in revised}
+    expected = fries_w3.oracle([sale for source in sources for sale in rows_of(source)], known)
+    streams = fries_w3.Sales(*(recorded(source, epochs) for source, epochs in zip(sources, (3, 2, 4), strict=True)))
+    return Case(fries_w3.flow(streams, out, known), out, expected)
+
+
+def fries_w5_case(model: fries_w1.Model | None = None) -> Case:
+    out, source = MemorySink(), fries_w5.payments(BANK, 1000, fraud_rate=0.05, limit=600)
+    other = fries_w1.LinearModel(excess=0.5, moved=0.1)
+    expected = fries_w5.oracle(rows_of(source), model, other, recent=4, merchant_recent=6)
+    flow = fries_w5.flow(recorded(source, epochs=3), out, model, other, recent=4, merchant_recent=6)
+    return Case(flow, out, expected)
+
+
 def fries_w4_case() -> Case:
     out, source = MemorySink(), fries_w4.groups(BANK, 1000, limit=500)
     return Case(fries_w4.flow(recorded(source, epochs=3), out), out, fries_w4.oracle(rows_of(source)))
@@ -122,7 +147,12 @@ CASES: dict[str, Callable[[], Case]] = {
     **{query: partial(nexmark_case, query) for query in nexmark.QUERIES},
     "fries_w1": fries_w1_case,
     "fries_w1, trained": lambda: fries_w1_case(fries_w1.TrainedModel(train(payments=5000).customer), payments=200),
+    "fries_w2": fries_w2_case,
+    "fries_w2, revised": lambda: fries_w2_case("J1", "J4"),
+    "fries_w3": fries_w3_case,
+    "fries_w3, revised": lambda: fries_w3_case("J6", "J9"),
     "fries_w4": fries_w4_case,
+    "fries_w5": fries_w5_case,
 }
 
 
@@ -272,6 +302,107 @@ def test_views_are_counted_per_campaign_and_ten_seconds() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("workload", "name", "shows"),
+    [
+        (fries_w2, "J1", "w_state"),
+        (fries_w2, "J2", "i_item_id"),
+        (fries_w2, "J3", "d_date"),
+        (fries_w2, "J4", "cr_refunded_cash"),
+        (fries_w3, "J5", "d_date"),
+        (fries_w3, "J6", "d_date"),
+        (fries_w3, "J7", "d_date"),
+        (fries_w3, "J8", "i_brand"),
+        (fries_w3, "J9", "t_hour"),
+    ],
+)
+def test_a_revised_table_lets_the_same_rows_through_and_shows_in_them(workload: Any, name: str, shows: str) -> None:
+    tables, revised = workload.tables(selective=False), workload.revised(name, selective=False)
+    assert revised.schema.equals(tables[name].schema)
+    rows = [row for stream in sales_of(workload, limit=300).values() for row in rows_of(stream)]
+    before, after = (workload.oracle(rows, known) for known in (tables, {**tables, name: revised}))
+    touched = [(old, new) for old, new in zip(before, after, strict=True) if meets(name, old)]
+    assert len(touched) > 10
+    assert all({**old, shows: new[shows]} == new for old, new in touched)  # nothing else differs
+    assert {old[shows] for old, _ in touched}.isdisjoint({new[shows] for _, new in touched})
+    assert [row for row in before if not meets(name, row)] == [row for row in after if not meets(name, row)]
+
+
+def meets(name: str, row: Row) -> bool:
+    """Whether a row of the result has found something in that join's table."""
+    if name == "J4":
+        return row["cr_refunded_cash"] is not None
+    return name not in fries_w3.DAYS_OF.values() or fries_w3.DAYS_OF[row["channel"]] == name
+
+
+def sales_of(workload: Any, **options: Any) -> dict[str, GeneratorSource]:
+    """The streams of a workload on TPC-DS, by the tables whose rows they give."""
+    if workload is fries_w2:
+        return {"catalog_sales": fries_w2.sales(1000, **options)}
+    return {f"{channel}_sales": stream for channel, stream in fries_w3.sales(1000, **options)._asdict().items()}
+
+
+# What the queries say, up to their GROUP BY; the names are those of the result.
+Q40 = """
+    SELECT cs_order_number, cs_item_sk, w_state, i_item_id, d_date, cs_sales_price, cr_refunded_cash
+    FROM catalog_sales LEFT JOIN catalog_returns ON cs_order_number = cr_order_number AND cs_item_sk = cr_item_sk,
+         warehouse, item, date_dim
+    WHERE i_current_price BETWEEN 0.99 AND 1.49 AND i_item_sk = cs_item_sk AND cs_warehouse_sk = w_warehouse_sk
+      AND cs_sold_date_sk = d_date_sk AND d_date BETWEEN DATE '2000-02-10' AND DATE '2000-04-10'
+"""
+Q71_CHANNEL = """
+    SELECT '{0}' AS channel, {1}_ext_sales_price AS ext_price, i_brand_id, i_brand, t_hour, t_minute
+    FROM {0}_sales, date_dim, item, time_dim
+    WHERE d_date_sk = {1}_sold_date_sk AND d_moy = 11 AND d_year = 1999 AND {1}_item_sk = i_item_sk
+      AND i_manager_id = 1 AND {1}_sold_time_sk = t_time_sk AND t_meal_time IN ('breakfast', 'dinner')
+"""
+Q71 = " UNION ALL ".join(Q71_CHANNEL.format(*channel) for channel in fries_w3.CHANNELS.items())
+
+
+@pytest.mark.parametrize(
+    ("workload", "query", "count"),
+    [pytest.param(fries_w2, Q40, 39, id="Q40"), pytest.param(fries_w3, Q71, 8, id="Q71")],
+)
+def test_all_sales_together_give_what_a_database_makes_of_the_query(workload: Any, query: str, count: int) -> None:
+    streams = sales_of(workload)
+    with duckdb.connect() as database:
+        for name in (*streams, "catalog_returns", "warehouse", "item", "date_dim", "time_dim"):
+            database.register(name, tpcds.table(name))
+        expected = database.execute(query).to_arrow_table().to_pylist()
+    # One round of a stream is its whole table.
+    rows = [
+        row for name, stream in streams.items() for row in table(stream, end=tpcds.table(name).num_rows).to_pylist()
+    ]
+    assert len(expected) == count
+    assert multiset({name: row[name] for name in expected[0]} for row in workload.oracle(rows)) == multiset(expected)
+
+
+def test_w5_judges_a_payment_once_and_small_ones_never() -> None:
+    """The model counts payments, so that scores show what each detector remembers."""
+
+    def share(payments: Sequence[Row]) -> float:
+        return len(payments) / 4
+
+    made = [(7, 100.0), (7, 5.0), (8, 30.0), (7, 40.0)]  # all at one merchant
+    payments = rows_of(fries_w5.payments(BANK, 1000, limit=len(made)))
+    for payment, (user, amount) in zip(payments, made, strict=True):
+        payment |= {"user": user, "merchant": 3, "amount": amount}
+    expected = fries_w5.oracle(payments, share)
+    shown = [(row["payment"], row["p_user"], row["p_merchant"], row["alert"]) for row in expected]
+    assert shown == [(0, 0.3125, 0.25, False), (2, 0.3125, 0.5, False), (3, 0.9375, 0.75, True)]
+    out, schema = MemorySink(), to_ddl(fries_w5.payments(BANK, 1000).schema)
+    run_local(fries_w5.flow(ListSource.of(payments, schema=schema, epoch_rows=2, event_time="event_time"), out, share))
+    assert multiset(out.rows) == multiset(expected)
+
+
+def test_a_costly_model_scores_as_the_one_it_stands_for() -> None:
+    payments = rows_of(BANK.payments(1000, limit=5))
+    before = time.thread_time_ns()
+    scores = [CostlyModel(fries_w1.LinearModel(), cost_us=2000)(payments[: n + 1]) for n in range(5)]
+    assert time.thread_time_ns() - before >= 5 * 2_000_000
+    assert scores == [fries_w1.LinearModel()(payments[: n + 1]) for n in range(5)]
+
+
 def test_oracles_know_nothing_of_the_engine() -> None:
     folder = Path(benchmarks.workloads.__file__).parent
     imported = {
@@ -289,6 +420,9 @@ GENERATORS: dict[str, GeneratorSource] = {
     "words": word_count.words(1000, keys=50, skew=0.9),
     "events": ysb.SMALL.events(1000),
     "groups": fries_w4.groups(BANK, 1000),
+    "payments": fries_w5.payments(BANK, 1000),
+    "catalogue sales": fries_w2.sales(1000),
+    **fries_w3.sales(1000)._asdict(),
     **nexmark.SMALL.streams(1000)._asdict(),
 }
 

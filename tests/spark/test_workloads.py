@@ -17,7 +17,9 @@ from tests.simulation.test_workloads import CASES
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("q3", "q5", "q6", "fries_w1")]
 
 
-@pytest.mark.parametrize("name", ["word_count of skewed keys", "ysb", "q8", "fries_w4", *SLOW])
+@pytest.mark.parametrize(
+    "name", ["word_count of skewed keys", "ysb", "q8", "fries_w2, revised", "fries_w3", "fries_w4", "fries_w5", *SLOW]
+)
 def test_a_flow_gives_what_its_oracle_says(name: str, spark: Any, tmp_path: Path) -> None:
     case = CASES[name]()
     assert len(case.expected) >= 4

@@ -13,8 +13,24 @@ import pytest
 
 from midstream import FileSink, Flow, GeneratorSource, ListSource, MemorySink, NoopSink, Stream
 from midstream.errors import FlowError, FunctionError, SchemaError, SourceError
-from midstream.flow.model import Contract, Filter, FlatMap, Form, How, KeyBy, Lookup, Map, Port, Route, Sink, Source
+from midstream.flow.model import (
+    Contract,
+    Filter,
+    FlatMap,
+    Form,
+    How,
+    Join,
+    KeyBy,
+    Lookup,
+    Map,
+    Port,
+    Process,
+    Route,
+    Sink,
+    Source,
+)
 from midstream.flow.schema import parse_ddl, to_ddl, type_name
+from midstream.runtime.layouts import Layout
 from midstream.testing import run_local
 
 DDL = "user string, n bigint, p double"
@@ -79,6 +95,40 @@ def test_each_operator_knows_its_contract(flow, rows):
         "words": Contract.ONE_TO_MANY,
         "m": Contract.ONE_TO_ONE,
     }
+
+
+def test_uniqueness_is_a_promise_about_source_rows_and_not_a_contract(flow):
+    rows = flow.source("in", ListSource([[]], "user string, at timestamp", event_time="at"))
+    keyed, other = rows.key_by("k", "user"), rows.map("m", same, returns="user string, seen timestamp")
+    keyed.join("unique join", other.key_by("k2", "user"), within="0 seconds", right_time="seen", unique=True)
+    keyed.join("join", other.key_by("k3", "user"), within="0 seconds", right_time="seen")
+    keyed.process("unique process", lambda key, row, state: None, unique=True)
+    keyed.process_batches("unique batches", lambda keys, batch, state: batch, unique=True)
+    keyed.process("process", lambda key, row, state: None)
+    keyed.process("one", lambda key, row, state: None, one_to_one=True)
+    stateful = {op.name: op for op in flow._operators.values() if isinstance(op.spec, Join | Process)}
+    promised = [name for name, op in stateful.items() if op.spec.unique]
+    assert promised == ["unique join", "unique process", "unique batches"]
+    assert [name for name, op in stateful.items() if op.contract is Contract.ONE_TO_ONE] == ["one"]
+
+
+def test_a_promise_does_not_decide_whether_stored_state_fits(flow):
+    rows = flow.source("in", ListSource([[]], "user string, at timestamp", event_time="at"))
+    keyed, other = rows.key_by("k", "user"), rows.map("m", same, returns="user string, seen timestamp")
+    pair = partial(keyed.join, other=other.key_by("k2", "user"), right_time="seen")
+    pair("plain", within="0 seconds")
+    pair("unique", within="0 seconds", unique=True)
+    pair("wider", within="1 second", unique=True)
+    keyed.process("p", lambda key, row, state: None)
+    keyed.process("pu", lambda key, row, state: None, unique=True)
+    described = {name: layout_of(flow, name).describe() for name in ("plain", "unique", "wider", "p", "pu")}
+    assert described["plain"] == described["unique"] != described["wider"]
+    assert described["p"] == described["pu"]
+
+
+def layout_of(flow: Flow, name: str) -> Layout:
+    operators = flow._operators
+    return Layout(operators[name], tuple(operators[port.operator].schema for port in operators[name].inputs))
 
 
 def test_building_runs_nothing_and_a_graph_does_not_change_afterwards(flow, rows):

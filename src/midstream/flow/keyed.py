@@ -40,6 +40,7 @@ class KeyedOperators:
         *,
         returns: str | None = None,
         one_to_one: bool = False,
+        unique: bool = False,
         ttl: str | None = None,
     ) -> Stream:
         """Call ``function(key, row, state)`` for each row, in order; what it returns goes on.
@@ -50,6 +51,9 @@ class KeyedOperators:
 
         :param returns: the result's columns in Spark's DDL; default: the input's.
         :param one_to_one: promises at most one row for each (checked), which lets changes apply to fewer operators.
+        :param unique: promises at most one row for each row of the *source*, however many of its descendants come in
+            here; a change of what stands behind this operator may then begin there. Not checked while the flow runs;
+            the auditor finds a promise that was broken.
         :param ttl: state of a key that was not written for so long (by the driver's clock) is gone.
 
         >>> from midstream import Flow, ListSource, MemorySink
@@ -65,7 +69,7 @@ class KeyedOperators:
         >>> sorted((row["word"], row["n"]) for row in out.rows)
         [('a', 1), ('a', 2), ('b', 1)]
         """
-        return self._process(name, Form.ROWS, function, returns, one_to_one, ttl)
+        return self._process(name, Form.ROWS, function, returns, one_to_one, unique, ttl)
 
     def process_batches(
         self,
@@ -74,14 +78,16 @@ class KeyedOperators:
         *,
         returns: str | None = None,
         one_to_one: bool = False,
+        unique: bool = False,
         ttl: str | None = None,
     ) -> Stream:
         """Call ``function(keys, batch, state)`` for each slice of rows, many keys at a time.
 
         ``keys`` are the distinct keys of the slice and ``keys.group_of_row`` says which of them each row has;
         ``state.get(default)`` gives a list with one value for each of ``keys``, ``state.set(values)`` takes one.
+        Parameters are as in :meth:`process`; ``one_to_one`` then means no more rows than the slice had.
         """
-        return self._process(name, Form.BATCHES, function, returns, one_to_one, ttl)
+        return self._process(name, Form.BATCHES, function, returns, one_to_one, unique, ttl)
 
     def aggregate(
         self, name: str, *, window: Window | None = None, time: str | None = None, **columns: Aggregation
@@ -152,6 +158,7 @@ class KeyedOperators:
         within: str | None = None,
         left_time: str | None = None,
         right_time: str | None = None,
+        unique: bool = False,
     ) -> Stream:
         """Pairs of rows of this keyed stream and another with equal keys, near each other in event time.
 
@@ -162,6 +169,23 @@ class KeyedOperators:
 
         :param how: ``"left"`` also gives each row of this stream that finds no partner, with nulls, when none can
             come any more.
+        :param unique: promises at most one row for each row of the *source*, as a self-join on the primary key gives;
+            a change of what stands behind the join may then begin there, instead of where the two sides part. Not
+            checked while the flow runs; the auditor finds a promise that was broken.
+
+        >>> from datetime import UTC, datetime
+        >>> from midstream import Flow, ListSource, MemorySink
+        >>> from midstream.testing import run_local
+        >>> flow, out = Flow("orders"), MemorySink()
+        >>> rows = [{"id": 1, "eur": 3, "at": datetime(2026, 1, 1, tzinfo=UTC)}]
+        >>> orders = flow.source("orders", ListSource([rows], "id int, eur int, at timestamp", event_time="at"))
+        >>> cents = orders.map("cents", lambda row: {"id": row["id"], "cents": 100 * row["eur"], "seen": row["at"]},
+        ...                    returns="id int, cents int, seen timestamp")
+        >>> orders.key_by("left", "id").join("both", cents.key_by("right", "id"), within="0 seconds",
+        ...                                  right_time="seen", unique=True).sink("out", out)
+        >>> _ = run_local(flow)
+        >>> [(row["id"], row["eur"], row["cents"]) for row in out.rows]
+        [(1, 3, 300)]
         """
         what = f"join {check_name(name, 'join')!r}"
         self._check_partner(other, what)
@@ -179,6 +203,7 @@ class KeyedOperators:
             how=How(how),
             window=window,
             within_us=None if within is None else duration(within, f"{what}: within", zero=True),
+            unique=unique,
         )
         if (self.schema.field(spec.left_time).type.tz is None) != (other.schema.field(spec.right_time).type.tz is None):
             raise SchemaError(f"{what}: one event time has a time zone and the other has none; cast one of them before")
@@ -188,7 +213,14 @@ class KeyedOperators:
     # ── what these share ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _process(
-        self, name: str, form: Form, function: Any, returns: str | None, one_to_one: bool, ttl: str | None
+        self,
+        name: str,
+        form: Form,
+        function: Any,
+        returns: str | None,
+        one_to_one: bool,
+        unique: bool,
+        ttl: str | None,
     ) -> Stream:
         what = f"process {check_name(name, 'process')!r}"
         takes = ("a key", "a dict (one row)") if form is Form.ROWS else ("keys", "a pyarrow.RecordBatch")
@@ -202,6 +234,7 @@ class KeyedOperators:
             one_to_one=one_to_one,
             ttl_us=None if ttl is None else duration(ttl, f"{what}: ttl"),
             has_timers=on_timer is not None,
+            unique=unique,
         )
         schema = self.schema if returns is None else parse_ddl(returns)
         return self._flow._add(name, spec, (self._port,), schema, function)

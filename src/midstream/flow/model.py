@@ -127,7 +127,7 @@ class Transform:
 class Process:
     """A user's function over each key's rows and state. ``keys`` are the columns of the key_by before it.
 
-    ``ttl_us``: state of a key that was not written for so long is gone.
+    ``ttl_us``: state of a key that was not written for so long is gone. ``unique`` is as in a :class:`Join`.
     """
 
     keys: tuple[str, ...]
@@ -135,6 +135,7 @@ class Process:
     one_to_one: bool = False
     ttl_us: int | None = None
     has_timers: bool = False
+    unique: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,9 @@ class Join:
     """Pairs of rows of two keyed streams with equal keys, in one window or at most ``within_us`` apart.
 
     ``left_keys`` and ``right_keys`` correspond by position; ``left_time`` and ``right_time`` name the event times.
+    ``unique`` is the user's promise that at most one row comes out for each row of the *source*, as of a self-join on
+    the primary key, so that a change of what stands behind it may begin there. Unlike ``one_to_one`` it says nothing of
+    the operator's own inputs, and nothing checks it while the flow runs.
     """
 
     left_keys: tuple[str, ...]
@@ -176,6 +180,7 @@ class Join:
     how: How
     window: Window | None = None
     within_us: int | None = None
+    unique: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -238,6 +243,14 @@ class Operator:
                 return Contract.ONE_TO_ONE
 
 
+def port_schema(operators: Mapping[str, Operator], port: Port) -> pa.Schema:
+    """Schema of the rows that leave a port of one of these operators."""
+    producer = operators[port.operator]
+    if not isinstance(producer.spec, Route) and port.branch in (LATE, LATE_RIGHT):
+        return port_schema(operators, producer.inputs[port.branch == LATE_RIGHT])
+    return producer.schema
+
+
 @dataclass(frozen=True)
 class Graph:
     """A whole flow. ``operators`` stand in an order in which inputs come before their consumers.
@@ -280,10 +293,7 @@ class Graph:
 
     def schema_of(self, port: Port) -> pa.Schema:
         """Schema of the rows that leave a port. Late rows are as they came in."""
-        producer = self[port.operator]
-        if not isinstance(producer.spec, Route) and port.branch in (LATE, LATE_RIGHT):
-            return self.schema_of(producer.inputs[port.branch == LATE_RIGHT])
-        return producer.schema
+        return port_schema(self._by_name, port)
 
     @cached_property
     def event_times(self) -> dict[str, str]:
