@@ -50,18 +50,25 @@ simulate: $(STAMP) ## thousands of random flows, faults and seeds on the local r
 
 chaos: check-java $(STAMP) ## kill workers, executors and drivers of real jobs at random moments, against the oracle
 	@$(PY) -m tests.chaos.run $(ARGS)
+	@$(PY) -m tests.chaos.changes $(ARGS)
 
 bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of JSON
 	@$(PY) -m benchmarks.pipeline $(ARGS)
 	@$(PY) -m benchmarks.memory $(ARGS)
 	@$(PY) -m benchmarks.keyed $(ARGS)
 	@$(PY) -m benchmarks.state_growth $(ARGS)
+	@$(PY) -m benchmarks.fries $(ARGS)
+	@$(PY) -m benchmarks.delay $(ARGS)
+	@$(PY) -m benchmarks.surge $(ARGS)
 
 bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.pipeline --quick $(ARGS)
 	@$(PY) -m benchmarks.memory --quick $(ARGS)
 	@$(PY) -m benchmarks.keyed --quick $(ARGS)
 	@$(PY) -m benchmarks.state_growth --quick $(ARGS)
+	@$(PY) -m benchmarks.fries --quick $(ARGS)
+	@$(PY) -m benchmarks.delay --quick $(ARGS)
+	@$(PY) -m benchmarks.surge --quick $(ARGS)
 
 clean: ## remove caches, builds and what Spark leaves behind (.venv stays)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis artifacts derby.log metastore_db spark-warehouse
@@ -76,7 +83,7 @@ $(STAMP): pyproject.toml requirements-dev.txt
 	    python=$$(sh scripts/find-python) && echo "Creating $(VENV) with $$python" && $$python -m venv --clear $(VENV); }
 	@echo "Installing into $(VENV); the first time this takes a few minutes, most of them for Spark"
 	@{ $(PY) -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt && \
-	   $(PY) -m pip install --quiet --disable-pip-version-check --editable '.[spark,examples,dev]'; } || { \
+	   $(PY) -m pip install --quiet --disable-pip-version-check --editable '.[spark,fsspec,server,examples,dev]'; } || { \
 	    echo; \
 	    echo "The installation failed; pip says why above. It needs a network, or a package index or folder that pip"; \
 	    echo "is configured for. Running the same command again goes on from here."; \

@@ -1,4 +1,4 @@
-"""The show: ``python -m examples.fraud`` trains the models, starts Spark and judges payments through a surge."""
+"""The show: ``python -m examples.fraud`` judges payments through a surge, and changes its models meanwhile."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from benchmarks.workloads.payments import Bank
+from examples.fraud.changes import Show
 from examples.fraud.flow import build
 from examples.fraud.models import Models, train
 from examples.fraud.summary import Summary
-from midstream import FileSink, NoopSink, Step
+from midstream import FileSink, MemorySink, NoopSink, Step
 from midstream.cli.live import watch
 from midstream.flow.render import render
+from midstream.flow.schema import to_ddl
 from midstream.runtime.session import local_session
 
 if TYPE_CHECKING:
@@ -37,9 +39,10 @@ def main(arguments: Sequence[str] | None = None, spark: Any = None, console: Con
 
     console.print("Training two models on past payments", style="dim")
     # A bounded epoch keeps the display moving when the job has to catch up.
-    source = Bank().payments(surge(options.rate, options.seconds), max_rows_per_epoch=max(int(2 * options.rate), 1))
-    models = train()
-    flow = build(source, FileSink(folder / "alerts"), models)
+    load = surge(options.rate, options.seconds)
+    source = Bank().payments(load, max_rows_per_epoch=max(int(options.rate * options.seconds / 15), 1))
+    models, mixtures = train(), MemorySink()
+    flow = build(source, FileSink(folder / "alerts"), models, mixtures)
     console.print(render(flow.graph), markup=False)
 
     console.print("\nStarting Spark and warming it up", style="dim")
@@ -49,17 +52,20 @@ def main(arguments: Sequence[str] | None = None, spark: Any = None, console: Con
         console.print(f"{source.total:,} payments in {options.seconds:g} s; the middle third is a surge\n", style="dim")
         began = time.monotonic()
         with flow.start(session, checkpoint=str(folder / "checkpoint")) as job:
+            show = Show(job, models, to_ddl(flow.graph["FM"].schema), source.total or 0)
+            acting = show.begin()
             with contextlib.suppress(KeyboardInterrupt):
                 shown = watch(job, seconds=options.seconds, plain=options.plain, console=console)
                 catch_up(job, source.total, console, shown)
             seconds = time.monotonic() - began
+        acting.join()
     finally:
         if spark is None:
             session.stop()
 
     if not job.metrics.epochs:
         raise SystemExit("No epoch was finished, so there is nothing to tell; give it more --seconds.")
-    summary = Summary.of(job, source, folder / "alerts", seconds)
+    summary = Summary.of(job, source, folder / "alerts", seconds, show, len(mixtures.rows))
     console.print(f"\n{summary}", soft_wrap=True, markup=False)
     return summary
 

@@ -39,10 +39,31 @@ class FraudModel:
         """Load the classifier."""
         self._classifier = pickle.loads(self._trained)
 
+    def __call__(self, batch: pa.RecordBatch, version: int | None = None) -> pa.RecordBatch:
+        """Score a slice of payments; ``version``, if there is one, goes with them."""
+        probability = self._classifier.predict_proba(self._features(batch))[:, 1]
+        scored = batch.append_column(self._gives, pa.array(probability))
+        return scored if version is None else with_version(scored, "fm", version)
+
+
+def with_version(batch: pa.RecordBatch, column: str, version: int) -> pa.RecordBatch:
+    """Note on each payment which version of an operator it has met."""
+    return batch.append_column(column, pa.repeat(pa.scalar(version, pa.int32()), batch.num_rows))
+
+
+@dataclass(frozen=True)
+class FirstOpinion:
+    """FM: the model of merchants, and its version."""
+
+    model: FraudModel
+
+    def open(self) -> None:
+        """Load the classifier."""
+        self.model.open()
+
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Score a slice of payments."""
-        probability = self._classifier.predict_proba(self._features(batch))[:, 1]
-        return batch.append_column(self._gives, pa.array(probability))
+        return self.model(batch, 1)
 
 
 @dataclass(frozen=True)
@@ -50,21 +71,26 @@ class Combine:
     """The weighted mean of several opinions, as the column ``p_fraud``.
 
     >>> combine = Combine({"p_customer": 0.4, "p_merchant": 0.6})
-    >>> combine(pa.record_batch({"p_customer": [0.5], "p_merchant": [1.0]}))["p_fraud"].to_pylist()
-    [0.8]
+    >>> combine(pa.record_batch({"p_customer": [0.5], "p_merchant": [1.0]})).to_pylist()
+    [{'p_customer': 0.5, 'p_merchant': 1.0, 'p_fraud': 0.8, 'mc': 1}]
     """
 
     weights: Mapping[str, float]
+    version: int = 1
+    forgets: tuple[str, ...] = ()
+    """Opinions that nobody downstream knows."""
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Combine the opinions on a slice of payments."""
         p_fraud = sum(weight * batch[column].to_numpy() for column, weight in self.weights.items())
-        return batch.append_column("p_fraud", pa.array(p_fraud))
+        known = batch.append_column("p_fraud", pa.array(p_fraud)).drop_columns(list(self.forgets))
+        return with_version(known, "mc", self.version)
 
 
-def alert_or_pass(batch: pa.RecordBatch) -> pa.Array:
-    """Name the branch of each payment."""
-    return pc.if_else(pc.greater_equal(batch["p_fraud"], ALERT_AT), "alert", "pass")
+def judge(batch: pa.RecordBatch) -> pa.Array:
+    """Name the branch of each payment. A payment that met half a change must not exist: it would have its own."""
+    verdict = pc.if_else(pc.greater_equal(batch["p_fraud"], ALERT_AT), "alert", "pass")
+    return pc.if_else(pc.equal(batch["fm"], batch["mc"]), verdict, "mixture")
 
 
 def customer_features(batch: pa.RecordBatch) -> Matrix:
@@ -97,10 +123,11 @@ def _matrix(*columns: pa.Array) -> Matrix:
 
 @dataclass(frozen=True)
 class Models:
-    """The two opinions on a payment."""
+    """The opinions on a payment, and one that comes later."""
 
     customer: FraudModel
     merchant: FraudModel
+    second_opinion: FraudModel
 
 
 def train(payments: int = 100_000, fraud_rate: float = 0.02) -> Models:
@@ -115,10 +142,11 @@ def train(payments: int = 100_000, fraud_rate: float = 0.02) -> Models:
     return Models(
         _fit(history, customer_features, "p_customer"),
         _fit(history, merchant_features, "p_merchant"),
+        _fit(history, merchant_features, "p_merchant_2", depth=12),
     )
 
 
-def _fit(history: pa.RecordBatch, features: Features, gives: str) -> FraudModel:
-    classifier = DecisionTreeClassifier(max_depth=8, min_samples_leaf=20, random_state=0)
+def _fit(history: pa.RecordBatch, features: Features, gives: str, depth: int = 8) -> FraudModel:
+    classifier = DecisionTreeClassifier(max_depth=depth, min_samples_leaf=20, random_state=0)
     classifier.fit(features(history), history["fraud"].to_numpy(zero_copy_only=False))
     return FraudModel(classifier, features, gives)

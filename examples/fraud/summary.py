@@ -14,6 +14,7 @@ from midstream import GeneratorSource
 from midstream.metrics import Histogram, OperatorStats
 
 if TYPE_CHECKING:
+    from examples.fraud.changes import Show
     from midstream.runtime.job import Job
 
 
@@ -32,13 +33,16 @@ class Summary:
     caught: int
     frauds: int
     folder: Path
+    changes: tuple[tuple[str, str], ...]
+    mixtures: int
 
     @classmethod
-    def of(cls, job: Job, source: GeneratorSource, folder: Path, seconds: float) -> Summary:
+    def of(cls, job: Job, source: GeneratorSource, folder: Path, seconds: float, show: Show, mixtures: int) -> Summary:
         """Compare the alerts in ``folder`` with the truth, which is made again: the same seed, the same payments."""
         metrics, last = job.metrics, job.progress[-1].epoch
         # The epoch that was running at the end was given up; it may have left a part of its alerts behind.
-        alerts = pq.read_table(folder, columns=["fraud"], filters=[("epoch", "<=", last)])["fraud"]
+        alerts = pq.read_table(folder, columns=["fraud", "fm"], filters=[("epoch", "<=", last)])
+        new = pc.sum(pc.equal(alerts["fm"], 2), min_count=0).as_py()
         truth = source.rows(0, metrics.rows_in, start_us=0)
         verdict = next(stats for stats in metrics.operators if stats.operator == "verdict")
         return cls(
@@ -50,9 +54,11 @@ class Summary:
             latency_ms=verdict.latency_ms,
             operators=metrics.operators,
             alerts=len(alerts),
-            caught=pc.sum(alerts, min_count=0).as_py(),
+            caught=pc.sum(alerts["fraud"], min_count=0).as_py(),
             frauds=sum(batch["fraud"].true_count for batch in truth),
             folder=folder,
+            changes=tuple(show.lines(len(alerts) - new, new, mixtures)),
+            mixtures=mixtures,
         )
 
     @property
@@ -78,5 +84,6 @@ class Summary:
         yield "µs per row", ", ".join(costs)
         yield "alerts", f"{self.alerts:,}, of which {self.caught:,} are frauds (precision {self.precision:.0%})"
         yield "frauds", f"{self.frauds:,}, of which {self.caught:,} were caught (recall {self.recall:.0%})"
+        yield from self.changes
         yield "written to", str(self.folder)
         yield "read it", f"pyarrow.parquet.read_table({str(self.folder)!r}).to_pandas()"

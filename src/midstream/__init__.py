@@ -5,6 +5,7 @@ from midstream.flow import aggregations as agg
 from midstream.flow.builder import Flow, KeyedStream, Stream
 from midstream.flow.sinks import ConsoleSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
+from midstream.flow.updates import Update
 from midstream.flow.windows import sessions, sliding, tumbling
 from midstream.state.handle import State
 from midstream.version import __version__
@@ -24,6 +25,7 @@ __all__ = [
     "State",
     "Step",
     "Stream",
+    "Update",
     "__version__",
     "agg",
     "sessions",

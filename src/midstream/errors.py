@@ -11,6 +11,7 @@
     ├── CheckpointError (RuntimeError)  a checkpoint or an output folder belongs to something else, or is damaged
     ├── StateError (RuntimeError)       keyed state cannot be read, written or addressed
     ├── OperatorFailed (RuntimeError)   the user's code failed on a row, inside a task
+    ├── ChangeFailed (RuntimeError)     a change of a running job was rolled back or refused
     ├── JobFailed (RuntimeError)        the job stopped because an epoch could not be finished
     └── ControlError (RuntimeError)     coordinator and task could not agree
         ├── ChannelError                one cannot reach the other
@@ -26,6 +27,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "ChangeFailed",
     "ChannelError",
     "CheckpointError",
     "ControlError",
@@ -108,6 +110,10 @@ class OperatorFailed(MidstreamError, RuntimeError):
     Fields: ``operator``, ``epoch``, ``partition``, ``row`` (a dict, or ``None`` when no single row is to blame) and
     ``user_traceback`` (the user's own frames only).
     """
+
+
+class ChangeFailed(MidstreamError, RuntimeError):
+    """A change was rolled back or refused. Fields: ``outcome``, ``revision``."""
 
 
 class JobFailed(MidstreamError, RuntimeError):

@@ -28,6 +28,12 @@ WireId = NewType("WireId", int)
 BinId = NewType("BinId", int)
 """A fixed slice of a key space."""
 
+Origin = NewType("Origin", int)
+"""Where rows enter a stage: the number of a wire, or a negative one for an inlet."""
+
+Position = dict[Origin, int]
+"""How far a task is in its input: rows taken, by origin. An origin that is not named has given none."""
+
 Digest = NewType("Digest", str)
 """Hex SHA-256 of a blob in the checkpoint's store."""
 

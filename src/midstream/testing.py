@@ -11,15 +11,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from midstream.engine.clock import Clock, ManualClock
 from midstream.flow.builder import Flow
 from midstream.flow.sinks import MemorySink
 from midstream.flow.sources import ListSource
-from midstream.runtime.local import Faults, LocalRun, run_graph
+from midstream.runtime.local import ChangeAt, Faults, LocalRun, run_graph
 
-__all__ = ["Faults", "ListSource", "LocalRun", "ManualClock", "MemorySink", "run_local", "run_spark"]
+__all__ = ["ChangeAt", "Faults", "ListSource", "LocalRun", "ManualClock", "MemorySink", "run_local", "run_spark"]
 
 
 def run_local(
@@ -30,6 +31,8 @@ def run_local(
     faults: Faults | None = None,
     clock: Clock | None = None,
     checkpoint: str | None = None,
+    changes: Sequence[ChangeAt] = (),
+    audit: str | None = None,
 ) -> LocalRun:
     """Run a flow over all epochs of its sources, in this process, and return when it is done.
 
@@ -38,9 +41,28 @@ def run_local(
     on any of it, but for the order of rows of different keys. Raises what a job on Spark would raise.
 
     With a ``checkpoint`` (a folder), a later run goes on with the state of an earlier one: its sources' first epoch
-    follows the last one of the run before.
+    follows the last one of the run before. ``changes`` are made while it runs, each at some moment of its epoch that
+    the seed decides; with ``audit``, a column that identifies the source's rows, the run tells which row met which
+    operator under which revision, for :mod:`midstream.audit`.
+
+    >>> from midstream import Update
+    >>> flow, out = Flow("doubles"), MemorySink()
+    >>> numbers = flow.source("numbers", ListSource([[{"n": 1}], [{"n": 1}], [{"n": 1}]], "n bigint"))
+    >>> numbers.map("double", lambda row: {"n": 2 * row["n"]}).sink("out", out)
+    >>> run = run_local(flow, changes=[ChangeAt.of(1, Update("double", lambda row: {"n": -2}))])
+    >>> out.rows[0], out.rows[2], str(run.history[0].outcome)
+    ({'n': 2}, {'n': -2}, 'applied')
     """
-    return run_graph(flow.graph, partitions=partitions, seed=seed, faults=faults, clock=clock, checkpoint=checkpoint)
+    return run_graph(
+        flow.graph,
+        partitions=partitions,
+        seed=seed,
+        faults=faults,
+        clock=clock,
+        checkpoint=checkpoint,
+        changes=changes,
+        audit=audit,
+    )
 
 
 def run_spark(flow: Flow, spark: Any, *, checkpoint: str, partitions: int | None = None, timeout: float = 120.0) -> Any:

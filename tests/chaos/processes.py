@@ -51,14 +51,21 @@ class Hangs(Exception):
 class Life:
     """A driver from its start to its end. What it and its JVM print goes to a file."""
 
-    def __init__(self, folder: Path, number: int, master: str, local_state: Path | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        master: str,
+        local_state: Path | None,
+        program: str = "tests.chaos.job",
+    ) -> None:
         self._log = folder / f"driver-{number}.log"
         scratch = folder / "scratch"
         scratch.mkdir(exist_ok=True)
         arguments = [folder, master] if local_state is None else [folder, master, local_state]
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.job", *map(str, arguments)],
+                [sys.executable, "-m", program, *map(str, arguments)],
                 cwd=scratch,
                 env={
                     **os.environ,

@@ -227,7 +227,7 @@ class Cluster(RuleBasedStateMachine):
         if self.current(task):
             assert answer == Accepted()
             self.failed.append(task)
-            assert [who for who, _ in self.coordinator.failures] == self.failed
+            assert [report.task for report in self.coordinator.failures] == self.failed
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())

@@ -169,8 +169,9 @@ def run(base, spec, epochs, watermarks, partitions):
                 work = join_at_work(Operator("join", spec, (), JOINED), spec, (LEFT, RIGHT), state, times)
                 for side, entries in slices:
                     result += counted(work.entries[side](batch_of(side, entries, set(bins))))
+                assert work.flush is not None
                 assert work.finish is not None
-                for output in work.finish():
+                for output in (*work.flush(), *work.finish()):
                     result += counted(output)
                 delta = state.write_delta(Author("join", Epoch(epoch), Run(0), PartitionId(partition), 0))
                 deltas += [delta] if delta is not None else []

@@ -1,7 +1,8 @@
 """Thousands of random flows under random faults, each against the oracle.
 
-``python -m tests.simulation.run --seeds 5000`` takes a quarter of an hour. Each seed stands for a flow without state
-and for one with state. A seed that fails is printed with its whole case, and replays alone: ``--start SEED --seeds 1``.
+``python -m tests.simulation.run --seeds 5000`` takes about an hour. Each seed stands for a flow without state, for one
+with state, and for one that is changed while it runs; ``--only`` runs one kind. A seed that fails is printed with its
+whole case, and replays alone: ``--start SEED --seeds 1``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import time
 import traceback
 from pathlib import Path
 
+from tests.simulation.changing_check import check_changes
+from tests.simulation.changing_flows import changing_case_of
 from tests.simulation.flows import Case, check, random_case, random_faults
 from tests.simulation.keyed_flows import check_keyed, keyed_case_of
 
-KINDS = ("stateless", "keyed")
+KINDS = ("stateless", "keyed", "changes")
 
 
 def case_of(seed: int) -> Case:
@@ -33,12 +36,17 @@ def run_seed(seed: int, kind: str) -> int:
     if kind == "stateless":
         return check(case_of(seed)).metrics.rows_in
     with tempfile.TemporaryDirectory() as folder:
+        if kind == "changes":
+            return check_changes(changing_case_of(seed, Path(folder))).metrics.rows_in
         return sum(run.metrics.rows_in for run in check_keyed(keyed_case_of(seed, Path(folder))))
 
 
 def story_of(seed: int, kind: str) -> str:
     """The case of a seed, in full."""
-    return str(case_of(seed) if kind == "stateless" else keyed_case_of(seed, Path("folder")))
+    folder = Path("folder")
+    if kind == "stateless":
+        return str(case_of(seed))
+    return str(changing_case_of(seed, folder) if kind == "changes" else keyed_case_of(seed, folder))
 
 
 def main() -> int:
@@ -46,7 +54,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=1000, help="how many seeds to run (default: %(default)s)")
     options.add_argument("--start", type=int, default=0, help="the first seed (default: %(default)s)")
-    options.add_argument("--only", choices=KINDS, help="only flows of this kind (default: of both)")
+    options.add_argument("--only", choices=KINDS, help="only flows of this kind (default: of all)")
     options.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
     args = options.parse_args()
     began, failed, rows = time.perf_counter(), 0, 0

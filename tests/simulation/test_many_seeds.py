@@ -1,4 +1,4 @@
-"""Hundreds of seeds of the simulation, of flows with and without state. `make simulate` runs thousands."""
+"""Hundreds of seeds of the simulation, of all kinds of flows. `make simulate` runs thousands."""
 
 from __future__ import annotations
 

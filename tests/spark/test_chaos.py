@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos import changes
 from tests.chaos.processes import Victim
 from tests.chaos.run import Kill, Plan, run_round
 from tests.spark.conftest import PATIENCE_S
@@ -31,3 +32,12 @@ def test_with_workers_and_the_driver_killed_sinks_and_state_are_exact(tmp_path: 
     outcome = run_round(SHORT, tmp_path)
     assert outcome.problems == []
     assert (len(outcome.done), outcome.lives) == (3, 2), "nothing was left out"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * PATIENCE_S)
+@pytest.mark.parametrize("kind", ["worker", "driver"])
+def test_changes_are_consistent_whatever_is_killed_meanwhile(kind: str, tmp_path: Path) -> None:
+    done, wrong = changes.run_round(kind, seed=1, folder=tmp_path.resolve())
+    assert wrong == []
+    assert len(done) == 3, "nothing was left out"

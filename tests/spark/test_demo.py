@@ -11,46 +11,64 @@ from rich.console import Console
 
 from benchmarks.workloads.payments import Bank
 from examples.fraud.__main__ import main, surge
-from examples.fraud.models import Combine, alert_or_pass, train
+from examples.fraud.changes import better_pair
+from examples.fraud.models import Combine, FirstOpinion, judge, train
+
+SECONDS, RATE = 6.0, 3_000.0
 
 
 def judged(source, count):
-    """All payments with their verdicts, by calling the functions one after the other."""
+    """All payments with their verdicts by the old pair and by the new one, calling functions one after the other."""
     bank, models = Bank(), train()
     rows = pa.Table.from_batches(list(source.rows(0, count, start_us=0)))
     rows = rows.join(bank.customers(), "user").join(bank.merchants(), "merchant").combine_chunks().to_batches()[0]
-    for model in (models.customer, models.merchant):
-        model.open()
-        rows = model(rows)
-    rows = Combine({"p_customer": 0.4, "p_merchant": 0.6})(rows)
-    return rows.append_column("verdict", alert_or_pass(rows))
+    models.customer.open()
+    rows = models.customer(rows)
+    new_fm, new_mc = (update.function for update in better_pair(models, ""))
+    found = []
+    for merchant, combine in (
+        (FirstOpinion(models.merchant), Combine({"p_customer": 0.4, "p_merchant": 0.6})),
+        (new_fm, new_mc),
+    ):
+        merchant.open()
+        verdicts = combine(merchant(rows))
+        found.append(verdicts.append_column("verdict", judge(verdicts)))
+    return found
 
 
 def identity(rows):
     names = ["time", "user", "merchant", "amount", "p_fraud"]
-    return sorted(tuple(row.values()) for row in rows.select(names).to_pylist())
+    return {tuple(row.values()) for row in rows.select(names).to_pylist()}
+
+
+def alerts(rows):
+    return rows.filter(pa.compute.equal(rows["verdict"], "alert"))
 
 
 @pytest.mark.timeout(300)
-def test_the_demo_judges_every_payment_once_and_tells_how_well(spark, tmp_path, monkeypatch):
+def test_the_demo_judges_every_payment_once_and_changes_its_models_meanwhile(spark, tmp_path, monkeypatch):
     monkeypatch.setattr("examples.fraud.__main__.PATIENCE_S", 80.0)  # a busy machine must not fail the test
     screen = io.StringIO()
-    arguments = ["--seconds", "1.5", "--rate", "12000", "--plain", "--out", str(tmp_path / "out")]
+    arguments = ["--seconds", f"{SECONDS:g}", "--rate", f"{RATE:g}", "--plain", "--out", str(tmp_path / "out")]
 
-    summary = main(arguments, spark=spark, console=Console(file=screen, width=120))
+    summary = main(arguments, spark=spark, console=Console(file=screen, width=160))
 
-    truth = judged(Bank().payments(surge(12_000, 1.5)), 12_000)
-    wanted = truth.filter(pa.compute.equal(truth["verdict"], "alert"))
+    source = Bank().payments(surge(RATE, SECONDS))
+    old, new = judged(source, source.total)
     written = pq.read_table(tmp_path / "out" / "alerts")
-    assert identity(written) == identity(wanted)
-    assert summary.payments == summary.due == 12_000
-    assert summary.latency_ms.count == 12_000
+    by_pair = [written.filter(pa.compute.equal(written["fm"], version)) for version in (1, 2)]
+    assert identity(by_pair[0]) <= identity(alerts(old)), "what the old pair alerts of, it would have by itself"
+    assert identity(by_pair[1]) <= identity(alerts(new)), "and so does the new one"
+    assert written.num_rows == len(identity(written)), "each payment is judged once"
+    assert summary.payments == summary.due == source.total
+    assert summary.mixtures == 0
     assert summary.alerts == written.num_rows > 5
-    assert summary.caught == wanted["fraud"].true_count
-    assert summary.frauds == truth["fraud"].true_count
+    assert summary.frauds == old["fraud"].true_count
     told = screen.getvalue()
     assert "FC" in told
     assert "epoch 0" in told
+    assert "FM and MC under load, applied" in told
+    assert f"0 of {source.total:,} payments met the old FM and the new MC" in told
     assert f"precision {summary.precision:.0%}" in told
     assert str(summary.folder) in told
 

@@ -29,6 +29,7 @@ from midstream.control.messages import (
     TaskId,
     TaskStarted,
     ToTask,
+    WorkerId,
     WorkerJoined,
     WorkerReleased,
 )
@@ -101,11 +102,11 @@ def test_a_request_gets_its_answer():
 ONE_REQUEST = """
 import base64, pickle, sys
 from midstream.control.channel import Client
-from midstream.control.messages import WorkerJoined
+from midstream.control.messages import WorkerId, WorkerJoined
 
 address = pickle.loads(base64.b64decode(sys.stdin.readline()))
 with Client(address) as client:
-    print(client.request(WorkerJoined("elsewhere", 7)))
+    print(client.request(WorkerJoined(WorkerId("elsewhere", 7))))
 """
 
 
@@ -119,7 +120,7 @@ def test_a_client_in_another_process_needs_nothing_but_the_pickled_address():
     with Server(handle) as server, python(ONE_REQUEST) as process:
         out, err = process.communicate(packed(server.address), timeout=LONG)
     assert (out, err) == ("Accepted()\n", "")
-    assert heard == [WorkerJoined("elsewhere", 7)]
+    assert heard == [WorkerJoined(WorkerId("elsewhere", 7))]
 
 
 def test_many_clients_at_once_each_get_their_own_answers():
@@ -149,7 +150,7 @@ def test_a_post_is_handled_and_its_answer_bothers_nobody():
         return [(peer, Accepted())]
 
     with Server(handle) as server, Client(server.address) as client:
-        client.post(WorkerReleased("host", 7))
+        client.post(WorkerReleased(WorkerId("host", 7)))
         assert client.request(started()) == Accepted()
         assert heard == ["WorkerReleased", "TaskStarted"]
         assert client.receive() is None
@@ -157,7 +158,7 @@ def test_a_post_is_handled_and_its_answer_bothers_nobody():
 
 def test_a_request_that_the_coordinator_does_not_answer_is_refused_at_once():
     with Server(lambda peer, message: []) as server, Client(server.address) as client:
-        assert client.request(WorkerReleased("host", 7)) == Refused(
+        assert client.request(WorkerReleased(WorkerId("host", 7))) == Refused(
             "the coordinator has no answer to WorkerReleased; post it"
         )
 
@@ -507,7 +508,7 @@ def test_a_driver_that_falls_silent_is_noticed_by_heartbeat(monkeypatch):
     with python(MUTE_SERVER) as driver:
         assert driver.stdout is not None
         with Client(pickle.loads(base64.b64decode(driver.stdout.readline()))) as client:
-            assert client.request(WorkerJoined("host", 7)) == Accepted()
+            assert client.request(WorkerJoined(WorkerId("host", 7))) == Accepted()
             driver.send_signal(signal.SIGSTOP)
             with pytest.raises(ChannelError, match="the connection was lost"):
                 client.receive(LONG)
@@ -518,7 +519,7 @@ def test_a_driver_that_falls_silent_is_noticed_by_heartbeat(monkeypatch):
 FORK = """
 import gc, os, warnings
 from midstream.control.channel import Client, Server
-from midstream.control.messages import Accepted, Release, WorkerJoined, WorkerReleased
+from midstream.control.messages import Accepted, Release, WorkerId, WorkerJoined, WorkerReleased
 from midstream.errors import ChannelError
 
 warnings.simplefilter("ignore")
@@ -532,14 +533,14 @@ def refused(call):
 
 server = Server(lambda peer, message: [(peer, Accepted())])
 client = Client(server.address)
-client.request(WorkerJoined("host", 1))
+client.request(WorkerJoined(WorkerId("host", 1)))
 child = os.fork()
 if not child:
     wrong = 1
     try:
         inherited = [
-            refused(lambda: client.request(WorkerJoined("host", 2))),
-            refused(lambda: client.post(WorkerReleased("host", 2))),
+            refused(lambda: client.request(WorkerJoined(WorkerId("host", 2)))),
+            refused(lambda: client.post(WorkerReleased(WorkerId("host", 2)))),
             refused(lambda: client.receive()),
             refused(lambda: server.send(b"peer", Release())),
         ]
@@ -549,11 +550,11 @@ if not child:
         del client
         gc.collect()
         with Client(address) as own:
-            wrong = 0 if all(inherited) and own.request(WorkerJoined("host", 2)) == Accepted() else 2
+            wrong = 0 if all(inherited) and own.request(WorkerJoined(WorkerId("host", 2))) == Accepted() else 2
     finally:
         os._exit(wrong)
 print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print("parent", client.request(WorkerJoined("host", 3)))
+print("parent", client.request(WorkerJoined(WorkerId("host", 3))))
 """
 
 
@@ -618,7 +619,7 @@ def test_what_was_posted_before_a_close_still_arrives():
 
     with Server(handle) as server:
         with Client(server.address) as client:
-            client.post(WorkerReleased("host", 7))
+            client.post(WorkerReleased(WorkerId("host", 7)))
         assert arrived.wait(LONG)
 
 

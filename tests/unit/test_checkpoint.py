@@ -132,6 +132,37 @@ def test_an_identity_that_cannot_be_read_is_damage(tmp_path, content):
         Checkpoint.look(str(tmp_path), graph_of())
 
 
+def test_an_identity_cut_anywhere_is_damage(tmp_path):
+    claimed(tmp_path)
+    path = tmp_path / "midstream.json"
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        for look in (lambda: Checkpoint.look(str(tmp_path), graph_of()), lambda: Checkpoint.of_any_flow(str(tmp_path))):
+            with pytest.raises(CheckpointError, match="is damaged, or was written by another version"):
+                look()
+
+
+def test_an_identity_with_a_wrong_byte_is_refused_or_is_another_jobs(tmp_path):
+    # It has no checksum, because all that matters in it is compared with something else. Under another job's name local
+    # copies of state are not used, and the folders of sinks are not written.
+    before = claimed(tmp_path).identity
+    path = tmp_path / "midstream.json"
+    whole = path.read_bytes()
+    passed = 0
+    for position in range(len(whole)):
+        for wrong in (0, 0xFF, whole[position] ^ 1):
+            path.write_bytes(whole[:position] + bytes([wrong]) + whole[position + 1 :])
+            try:
+                found = Checkpoint.look(str(tmp_path), graph_of()).identity
+            except CheckpointError:
+                continue
+            passed += 1
+            assert (found.job, found.version) != (before.job, before.version)
+            assert (found.format, found.flow, found.sources) == (before.format, before.flow, before.sources)
+    assert passed <= len(before.job) + len(before.version)
+
+
 def test_another_format_is_refused_with_both_numbers(tmp_path):
     claimed(tmp_path)
     path = tmp_path / "midstream.json"

@@ -369,8 +369,9 @@ def test_run_prints_a_line_per_epoch_and_a_summary_and_stops_everything(greeting
 
 def test_run_passes_its_options_on(greetings, session, job):
     arguments = ["--checkpoint", "given", "--trigger", "2 s", "--master", "local[3]", "--conf", "a=b=c", "--conf", "d="]
-    assert call("run", "greetings:flow", *arguments).exit_code == 0
-    assert job.started_with == {"flow": "greetings", "spark": session, "checkpoint": "given", "trigger": "2 s"}
+    assert call("run", "greetings:flow", "--serve", *arguments).exit_code == 0
+    options = {"checkpoint": "given", "trigger": "2 s", "serve": True}
+    assert job.started_with == {"flow": "greetings", "spark": session} | options
     assert (session.master, session.conf) == ("local[3]", {"a": "b=c", "d": ""})
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from midstream.control.coordinator import STORY_LENGTH, Coordinator
 from midstream.control.messages import (
     Accepted,
+    Applied,
     Assignment,
+    ChangeBegun,
+    ChangeNoted,
     Commit,
     EpochAbandoned,
     EpochOpened,
@@ -15,21 +19,28 @@ from midstream.control.messages import (
     Event,
     Failure,
     FromTask,
+    GiveUpRun,
+    Instruction,
     JobEnding,
+    Reached,
     Received,
     Refused,
     Reject,
     Release,
     Send,
+    StageChange,
+    Stay,
+    Switch,
     TaskFailed,
     TaskFinished,
     TaskId,
     TaskStarted,
+    WorkerId,
     WorkerJoined,
     WorkerReleased,
 )
 from midstream.errors import ProtocolError
-from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex, WireId
+from midstream.ids import Digest, Epoch, Origin, PartitionId, Revision, Run, StageIndex, WireId
 from midstream.metrics import OperatorStats
 
 PEER = b"peer"
@@ -293,12 +304,9 @@ def test_a_recomputation_that_dies_does_not_undo_the_report():
 def test_failures_are_kept_in_order_for_the_driver_to_explain():
     coordinator = running()
     other = Failure("enrich", "KeyError: 'x'", None, "line 9, in enrich")
-    assert tell(
-        coordinator,
-        TaskFailed(task(attempt=1), FAILURE),
-        TaskFailed(task(partition=1, attempt=2), other),
-    ) == [Accepted(), Accepted()]
-    assert coordinator.failures == ((task(attempt=1), FAILURE), (task(partition=1, attempt=2), other))
+    reports = (TaskFailed(task(attempt=1), FAILURE), TaskFailed(task(partition=1, attempt=2), other))
+    assert tell(coordinator, *reports) == [Accepted(), Accepted()]
+    assert coordinator.failures == reports
 
 
 def test_a_failed_attempt_does_not_spoil_the_epoch_when_a_retry_succeeds():
@@ -405,26 +413,26 @@ def test_a_carried_row_lost_on_the_way_is_missed_where_it_was_lost():
 
 def test_workers_that_joined_are_released_when_the_job_ends():
     coordinator = Coordinator()
-    assert tell(coordinator, WorkerJoined("a", 1), WorkerJoined("b", 1)) == [Accepted(), Accepted()]
-    assert coordinator.workers == {("a", 1), ("b", 1)}
+    assert tell(coordinator, WorkerJoined(WorkerId("a", 1)), WorkerJoined(WorkerId("b", 1))) == [Accepted(), Accepted()]
+    assert coordinator.workers == {WorkerId("a", 1), WorkerId("b", 1)}
     assert coordinator.handle(JobEnding()) == [Send(b"peer 0", Release()), Send(b"peer 1", Release())]
-    assert coordinator.handle(Received(PEER, WorkerReleased("a", 1))) == []
-    assert coordinator.workers == {("b", 1)}
+    assert coordinator.handle(Received(PEER, WorkerReleased(WorkerId("a", 1)))) == []
+    assert coordinator.workers == {WorkerId("b", 1)}
 
 
 def test_a_worker_that_has_left_is_not_released_again():
     coordinator = Coordinator()
-    tell(coordinator, WorkerJoined("a", 1))
-    coordinator.handle(Received(PEER, WorkerReleased("a", 1)))
-    coordinator.handle(Received(PEER, WorkerReleased("a", 1)))
+    tell(coordinator, WorkerJoined(WorkerId("a", 1)))
+    coordinator.handle(Received(PEER, WorkerReleased(WorkerId("a", 1))))
+    coordinator.handle(Received(PEER, WorkerReleased(WorkerId("a", 1))))
     assert coordinator.workers == frozenset()
     assert coordinator.handle(JobEnding()) == []
 
 
 def test_a_worker_that_joins_again_is_released_where_it_was_heard_last():
     coordinator = Coordinator()
-    coordinator.handle(Received(b"old", WorkerJoined("a", 1)))
-    coordinator.handle(Received(b"new", WorkerJoined("a", 1)))
+    coordinator.handle(Received(b"old", WorkerJoined(WorkerId("a", 1))))
+    coordinator.handle(Received(b"new", WorkerJoined(WorkerId("a", 1))))
     assert coordinator.handle(JobEnding()) == [Send(b"new", Release())]
 
 
@@ -432,16 +440,19 @@ def test_a_worker_that_joins_while_the_job_ends_is_released_at_once():
     """Nobody will tell it again, and the driver waits for it."""
     coordinator = Coordinator()
     coordinator.handle(JobEnding())
-    assert coordinator.handle(Received(PEER, WorkerJoined("a", 1))) == [Send(PEER, Accepted()), Send(PEER, Release())]
+    assert coordinator.handle(Received(PEER, WorkerJoined(WorkerId("a", 1)))) == [
+        Send(PEER, Accepted()),
+        Send(PEER, Release()),
+    ]
 
 
 def test_workers_come_and_go_in_every_state_and_outlive_runs():
     coordinator = running()
-    tell(coordinator, WorkerJoined("a", 1))
+    tell(coordinator, WorkerJoined(WorkerId("a", 1)))
     coordinator.handle(abandoned())
-    tell(coordinator, WorkerJoined("b", 2))
+    tell(coordinator, WorkerJoined(WorkerId("b", 2)))
     coordinator.handle(opened(run=1))
-    assert coordinator.workers == {("a", 1), ("b", 2)}
+    assert coordinator.workers == {WorkerId("a", 1), WorkerId("b", 2)}
 
 
 # ── the story ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -449,7 +460,7 @@ def test_workers_come_and_go_in_every_state_and_outlive_runs():
 
 def test_a_protocol_error_tells_what_came_before():
     coordinator = Coordinator()
-    tell(coordinator, WorkerJoined("host", 42))
+    tell(coordinator, WorkerJoined(WorkerId("host", 42)))
     coordinator.handle(opened())
     tell(coordinator, TaskStarted(task(attempt=12)))
     with pytest.raises(ProtocolError) as caught:
@@ -485,3 +496,237 @@ def test_attempts_that_differ_do_not_excuse_rows_that_none_of_them_sent():
     run(coordinator, finished(task(), sent={1: 5}), finished(task(attempt=2), sent={1: 4}))
     run(coordinator, finished(task(stage=1), received={1: 3}))
     assert rejection(coordinator) == "stage 1 received 3 of 4 to 5 rows on wire 1"
+
+
+# ── a change in the run ───────────────────────────────────────────────────────────────────────────────────────────
+
+NEW = Revision(5)
+NEW_PROGRAMS = tuple(Digest(f"new program {stage}") for stage in range(3))
+
+
+def begin(heads: dict[int, str] | None = None, followers: dict[int, str] | None = None) -> ChangeBegun:
+    return ChangeBegun(
+        NEW,
+        NEW_PROGRAMS,
+        {StageIndex(stage): (name,) for stage, name in (heads or {0: "FM"}).items()},
+        {StageIndex(stage): (name,) for stage, name in (followers or {}).items()},
+    )
+
+
+def stage_change(stage: int = 0, *heads: str) -> StageChange:
+    return StageChange(NEW, NEW_PROGRAMS[stage], heads)
+
+
+def listening(coordinator: Coordinator, *tasks: TaskId) -> None:
+    """Tasks start, each in a worker that listens."""
+    for who in tasks:
+        worker = WorkerId("host", who.attempt)
+        coordinator.handle(Received(f"worker {who.attempt}".encode(), WorkerJoined(worker)))
+        coordinator.handle(Received(PEER, TaskStarted(who, worker)))
+
+
+def ask(coordinator: Coordinator, who: TaskId, rows: int, revision: Revision = NEW) -> list[Instruction]:
+    return coordinator.handle(Received(PEER, Applied(who, revision, {Origin(-1): rows})))
+
+
+def start(coordinator: Coordinator, who: TaskId) -> Assignment:
+    [answer] = tell(coordinator, TaskStarted(who))
+    assert isinstance(answer, Assignment)
+    return answer
+
+
+def noted(instructions: list[Instruction]) -> ChangeNoted:
+    [found] = [each for each in instructions if isinstance(each, ChangeNoted)]
+    return found
+
+
+def test_while_idle_a_change_needs_no_telling():
+    assert Coordinator().handle(begin()) == []
+
+
+def test_running_tasks_are_told_where_their_worker_listens():
+    coordinator = running()
+    listening(coordinator, task(attempt=1), task(partition=1, attempt=2), task(stage=1, attempt=3))
+    told = coordinator.handle(begin())
+    assert told[:-1] == [
+        Send(b"worker 1", Switch(task(attempt=1), stage_change(0, "FM"))),
+        Send(b"worker 2", Switch(task(partition=1, attempt=2), stage_change(0, "FM"))),
+    ]
+    assert told[-1] == ChangeNoted(NEW, None, "told 2 running task(s)", (), False)
+
+
+def test_a_task_whose_worker_does_not_listen_is_not_told_and_the_change_not_in_effect():
+    coordinator = running()
+    tell(coordinator, TaskStarted(task()))
+    assert coordinator.handle(begin()) == [ChangeNoted(NEW, None, "told 0 running task(s)", (), False)]
+
+
+def test_when_nothing_of_its_stage_runs_a_change_is_in_effect_at_once():
+    assert noted(running().handle(begin())).in_effect
+
+
+def test_one_change_at_a_time():
+    coordinator = running()
+    coordinator.handle(begin())
+    with pytest.raises(ProtocolError, match=r"ChangeBegun\(revision 5\) makes no sense now: the change to revision 5"):
+        coordinator.handle(begin())
+
+
+def test_a_task_that_asks_first_may_switch():
+    coordinator = running()
+    listening(coordinator, task())
+    coordinator.handle(begin())
+    assert ask(coordinator, task(), 17) == [
+        Send(PEER, Accepted()),
+        ChangeNoted(NEW, task(), "switched", ("FM",), True),
+    ]
+
+
+def test_a_repeated_question_has_the_same_answer():
+    coordinator = running()
+    listening(coordinator, task())
+    coordinator.handle(begin())
+    assert ask(coordinator, task(), 17) == ask(coordinator, task(), 17)
+
+
+def test_a_task_that_asks_elsewhere_stays():
+    coordinator = running()
+    listening(coordinator, task())
+    coordinator.handle(begin())
+    ask(coordinator, task(), 17)
+    assert ask(coordinator, task(), 18) == [Send(PEER, Stay())]
+
+
+def test_without_a_change_or_for_another_one_a_task_stays():
+    coordinator = running()
+    listening(coordinator, task())
+    assert ask(coordinator, task(), 17) == [Send(PEER, Stay())]
+    coordinator.handle(begin())
+    assert ask(coordinator, task(), 17, Revision(9)) == [Send(PEER, Stay())]
+
+
+def test_a_task_of_another_run_does_not_get_to_switch():
+    coordinator = running(run=1)
+    coordinator.handle(begin())
+    assert ask(coordinator, task(run=0), 17) == [Send(PEER, Refused("epoch 7.0 is over; epoch 7.1 is running"))]
+
+
+def test_an_attempt_that_starts_later_switches_where_the_first_did():
+    coordinator = running()
+    listening(coordinator, task())
+    coordinator.handle(begin())
+    ask(coordinator, task(), 17)
+    found = start(coordinator, task(attempt=1))
+    assert (found.revision, found.change, found.switch_at) == (4, stage_change(0, "FM"), {Origin(-1): 17})
+
+
+def test_an_attempt_that_starts_before_the_first_has_switched_does_not_switch_nor_does_the_first():
+    coordinator = running()
+    listening(coordinator, task())
+    coordinator.handle(begin())
+    assert start(coordinator, task(attempt=1)).switch_at is None
+    assert ask(coordinator, task(), 17) == [Send(PEER, Stay())]
+
+
+def test_the_first_attempt_of_a_partition_that_starts_after_the_change_switches_at_once():
+    coordinator = running()
+    coordinator.handle(begin())
+    assert start(coordinator, task()).switch_at == {}
+
+
+def test_tasks_behind_get_the_new_program_and_have_nothing_to_switch():
+    coordinator = running()
+    coordinator.handle(begin({0: "FM"}, {1: "MC"}))
+    found = start(coordinator, task(stage=1))
+    assert (found.program, found.change, found.switch_at) == ("program 1", stage_change(1), None)
+
+
+def test_before_a_change_tasks_are_told_of_none():
+    found = start(running(), task())
+    assert (found.change, found.switch_at) == (None, None)
+
+
+def test_rows_that_reach_followers_are_noted():
+    coordinator = running()
+    coordinator.handle(begin({0: "FM"}, {1: "MC"}))
+    for partition in (0, 1):
+        start(coordinator, task(stage=1, partition=partition))
+    found = [
+        coordinator.handle(Received(PEER, Reached(task(stage=1, partition=partition), NEW, ("MC",))))
+        for partition in (0, 1)
+    ]
+    assert found == [
+        [ChangeNoted(NEW, task(stage=1, partition=partition), "reached", ("MC",), partition == 1)]
+        for partition in (0, 1)
+    ], "in effect when both partitions have them"
+
+
+def test_nobody_waits_for_an_answer_to_reached():
+    coordinator = running()
+    assert coordinator.handle(Received(PEER, Reached(task(run=9), NEW, ("MC",)))) == []
+    assert coordinator.handle(Received(PEER, Reached(task(), NEW, ("MC",)))) == []
+    coordinator.handle(begin())
+    assert coordinator.handle(Received(PEER, Reached(task(), Revision(9), ("MC",)))) == []
+
+
+def test_the_last_task_that_could_not_switch_brings_the_change_into_effect_when_it_finishes():
+    coordinator = running()
+    tell(coordinator, TaskStarted(task()))
+    coordinator.handle(begin())
+    found = coordinator.handle(Received(PEER, finished(task())))
+    assert found == [Send(PEER, Accepted()), ChangeNoted(NEW, task(), "finished", (), True)]
+
+
+def test_the_commit_tells_where_tasks_switched_and_what_the_next_epoch_begins_with():
+    coordinator = running()
+    listening(coordinator, task(attempt=1), task(partition=1, attempt=2))
+    coordinator.handle(begin())
+    ask(coordinator, task(attempt=1), 17)
+    for who in (task(attempt=1), task(partition=1, attempt=2)):
+        coordinator.handle(Received(PEER, finished(who)))
+    verdict = seal(coordinator)
+    assert isinstance(verdict, Commit)
+    assert verdict.revision == NEW
+    assert [(point.partition, point.position) for point in verdict.switches] == [(0, {Origin(-1): 17}), (1, None)]
+
+
+def test_without_a_change_the_revision_stays():
+    coordinator = running()
+    run(coordinator, finished(task()))
+    verdict = seal(coordinator)
+    assert isinstance(verdict, Commit)
+    assert (verdict.revision, verdict.switches) == (4, ())
+
+
+def test_an_abandoned_run_takes_its_change_with_it():
+    coordinator = running()
+    coordinator.handle(begin())
+    coordinator.handle(abandoned())
+    coordinator.handle(opened(run=1))
+    assert start(coordinator, task(run=1)).change is None
+
+
+def given_up(coordinator: Coordinator, revision: int) -> bool:
+    tell(coordinator, TaskStarted(task()))
+    found = coordinator.handle(Received(PEER, TaskFailed(task(), FAILURE, Revision(revision))))
+    assert found[0] == Send(PEER, Accepted())
+    return found[1:] == [GiveUpRun(Epoch(7), Run(0))]
+
+
+def test_a_failure_under_the_revision_on_trial_ends_the_run():
+    coordinator = running()
+    coordinator.handle(begin())
+    assert given_up(coordinator, NEW)
+
+
+def test_a_failure_under_the_revision_that_an_epoch_on_trial_began_with_ends_the_run():
+    coordinator = Coordinator()
+    coordinator.handle(msgspec.structs.replace(opened(), on_trial=Revision(4)))
+    assert given_up(coordinator, 4)
+
+
+def test_other_failures_leave_it_to_spark_to_retry():
+    assert not given_up(running(), 4)
+    coordinator = running()
+    coordinator.handle(begin())
+    assert not given_up(coordinator, 4)

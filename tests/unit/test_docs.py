@@ -224,7 +224,8 @@ def test_every_picture_is_shown_and_suits_light_and_dark():
 
 
 def test_the_picture_of_the_demo_names_the_operators_of_the_demo():
-    drawn = re.findall(r"class=\"m c\"[^>]*>([^<]+)<", (ROOT / "docs" / "images" / "fraud.svg").read_text("utf-8"))
+    picture = (ROOT / "docs" / "images" / "change.svg").read_text(encoding="utf-8")
+    drawn = re.findall(r"class=\"name middle\"[^>]*>([^<]+)<", picture)
     code = (ROOT / "examples" / "fraud" / "flow.py").read_text(encoding="utf-8")
     named = re.findall(r"\.(?:source|key_by|lookup|map_batches|route_batches|sink)\(\"([^\"]+)\"", code)
     assert sorted(drawn) == sorted(named)

@@ -71,7 +71,8 @@ class Epochs:
             work = join_at_work(Operator("join", spec, (), joined), spec, schemas, state, times)
             outputs = [work.entries[schemas.index(piece.schema)](piece) for piece in slices]
             assert work.finish is not None
-            for output in [*outputs, *work.finish()]:
+            assert work.flush is not None
+            for output in [*outputs, *work.flush(), *work.finish()]:
                 for branch, batch in output.items():
                     results.setdefault(branch, []).extend(batch.to_pylist())
             epoch = Epoch(self.lineage.epoch + 1)
@@ -135,8 +136,9 @@ def test_a_slice_with_very_many_pairs_gives_the_rest_at_the_end(epochs, monkeypa
         work = join_at_work(Operator("join", spec, (), schema), spec, (CLICKS, SALES), state, EpochTimes(0))
         at_once = work.entries[1](sales(*(("ann", 2, [str(number)]) for number in range(20))))[ONLY]
         assert 50 <= at_once.num_rows < 100
-        assert work.finish is not None
-        rest = [output[ONLY] for output in work.finish()]
+        assert work.flush is not None
+        rest = [output[ONLY] for output in work.flush()]
+        assert list(work.flush()) == [], "each is given once"
     assert max(batch.num_rows for batch in rest) <= 50
     found = {(row["page"], row["tags"][0]) for batch in (at_once, *rest) for row in batch.to_pylist()}
     assert len(found) == at_once.num_rows + sum(batch.num_rows for batch in rest) == 400

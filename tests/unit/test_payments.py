@@ -140,6 +140,7 @@ def expected_alerts(source, count, models):
     rows["p_customer"] = _probability(models.customer, customer)
     rows["p_merchant"] = _probability(models.merchant, merchant)
     rows["p_fraud"] = 0.4 * rows.p_customer + 0.6 * rows.p_merchant
+    rows["fm"] = rows["mc"] = 1
     return rows[rows.p_fraud >= ALERT_AT]
 
 

@@ -107,9 +107,7 @@ def test_every_dependency_is_explained_and_every_explanation_has_its_dependency(
 
 def test_development_pins_lie_within_the_declared_ranges():
     pinned = pins()
-    not_installed = {
-        Requirement(text).name for extra in ("txn", "server") for text in PYPROJECT["optional-dependencies"][extra]
-    }
+    not_installed = {Requirement(text).name for text in PYPROJECT["optional-dependencies"]["txn"]}
     for requirement in declared_ranges():
         if requirement.name not in not_installed:
             assert requirement.specifier.contains(pinned.get(requirement.name, "0")), requirement

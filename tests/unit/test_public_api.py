@@ -31,6 +31,7 @@ def test_the_exported_names_are_these():
         "State",
         "Step",
         "Stream",
+        "Update",
         "__version__",
         "agg",
         "sessions",
@@ -43,6 +44,7 @@ def test_the_exported_names_are_these():
 
 def test_what_tests_of_flows_may_use_is_this():
     assert testing.__all__ == [
+        "ChangeAt",
         "Faults",
         "ListSource",
         "LocalRun",
@@ -63,6 +65,7 @@ HIERARCHY = {
     "StateError": (errors.MidstreamError, RuntimeError),
     "SetupError": (errors.MidstreamError, RuntimeError),
     "CheckpointError": (errors.MidstreamError, RuntimeError),
+    "ChangeFailed": (errors.MidstreamError, RuntimeError),
     "OperatorFailed": (errors.MidstreamError, RuntimeError),
     "JobFailed": (errors.MidstreamError, RuntimeError),
     "ControlError": (errors.MidstreamError, RuntimeError),

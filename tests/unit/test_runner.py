@@ -29,16 +29,17 @@ from midstream.engine.frames import (
     frame,
 )
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, Carried, Entry, Rows, inlet_column, is_mixed, units
+from midstream.engine.nodes import Version
 from midstream.engine.operators.base import AtWork
+from midstream.engine.packing import pack_blobs
 from midstream.engine.program import StageProgram, link
 from midstream.engine.resources import Resources
-from midstream.engine.runner import StageRunner
+from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.flow.model import Port
 from midstream.ids import BINS, PartitionId, Revision, StageIndex, WireId
 from midstream.planner.stages import Leaves, Wire, compile_plan
 from midstream.runtime.local_data import LocalData, by_destination
-from midstream.runtime.packing import pack_blobs
 from tests.frames import headers, payloads
 
 DDL = "n bigint, s string"
@@ -166,7 +167,8 @@ def test_a_slice_passes_the_whole_stage_before_the_next_one_starts(stages):
         return traced
 
     for name, node in runner._nodes.items():
-        node.work = AtWork(tuple(watched(name, step) for step in node.work.entries))
+        work = AtWork(tuple(watched(name, step) for step in node.versions[node.latest].work.entries))
+        node.versions[node.latest] = Version(work, None)
     pauses = []
     for ready in runner.run([NUMBERS.slice(0, 10), NUMBERS.slice(10, 10)]):
         pauses.append(len(seen))
@@ -224,9 +226,16 @@ def test_rows_keep_the_revision_they_came_with(stages):
         header.revision for each in all_of(prepared.runner(0, revision=7), [NUMBERS]) for header in headers(each)
     }
     assert first == 7, "rows of a source take the task's own"
-    old = frame(Header(PartitionId(0), WireId(0), Revision(5), PartitionId(0), 0, 100), encode_rows(NUMBERS))
-    out = all_of(prepared.runner(1, revision=7), [old])
-    assert {header.revision for each in out for header in headers(each)} == {5}, "rows of a frame keep theirs"
+    old, new = (
+        frame(Header(PartitionId(0), WireId(0), Revision(number), PartitionId(0), 0, 100), encode_rows(NUMBERS))
+        for number in (5, 7)
+    )
+    runner = prepared.runner(1, revision=5)
+    runner.prepare(RevisedStage(Revision(7), prepared.programs[1], frozenset()))
+    out = all_of(runner, [old, new])
+    revisions = [header.revision for each in out for header in headers(each)]
+    assert sorted(set(revisions)) == [5, 7], "rows of a frame keep theirs"
+    assert revisions == sorted(revisions)
 
 
 def test_latency_is_the_age_of_a_row_when_it_leaves(stages):

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from midstream.errors import CheckpointError
 from midstream.ids import BinId, Epoch, PartitionId, Run
 from midstream.state import access
 from midstream.state.access import StateAccess, mapped_bytes
 from midstream.state.base import Base
-from midstream.state.files import Author
+from midstream.state.files import Author, StateFiles
 from midstream.state.lineage import Lineage
 
 
@@ -34,6 +35,47 @@ def test_bases_are_let_go_only_when_too_much_is_mapped_and_nothing_is_lost(
     with state.open(lineage, [BinId(7)]) as task:
         assert task.get_many([b"\x07\x00ann"]) == [b"1"]
     state.close()
+
+
+def test_a_start_with_the_same_local_folder_fetches_only_what_it_lacks(tmp_path: Path) -> None:
+    """The proof is that the rest need not be there."""
+    files = StateFiles(str(tmp_path / "files"))
+    lineages = [Lineage.start("count")]
+
+    def start(local: str) -> StateAccess:
+        return StateAccess("job", files.location, str(tmp_path / local))
+
+    def epoch(state: StateAccess, key: bytes, value: bytes) -> str:
+        before = lineages[-1]
+        with state.open(before, [BinId(7)]) as task:
+            task.put_many([key], [value])
+            delta = task.write_delta(Author("count", Epoch(before.epoch + 1), Run(0), PartitionId(0), attempt=0))
+        assert delta is not None
+        lineages.append(before.after(Epoch(before.epoch + 1), [delta]))
+        return delta.name
+
+    def held(state: StateAccess) -> list[bytes | None]:
+        with state.open(lineages[-1], [BinId(7)]) as task:
+            return task.get_many([b"\x07\x00ann", b"\x07\x00bob"])
+
+    first = start("disk")
+    old = [epoch(first, b"\x07\x00ann", b"1"), epoch(first, b"\x07\x00bob", b"1")]
+    assert held(first) == [b"1", b"1"]
+    first.close()
+    elsewhere = start("another disk")
+    new = epoch(elsewhere, b"\x07\x00ann", b"2")
+    elsewhere.close()
+
+    files.remove(old)
+    assert files.names() == [new]
+    second = start("disk")
+    assert held(second) == [b"2", b"1"]
+    second.close()
+
+    third = start("empty disk")
+    with pytest.raises(CheckpointError, match=f"{old[0]}' is missing"):
+        held(third)
+    third.close()
 
 
 def test_the_system_tells_how_much_is_mapped() -> None:

@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from midstream.cli.changing import explain, history, jobs, revert, status, update
 from midstream.cli.live import print_summary, watch
 from midstream.cli.states import held_table, parse_key, state_table
-from midstream.cli.target import TargetError, UserCodeError, find, needs_session, to_flow
+from midstream.cli.target import find, needs_session, to_flow
+from midstream.cli.telling import errors_told, failed
 from midstream.control.journal import read, tell
-from midstream.errors import MidstreamError
 from midstream.flow.builder import Flow
 from midstream.flow.model import Graph
 from midstream.flow.render import Style, render
@@ -85,7 +86,7 @@ def graph(
     stages: Annotated[bool, typer.Option("--stages", help="Show in which stage each operator runs.")] = False,
 ) -> None:
     """Draw a flow: for the terminal, as Mermaid, or as SVG."""
-    with _errors_told():
+    with errors_told():
         target = find(flow)
         found = target.load()
         with _session() if needs_session(found) else nullcontext() as spark:
@@ -98,7 +99,7 @@ def graph(
         try:
             output.write_text(drawn + "\n", encoding="utf-8")
         except OSError as error:
-            raise _failed(f"cannot write {str(output)!r}: {error.strerror}.", 1) from error
+            raise failed(f"cannot write {str(output)!r}: {error.strerror}.", 1) from error
 
 
 @app.command()
@@ -118,16 +119,19 @@ def run(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark; may be repeated.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="One line per epoch instead of a live table.")] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Let 'midstream update' and its like reach the job while it runs.")
+    ] = False,
 ) -> None:
     """Run a flow on Spark until it ends, a limit is reached, or Ctrl-C."""
     settings = dict(_setting(text) for text in conf or [])
-    with _errors_told():
+    with errors_told():
         target = find(flow)
         # Before the module is imported: code at its top level that asks for the session gets this one.
         with _session(master, settings) as spark:
             built = to_flow(target.load(), target, spark)
             with _folder(checkpoint) as folder:
-                _run(built, spark, folder, trigger, seconds, epochs, plain)
+                _run(built, spark, folder, trigger, seconds, epochs, plain, serve)
 
 
 @app.command()
@@ -153,7 +157,7 @@ def state(
     limit: Annotated[int, typer.Option(min=1, help="Show at most so many rows.")] = 20,
 ) -> None:
     """Look at the keyed state of a job, as of its last committed epoch."""
-    with _errors_told():
+    with errors_told():
         reader = StateReader.at(checkpoint)
         if operator is None:
             Console().print(held_table(reader.epoch, reader.overview()))
@@ -167,8 +171,12 @@ def journal(
     file: Annotated[Path, typer.Argument(help="A file below journal/ of a checkpoint.", exists=True, dir_okay=False)],
 ) -> None:
     """Tell what happened in a run of an epoch that failed, event by event."""
-    with _errors_told():
+    with errors_told():
         typer.echo(tell(read(file.read_bytes())))
+
+
+for command in (jobs, status, explain, update, history, revert):
+    app.command()(command)
 
 
 def _run(
@@ -179,9 +187,10 @@ def _run(
     seconds: float | None,
     epochs: int | None,
     plain: bool,
+    serve: bool,
 ) -> None:
     console = Console()
-    job = flow.start(spark, checkpoint=checkpoint, trigger=trigger)
+    job = flow.start(spark, checkpoint=checkpoint, trigger=trigger, serve=serve)
     try:
         watch(job, seconds=seconds, epochs=epochs, plain=plain, console=console)
     except KeyboardInterrupt:
@@ -208,22 +217,6 @@ def _folder(checkpoint: str | None) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="midstream-", ignore_cleanup_errors=True) as folder:
         typer.echo(f"No --checkpoint: using {folder}, removed at the end; the job cannot be continued.", err=True)
         yield folder
-
-
-@contextmanager
-def _errors_told() -> Iterator[None]:
-    """Turn what users can act on into a message and an exit code; anything else is our bug, and shows its traceback."""
-    try:
-        yield
-    except TargetError as error:
-        raise _failed(str(error), 2) from error
-    except (UserCodeError, MidstreamError) as error:
-        raise _failed(str(error), 1) from error
-
-
-def _failed(message: str, code: int) -> typer.Exit:
-    typer.echo(message if message.startswith("Traceback") else f"Error: {message}", err=True)
-    return typer.Exit(code)
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -14,13 +14,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 from midstream.flow.builder import Flow
 
-__all__ = ["Target", "TargetError", "UserCodeError", "find", "needs_session", "to_flow"]
+__all__ = ["Target", "TargetError", "UserCodeError", "calling_user_code", "find", "needs_session", "to_flow"]
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ class Target:
 
     def load(self) -> Any:
         """Import the module and get the attribute: a Flow, or a function that makes one."""
-        module = _calling_user_code(self._import)
+        module = self.import_module()
         try:
             found = getattr(module, self.attribute)
         except AttributeError:
@@ -57,11 +58,17 @@ class Target:
             f"{self} is a {type(found).__name__}, not a Flow or a function that returns one. {_candidates(module)}"
         )
 
+    def import_module(self) -> ModuleType:
+        """Import the module; a file is run anew, even if it was imported before."""
+        return calling_user_code(self._import)
+
     def _import(self) -> ModuleType:
         if self.file is None:
             return importlib.import_module(self.module)
         sys.path.insert(0, str(self.file.parent))
-        spec = importlib.util.spec_from_file_location(self.module, self.file)
+        spec = importlib.util.spec_from_file_location(
+            self.module, self.file, loader=_Fresh(self.module, str(self.file))
+        )
         if spec is None or spec.loader is None:
             raise ImportError(f"{self.file} cannot be loaded as a module")
         module = importlib.util.module_from_spec(spec)
@@ -74,29 +81,37 @@ class Target:
         return f"{self.file or self.module}:{self.attribute}"
 
 
-def find(text: str) -> Target:
+class _Fresh(SourceFileLoader):
+    """Reads the source, never a cached compilation: that one is told from a newer source by whole seconds only."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return compile(self.get_data(path), path, "exec", dont_inherit=True)
+
+
+def find(text: str, what: str = "a flow", how: str = _HOW) -> Target:
     """Check that the module exists, without importing it (packages around it are)."""
     module, colon, attribute = text.rpartition(":")
     if not colon or not module or not attribute.isidentifier():
-        raise TargetError(f"{text!r} does not name a flow. {_HOW}")
+        raise TargetError(f"{text!r} does not name {what}. {how}")
     _make_importable(Path.cwd())
     if module.endswith(".py"):
         file = Path(module)
         if not file.is_file():
-            raise TargetError(f"there is no file {module!r} in {Path.cwd()}. {_HOW}")
+            raise TargetError(f"there is no file {module!r} in {Path.cwd()}. {how}")
         # A script may well be called like a module that is loaded already, and must not take its place.
         name = f"{file.stem}__flow" if file.stem in sys.modules else file.stem
         return Target(name, file.resolve(), attribute)
     if "/" in module or "\\" in module:
-        raise TargetError(f"{module!r} is not a module: a path must end in .py. {_HOW}")
+        raise TargetError(f"{module!r} is not a module: a path must end in .py. {how}")
     try:
-        spec = _calling_user_code(lambda: importlib.util.find_spec(module))
+        spec = calling_user_code(lambda: importlib.util.find_spec(module))
     except UserCodeError as error:
         if not _is_about(error.__cause__, module):
             raise
         spec = None
     if spec is None:
-        raise TargetError(f"there is no module {module!r}, neither in {Path.cwd()} nor installed. {_HOW}")
+        raise TargetError(f"there is no module {module!r}, neither in {Path.cwd()} nor installed. {how}")
     return Target(module, None, attribute)
 
 
@@ -122,7 +137,7 @@ def to_flow(found: Any, target: Target, spark: Any = None) -> Flow:
             f"{target} takes {len(parameters)} parameters ({', '.join(parameters)}); a function that makes a flow "
             f"takes none, or one: the SparkSession."
         )
-    made = _calling_user_code(lambda: found(spark) if parameters else found())
+    made = calling_user_code(lambda: found(spark) if parameters else found())
     if not isinstance(made, Flow):
         raise TargetError(f"{target} returned {type(made).__name__}, not a Flow. Did you forget to return it?")
     return made
@@ -161,7 +176,8 @@ def _candidates(module: ModuleType) -> str:
     return f"It has {listed}." if listed else "It has no Flow, and no function that could make one."
 
 
-def _calling_user_code(call: Callable[[], T]) -> T:
+def calling_user_code(call: Callable[[], T]) -> T:
+    """Call it; what it raises is told as the user's own traceback."""
     try:
         return call()
     except (Exception, SystemExit) as error:

@@ -28,7 +28,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from midstream.control.messages import Accepted, Assignment, FromTask, Refused, ToTask
+from midstream.control.messages import Accepted, Assignment, FromTask, Refused, Stay, ToTask
 from midstream.errors import ChannelError
 
 M = TypeVar("M")
@@ -38,7 +38,7 @@ _NUMBER = struct.Struct(">Q")
 _UNASKED = 0
 _EVENT = struct.Struct("=H")  # pyzmq's own reader would import asyncio into every worker
 # What can answer a request. Everything else the coordinator says is unsolicited, whenever it says it.
-_ANSWERS = (Assignment, Accepted, Refused)
+_ANSWERS = (Assignment, Accepted, Refused, Stay)
 _from_task: msgspec.msgpack.Decoder[FromTask] = msgspec.msgpack.Decoder(FromTask)
 _to_task: msgspec.msgpack.Decoder[ToTask] = msgspec.msgpack.Decoder(ToTask)
 
@@ -83,9 +83,9 @@ class Server(contextlib.AbstractContextManager["Server"]):
     exception, the sender is refused, and the server lives on. ``dropped`` counts packets that could not be decoded,
     ``undelivered`` messages for peers that are gone or have stopped reading.
 
-    >>> from midstream.control.messages import WorkerJoined
+    >>> from midstream.control.messages import WorkerId, WorkerJoined
     >>> with Server(lambda peer, message: [(peer, Accepted())]) as server, Client(server.address) as client:
-    ...     client.request(WorkerJoined("host", 7))
+    ...     client.request(WorkerJoined(WorkerId("host", 7)))
     Accepted()
     """
 

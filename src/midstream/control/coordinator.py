@@ -8,7 +8,7 @@ State and what moves it::
     └──────┘ ◄─────────────────── └─────────┘ ───────────────────────► └──────┘
                  EpochAbandoned        ▲   │    EpochSealed, not whole → Reject
                                        └───┘
-                        TaskStarted, TaskFinished, TaskFailed
+                        TaskStarted, TaskFinished, TaskFailed, ChangeBegun, Applied, Reached
 
 Messages of tasks are legal in every state, because tasks outlive the runs they belong to: outside their run they are
 refused, which fences them. Driver events in the wrong state are errors, told with the story of what came before.
@@ -19,33 +19,42 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from midstream.control.change_in_run import Attempts, ChangeInRun, Place
 from midstream.control.messages import (
     Accepted,
+    Applied,
     Assignment,
+    ChangeBegun,
+    ChangeNoted,
     Commit,
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
     Event,
-    Failure,
+    FromTask,
+    GiveUpRun,
     Instruction,
     JobEnding,
+    Reached,
     Received,
     Refused,
     Reject,
     Release,
     Send,
     StateChange,
+    Stay,
+    Switch,
     TaskFailed,
     TaskFinished,
     TaskId,
     TaskStarted,
+    WorkerId,
     WorkerJoined,
     WorkerReleased,
 )
 from midstream.data.times import EpochTimes, Watermarks
 from midstream.errors import ProtocolError
-from midstream.ids import PartitionId, StageIndex, WireId
+from midstream.ids import Revision, StageIndex, WireId
 from midstream.metrics import merge
 
 STORY_LENGTH = 50
@@ -58,11 +67,23 @@ class _Running:
     opened: EpochOpened
     # Per stage and partition, the reports of all attempts that finished. The first one is counted. Attempts are replays
     # of one another, so it hardly matters which of them Spark kept; but it need not be the first.
-    finished: dict[tuple[StageIndex, PartitionId], list[TaskFinished]] = field(default_factory=dict)
-    started: dict[tuple[StageIndex, PartitionId], int] = field(default_factory=dict)
-    failures: list[tuple[TaskId, Failure]] = field(default_factory=list)
+    finished: dict[Place, list[TaskFinished]] = field(default_factory=dict)
+    attempts: Attempts = field(default_factory=Attempts)
+    workers: dict[TaskId, WorkerId | None] = field(default_factory=dict)
+    failures: list[TaskFailed] = field(default_factory=list)
+    change: ChangeInRun | None = None
     # Decided when the first task with state asks, and then the same for all of them.
     watermarks: Watermarks | None = None
+
+    @property
+    def revision(self) -> Revision:
+        """The one that the next epoch begins with."""
+        return self.opened.revision if self.change is None else self.change.begun.revision
+
+    @property
+    def on_trial(self) -> Revision | None:
+        """The revision that can still be rolled back."""
+        return self.opened.on_trial if self.change is None else self.change.begun.revision
 
     def times(self, stage: StageIndex) -> EpochTimes:
         """The times that a task of this stage is told.
@@ -89,14 +110,14 @@ class _Running:
 class Coordinator:
     """Decides what tasks run and whether an epoch is whole.
 
-    >>> from midstream.ids import Digest, Epoch, Revision, Run
+    >>> from midstream.ids import Digest, Epoch, PartitionId, Revision, Run
     >>> coordinator = Coordinator()
     >>> coordinator.handle(EpochOpened(Epoch(7), Run(0), Revision(1), (Digest("ab"),), (0, 1)))
     []
     >>> task = TaskId(Epoch(7), Run(0), StageIndex(0), PartitionId(0), attempt=12)
     >>> [sent] = coordinator.handle(Received(b"peer", TaskStarted(task)))
     >>> sent.message
-    Assignment(revision=1, program='ab', bins=(0, 1), times=EpochTimes(clock=0, ...), lineages={})
+    Assignment(revision=1, program='ab', bins=(0, 1), times=EpochTimes(clock=0, ...), lineages={}, change=None, ...)
     >>> late = TaskId(Epoch(6), Run(0), StageIndex(0), PartitionId(0), attempt=3)
     >>> [sent] = coordinator.handle(Received(b"old", TaskStarted(late)))
     >>> sent.message.reason
@@ -105,18 +126,23 @@ class Coordinator:
 
     def __init__(self) -> None:
         self._running: _Running | None = None
-        self._workers: dict[tuple[str, int], bytes] = {}
+        self._workers: dict[WorkerId, bytes] = {}
         self._ending = False
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
 
     @property
-    def failures(self) -> tuple[tuple[TaskId, Failure], ...]:
+    def is_idle(self) -> bool:
+        """Whether no run is in progress."""
+        return self._running is None
+
+    @property
+    def failures(self) -> tuple[TaskFailed, ...]:
         """Failures of the user's code in the run in progress, in the order they were reported."""
         return tuple(self._running.failures) if self._running else ()
 
     @property
-    def workers(self) -> frozenset[tuple[str, int]]:
-        """Worker processes (host, pid) that hold functions open."""
+    def workers(self) -> frozenset[WorkerId]:
+        """Worker processes that hold functions open."""
         return frozenset(self._workers)
 
     @property
@@ -135,6 +161,8 @@ class Coordinator:
                     raise self._lost(event, f"{_name(self._running.opened)} is still running")
                 self._running = _Running(event)
                 return []
+            case ChangeBegun():
+                return self._begin(event)
             case EpochSealed():
                 return [self._seal(self._current(event))]
             case EpochAbandoned():
@@ -155,6 +183,23 @@ class Coordinator:
             raise self._lost(event, f"{_name(running.opened)} is running")
         return running
 
+    def _begin(self, event: ChangeBegun) -> list[Instruction]:
+        """Nothing when no epoch is running: the next one begins with the new revision."""
+        running = self._running
+        if running is None:
+            return []
+        if running.change is not None:
+            raise self._lost(event, f"the change to revision {running.revision} is in progress")
+        change = ChangeInRun(event, running.attempts, partitions=max(running.opened.bins) + 1)
+        running.change = change
+        told: list[Instruction] = []
+        for task, stage_change in change.to_tell():
+            worker = running.workers[task]
+            if worker is not None and worker in self._workers:
+                told.append(Send(self._workers[worker], Switch(task, stage_change)))
+        noted = ChangeNoted(event.revision, None, f"told {len(told)} running task(s)", (), change.in_effect)
+        return [*told, noted]
+
     def _seal(self, running: _Running) -> Instruction:
         opened, reports = running.opened, [reports[0] for reports in running.finished.values()]
         self._running = None
@@ -165,18 +210,23 @@ class Coordinator:
         for report in reports:
             emitted.update(report.emitted)
         states: dict[str, tuple[StateChange, ...]] = {}
+        samples: dict[str, bytes] = {}
         for report in reports:
+            samples.update(report.samples)
             for operator, change in report.states.items():
                 states[operator] = (*states.get(operator, ()), change)
         return Commit(
             epoch=opened.epoch,
-            revision=opened.revision,
+            revision=running.revision,
             operators=operators,
             tasks=len(reports),
             emitted=dict(emitted),
             states=states,
             watermarks=running.watermarks or running.seen(),
             widest_row=max((report.widest_row for report in reports), default=0),
+            switches=() if running.change is None else running.change.points,
+            audits=tuple(sorted(report.audit for report in reports if report.audit is not None)),
+            samples=samples,
         )
 
     def _lost(self, event: Event, found: str) -> ProtocolError:
@@ -185,40 +235,84 @@ class Coordinator:
 
     # ── messages of tasks ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _from_task(
-        self, peer: bytes, message: TaskStarted | TaskFinished | TaskFailed | WorkerJoined | WorkerReleased
-    ) -> list[Instruction]:
+    def _from_task(self, peer: bytes, message: FromTask) -> list[Instruction]:
         if isinstance(message, WorkerJoined):
-            self._workers[message.host, message.pid] = peer
+            self._workers[message.worker] = peer
             # A worker that joins while the job ends has missed its release, and the driver waits for it to leave.
             return [Send(peer, Accepted()), Send(peer, Release())] if self._ending else [Send(peer, Accepted())]
         if isinstance(message, WorkerReleased):
-            self._workers.pop((message.host, message.pid), None)
+            self._workers.pop(message.worker, None)
             return []
         running = self._running
         if refusal := _fence(running, message.task):
-            return [Send(peer, refusal)]
+            return [] if isinstance(message, Reached) else [Send(peer, refusal)]
         assert running is not None  # _fence refuses everything while idle
-        opened, place = running.opened, (message.task.stage, message.task.partition)
+        place = (message.task.stage, message.task.partition)
         match message:
-            case TaskStarted(task):
-                if task.stage >= len(opened.programs):
-                    reason = f"the plan has {len(opened.programs)} stages; there is no {task.stage}"
-                    return [Send(peer, Refused(reason))]
-                running.started[place] = running.started.get(place, 0) + 1
-                assignment = Assignment(
-                    revision=opened.revision,
-                    program=opened.programs[task.stage],
-                    bins=opened.bins,
-                    times=running.times(task.stage),
-                    lineages=opened.lineages.get(task.stage, {}),
-                )
-                return [Send(peer, assignment)]
-            case TaskFinished():
+            case TaskStarted(task, worker):
+                return [Send(peer, _assignment(running, task, worker))]
+            case Applied():
+                return _apply(running, peer, message)
+            case Reached(task, revision, operators):
+                return _reach(running, task, revision, operators)
+            case TaskFinished(task):
                 running.finished.setdefault(place, []).append(message)
-            case TaskFailed(task, failure):
-                running.failures.append((task, failure))
+                running.attempts.over.add(task)
+                running.attempts.finished.add(place)
+                return [Send(peer, Accepted()), *_finish(running, task)]
+            case TaskFailed(task):
+                running.failures.append(message)
+                running.attempts.over.add(task)
+                if message.revision == running.on_trial:
+                    return [Send(peer, Accepted()), GiveUpRun(running.opened.epoch, running.opened.run)]
         return [Send(peer, Accepted())]
+
+
+def _assignment(running: _Running, task: TaskId, worker: WorkerId | None) -> Assignment | Refused:
+    opened, place = running.opened, (task.stage, task.partition)
+    if task.stage >= len(opened.programs):
+        return Refused(f"the plan has {len(opened.programs)} stages; there is no {task.stage}")
+    attempts = running.attempts.started.setdefault(place, set())
+    change, switch_at = None, None
+    if running.change is not None:
+        change = running.change.stage_change(task.stage)
+        switch_at = running.change.start(place, is_first=not attempts)
+    attempts.add(task)
+    running.workers[task] = worker
+    return Assignment(
+        revision=opened.revision,
+        program=opened.programs[task.stage],
+        bins=opened.bins,
+        times=running.times(task.stage),
+        lineages=opened.lineages.get(task.stage, {}),
+        change=change,
+        switch_at=switch_at,
+        audit=opened.audit,
+    )
+
+
+def _apply(running: _Running, peer: bytes, asked: Applied) -> list[Instruction]:
+    change, place = running.change, (asked.task.stage, asked.task.partition)
+    if change is None or change.begun.revision != asked.revision or not change.apply(place, asked.position):
+        return [Send(peer, Stay())]
+    heads = change.stage_change(asked.task.stage).heads
+    return [Send(peer, Accepted()), ChangeNoted(asked.revision, asked.task, "switched", heads, change.in_effect)]
+
+
+def _reach(running: _Running, task: TaskId, revision: Revision, operators: tuple[str, ...]) -> list[Instruction]:
+    change = running.change
+    if change is None or change.begun.revision != revision:
+        return []
+    change.reach((task.stage, task.partition))
+    return [ChangeNoted(revision, task, "reached", operators, change.in_effect)]
+
+
+def _finish(running: _Running, task: TaskId) -> list[Instruction]:
+    change = running.change
+    if change is None:
+        return []
+    change.finish((task.stage, task.partition))
+    return [ChangeNoted(change.begun.revision, task, "finished", (), change.in_effect)]
 
 
 def _fence(running: _Running | None, task: TaskId) -> Refused | None:
@@ -239,7 +333,7 @@ def _incomplete(running: _Running) -> str | None:
     partition finished with different counts (a function that is not deterministic), any of them may be the one that
     counts, so the two sides need only be able to agree.
     """
-    if silent := sorted(set(running.started) - set(running.finished)):
+    if silent := sorted(set(running.attempts.started) - set(running.finished)):
         shown = ", ".join(f"stage {stage} partition {partition}" for stage, partition in silent[:5])
         return f"{len(silent)} started partition(s) never reported: {shown}"
     sent, received = _Ranges(), _Ranges()
@@ -284,8 +378,10 @@ def line_of(event: Event) -> str:
     """An event in one line."""
     match event:
         case Received(_, message):
-            about = getattr(message, "task", None) or f"{message.host}/{message.pid}"  # type: ignore[union-attr]
+            about = message.worker if isinstance(message, WorkerJoined | WorkerReleased) else message.task
             return f"{type(message).__name__}({about})"
+        case ChangeBegun(revision):
+            return f"ChangeBegun(revision {revision})"
         case JobEnding():
             return "JobEnding"
         case _:

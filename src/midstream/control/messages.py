@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from midstream.data.times import EpochTimes, Watermarks
-from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex, WireId
+from midstream.ids import Digest, Epoch, PartitionId, Position, Revision, Run, StageIndex, WireId
 from midstream.metrics import OperatorStats
 from midstream.state.files import FileRef
 from midstream.state.lineage import Rewrite
@@ -35,10 +35,37 @@ class TaskId(msgspec.Struct, frozen=True, order=True):
 # ── task → coordinator ────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class WorkerId(msgspec.Struct, frozen=True, order=True):
+    """A Python worker process."""
+
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.pid}"
+
+
 class TaskStarted(msgspec.Struct, frozen=True, tag=True):
-    """A task asks what to run."""
+    """A task asks what to run. ``worker`` is where it can be told of changes."""
 
     task: TaskId
+    worker: WorkerId | None = None
+
+
+class Applied(msgspec.Struct, frozen=True, tag=True):
+    """A task asks to switch to a revision at this position, before it has emitted anything of it."""
+
+    task: TaskId
+    revision: Revision
+    position: Position
+
+
+class Reached(msgspec.Struct, frozen=True, tag=True):
+    """Rows of a revision have reached these operators in a task. Posted: nobody waits for an answer."""
+
+    task: TaskId
+    revision: Revision
+    operators: tuple[str, ...]
 
 
 class StateChange(msgspec.Struct, frozen=True):
@@ -65,6 +92,10 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     states: dict[str, StateChange] = {}
     event_times: dict[str, int] = {}
     widest_row: int = 0
+    audit: str | None = None
+    """The file of what was recorded for the auditor, if that was wanted."""
+    samples: dict[str, bytes] = {}
+    """A few rows that operators met, encoded as frames are."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -77,27 +108,48 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class TaskFailed(msgspec.Struct, frozen=True, tag=True):
-    """The user's code failed in a task; the task fails too, and Spark decides whether to retry it."""
+    """The user's code failed in a task; the task fails too, and Spark decides whether to retry it.
+
+    ``revision`` is the one under which it failed.
+    """
 
     task: TaskId
     failure: Failure
+    revision: Revision = Revision(0)
 
 
 class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
-    """A worker process says that it holds open functions and wants to be told when to close them."""
+    """A worker process listens: for changes, and for the end of the job, when it closes its functions."""
 
-    host: str
-    pid: int
+    worker: WorkerId
 
 
 class WorkerReleased(msgspec.Struct, frozen=True, tag=True):
     """A worker process has closed its functions."""
 
-    host: str
-    pid: int
+    worker: WorkerId
 
 
 # ── coordinator → task ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class AuditOrder(msgspec.Struct, frozen=True):
+    """Tasks are to record their operations for the auditor: by which column rows are told apart, and where to write."""
+
+    column: str
+    location: str
+
+
+class StageChange(msgspec.Struct, frozen=True):
+    """What the tasks of a stage must know of a change that takes effect within an epoch.
+
+    ``program`` is the stage's under the new revision. Chunks that pass one of ``heads`` after it has switched carry the
+    new revision; all other operators go by the revision that a chunk carries.
+    """
+
+    revision: Revision
+    program: Digest
+    heads: tuple[str, ...] = ()
 
 
 class Assignment(msgspec.Struct, frozen=True, tag=True):
@@ -105,6 +157,8 @@ class Assignment(msgspec.Struct, frozen=True, tag=True):
 
     ``program`` is the digest of the stage's program in the blob store. ``bins`` says which partition of a stage each
     bin of the key space belongs to. ``lineages`` holds, encoded, the state from which the stage's operators go on.
+    If a change is on its way, ``switch_at`` says where the task's heads switch: nowhere (None), or as soon as the rows
+    of a wire are at this position, which for a wire that is not named is before its first row.
     """
 
     revision: Revision
@@ -112,6 +166,20 @@ class Assignment(msgspec.Struct, frozen=True, tag=True):
     bins: tuple[int, ...]
     times: EpochTimes = EpochTimes(clock=0)
     lineages: dict[str, bytes] = {}
+    change: StageChange | None = None
+    switch_at: Position | None = None
+    audit: AuditOrder | None = None
+
+
+class Switch(msgspec.Struct, frozen=True, tag=True):
+    """The fast control message: a running task is to switch as soon as it can, and to say where it did."""
+
+    task: TaskId
+    change: StageChange
+
+
+class Stay(msgspec.Struct, frozen=True, tag=True):
+    """The task must not switch after all: it goes on under the revision that it has."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -128,8 +196,8 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """The job ends: close the functions this process holds open for it."""
 
 
-FromTask = TaskStarted | TaskFinished | TaskFailed | WorkerJoined | WorkerReleased
-ToTask = Assignment | Accepted | Refused | Release
+FromTask = TaskStarted | TaskFinished | TaskFailed | Applied | Reached | WorkerJoined | WorkerReleased
+ToTask = Assignment | Switch | Stay | Accepted | Refused | Release
 
 
 # ── events that only the driver makes ─────────────────────────────────────────────────────────────────────────────
@@ -139,7 +207,8 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     """The driver starts a run of an epoch.
 
     ``programs`` holds one digest per stage, in order, ``lineages`` by stage the state of its operators. ``clock`` is
-    the driver's, ``watermarks`` are those of the epoch before.
+    the driver's, ``watermarks`` are those of the epoch before. ``on_trial`` is the revision that can still be rolled
+    back, if there is one.
     """
 
     epoch: Epoch
@@ -150,6 +219,23 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     lineages: dict[StageIndex, dict[str, bytes]] = {}
     clock: int = 0
     watermarks: Watermarks = Watermarks({})
+    on_trial: Revision | None = None
+    audit: AuditOrder | None = None
+
+
+class ChangeBegun(msgspec.Struct, frozen=True, tag=True):
+    """The driver wants a change to take effect within the run in progress.
+
+    ``programs`` are the stages' under the new revision. Operators by stage: ``heads``, which are told to switch, and
+    ``followers``, which are updated but behind an exchange: rows bring them the news.
+    """
+
+    revision: Revision
+    programs: tuple[Digest, ...]
+    heads: dict[StageIndex, tuple[str, ...]]
+    followers: dict[StageIndex, tuple[str, ...]]
+    has_side_entrance: bool = False
+    """Rows can come to an updated operator past the heads; these meet it as it was before until the epoch ends."""
 
 
 class EpochSealed(msgspec.Struct, frozen=True, tag=True):
@@ -177,10 +263,18 @@ class Received(msgspec.Struct, frozen=True, tag=True):
     message: FromTask
 
 
-Event = EpochOpened | EpochSealed | EpochAbandoned | JobEnding | Received
+Event = EpochOpened | ChangeBegun | EpochSealed | EpochAbandoned | JobEnding | Received
 
 
 # ── instructions ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class SwitchPoint(msgspec.Struct, frozen=True):
+    """Where the tasks of a partition switch: nowhere in this epoch (None), or at a position."""
+
+    stage: StageIndex
+    partition: PartitionId
+    position: Position | None
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -191,7 +285,10 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """The epoch is whole: write its manifest, then let Spark commit the batch."""
+    """The epoch is whole: write its manifest, then let Spark commit the batch.
+
+    ``revision`` is the one that the next epoch begins with; ``switches`` tells where tasks switched to it.
+    """
 
     epoch: Epoch
     revision: Revision
@@ -201,6 +298,9 @@ class Commit(msgspec.Struct, frozen=True):
     states: dict[str, tuple[StateChange, ...]] = {}
     watermarks: Watermarks = Watermarks({})
     widest_row: int = 0
+    switches: tuple[SwitchPoint, ...] = ()
+    audits: tuple[str, ...] = ()
+    samples: dict[str, bytes] = {}
 
 
 class Reject(msgspec.Struct, frozen=True):
@@ -210,4 +310,24 @@ class Reject(msgspec.Struct, frozen=True):
     reason: str
 
 
-Instruction = Send | Commit | Reject
+class ChangeNoted(msgspec.Struct, frozen=True):
+    """Something happened to the change in progress, in one task or (``task`` is None) in the whole run.
+
+    ``in_effect`` says that from here on no row of this epoch meets an updated operator as it was before.
+    """
+
+    revision: Revision
+    task: TaskId | None
+    what: str
+    operators: tuple[str, ...]
+    in_effect: bool
+
+
+class GiveUpRun(msgspec.Struct, frozen=True):
+    """A revision that can still be rolled back has failed: no use in letting Spark retry its tasks."""
+
+    epoch: Epoch
+    run: Run
+
+
+Instruction = Send | Commit | Reject | ChangeNoted | GiveUpRun

@@ -11,30 +11,80 @@ import os
 import posixpath
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
+from midstream.data.fsspec_bridge import FsspecHandler, open_fsspec
 from midstream.errors import CheckpointError
 from midstream.flow.functions import Blob
 from midstream.ids import Digest
 
 
 def filesystem_of(location: str) -> tuple[pafs.FileSystem, str]:
-    """The file system of a path or URI, and the path on it. Plain paths are local.
+    """The file system of a path or URI, and the path on it.
+
+    Plain paths are local. A URI is pyarrow's if pyarrow knows its scheme, else fsspec's, if that is installed.
 
     >>> filesystem_of("file:///data/job")[1]
     '/data/job'
     """
-    if ":" not in location.split("/")[0]:
+    if not _is_uri(location):
         return pafs.LocalFileSystem(), os.path.abspath(location)
+    # Hadoop calls the same store s3a that Arrow calls s3.
+    uri = f"s3://{location.removeprefix('s3a://')}" if location.startswith("s3a://") else location
     try:
-        fs, path = pafs.FileSystem.from_uri(location)
-        return fs, path
+        fs, path = pafs.FileSystem.from_uri(uri)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        unknown = error
     except Exception as error:
-        scheme = urlsplit(location).scheme
+        raise CheckpointError(f"cannot reach {location!r}: {error}") from error
+    else:
+        _require_no_options(location)
+        return fs, path
+    try:
+        return open_fsspec(location)
+    except Exception as error:
         raise CheckpointError(
-            f"cannot reach {location!r}: {error}. Local paths and the file systems that pyarrow.fs knows can be used "
-            f"({scheme!r} was asked for)"
+            f'cannot reach {location!r}: pyarrow says "{unknown}", fsspec says "{error}". Local paths and the file '
+            f"systems that pyarrow.fs or fsspec knows can be used ({urlsplit(location).scheme!r} was asked for)"
+            f"{_advice(error)}"
         ) from error
+
+
+def _require_no_options(location: str) -> None:
+    """Folders below a location are named after it, and Spark is given it: neither would keep options at its end."""
+    path, asked, options = location.partition("?")
+    if asked:
+        raise CheckpointError(
+            f"{location!r}: a location is given without options, but this has {options!r} behind a '?'. Give {path!r}, "
+            f"and options as environment variables or configuration of the storage's own (e.g. AWS_REGION)"
+        )
+
+
+def _advice(error: Exception) -> str:
+    if not isinstance(error, ImportError):
+        return ""
+    if error.name == "fsspec":
+        wanted = "pip install 'midstream[fsspec]' and the package of the file system"
+    else:
+        wanted = "pip install the package that it names"
+    return f". To use it, {wanted}, for the driver and all executors"
+
+
+def _is_uri(location: str) -> bool:
+    return ":" in location.split("/")[0]
+
+
+def below(location: str, name: str) -> str:
+    """A place below a location. In a chain of fsspec's file systems it is the first link that has the path.
+
+    >>> below("hdfs://cluster/job", "blobs"), below("dir://job::memory://base", "blobs")
+    ('hdfs://cluster/job/blobs', 'dir://job/blobs::memory://base')
+    """
+    first, chain, rest = location.partition("::")
+    if _is_uri(location) and "://" in rest:
+        return posixpath.join(first, name) + chain + rest
+    return posixpath.join(location, name)
 
 
 def spark_path(location: str) -> str:
@@ -43,21 +93,32 @@ def spark_path(location: str) -> str:
     >>> spark_path("hdfs://cluster/job"), spark_path("/data/my job")
     ('hdfs://cluster/job', 'file:///data/my job')
     """
-    return location if ":" in location.split("/")[0] else f"file://{os.path.abspath(location)}"
+    return location if _is_uri(location) else f"file://{os.path.abspath(location)}"
 
 
-def write_atomically(fs: pafs.FileSystem, path: str, data: bytes) -> None:
+def write_atomically(fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer) -> None:
     """Write a file so that a reader sees all of it or nothing."""
+    handler = fs.handler if isinstance(fs, pafs.PyFileSystem) else None
+    try:
+        if isinstance(handler, FsspecHandler) and not handler.renames:
+            handler.put(path, data)
+        else:
+            _write_and_rename(fs, path, data)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path!r}: {error}") from error
+
+
+def _write_and_rename(fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer) -> None:
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         fs.create_dir(posixpath.dirname(path), recursive=True)
         with fs.open_output_stream(temporary) as out:
             out.write(data)
         fs.move(temporary, path)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):
             fs.delete_file(temporary)
-        raise CheckpointError(f"cannot write {path!r}: {error}") from error
+        raise
 
 
 class BlobStore:

@@ -19,7 +19,7 @@ from midstream.engine.frames import FRAME_SCHEMA, FrameKind, Header, decode_rows
 from midstream.engine.program import StageProgram
 from midstream.flow.model import Operator, Port
 from midstream.flow.schema import conform
-from midstream.ids import Revision, WireId
+from midstream.ids import Origin, Revision, WireId
 from midstream.planner.stages import Stage, Wire
 
 INLET_COLUMN = "inlet"
@@ -31,6 +31,15 @@ JOINED_BYTES = 1 << 20
 def inlet_column(number: int) -> str:
     """Name of the struct that holds an inlet's rows in the mixed shape."""
     return f"rows{number}"
+
+
+def inlet_origin(number: int) -> Origin:
+    """Rows of an inlet have an origin of their own, apart from all wires.
+
+    >>> inlet_origin(0), inlet_origin(1)
+    (-1, -2)
+    """
+    return Origin(-1 - number)
 
 
 def is_mixed(stage: Stage) -> bool:
@@ -59,8 +68,13 @@ class Rows:
     entries: tuple[Entry, ...]
     batch: pa.RecordBatch
     revision: Revision | None
-    wire: WireId | None = None
+    origin: Origin
     kind: FrameKind = FrameKind.ROWS
+
+    @property
+    def wire(self) -> WireId | None:
+        """The wire on which they came, unless they are an inlet's."""
+        return WireId(self.origin) if self.origin >= 0 else None
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,8 @@ def units(program: StageProgram, batches: Iterable[pa.RecordBatch]) -> Iterator[
 def _inlet(program: StageProgram, number: int, batch: pa.RecordBatch) -> Rows:
     name = program.stage.inlets[number]
     # Spark labels timestamps with the session's time zone and may use other string layouts: bring them to ours.
-    return Rows((Entry(name),), conform(batch, program.inputs[name][0], f"rows of {name!r}"), None)
+    rows = conform(batch, program.inputs[name][0], f"rows of {name!r}")
+    return Rows((Entry(name),), rows, None, inlet_origin(number))
 
 
 def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
@@ -97,7 +112,7 @@ def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Car
     for (wire, revision, kind), group in alike:
         if wire in received:
             for rows in _joined(decode_rows(payload) for _, payload in group):
-                yield Rows(received[wire], rows, revision, wire, kind)
+                yield Rows(received[wire], rows, revision, Origin(wire), kind)
         else:
             yield from (Carried(wires[wire], header, payload) for header, payload in group)
 

@@ -14,8 +14,16 @@ import pyarrow as pa
 
 from midstream.flow.functions import Blob
 from midstream.flow.model import Aggregate, Graph, Operator, Source, Transform
-from midstream.ids import Digest, WireId
+from midstream.ids import Digest, Revision, WireId
 from midstream.planner.stages import Plan, Stage, Wire
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A revision's function that transforms a key's state, see :class:`midstream.Update`."""
+
+    revision: Revision
+    function: Digest
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,16 @@ class StageProgram:
     onward: frozenset[WireId]
     combines: Mapping[WireId, Operator]
     """Wires that start here and lead to nothing but one operator whose rows may be added up before."""
+    migrations: Mapping[str, tuple[Migration, ...]]
+    """How operators bring state that older revisions have left up to date, oldest first."""
+
+    def runs_of(self, name: str) -> tuple[object, ...]:
+        """All that decides what an operator does; equal in two programs if it does the same in both."""
+        return self.operator(name), self.inputs[name], self.blobs.get(name), self.migrations.get(name)
+
+    def operator(self, name: str) -> Operator:
+        """One of the operators."""
+        return next(op for op in self.operators if op.name == name)
 
     @property
     def timed(self) -> dict[str, str]:
@@ -55,8 +73,11 @@ class StageProgram:
         return program
 
 
-def link(plan: Plan, blobs: Mapping[str, Digest]) -> tuple[StageProgram, ...]:
+def link(
+    plan: Plan, blobs: Mapping[str, Digest], migrations: Mapping[str, tuple[Migration, ...]] | None = None
+) -> tuple[StageProgram, ...]:
     """One program per stage. ``blobs`` names the stored function or table of each operator that has one."""
+    migrations = migrations or {}
     times = plan.graph.event_times
     programs = []
     for stage in plan.stages:
@@ -74,6 +95,7 @@ def link(plan: Plan, blobs: Mapping[str, Digest]) -> tuple[StageProgram, ...]:
                 blobs={op.name: blobs[op.name] for op in operators if op.name in blobs},
                 onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
                 combines=_combinable(plan, stage),
+                migrations={op.name: migrations[op.name] for op in operators if op.name in migrations},
             )
         )
     return tuple(programs)

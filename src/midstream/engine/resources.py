@@ -19,6 +19,7 @@ from midstream.engine.failure import USER_ERRORS, failed
 from midstream.engine.join_index import JoinIndex
 from midstream.engine.program import StageProgram
 from midstream.flow.functions import Blob
+from midstream.flow.model import Lookup
 from midstream.ids import Digest
 
 T = TypeVar("T")
@@ -52,6 +53,17 @@ class Resources:
     def table(self, digest: Digest, on: tuple[str, ...]) -> LookupTable:
         """A lookup table, indexed."""
         return self._once(("table", (digest, on)), lambda: LookupTable(table_from_bytes(self._store.get(digest)), on))
+
+    def preload(self, program: StageProgram) -> None:
+        """Load all that a program needs. What cannot be loaded is left for the task that wants it, which can say so."""
+        for op in program.operators:
+            digests = [program.blobs.get(op.name), *(each.function for each in program.migrations.get(op.name, ()))]
+            with contextlib.suppress(Exception):
+                for digest in filter(None, digests):
+                    if isinstance(op.spec, Lookup):
+                        self.table(digest, tuple(theirs for _, theirs in op.spec.on))
+                    else:
+                        self.function(digest, op.name)
 
     def close(self) -> None:
         """Close every function that was opened. An error in one does not keep the others from being closed."""

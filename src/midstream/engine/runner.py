@@ -3,13 +3,17 @@
 It decodes what enters, cuts it into slices, pushes each slice through all operators depth first, and collects what
 leaves. A slice goes through the whole stage before the next one starts, so it meets every operator under one
 revision. The runner knows neither Spark nor sockets: batches in, batches out, and a report at the end.
+
+While a change is on its way there are two revisions. Chunks carry theirs, and operators go by it; only the heads of the
+change decide by themselves: until the task's switch they run as before, from there on under the new revision, and what
+passes them carries it from then on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,18 +22,20 @@ from midstream.data.times import EpochTimes
 from midstream.engine.clock import Clock
 from midstream.engine.collector import Collector
 from midstream.engine.combiner import Combiner
-from midstream.engine.frames import FrameKind
-from midstream.engine.intake import Carried, Entry, entries_of, units
-from midstream.engine.operators.base import AtWork
-from midstream.engine.operators.registry import Parts, at_work
+from midstream.engine.frames import FrameKind, encode_rows
+from midstream.engine.intake import Carried, Entry, Rows, units
+from midstream.engine.nodes import Node, node_of, version_of
+from midstream.engine.operators.registry import Parts
 from midstream.engine.program import StageProgram
+from midstream.engine.recording import Recorder
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
-from midstream.flow.model import LATE, LATE_RIGHT, Operator, Route
-from midstream.ids import PartitionId, Revision, WireId
-from midstream.metrics import Histogram, OperatorStats
+from midstream.ids import Origin, PartitionId, Position, Revision, WireId
+from midstream.metrics import OperatorStats
 from midstream.planner.stages import Wire
 from midstream.state.task import TaskState
+
+SAMPLE_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -47,42 +53,17 @@ class StageReport:
     emitted: dict[WireId, int]
     event_times: dict[str, int]
     widest_row: int
+    samples: dict[str, bytes]
+    """The first rows that each operator met, encoded; only one partition gives them."""
 
 
-@dataclass
-class _Node:
-    """An operator in place: its work, who reads each of its branches, and what it has done so far."""
+@dataclass(frozen=True)
+class RevisedStage:
+    """A stage under the revision that a change leads to, and the operators that are told of it."""
 
-    name: str
-    work: AtWork
-    event_time: str | None
-    late: frozenset[str]
-    consumers: dict[str, tuple[Entry, ...]]
-    wires: dict[str, tuple[Wire, ...]]
-    rows_in: int = 0
-    rows_out: int = 0
-    rows_late: int = 0
-    slices: int = 0
-    busy_ns: int = 0
-    slowest_ns: int = 0
-    ages_ms: list[tuple[float, int]] = field(default_factory=list)
-
-    def note_slice(self, took_ns: int) -> None:
-        self.slices += 1
-        self.busy_ns += took_ns
-        self.slowest_ns = max(self.slowest_ns, took_ns)
-
-    def stats(self) -> OperatorStats:
-        return OperatorStats(
-            operator=self.name,
-            rows_in=self.rows_in,
-            rows_out=self.rows_out,
-            rows_late=self.rows_late,
-            slices=self.slices,
-            busy_us=self.busy_ns // 1000,
-            slowest_slice_us=self.slowest_ns // 1000,
-            latency_ms=Histogram.of(self.ages_ms),
-        )
+    revision: Revision
+    program: StageProgram
+    heads: frozenset[str]
 
 
 class StageRunner:
@@ -100,8 +81,11 @@ class StageRunner:
         sizer: SliceSizer,
         times: EpochTimes,
         states: Mapping[str, TaskState],
+        recorder: Recorder | None = None,
     ) -> None:
         self._program = program
+        self._recorder = recorder
+        self._samples = partition == 0
         self._revision = revision
         self._clock = clock
         self._sizer = sizer
@@ -111,8 +95,64 @@ class StageRunner:
         self._sources = program.timed
         self._event_times: dict[str, int] = {}
         self._widest_row = 0
-        parts = Parts(program, resources, states, times, revision)
-        self._nodes = {op.name: _node(op, parts) for op in program.operators}
+        self._parts = Parts(program, resources, states, times, revision)
+        self._nodes = {op.name: node_of(op, self._parts) for op in program.operators}
+        self._position: Counter[Origin] = Counter()
+        self._revised: RevisedStage | None = None
+        self._switch_at: Position | None = None
+        self._head_revision = revision
+        self._reached: list[str] = []
+        self.is_finishing = False
+        """All input is taken. What is said at the end is said under one revision, so it is too late to switch."""
+        self.at_work_under = revision
+        """The revision of what is being processed; whose fault a failure is."""
+
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def position(self) -> Position:
+        """How far the task is in its input."""
+        return dict(self._position)
+
+    def prepare(self, revised: RevisedStage) -> None:
+        """Make ready for chunks of a revision. Its heads go on as before, until :meth:`switch`."""
+        self._revised = revised
+        self.at_work_under = revised.revision  # if a function cannot be loaded
+        parts = self._parts.under(revised.program, revised.revision)
+        for name, node in self._nodes.items():
+            node.versions[revised.revision] = node.versions[self._revision]
+            if revised.program.runs_of(name) != self._program.runs_of(name):
+                node.versions[revised.revision] = version_of(revised.program.operator(name), parts)
+                node.is_updated = True
+        self.at_work_under = self._revision
+
+    def switch(self, at: Position | None = None) -> None:
+        """Let the heads switch: from here on, or where an earlier attempt of the task did."""
+        assert self._revised is not None, "prepare() comes first"
+        self._switch_at = self.position if at is None else dict(at)
+
+    def newly_reached(self) -> tuple[str, ...]:
+        """Updated operators that rows of the new revision have reached since this was last asked."""
+        reached, self._reached = self._reached, []
+        return tuple(reached)
+
+    def _decide(self, origin: Origin) -> None:
+        """Under which revision the heads take the next slice."""
+        at = self._switch_at
+        if at is not None and self._revised is not None and self._position[origin] >= at.get(origin, 0):
+            self._head_revision = self._revised.revision
+        else:
+            self._head_revision = self._revision
+
+    def _until_switch(self, origin: Origin, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Cut at the switch, if it is known beforehand and falls within this batch."""
+        at = None if self._switch_at is None else self._switch_at.get(origin, 0) - self._position[origin]
+        if at is not None and 0 < at < batch.num_rows:
+            yield batch.slice(0, at)
+            batch = batch.slice(at)
+        yield batch
+
+    # ── the work ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
         """Process all input. Yields after every slice what is ready to leave, which may be nothing.
@@ -128,26 +168,58 @@ class StageRunner:
                 self._received[unit.wire] += unit.batch.num_rows
             elif unit.batch.num_rows:
                 self._widest_row = max(self._widest_row, unit.batch.nbytes // unit.batch.num_rows)
-            revision = self._revision if unit.revision is None else unit.revision
-            for piece in self._sizer.cut(unit.batch):
-                began = self._clock.stopwatch_ns()
-                for entry in unit.entries:
-                    if unit.kind is FrameKind.PARTIALS:
-                        self._push_partials(entry, piece)
-                    else:
-                        self._push(entry, piece, revision)
-                self._sizer.observe(rows=piece.num_rows, elapsed_ns=self._clock.stopwatch_ns() - began)
-                yield self._collector.take()
-        # In the graph's order, so that what one operator says at the end is heard by those behind it before theirs.
-        for node in self._nodes.values():
-            if node.work.finish is not None:
-                for results in self._timed(node, node.work.finish()):
-                    self._hand_on(node, results, self._revision)
+            for part in self._until_switch(unit.origin, unit.batch):
+                for piece in self._sizer.cut(part):
+                    self._take(unit, piece)
                     yield self._collector.take()
+        # In the graph's order, so that what one operator says at the end is heard by those behind it before theirs.
+        self.is_finishing = True
+        self._decide_at_end()
+        for node in self._nodes.values():
+            yield from self._finish(node)
         for (wire, revision), combiner in self._combiners.items():
             combiner.finish()
             self._collect(wire, combiner, revision)
         yield self._collector.finish()
+
+    def _take(self, unit: Rows, piece: pa.RecordBatch) -> None:
+        """One slice, through everything."""
+        began = self._clock.stopwatch_ns()
+        self._decide(unit.origin)
+        for entry in unit.entries:
+            if unit.kind is FrameKind.PARTIALS:
+                self._push_partials(entry, piece)
+            else:
+                self._push(entry, piece, self._revision if unit.revision is None else unit.revision)
+        self._position[unit.origin] += piece.num_rows
+        self._sizer.observe(rows=piece.num_rows, elapsed_ns=self._clock.stopwatch_ns() - began)
+
+    def _decide_at_end(self) -> None:
+        if self._revised is not None and self._switch_at is not None:
+            self._head_revision = self._revised.revision
+
+    def _finish(self, node: Node) -> Iterator[list[pa.RecordBatch]]:
+        """What an operator has to say at the end. It follows from no single row, so it may be under the new revision
+        unless the operator is a head that has not switched."""
+        for _ in self._flush(node):
+            yield self._collector.take()
+        revision = self._revision
+        if self._revised is not None:
+            revision = self._head_revision if node.name in self._revised.heads else self._revised.revision
+        finish = node.versions[revision].work.finish
+        if finish is not None:
+            self.at_work_under = revision
+            for results in self._timed(node, finish()):
+                self._hand_on(node, results, revision)
+                yield self._collector.take()
+
+    def _flush(self, node: Node) -> Iterator[None]:
+        """What follows from rows that it took under its latest revision; pauses now and then."""
+        flush = node.versions[node.latest].work.flush
+        if flush is not None:
+            for results in self._timed(node, flush()):
+                self._hand_on(node, results, node.latest)
+                yield
 
     def report(self) -> StageReport:
         """What was done; meaningful once :meth:`run` is exhausted."""
@@ -158,13 +230,25 @@ class StageRunner:
             emitted=dict(self._collector.emitted),
             event_times=self._event_times,
             widest_row=self._widest_row,
+            samples={
+                name: encode_rows(node.sample).to_pybytes()
+                for name, node in self._nodes.items()
+                if node.sample is not None and name in self._program.blobs
+            },
         )
 
     def _push(self, entry: Entry, batch: pa.RecordBatch, revision: Revision) -> None:
         """Through one operator and then, depth first, through all that read it. Ends because the graph is acyclic."""
         node = self._nodes[entry.operator]
+        if self._revised is not None:
+            revision = self._enter(node, revision)
+        if self._recorder is not None:
+            self._recorder.note(entry.operator, batch, revision)
+        if self._samples and node.sample is None:
+            node.sample = batch.slice(0, SAMPLE_ROWS)
         node.rows_in += batch.num_rows
-        step = node.work.entries[entry.side]
+        self.at_work_under = revision
+        step = node.versions[revision].work.entries[entry.side]
         began = self._clock.stopwatch_ns()
         results = step(batch)
         node.note_slice(self._clock.stopwatch_ns() - began)
@@ -172,8 +256,21 @@ class StageRunner:
             self._note_event_time(entry.operator, batch)
         self._hand_on(node, results, revision)
 
+    def _enter(self, node: Node, revision: Revision) -> Revision:
+        """The revision under which a node takes rows, while there are two."""
+        assert self._revised is not None
+        if node.name in self._revised.heads:
+            revision = self._head_revision
+        if revision != node.latest:
+            for _ in self._flush(node):
+                pass
+            node.latest = revision
+            if node.is_updated:
+                self._reached.append(node.name)
+        return revision
+
     def _timed(
-        self, node: _Node, results: Iterator[Mapping[str, pa.RecordBatch]]
+        self, node: Node, results: Iterator[Mapping[str, pa.RecordBatch]]
     ) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """The same results; the time it took to make each is the operator's."""
         while True:
@@ -188,9 +285,10 @@ class StageRunner:
         """Into an operator that takes what senders have added up. It has nothing to say before the end."""
         node = self._nodes[entry.operator]
         node.rows_in += pc.sum(batch.column("rows")).as_py()
-        assert node.work.take_partials is not None, f"{entry.operator!r} was sent partials"
+        take = node.versions[node.latest].work.take_partials
+        assert take is not None, f"{entry.operator!r} was sent partials"
         began = self._clock.stopwatch_ns()
-        node.work.take_partials(batch)
+        take(batch)
         node.note_slice(self._clock.stopwatch_ns() - began)
 
     def _send(self, wire: Wire, rows: pa.RecordBatch, revision: Revision) -> None:
@@ -211,7 +309,7 @@ class StageRunner:
         for partials in combiner.partials():
             self._collector.add_partials(wire, partials, revision)
 
-    def _hand_on(self, node: _Node, results: Mapping[str, pa.RecordBatch], revision: Revision) -> None:
+    def _hand_on(self, node: Node, results: Mapping[str, pa.RecordBatch], revision: Revision) -> None:
         for branch, result in results.items():
             if not result.num_rows:
                 continue
@@ -219,8 +317,9 @@ class StageRunner:
                 node.rows_late += result.num_rows
             else:
                 node.rows_out += result.num_rows
-                if node.event_time is not None:
-                    self._note_ages(node, result, node.event_time)
+                event_time = node.versions[revision].event_time
+                if event_time is not None:
+                    self._note_ages(node, result, event_time)
             for consumer in node.consumers[branch]:
                 self._push(consumer, result, revision)
             for wire in node.wires[branch]:
@@ -231,7 +330,7 @@ class StageRunner:
         if latest is not None:
             self._event_times[source] = max(latest, self._event_times.get(source, latest))
 
-    def _note_ages(self, node: _Node, batch: pa.RecordBatch, column: str) -> None:
+    def _note_ages(self, node: Node, batch: pa.RecordBatch, column: str) -> None:
         """The oldest and the newest row stand for their slice: exact at the extremes, and cheap."""
         extremes = pc.min_max(batch.column(column).cast(pa.int64()))
         now, half = self._clock.wall_us(), batch.num_rows / 2
@@ -239,22 +338,3 @@ class StageRunner:
             due = extremes[key].as_py()
             if due is not None and weight:
                 node.ages_ms.append(((now - due) / 1000, weight))
-
-
-def _node(operator: Operator, parts: Parts) -> _Node:
-    program = parts.program
-    # Not the inlets: a transform of this stage that reads another one has had its rows in Catalyst already.
-    here = [op for op in program.operators if op.name not in program.stage.inlets]
-    return _Node(
-        name=operator.name,
-        work=at_work(operator, parts),
-        event_time=program.event_times.get(operator.name),
-        late=frozenset() if isinstance(operator.spec, Route) else frozenset({LATE, LATE_RIGHT}),
-        consumers={port.branch: entries_of(port, here) for port in operator.ports},
-        wires={
-            port.branch: tuple(
-                wire for wire in program.wires if wire.port == port and wire.origin == program.stage.index
-            )
-            for port in operator.ports
-        },
-    )

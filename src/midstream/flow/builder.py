@@ -129,6 +129,9 @@ class Flow:
         trigger: str | None = None,
         partitions: int | None = None,
         local_state: str | None = None,
+        changes: str = "keep",
+        audit: str | None = None,
+        serve: bool | int = False,
     ) -> Job:
         """Run this flow on a SparkSession; it goes on in the background until it is stopped or fails.
 
@@ -141,6 +144,12 @@ class Flow:
         :param local_state: a folder on each worker's own disk for its copy of keyed state. It is only a cache; one that
             outlives the application makes a restart with much state faster. Default: a folder of Spark's, which Spark
             removes when the application ends.
+        :param changes: what becomes, at a restart, of operators that were changed while the job ran: ``"keep"`` runs
+            what they were changed to, ``"drop"`` what this flow says.
+        :param audit: a column that identifies the rows of the source: have tasks record which row met which operator
+            under which revision, for :mod:`midstream.audit`. Costs time and space; for tests.
+        :param serve: let the command line of this machine's user look at the job and change it, over HTTP on the
+            loopback address: ``True`` for any port that is free, or a port. Needs ``midstream[server]``.
         """
         from midstream.runtime.start import start
 
@@ -151,6 +160,9 @@ class Flow:
             trigger=trigger,
             partitions=partitions,
             local_state=local_state,
+            changes=changes,
+            audit=audit,
+            serve=serve,
         )
 
     def _event_time_of(self, port: Port) -> str | None:

@@ -5,6 +5,8 @@ Layout::
     midstream.json        identity: which flow, which sources, which job; written once
     blobs/ab/ab12…        functions, tables and stage programs, by digest
     epochs/0000000007     manifest of epoch 7, written before Spark commits the batch
+    changes/0000000001.json  a change that was made while the job ran
+    audit/…               which rows met which operator under which revision, if that was wanted
     state/FC/…            what tasks changed of an operator's state, and snapshots of it
     lock                  held by the driver that uses this checkpoint, on file systems that have locks
     journal/0000000008.0  journal of a run of epoch 8 that failed; the newest few are kept
@@ -24,7 +26,8 @@ from typing import IO
 import msgspec
 import pyarrow.fs as pafs
 
-from midstream.data.blobs import BlobStore, filesystem_of, spark_path, write_atomically
+from midstream.change.log import ChangeLog
+from midstream.data.blobs import BlobStore, below, filesystem_of, spark_path, write_atomically
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
 from midstream.ids import Digest, Epoch, Revision, Run
@@ -74,15 +77,20 @@ class Checkpoint:
         self.identity = identity
         self._fs, self._root = filesystem_of(location)
         # Workers have a working directory of their own, so a relative path must not reach them.
-        shared = self._root if isinstance(self._fs, pafs.LocalFileSystem) else location
-        self.blobs = BlobStore(posixpath.join(shared, "blobs"))
-        self.states = StateFiles(posixpath.join(shared, "state"))
+        self._shared = self._root if isinstance(self._fs, pafs.LocalFileSystem) else location
+        self.blobs = BlobStore(below(self._shared, "blobs"))
+        self.states = StateFiles(below(self._shared, "state"))
+        self.changes = ChangeLog(below(self._shared, "changes"))
+        self.audit_location = below(self._shared, "audit")
         self._lock: IO[bytes] | None = None
 
     @property
     def spark_location(self) -> str:
-        """Where Spark keeps its own checkpoint."""
-        return posixpath.join(spark_path(self.location), "spark")
+        """Where Spark keeps its own checkpoint.
+
+        Always beside ours, because its offsets and our manifests are worth nothing without each other.
+        """
+        return below(spark_path(self._shared), "spark")
 
     @classmethod
     def look(cls, location: str, graph: Graph) -> Checkpoint:
@@ -217,7 +225,7 @@ def _read_identity(fs: pafs.FileSystem, path: str, location: str) -> Identity | 
         data = stream.read()
     try:
         return msgspec.json.decode(data, type=Identity)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"the checkpoint {location!r} is damaged, or was written by another version: midstream.json says {error}"
         ) from error

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from midstream.control.channel import Address, Server
 from midstream.control.coordinator import Coordinator
 from midstream.control.journal import Journal
 from midstream.control.messages import (
+    ChangeBegun,
     Commit,
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
     Event,
-    Failure,
     FromTask,
     Instruction,
     JobEnding,
     Received,
     Reject,
     Send,
-    TaskId,
+    TaskFailed,
     ToTask,
 )
 from midstream.errors import ChannelError, ProtocolError
@@ -38,12 +38,21 @@ class ControlPlane:
         self._journal = Journal()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._listener: Callable[[Sequence[Instruction]], None] = lambda _: None
         self._server = Server(self._from_channel, host)
 
     @property
     def address(self) -> Address:
         """What tasks need to reach the coordinator."""
         return self._server.address
+
+    def listen(self, listener: Callable[[Sequence[Instruction]], None]) -> None:
+        """Say who hears of what tasks bring about, besides the tasks themselves. Called by the channel's thread."""
+        self._listener = listener
+
+    def begin(self, event: ChangeBegun) -> list[Instruction]:
+        """A change is to take effect in the run in progress; tells tasks, and gives what the driver must know."""
+        return self._tell(event)
 
     def open(self, event: EpochOpened) -> None:
         """A run of an epoch begins."""
@@ -59,7 +68,7 @@ class ControlPlane:
                     raise ProtocolError(f"epoch {epoch} is not whole although Spark finished it: {reason}")
         raise AssertionError("the coordinator decided nothing about a sealed epoch")
 
-    def abandon(self, event: EpochAbandoned) -> tuple[tuple[TaskId, Failure], ...]:
+    def abandon(self, event: EpochAbandoned) -> tuple[TaskFailed, ...]:
         """The run is over without success; returns the failures of user code that its tasks reported."""
         with self._lock:
             failures = self._coordinator.failures
@@ -94,4 +103,5 @@ class ControlPlane:
             self._journal.append(event)
             instructions = self._coordinator.handle(event)
             self._changed.notify_all()
+        self._listener([each for each in instructions if not isinstance(each, Send)])
         return [(send.peer, send.message) for send in instructions if isinstance(send, Send)]

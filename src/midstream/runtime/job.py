@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
+import statistics
 import threading
-import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from midstream.control.messages import Commit, EpochAbandoned, EpochOpened, EpochSealed
-from midstream.engine.collector import FRAME_BYTES
-from midstream.errors import CheckpointError, JobFailed, MidstreamError
-from midstream.flow.model import Graph, Sink
-from midstream.flow.sinks import SinkTarget
-from midstream.ids import BINS, Digest, Epoch, Revision, Run
+from midstream.change.changes import Changes, Request
+from midstream.change.explaining import Explanation
+from midstream.change.handle import Change
+from midstream.change.prepare import scheduler_of
+from midstream.change.records import ChangeRecord, whoami
+from midstream.change.reverting import undoing
+from midstream.errors import JobFailed, MidstreamError
+from midstream.flow.durations import duration
+from midstream.flow.model import Graph
+from midstream.flow.updates import Update
+from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
-from midstream.planner.stages import Plan
-from midstream.runtime.batching import BatchLimit, is_chosen_by_user
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.control_plane import ControlPlane
-from midstream.runtime.epoch import compile_epoch
+from midstream.runtime.heartbeat import Heartbeat
 from midstream.runtime.looking import read_state
-from midstream.runtime.reporting import epoch_progress, explain, unexpected
-from midstream.runtime.sinks import write_sinks
-from midstream.runtime.standing import Standing
-from midstream.runtime.sweeping import Sweeper
-from midstream.runtime.worker import Ticket, Whereabouts
+from midstream.runtime.reporting import unexpected
+
+if TYPE_CHECKING:
+    from midstream.server.serve import JobServer  # needs packages that a job which is not served does without
 
 KEPT_PROGRESS = 100
-
-# Set on the query's own copy of the session, so the user's settings stay as they are. Adaptive execution would merge
-# or skip partitions that the coordinator expects to hear from. The buffer towards Python takes a whole frame.
-QUERY_CONF = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.execution.python.udf.buffer.size": str(FRAME_BYTES),
-}
 
 
 class JobStatus(enum.StrEnum):
@@ -54,21 +48,6 @@ class JobStatus(enum.StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """What the job runs: a compiled plan, its stored programs, and who owns which bin."""
-
-    plan: Plan
-    programs: tuple[Digest, ...]
-    revision: Revision
-    partitions: int
-
-    @property
-    def bins(self) -> tuple[int, ...]:
-        """Which partition of a stage owns each bin."""
-        return tuple(b % self.partitions for b in range(BINS))
-
-
 class Job:
     """A running flow. Made by :meth:`midstream.Flow.start`; all methods may be called from any thread.
 
@@ -81,28 +60,25 @@ class Job:
     def __init__(
         self,
         spark: SparkSession,
-        configuration: Configuration,
+        changes: Changes,
         checkpoint: Checkpoint,
         control: ControlPlane,
-        local_state: str | None,
+        *,
+        local_state: str | None = None,
+        audit: str | None = None,
     ) -> None:
         self._spark = spark
-        self._configuration = configuration
         self._checkpoint = checkpoint
         self._control = control
-        self._at = Whereabouts(
-            control.address, checkpoint.identity.job, checkpoint.blobs.location, checkpoint.states.location, local_state
+        self._changes = changes
+        self._heartbeat = Heartbeat(
+            spark, changes, checkpoint, control, local_state=local_state, audit=audit, on_commit=self._committed
         )
-        self._standing: Standing | None = None  # known when Spark says with which epoch it goes on
-        self._sweeper = Sweeper(checkpoint.states)
-        self._user_limits = is_chosen_by_user(spark)
-        self._limit = BatchLimit()
-        self._set: dict[str, str] = {}
         self._query: StreamingQuery | None = None
+        self._server: JobServer | None = None
         self._stopping = False
         self._over = threading.Event()
         self._exception: JobFailed | None = None
-        self._run = Run(0)
         self._progress: deque[EpochProgress] = deque(maxlen=KEPT_PROGRESS)
         self._metrics = JobMetrics()
         self._changed = threading.Condition()
@@ -121,8 +97,23 @@ class Job:
 
     @property
     def graph(self) -> Graph:
-        """The flow that runs."""
-        return self._configuration.plan.graph
+        """The flow that runs, with the functions that it has now."""
+        return self._changes.configuration.graph
+
+    @property
+    def revision(self) -> Revision:
+        """The number of the configuration that it runs; every change makes the next one."""
+        return self._changes.configuration.revision
+
+    @property
+    def on_trial(self) -> Change | None:
+        """The change that is on its way and can still be rolled back, if there is one."""
+        return self._changes.on_trial
+
+    @property
+    def server(self) -> JobServer | None:
+        """Its HTTP interface (``url`` and ``token``), if it was started with ``serve=``."""
+        return self._server
 
     @property
     def status(self) -> JobStatus:
@@ -160,6 +151,91 @@ class Job:
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.status}, epochs={self._metrics.epochs})"
 
+    # ── changing it ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def update(
+        self,
+        *updates: Update,
+        scheduler: str = "fries",
+        time_limit: str | None = None,
+        preflight: bool = True,
+        by: str | None = None,
+        note: str | None = None,
+    ) -> Change:
+        """Replace functions while the job runs: consistently, all or none, and back by itself if they fail.
+
+        Returns as soon as running tasks have been told; :meth:`Change.wait` waits for the outcome. No row ever meets
+        some of the updated operators as they were before and others as they are after the change. What cannot work is
+        refused here, before anything has changed: an unknown operator, a function that cannot be called or sent to
+        workers, columns that operators downstream cannot take, a function that fails on a few rows of the last epoch
+        and the state of their keys, on which it is tried.
+
+        Until an epoch that began under the change is committed, it is on trial: if an epoch fails meanwhile, the change
+        is rolled back and the epoch run again without it; nothing is lost or doubled. Only one change is on its way at
+        a time; others wait for their turn.
+
+        :param updates: what each operator is to run instead, see :class:`midstream.Update`.
+        :param scheduler: how the change is brought about, see :class:`~midstream.planner.change.Scheduler`.
+        :param time_limit: an epoch on trial must be done within so long (``"5 seconds"``) after the change has taken
+            effect in it, or the change is rolled back.
+        :param preflight: whether functions are tried on the driver first; say False if they must run on workers only.
+        :param by: who wants it, for the history; default: the user of this process.
+        :param note: why, for the history.
+        """
+        limit = None if time_limit is None else duration(time_limit, "time_limit") / 1e6
+        request = Request(
+            updates,
+            scheduler_of(scheduler),
+            by or whoami(),
+            time_limit_s=limit,
+            is_tried_before=preflight,
+            note=note,
+        )
+        self._require_running()
+        return self._heartbeat.request(request)
+
+    def explain(self, *updates: Update, scheduler: str = "fries") -> Explanation:
+        """What a change would do, without doing it: what changes together, where it begins, and when it takes effect.
+
+        Checks all that :meth:`update` checks. ``print`` it, or look at its picture: :meth:`Explanation.to_svg`.
+        """
+        request = Request(updates, scheduler_of(scheduler), whoami())
+        recent = [progress.duration_ms for progress in self.progress]
+        return Explanation(self._heartbeat.check(request), statistics.median(recent) if recent else None)
+
+    def history(self) -> list[ChangeRecord]:
+        """All changes of this job, oldest first: who, when, what, and what became of it. Kept in the checkpoint."""
+        return self._checkpoint.changes.records()
+
+    def revert(
+        self,
+        revision: int,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+        by: str | None = None,
+    ) -> Change:
+        """Go back to what the job ran at an earlier revision: a change like any other, to yet another revision.
+
+        :param migrate: how the state of processes, by operator, gets back into the layout of that time; needed for
+            those whose state was migrated since.
+        """
+        self._require_running()
+        undone = undoing(
+            self.history(), Revision(revision), self._changes.configuration, self._checkpoint.blobs, migrate
+        )
+        note = f"back to revision {revision}"
+        return self._heartbeat.request(
+            Request(undone.updates, scheduler_of(scheduler), by or whoami(), stored=undone.stored, note=note)
+        )
+
+    def _require_running(self) -> None:
+        if self._over.is_set():
+            raise MidstreamError(
+                f"job {self.name!r} is {self.status}, so it cannot be changed; start the flow again with the same "
+                f"checkpoint"
+            )
+
     # ── waiting and stopping ──────────────────────────────────────────────────────────────────────────────────────
 
     def await_epoch(self, count: int, timeout: float | None = None) -> bool:
@@ -186,7 +262,7 @@ class Job:
         if query is None:
             raise MidstreamError(f"job {self.name!r} has not been started")
         if not self._over.is_set():
-            self._stopping = True
+            self._stopping = self._heartbeat.is_stopping = True
             query.stop()
         self._over.wait()
 
@@ -198,9 +274,10 @@ class Job:
 
     # ── the heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def attach(self, query: StreamingQuery) -> None:
-        """Tell the job which query carries it. Called once, by :func:`midstream.runtime.start.start`."""
+    def attach(self, query: StreamingQuery, server: JobServer | None = None) -> None:
+        """Tell the job what carries and serves it. Called once, by :func:`midstream.runtime.start.start`."""
         self._query = query
+        self._server = server
         threading.Thread(target=self._watch, args=(query,), name="midstream-job", daemon=True).start()
 
     def _watch(self, query: StreamingQuery) -> None:
@@ -210,8 +287,11 @@ class Job:
         except Exception as error:  # Spark's account of the failure; ours, if there is one, says it better
             self._fail(error)
         try:
+            self._heartbeat.ended(f"job {self.name!r} has ended")
             self._control.close()
         finally:
+            if self._server is not None:
+                self._server.close()  # changes have ended, so no request waits for one
             self._checkpoint.release()
             with self._changed:
                 self._over.set()
@@ -224,79 +304,12 @@ class Job:
         expression, and dies of a long one.
         """
         try:
-            self._run_epoch(rows, Epoch(batch_id))
+            self._heartbeat.beat(rows, Epoch(batch_id))
         except BaseException as error:
             self._fail(error, Epoch(batch_id))
             raise RuntimeError(f"midstream: epoch {batch_id} of job {self.name} failed") from None
 
-    def _run_epoch(self, rows: DataFrame, epoch: Epoch) -> None:
-        began = time.perf_counter()
-        self._configure(rows.sparkSession)
-        configuration, run = self._configuration, self._run
-        self._run = Run(run + 1)
-        standing = self._stand_before(epoch)
-        opened = EpochOpened(
-            epoch=epoch,
-            run=run,
-            revision=configuration.revision,
-            programs=configuration.programs,
-            bins=configuration.bins,
-            lineages=standing.by_stage(configuration.plan),
-            clock=time.time_ns() // 1000,
-            watermarks=standing.watermarks,
-        )
-        self._control.open(opened)
-        try:
-            frames = compile_epoch(
-                configuration.plan,
-                rows,
-                lambda stage: Ticket(self._at, epoch, run, stage),
-                configuration.partitions,
-                self._limit,
-            )
-            try:
-                write_sinks(self._targets, frames.sinks, epoch)
-            finally:
-                frames.release()
-        except BaseException as error:
-            failures = self._control.abandon(EpochAbandoned(epoch, run))
-            if not self._stopping:
-                with contextlib.suppress(CheckpointError, OSError):  # what failed matters more than its record
-                    self._checkpoint.keep_journal(epoch, run, self._control.journal())
-            raise explain(self.name, epoch, error, failures) from None
-        # The epoch is whole only if Spark and the coordinator agree; then its manifest is written, then Spark commits.
-        commit = self._control.seal(EpochSealed(epoch, run))
-        self._commit(commit, standing.after(commit), 1000 * (time.perf_counter() - began))
-
-    def _configure(self, session: SparkSession) -> None:
-        """Set what the query's own copy of the session lacks; each setting costs a call to the JVM."""
-        wanted = QUERY_CONF if self._user_limits else {**QUERY_CONF, **self._limit.conf()}
-        for key, value in wanted.items():
-            if self._set.get(key) != value:
-                session.conf.set(key, value)
-        self._set = wanted
-
-    def _stand_before(self, epoch: Epoch) -> Standing:
-        """What the epoch goes on from. Read only after a start; from then on the job knows."""
-        if self._standing is None or self._standing.epoch != epoch - 1:
-            self._standing = Standing.of(self.graph, self._checkpoint.manifest_before(epoch))
-            self._sweeper.after(self._standing)
-        return self._standing
-
-    @property
-    def _targets(self) -> Mapping[str, SinkTarget]:
-        return {op.name: self.graph.payloads[op.name] for op in self.graph.of(Sink)}
-
-    def _commit(self, commit: Commit, standing: Standing, duration_ms: float) -> None:
-        now = time.time()
-        progress = epoch_progress(self._configuration.plan, commit, now, duration_ms)
-        self._checkpoint.commit(
-            standing.manifest(commit, self._configuration.programs, self._configuration.bins, committed_at=now)
-        )
-        self._standing = standing
-        if commit.widest_row:
-            self._limit = BatchLimit.of(commit.widest_row)
-        self._sweeper.after(standing)
+    def _committed(self, progress: EpochProgress) -> None:
         with self._changed:
             self._progress.append(progress)
             self._metrics = self._metrics.after(progress)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from midstream.engine.program import StageProgram
 from midstream.errors import CheckpointError
-from midstream.flow.model import Form, Operator, Process, Stateful
+from midstream.flow.model import Form, Join, Operator, Process, Stateful
 from midstream.flow.schema import to_ddl
 from midstream.planner.stages import Plan
 from midstream.runtime.checkpoint import Checkpoint, Manifest
@@ -31,11 +31,14 @@ class Layout:
     def describe(self) -> str:
         """In words, as far as it matters to the state.
 
-        A process may have another function, form, promises and time to live; what it stores are its own objects.
+        A process may have another function, form, promises and time to live; what it stores are its own objects. A
+        join may promise something else: that changes no byte of what it keeps.
         """
         spec = self.operator.spec
         if isinstance(spec, Process):
             spec = Process(spec.keys, Form.ROWS)
+        elif isinstance(spec, Join):
+            spec = dataclasses.replace(spec, unique=False)
         details = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
         shown = ", ".join(f"{name}={value!r}" for name, value in details.items() if value not in (None, False))
         return f"{self.operator.kind}({shown}) over ({') and ('.join(to_ddl(s) for s in self._relevant())})"

@@ -10,51 +10,64 @@ from __future__ import annotations
 import posixpath
 import random
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from midstream.change.changes import Changes, Request
+from midstream.change.configuration import Configuration, first_configuration
+from midstream.change.prepare import scheduler_of
+from midstream.change.records import ChangeRecord
+from midstream.change.restart import restored
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import (
-    Assignment,
+    Accepted,
+    AuditOrder,
+    ChangeNoted,
     Commit,
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
     FromTask,
+    Instruction,
     Received,
     Refused,
     Reject,
     Send,
-    TaskFailed,
+    StageChange,
+    Switch,
     TaskId,
-    TaskStarted,
     ToTask,
+    WorkerId,
+    WorkerJoined,
 )
 from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.frames import FRAME_ORDER
-from midstream.engine.program import link
+from midstream.engine.packing import pack_blobs
 from midstream.engine.resources import Resources
-from midstream.engine.slices import SliceSizer
-from midstream.errors import Fenced, FlowError, MidstreamError, OperatorFailed, ProtocolError
+from midstream.errors import FlowError, MidstreamError, ProtocolError
 from midstream.flow.model import Graph, Sink, Transform
-from midstream.ids import BINS, Digest, Epoch, PartitionId, Revision, Run, StageIndex
+from midstream.flow.updates import Update
+from midstream.ids import BINS, Epoch, PartitionId, Revision, Run, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
+from midstream.planner.change import Scheduler
 from midstream.planner.stages import Leaves, Plan, compile_plan
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.layouts import check_layouts
 from midstream.runtime.local_data import LocalData, by_destination, require_local, source_epochs
 from midstream.runtime.local_sinks import write
-from midstream.runtime.packing import pack_blobs
-from midstream.runtime.reporting import epoch_progress, explain, failure_of
+from midstream.runtime.local_tasks import Attempt, peer_of
+from midstream.runtime.recorded import check_audit, keep_index, read_history
+from midstream.runtime.reporting import epoch_progress, explain
 from midstream.runtime.standing import Standing
 from midstream.runtime.sweeping import Sweeper
-from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
 
-MAX_SLICE = 64
+REQUEST = 0.2
+"""The chance, at each step of its epoch, that a change is requested now."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,22 @@ class Faults:
     """The driver gives up the run of an epoch and runs it again; tasks of the old run may go on for a while."""
     crash_driver: float = 0.0
     """The driver dies, at any step of an epoch and of its commit; another one goes on from the checkpoint."""
+    lose: float = 0.0
+    """A task is never told that it is to switch."""
+
+
+@dataclass(frozen=True)
+class ChangeAt:
+    """A change that is requested at some moment of an epoch; a seed decides at which."""
+
+    epoch: int
+    updates: tuple[Update, ...]
+    scheduler: str = "fries"
+
+    @classmethod
+    def of(cls, epoch: int, *updates: Update, scheduler: str = "fries") -> ChangeAt:
+        """Make one."""
+        return cls(epoch, updates, scheduler)
 
 
 @dataclass(frozen=True)
@@ -81,6 +110,10 @@ class LocalRun:
     metrics: JobMetrics
     revision: Revision
     story: tuple[str, ...]
+    history: tuple[ChangeRecord, ...] = ()
+    """The changes that were made."""
+    audit: pa.Table | None = None
+    """Which rows met which operator under which revision, if that was wanted."""
 
 
 class _GivenUp(Exception):
@@ -91,17 +124,6 @@ class _DriverCrashed(Exception):
     """The driver is dead; all it knew is gone, but for the checkpoint."""
 
 
-class _SeededSizer(SliceSizer):
-    """Slices of random length: results must not depend on where slices end."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        super().__init__(rows=rng.randint(1, MAX_SLICE))
-
-    def observe(self, *, rows: int, elapsed_ns: int) -> None:
-        self.rows = self._rng.randint(1, MAX_SLICE)
-
-
 def run_graph(
     graph: Graph,
     *,
@@ -110,6 +132,8 @@ def run_graph(
     faults: Faults | None = None,
     clock: Clock | None = None,
     checkpoint: str | None = None,
+    changes: Sequence[ChangeAt] = (),
+    audit: str | None = None,
 ) -> LocalRun:
     """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`."""
     if type(partitions) is not int or not 1 <= partitions <= BINS:
@@ -117,17 +141,16 @@ def run_graph(
             f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space"
         )
     require_local(graph)
+    check_audit(graph, audit)
     epochs = source_epochs(graph)
-    plan = compile_plan(graph)
     blobs = pack_blobs(graph)
     with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
         location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph)
-        check_layouts(plan, location)
+        check_layouts(compile_plan(graph), location)
         location.claim()
-        digests = {name: location.blobs.put(blob) for name, blob in blobs.items()}
-        programs = tuple(location.blobs.put(program.to_blob()) for program in link(plan, digests))
+        first = first_configuration(graph, location.blobs, partitions, blobs)
         access = StateAccess(location.identity.job, location.states.location, posixpath.join(folder, "bases"))
-        runtime = _Runtime(plan, programs, location, access, partitions, random.Random(seed), faults, clock)
+        runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
         try:
             newest = location.newest_manifest()
             for epoch, rows in enumerate(epochs, 0 if newest is None else newest.epoch + 1):
@@ -140,30 +163,31 @@ def run_graph(
 class _Runtime:
     def __init__(
         self,
-        plan: Plan,
-        programs: tuple[Digest, ...],
+        first: Configuration,
         checkpoint: Checkpoint,
         access: StateAccess,
-        partitions: int,
         rng: random.Random,
         faults: Faults | None,
         clock: Clock | None,
+        changes: Sequence[ChangeAt],
+        audit: str | None,
     ) -> None:
-        self.plan = plan
         self.resources = Resources(checkpoint.blobs)
         self.access = access
         self.rng = rng
         self.faults = faults or Faults()
         self.clock = clock or SystemClock()
-        self._programs = programs
+        self._first = first
         self._checkpoint = checkpoint
-        self._bins = tuple(b % partitions for b in range(BINS))
-        self._partitions = partitions
+        self._audit = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
         self._attempts = 0
-        self._zombies: list[_Attempt] = []
+        self._zombies: list[Attempt] = []
         self._echoes: list[FromTask] = []
+        self._switches: dict[bytes, Switch] = {}
         self._progress: list[EpochProgress] = []
         self._metrics = JobMetrics()
+        self._wanted = deque(sorted(changes, key=lambda each: each.epoch))
+        self._epoch = Epoch(0)
         self._start_driver()
 
     def _start_driver(self) -> None:
@@ -173,16 +197,36 @@ class _Runtime:
         self._standing: Standing | None = None
         self._sweeper = Sweeper(self._checkpoint.states)
         self._echoes.clear()
+        self._switches.clear()
+        newest = self._checkpoint.newest_manifest()
+        log, store = self._checkpoint.changes, self._checkpoint.blobs
+        restart = restored(self._first, store, log, None if newest is None else newest.revision)
+        self._changes = Changes(restart.configuration, store, log, wall=lambda: self.clock.wall_us() / 1e6)
+        if restart.pending is not None:
+            self._changes.resume(restart.pending)
 
     def close(self) -> None:
         for attempt in self._zombies:
             attempt.close()
+        self._changes.abandon("the run is over")
         self.resources.close()
         self.access.close()
         self._checkpoint.release()
 
     def result(self) -> LocalRun:
-        return LocalRun(tuple(self._progress), self._metrics, Revision(1), self.coordinator.story)
+        return LocalRun(
+            progress=tuple(self._progress),
+            metrics=self._metrics,
+            revision=self._changes.configuration.revision,
+            story=self.coordinator.story,
+            history=tuple(self._checkpoint.changes.records()),
+            audit=None if self._audit is None else read_history(self._audit.location),
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """Of the epoch in progress."""
+        return self._opened.plan
 
     # ── one epoch ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -197,9 +241,12 @@ class _Runtime:
                 continue
 
     def _run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData]) -> None:
+        self._epoch = epoch
         self._maybe_crash_driver()
+        self._maybe_change()
+        opened = self._opened = self._changes.configuration
         if self._standing is None:
-            self._standing = Standing.of(self.plan.graph, self._checkpoint.manifest_before(epoch))
+            self._standing = Standing.of(opened.graph, self._checkpoint.manifest_before(epoch))
             self._sweeper.after(self._standing)
         run = self._run
         self._run = Run(run + 1)
@@ -207,12 +254,14 @@ class _Runtime:
             EpochOpened(
                 epoch=epoch,
                 run=run,
-                revision=Revision(1),
-                programs=self._programs,
-                bins=self._bins,
-                lineages=self._standing.by_stage(self.plan),
+                revision=opened.revision,
+                programs=opened.programs,
+                bins=opened.bins,
+                lineages=self._standing.by_stage(opened.plan),
                 clock=self.clock.wall_us(),
                 watermarks=self._standing.watermarks,
+                on_trial=self._changes.opened(epoch),
+                audit=self._audit,
             )
         )
         try:
@@ -226,7 +275,10 @@ class _Runtime:
             failures = self.coordinator.failures
             self.coordinator.handle(EpochAbandoned(epoch, run))
             # A failure that a task reported brings its traceback; others (of a sink, a transform) keep theirs.
-            raise explain(self.plan.graph.name, epoch, error, failures) from (None if failures else error)
+            failed = explain(opened.graph.name, epoch, error, failures)
+            if self._changes.failed(str(failed), opened):
+                raise _GivenUp from None
+            raise failed from (None if failures else error)
         [verdict] = self.coordinator.handle(EpochSealed(epoch, run))
         if isinstance(verdict, Reject):
             raise ProtocolError(f"epoch {epoch} is not whole: {verdict.reason}")
@@ -235,16 +287,57 @@ class _Runtime:
 
     def _commit(self, commit: Commit, standing: Standing) -> None:
         now = self.clock.wall_us() / 1e6
-        progress = epoch_progress(self.plan, commit, now, 0.0)
+        ended_with = self._changes.run_of(commit, self._opened)
+        progress = epoch_progress(ended_with.plan, commit, now, 0.0)
         self._maybe_crash_driver()
-        self._checkpoint.commit(standing.manifest(commit, self._programs, self._bins, committed_at=now))
+        if self._audit is not None:
+            keep_index(self._audit.location, commit.epoch, commit.audits)
+        self._checkpoint.commit(standing.manifest(commit, ended_with.programs, ended_with.bins, committed_at=now))
         # A crash from here on leaves a manifest of an epoch that is run again.
         self._maybe_crash_driver()
         self._standing = standing
+        self._changes.committed(commit, self._opened)
         self._sweeper.after(standing)
         self._maybe_crash_driver()
         self._progress.append(progress)
         self._metrics = self._metrics.after(progress)
+        self._maybe_change(certainly=True)
+
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _maybe_change(self, *, certainly: bool = False) -> None:
+        """Request a change whose epoch it is, now or at a later step; when the epoch is over, certainly."""
+        while self._wanted and self._wanted[0].epoch <= self._epoch and (certainly or self._chance(REQUEST)):
+            self._request(self._wanted.popleft())
+
+    def _request(self, wanted: ChangeAt) -> None:
+        request = Request(tuple(wanted.updates), scheduler_of(wanted.scheduler), by="test")
+        prepared = self._changes.check(request)
+        change = self._changes.request(request, prepared, 0.0)
+        if self._changes.on_trial is not change or self.coordinator.is_idle:
+            return
+        if prepared.plan.scheduler is Scheduler.REPLAY:
+            raise _GivenUp
+        if not prepared.from_next_epoch:
+            self._enact(self.coordinator.handle(prepared.begun))
+            self._changes.began()
+
+    def _enact(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Send(peer, Switch() as switch) if not self._chance(self.faults.lose):
+                    self._switches[peer] = switch
+                case ChangeNoted():
+                    self._changes.noted(instruction)
+                case _:
+                    pass
+
+    def told(self, task: TaskId) -> StageChange | None:
+        """The change that a task is told of; it may take its time to arrive."""
+        peer = peer_of(WorkerId("local", task.attempt))
+        if peer not in self._switches or self.rng.random() < 0.5:
+            return None
+        return self._switches.pop(peer).change
 
     def _compute(self, epoch: Epoch, run: Run, rows: Mapping[str, LocalData]) -> None:
         plan = self.plan
@@ -259,7 +352,7 @@ class _Runtime:
             for stage in stages:
                 data = self._run_stage(epoch, run, stage.index, data)
                 if stage.leaves is Leaves.EXCHANGE:
-                    data = by_destination(data, self._partitions, FRAME_ORDER, self.rng)
+                    data = by_destination(data, self._opened.partitions, FRAME_ORDER, self.rng)
             leaving[segment] = data
             self._transform(segment, leaving, results)
         for name, feed in plan.feeds.items():
@@ -297,6 +390,7 @@ class _Runtime:
             while len(results) < len(data.partitions):
                 self._maybe_give_up()
                 self._maybe_crash_driver()
+                self._maybe_change()
                 self._disturb()
                 attempt = self.rng.choice(active)
                 partition = attempt.task.partition
@@ -315,10 +409,10 @@ class _Runtime:
             self._zombies += active  # also when the run is given up: its tasks do not know that yet
         return LocalData([results[p] for p in range(len(data.partitions))])
 
-    def _attempt(self, epoch: Epoch, run: Run, stage: StageIndex, partition: int, data: LocalData) -> _Attempt:
+    def _attempt(self, epoch: Epoch, run: Run, stage: StageIndex, partition: int, data: LocalData) -> Attempt:
         self._attempts += 1
         task = TaskId(epoch, run, stage, PartitionId(partition), self._attempts)
-        return _Attempt(self, task, data.partitions[partition])
+        return Attempt(self, task, data.partitions[partition])
 
     def say(self, message: FromTask, to: Coordinator) -> ToTask:
         """Deliver a message; the answer comes back at once. It may be delivered again later, to no one's benefit."""
@@ -326,15 +420,18 @@ class _Runtime:
             return Refused("the driver is gone")
         if self._chance(self.faults.repeat):
             self._echoes.append(message)
-        [answer] = self.coordinator.handle(Received(b"task", message))
-        assert isinstance(answer, Send)
-        return answer.message
+        # A worker that listens is known by its own name, as on Spark.
+        peer = peer_of(message.worker) if isinstance(message, WorkerJoined) else b"task"
+        instructions = self.coordinator.handle(Received(peer, message))
+        self._enact(instructions)
+        answers = [each.message for each in instructions if isinstance(each, Send) and each.peer == peer]
+        return answers[0] if answers else Accepted()
 
     def _disturb(self) -> None:
         """Let the past speak: repeated messages, and tasks that nobody waits for any more."""
         if self._echoes and self.rng.random() < 0.5:
             echo = self._echoes.pop(self.rng.randrange(len(self._echoes)))
-            self.coordinator.handle(Received(b"echo", echo))
+            self._enact(self.coordinator.handle(Received(b"echo", echo)))
         if self._zombies:
             zombie = self.rng.choice(self._zombies)
             try:
@@ -354,56 +451,3 @@ class _Runtime:
 
     def _chance(self, probability: float) -> bool:
         return probability > 0 and self.rng.random() < probability
-
-
-class _Attempt:
-    """One attempt of a task, advanced a slice at a time."""
-
-    def __init__(self, runtime: _Runtime, task: TaskId, batches: Sequence[pa.RecordBatch]) -> None:
-        self.task = task
-        self._runtime = runtime
-        self._coordinator = runtime.coordinator
-        self._output: list[pa.RecordBatch] = []
-        self._steps = self._work(batches)
-
-    def step(self) -> list[pa.RecordBatch] | None:
-        """Advance; the output once the task has finished, else ``None``. Raises :class:`Fenced` when refused."""
-        return self._output if next(self._steps, True) else None
-
-    def close(self) -> None:
-        """Die, wherever it is."""
-        self._steps.close()
-
-    def _work(self, batches: Sequence[pa.RecordBatch]) -> Generator[bool]:
-        runtime = self._runtime
-        assignment = self._ask(TaskStarted(self.task))
-        assert isinstance(assignment, Assignment)
-        yield False
-        run: TaskRun | None = None
-        try:
-            run = TaskRun(
-                self.task,
-                assignment,
-                runtime.resources,
-                runtime.access,
-                clock=runtime.clock,
-                sizer=_SeededSizer(runtime.rng),
-            )
-            for ready in run.run(batches):
-                self._output += ready
-                yield False
-            report = run.finish()
-            yield False  # its changes are written, but nobody knows yet
-        except OperatorFailed as error:
-            self._ask(TaskFailed(self.task, failure_of(error)))
-            raise
-        finally:
-            if run is not None:
-                run.close()
-        self._ask(report)
-
-    def _ask(self, message: FromTask) -> ToTask:
-        answer = self._runtime.say(message, self._coordinator)
-        if isinstance(answer, Refused):
-            raise Fenced(answer.reason)
-        return answer

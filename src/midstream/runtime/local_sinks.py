@@ -41,7 +41,8 @@ def write(target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
 
 
 def _write_files(path: str, format: FileFormat, rows: pa.Table, epoch: Epoch) -> None:
-    fs, root = filesystem_of(posixpath.join(path, f"{EPOCH_COLUMN}={epoch}"))
+    fs, folder = filesystem_of(path)
+    root = posixpath.join(folder, f"{EPOCH_COLUMN}={epoch}")
     if fs.get_file_info(root).type != pafs.FileType.NotFound:
         fs.delete_dir(root)
     fs.create_dir(root, recursive=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from midstream.control.messages import Commit, Failure, TaskId
+from midstream.control.messages import Commit, Failure, TaskFailed
 from midstream.engine.failure import MAX_ROW_TEXT
 from midstream.errors import JobFailed, OperatorFailed
 from midstream.flow.model import Sink, Source
@@ -35,11 +35,11 @@ def epoch_progress(plan: Plan, commit: Commit, committed_at: float, duration_ms:
     )
 
 
-def explain(name: str, epoch: Epoch, error: BaseException, failures: tuple[tuple[TaskId, Failure], ...]) -> JobFailed:
+def explain(name: str, epoch: Epoch, error: BaseException, failures: tuple[TaskFailed, ...]) -> JobFailed:
     """The user's own failure, if a task reported one, or a sink on the driver; else Spark's, shortened."""
     if failures:
-        task, failure = failures[-1]
-        return _users_failure(name, epoch, task.partition, failure)
+        last = failures[-1]
+        return _users_failure(name, epoch, last.task.partition, last.failure)
     if isinstance(error, OperatorFailed):
         return _users_failure(name, epoch, None, failure_of(error))
     return error if isinstance(error, JobFailed) else unexpected(name, epoch, error)

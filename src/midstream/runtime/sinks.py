@@ -81,7 +81,7 @@ def check_file_sinks(graph: Graph, job: str) -> dict[str, SinkMarker]:
     for name, target in sinks.items():
         if not isinstance(target, FileSink):
             continue
-        _, root = _open(target.path)
+        _, root = filesystem_of(target.path)
         if root in owners:
             raise FlowError(
                 f"the sinks {owners[root]!r} and {name!r} both write to {target.path!r}; a folder has one owner"
@@ -95,17 +95,12 @@ def check_file_sinks(graph: Graph, job: str) -> dict[str, SinkMarker]:
 def mark_folders(markers: Mapping[str, SinkMarker]) -> None:
     """Say in each folder whose it is."""
     for path, marker in markers.items():
-        fs, root = _open(path)
+        fs, root = filesystem_of(path)
         write_atomically(fs, posixpath.join(root, MARKER), msgspec.json.encode(marker))
 
 
-def _open(path: str) -> tuple[pafs.FileSystem, str]:
-    # Hadoop calls the same store s3a that Arrow calls s3.
-    return filesystem_of(f"s3://{path.removeprefix('s3a://')}" if path.startswith("s3a://") else path)
-
-
 def _is_marked(name: str, path: str, job: str) -> bool:
-    fs, root = _open(path)
+    fs, root = filesystem_of(path)
     info = fs.get_file_info(root)
     if info.type == pafs.FileType.NotFound:
         return False

@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
 
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-from midstream.engine.program import link
+from midstream.change.changes import Changes
+from midstream.change.configuration import first_configuration
+from midstream.change.records import whoami
+from midstream.change.restart import drop_changes, restored
+from midstream.engine.packing import pack_blobs
 from midstream.errors import CheckpointError, FlowError, MidstreamError, SetupError, SourceError
 from midstream.flow.durations import microseconds
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.schema import to_ddl
 from midstream.flow.sources import GeneratorSource, ListSource
-from midstream.ids import BINS, Revision
+from midstream.ids import BINS
 from midstream.planner.stages import compile_plan
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.control_plane import ControlPlane
 from midstream.runtime.doctor import require_pyspark
 from midstream.runtime.epoch import apply_transform, unite_inlets
 from midstream.runtime.generator import stream_of
-from midstream.runtime.job import Configuration, Job
+from midstream.runtime.job import Job
 from midstream.runtime.layouts import check_layouts
-from midstream.runtime.packing import pack_blobs
+from midstream.runtime.offset_log import start_query
+from midstream.runtime.reaching import hadoop_knows, require_reachable
+from midstream.runtime.recorded import check_audit
 from midstream.runtime.shipping import ship
 from midstream.runtime.sinks import check_file_sinks, mark_folders
+from midstream.server.wanted import port_wanted
 
-FIRST_REVISION = Revision(1)
+if TYPE_CHECKING:
+    from midstream.server.serve import JobServer
+
 AVAILABLE_NOW = "available-now"
+KEEP, DROP = "keep", "drop"
+
+_log = logging.getLogger("midstream")
 
 
 def start(
@@ -39,20 +54,28 @@ def start(
     trigger: str | None = None,
     partitions: int | None = None,
     local_state: str | None = None,
+    changes: str = "keep",
+    audit: str | None = None,
+    serve: bool | int = False,
 ) -> Job:
     """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
     # 1. Look: nothing is written, nothing runs yet.
     require_classic_session(spark)
     trigger_options = parse_trigger(trigger)
+    if changes not in (KEEP, DROP):
+        raise FlowError(f"changes={changes!r} is not known; allowed: {KEEP!r}, {DROP!r}")
+    check_audit(graph, audit)
+    port = port_wanted(serve)
     partitions = check_partitions(partitions, spark)
-    plan = compile_plan(graph)
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
     try_transforms(graph, spark)
     location = Checkpoint.look(str(checkpoint), graph)
     query_name = f"{graph.name} {location.identity.job}"
     require_not_running(spark, query_name, location)
-    check_layouts(plan, location)
+    if changes == DROP or not location.changes.records():
+        check_layouts(compile_plan(graph), location)
+    require_reachable(graph, location, hadoop_knows(spark))
     free_folders = check_file_sinks(graph, location.identity.job)
     # 2. Claim the checkpoint and the sinks' folders.
     location.claim()
@@ -60,21 +83,41 @@ def start(
         undo.callback(location.release)
         mark_folders(free_folders)
         # 3. Store what workers will fetch.
-        digests = {name: location.blobs.put(blob) for name, blob in blobs.items()}
-        programs = tuple(location.blobs.put(program.to_blob()) for program in link(plan, digests))
+        first = first_configuration(graph, location.blobs, partitions, blobs)
+        newest = location.newest_manifest()
+        committed = None if newest is None else newest.revision
+        if changes == DROP:
+            drop_changes(first, location.changes, committed, by=whoami(), now=time.time())
+        restart = restored(first, location.blobs, location.changes, committed)
+        check_layouts(restart.configuration.plan, location)
+        for message in restart.messages:
+            _log.warning("%s", message)
         ship(spark.sparkContext)
         # 4. Run.
         control = ControlPlane(driver_host(spark))
         undo.callback(control.close)
-        configuration = Configuration(plan, programs, FIRST_REVISION, partitions)
-        job = Job(spark, configuration, location, control, local_state)
-        rows = unite_inlets([inlets[name] for name in plan.stages[0].inlets])
+        state = Changes(restart.configuration, location.blobs, location.changes)
+        if restart.pending is not None:
+            state.resume(restart.pending)
+        job = Job(spark, state, location, control, local_state=local_state, audit=audit)
+        rows = unite_inlets([inlets[name] for name in restart.configuration.plan.stages[0].inlets])
         writer = rows.writeStream.queryName(query_name).option("checkpointLocation", location.spark_location)
         if trigger_options:
             writer = writer.trigger(**trigger_options)
-        job.attach(writer.foreachBatch(job.on_epoch).start())
+        server = None if port is None else serve_job(job, port, location)
+        if server is not None:
+            undo.callback(server.close)
+        job.attach(start_query(spark, writer.foreachBatch(job.on_epoch), location.spark_location), server)
         undo.pop_all()  # from here on the job itself lets go of all this
     return job
+
+
+def serve_job(job: Job, port: int, location: Checkpoint) -> JobServer:
+    """Serve a job that is about to run. Before its query starts, because that may end at any moment."""
+    from midstream.server.serve import JobServer  # needs packages that a job which is not served does without
+
+    folder = location.location
+    return JobServer(job, port=port, checkpoint=folder if "://" in folder else os.path.abspath(folder))
 
 
 def require_not_running(spark: SparkSession, query_name: str, location: Checkpoint) -> None:

@@ -6,14 +6,24 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from midstream.control.messages import Assignment, StateChange, TaskFinished, TaskId
+from midstream.control.messages import (
+    Applied,
+    Assignment,
+    Reached,
+    StageChange,
+    StateChange,
+    TaskFinished,
+    TaskId,
+)
 from midstream.engine.clock import Clock
 from midstream.engine.failure import failed
+from midstream.engine.recording import Recorder
 from midstream.engine.resources import Resources
-from midstream.engine.runner import StageRunner
+from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.errors import CheckpointError, StateError
-from midstream.ids import BinId
+from midstream.ids import BinId, Revision
+from midstream.runtime.recorded import write_history
 from midstream.state.access import StateAccess
 from midstream.state.files import Author
 from midstream.state.lineage import Lineage
@@ -35,10 +45,13 @@ class TaskRun:
     ) -> None:
         self._task = task
         self._states: dict[str, TaskState] = {}
+        self._audit = assignment.audit
+        self._recorder = None if self._audit is None else Recorder(self._audit.column)
         own = [BinId(number) for number, owner in enumerate(assignment.bins) if owner == task.partition]
         try:
             for operator, data in assignment.lineages.items():
                 self._states[operator] = _open(access, operator, data, own)
+            self._resources = resources
             self._runner = StageRunner(
                 resources.program(assignment.program),
                 resources,
@@ -49,14 +62,50 @@ class TaskRun:
                 sizer=sizer,
                 times=assignment.times,
                 states=self._states,
+                recorder=self._recorder,
             )
         except BaseException:
             self.close()
             raise
+        self._change = assignment.change
+        self._switch_at = assignment.switch_at
+
+    @property
+    def revision(self) -> Revision:
+        """The revision of what is being processed."""
+        return self._runner.at_work_under
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
         """Process all input; yields after every slice what is ready to leave."""
+        if self._change is not None:
+            self._prepare(self._change)
+            if self._switch_at is not None:
+                self._runner.switch(self._switch_at)
         return self._runner.run(batches)
+
+    def offer(self, change: StageChange) -> Applied | None:
+        """What to ask the coordinator when the task was told to switch; nothing if it is too late for that.
+
+        Only between slices. If the coordinator agrees, :meth:`switch` comes next.
+        """
+        if self._runner.is_finishing or self._change is not None:
+            return None
+        self._change = change
+        self._prepare(change)
+        return Applied(self._task, change.revision, self._runner.position)
+
+    def switch(self) -> None:
+        """Run under the new revision from here on."""
+        self._runner.switch()
+
+    def reached(self) -> Reached | None:
+        """What to tell the coordinator of rows of the new revision that have come since this was last asked."""
+        operators = self._runner.newly_reached()
+        return Reached(self._task, self.revision, operators) if operators else None
+
+    def _prepare(self, change: StageChange) -> None:
+        program = self._resources.program(change.program)
+        self._runner.prepare(RevisedStage(change.revision, program, frozenset(change.heads)))
 
     def finish(self) -> TaskFinished:
         """Write what has changed of the state, and report. Only after :meth:`run`."""
@@ -70,7 +119,17 @@ class TaskRun:
             states={operator: self._written(operator, state) for operator, state in self._states.items()},
             event_times=report.event_times,
             widest_row=report.widest_row,
+            audit=self._recorded(),
+            samples=report.samples,
         )
+
+    def _recorded(self) -> str | None:
+        if self._recorder is None or self._audit is None:
+            return None
+        task = self._task
+        name = f"{task.epoch}.{task.run}-{task.stage}-{task.partition}-{task.attempt}.arrow"
+        write_history(self._audit.location, name, self._recorder.table())
+        return name
 
     def close(self) -> None:
         """Let go of state."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,18 @@ from pyspark import SparkFiles, TaskContext
 
 from midstream.control.channel import Address, Client
 from midstream.control.messages import (
+    Accepted,
     Assignment,
     FromTask,
     Refused,
     Release,
+    StageChange,
+    Switch,
     TaskFailed,
     TaskId,
     TaskStarted,
     ToTask,
+    WorkerId,
     WorkerJoined,
     WorkerReleased,
 )
@@ -34,7 +39,7 @@ from midstream.engine.clock import SystemClock
 from midstream.engine.frames import decode_rows, frames_of
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
-from midstream.errors import ChannelError, ControlError, Fenced, OperatorFailed
+from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced, OperatorFailed
 from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex
 from midstream.runtime.reporting import failure_of
 from midstream.runtime.task import TaskRun
@@ -43,6 +48,7 @@ from midstream.state.access import StateAccess
 LISTEN_S = 3600.0
 # A lost connection is noticed at once; this is for a driver that is merely very busy.
 PATIENCE_S = 60.0
+SWITCH_INTERVAL_S = 0.0005
 
 Body = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What ``mapInArrow`` calls in a task."""
@@ -78,8 +84,9 @@ def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     assert context is not None, "run_stage is called by Spark, inside a task"
     task = TaskId(ticket.epoch, ticket.run, ticket.stage, PartitionId(context.partitionId()), context.taskAttemptId())
     worker = _worker_for(ticket.at)
-    assignment = worker.ask(TaskStarted(task))
+    assignment = worker.ask(TaskStarted(task, worker.name))
     assert isinstance(assignment, Assignment)
+    revision = assignment.revision
     try:
         work = TaskRun(
             task,
@@ -90,11 +97,16 @@ def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
             sizer=worker.sizer(assignment.program),
         )
         with contextlib.closing(work):
-            for ready in work.run(batches):
-                yield from ready
-            report = work.finish()
+            try:
+                for ready in work.run(batches):
+                    yield from ready
+                    worker.attend(task, work)
+                report = work.finish()
+            finally:
+                revision = work.revision
+                worker.switches.pop(task, None)
     except OperatorFailed as error:
-        worker.ask(TaskFailed(task, failure_of(error)))
+        worker.ask(TaskFailed(task, failure_of(error), revision))
         raise error from None
     worker.ask(report)
     worker.state.trim()
@@ -123,9 +135,15 @@ class _Worker:
         # Spark removes its own folder when the application ends, and with it a copy of state that nobody needs.
         local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
         self.state = StateAccess(at.job, at.state, os.path.join(local, at.job))
-        self._name = (socket.gethostname(), os.getpid())
+        self.name = WorkerId(socket.gethostname(), os.getpid())
+        self.switches: dict[TaskId, StageChange] = {}
+        """Tasks of this process that were told to switch."""
+        self._listens = threading.Event()
         pa.array([0])  # pyarrow imports pandas at its first conversion: not inside the first slice, please
+        # The thread that hears of a change must not wait for long until a busy task lets it run.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         threading.Thread(target=self._listen, args=(at.address,), name="midstream-lifeline", daemon=True).start()
+        self._listens.wait(PATIENCE_S)  # or a change could not reach the tasks of this process
 
     def ask(self, message: FromTask) -> ToTask:
         try:
@@ -136,27 +154,46 @@ class _Worker:
             raise Fenced(f"the coordinator refused {type(message).__name__}: {answer.reason}")
         return answer
 
+    def attend(self, task: TaskId, work: TaskRun) -> None:
+        """Between slices: switch if told so, and tell what the new revision has reached."""
+        if self.switches and (change := self.switches.pop(task, None)) is not None:
+            asked = work.offer(change)
+            if asked is not None and isinstance(self.ask(asked), Accepted):
+                work.switch()
+        if (reached := work.reached()) is not None:
+            self._client.post(reached)
+
     def sizer(self, program: Digest) -> SliceSizer:
         """Slice sizes learnt by earlier tasks of the same program are a good start for the next one."""
         return self._sizers.setdefault(program, SliceSizer())
 
     def _listen(self, address: Address) -> None:
-        """Wait for the end of the job, then close the user's functions.
+        """Hear of changes, until the job ends; then close the user's functions.
 
         Spark ends idle Python workers with a signal that no handler sees, so the job itself must say when it is over.
         """
         with Client(address, timeout=PATIENCE_S) as lifeline:
             try:
-                lifeline.request(WorkerJoined(*self._name))
-                while not isinstance(lifeline.receive(timeout=LISTEN_S), Release):
-                    pass
+                lifeline.request(WorkerJoined(self.name))
+                self._listens.set()
+                while not isinstance(message := lifeline.receive(timeout=LISTEN_S), Release):
+                    if isinstance(message, Switch):
+                        self._make_ready(message)
                 self._end = Fenced("the job is over")
             except ChannelError as error:  # the driver is gone: nobody will use these functions again
                 self._end = error
+            self._listens.set()
             _workers.pop(address, None)
             self.resources.close()
-            lifeline.post(WorkerReleased(*self._name))
+            lifeline.post(WorkerReleased(self.name))
         self._client.close()
+
+    def _make_ready(self, told: Switch) -> None:
+        """Load what the task will need, while it goes on; then it will not have to wait."""
+        with contextlib.suppress(CheckpointError):  # the task will run into it, too, and can say so
+            self.resources.preload(self.resources.program(told.change.program))
+        self.switches.clear()  # a process runs one task at a time: others are over
+        self.switches[told.task] = told.change
 
 
 # By address, not by job: a job that was started again is reached at a new one, and the old one answers no more.

@@ -6,7 +6,7 @@ the epoch, each once, however often it was changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence, Sized
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, overload
 
@@ -52,13 +52,15 @@ class State:
     * ``event_timer(time)``, ``clock_timer(time)``: have ``on_timer`` called once the watermark, or the clock, is there.
     """
 
-    __slots__ = ("_changed", "_keeper", "_key", "_lists", "_maps", "_value")
+    __slots__ = ("_changed", "_keeper", "_key", "_level", "_lists", "_maps", "_stored_level", "_value")
 
-    def __init__(self, keeper: Keeper, key: bytes, value: Any) -> None:
+    def __init__(self, keeper: Keeper, key: bytes, value: Any, level: int = 0) -> None:
         self._keeper = keeper
         self._key = key
         self._value = value
         self._changed = False
+        # The revision whose layout this key's state has, as it is here and as it is stored.
+        self._level = self._stored_level = level
         self._lists: dict[str, ListView] | None = None
         self._maps: dict[str, MapView] | None = None
 
@@ -98,14 +100,34 @@ class State:
             )
         return view
 
+    def _exists(self) -> bool:
+        """Whether anything is remembered of this key."""
+        lists, maps = self._lists or {}, self._maps or {}
+        views: Iterable[Sized] = (*lists.values(), *maps.values())
+        if self._value is not MISSING or any(len(view) for view in views):
+            return True
+        # What is stored of a view that was opened may have been cleared since.
+        return any(name not in lists for name in self._stored_lists()) or any(
+            name not in maps for name in self._stored_maps()
+        )
+
+    def _stored_lists(self) -> Iterator[str]:
+        for stored, _ in self._keeper.scan(item_key(self._key, Namespace.LIST)):
+            yield split_item(stored)[1].decode()
+
+    def _stored_maps(self) -> Iterator[str]:
+        """The name of the map of each stored item."""
+        for stored, _ in self._keeper.scan(item_key(self._key, Namespace.MAP)):
+            item = split_item(stored)[1]
+            yield item[1 : 1 + item[0]].decode()
+
     def clear(self) -> None:
         """Forget value, lists and maps of this key. Timers stay."""
         self.delete()
-        for stored, _ in self._keeper.scan(item_key(self._key, Namespace.LIST)):
-            self.list(split_item(stored)[1].decode())
-        for stored, _ in self._keeper.scan(item_key(self._key, Namespace.MAP)):
-            item = split_item(stored)[1]
-            self.map(item[1 : 1 + item[0]].decode())
+        for name in self._stored_lists():
+            self.list(name)
+        for name in self._stored_maps():
+            self.map(name)
         for items in (self._lists or {}).values():
             items.clear()
         for mapping in (self._maps or {}).values():

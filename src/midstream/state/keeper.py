@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from midstream.data.times import EpochTimes
@@ -14,15 +14,22 @@ from midstream.state.keys import Namespace, item_key, split_timer, timer_key
 from midstream.state.task import TaskState
 from midstream.state.values import MISSING, ObjectCodec
 
-__all__ = ["HandleKeeper"]
+__all__ = ["HandleKeeper", "Migrations"]
 
 _VIEWS = (Namespace.LIST, Namespace.MAP)
+
+
+Migrations = Sequence[tuple[Revision, Callable[[bytes, State], None]]]
+"""What brings a key's state up to date, by the revisions that came with another layout, oldest first."""
 
 
 class HandleKeeper:
     """The handles of one operator in one task.
 
     Expired keys are forgotten first, by the epoch's clock, so that all rows of an epoch see the same.
+
+    State is migrated key by key, when a function first asks for it. A key's *level* is the revision whose layout its
+    state has: it is stored beside the key once there have been migrations, and 0 before.
     """
 
     def __init__(
@@ -31,9 +38,9 @@ class HandleKeeper:
         task: TaskState,
         codec: ObjectCodec,
         *,
-        revision: Revision,
         times: EpochTimes,
         ttl_us: int | None = None,
+        has_levels: bool = False,
     ) -> None:
         self.what = what
         self.clock = times.clock
@@ -41,22 +48,30 @@ class HandleKeeper:
         self.firing: int | None = None
         self._task = task
         self._codec = codec
-        self._revision = revision
+        self._has_levels = has_levels
         self._ttl_us = ttl_us
         self._handles: dict[bytes, State] = {}
         self._due: list[tuple[int, bytes, Namespace]] = []  # a heap, only while timers fire
         if ttl_us is not None:
             self._forget_expired()
 
-    def handles(self, keys: Sequence[bytes]) -> list[State]:
-        """The handle of each key, loaded together."""
+    def handles(self, keys: Sequence[bytes], migrations: Migrations = ()) -> list[State]:
+        """The handle of each key, loaded together, and migrated as far as the one who asks wants it."""
         known = self._handles
         new = [key for key in keys if key not in known]
         if new:
             values = self._codec.decode_many(self._task.get_many(new), new)
-            for key, stored in zip(new, values, strict=True):
-                known[key] = State(self, key, MISSING if stored is MISSING else stored.value)
-        return [known[key] for key in keys]
+            levels = self._levels(new)
+            for key, stored, level in zip(new, values, levels, strict=True):
+                known[key] = State(self, key, MISSING if stored is MISSING else stored.value, level)
+        found = [known[key] for key in keys]
+        if migrations:
+            self._has_levels = True
+            newest = migrations[-1][0]
+            for key, handle in zip(keys, found, strict=True):
+                if handle._level < newest:
+                    _migrate(key, handle, migrations)
+        return found
 
     def due_timers(self) -> Iterator[tuple[bytes, int]]:
         """Timers whose time has come, in order of time, each removed as it is given out.
@@ -75,8 +90,14 @@ class HandleKeeper:
             yield key, time
         self.firing = None
 
-    def write(self) -> None:
-        """Hand all changes to the task's state."""
+    def _levels(self, keys: Sequence[bytes]) -> Sequence[int]:
+        if not self._has_levels:
+            return [0] * len(keys)
+        stored = self._task.get_many([item_key(key, Namespace.MIGRATED) for key in keys])
+        return [0 if data is None else int.from_bytes(data, "big") for data in stored]
+
+    def write(self, revision: Revision) -> None:
+        """Hand all changes to the task's state; ``revision`` is whose function made them."""
         changes: dict[bytes, Any] = {}
         touched = []
         for key, handle in self._handles.items():
@@ -85,8 +106,11 @@ class HandleKeeper:
                 changes.update(found)
                 touched.append(key)
         keys = sorted(key for key, value in changes.items() if value is not MISSING)
-        encoded = self._codec.encode_many([changes[key] for key in keys], self._revision, keys)
+        encoded = self._codec.encode_many([changes[key] for key in keys], revision, keys)
         self._task.put_many(keys, encoded)
+        moved = sorted((key, handle._level) for key, handle in self._handles.items() if _has_moved(handle))
+        records = [item_key(key, Namespace.MIGRATED) for key, _ in moved]
+        self._task.put_many(records, [level.to_bytes(4, "big") for _, level in moved])
         self._task.delete_many(sorted(key for key, value in changes.items() if value is MISSING))
         if self._ttl_us is not None:
             self._note_written(sorted(touched), self._ttl_us)
@@ -139,7 +163,8 @@ class HandleKeeper:
 
     def _forget_expired(self) -> None:
         for time, key in list(self._until(Namespace.EXPIRY, self.clock)):
-            doomed = [key, item_key(key, Namespace.WRITTEN), timer_key(key, Namespace.EXPIRY, time)]
+            doomed = [key, timer_key(key, Namespace.EXPIRY, time)]
+            doomed += [item_key(key, Namespace.WRITTEN), item_key(key, Namespace.MIGRATED)]
             for namespace in _VIEWS:
                 doomed += [stored for stored, _ in self._task.scan_prefix(item_key(key, namespace))]
             self._task.delete_many(doomed)
@@ -154,6 +179,21 @@ class HandleKeeper:
         self._task.put_many(records, [expiry.to_bytes(8, "big", signed=True)] * len(records))
         entries = [timer_key(key, Namespace.EXPIRY, expiry) for key in keys]
         self._task.put_many(entries, [b""] * len(entries))
+
+
+def _migrate(key: bytes, handle: State, migrations: Migrations) -> None:
+    """Through all layouts that came since this key was last written. A key without state needs none of it."""
+    exists = handle._exists()
+    for revision, migrate in migrations:
+        if handle._level < revision:
+            if exists:
+                migrate(key, handle)
+            handle._level = revision
+
+
+def _has_moved(handle: State) -> bool:
+    """Whether the level must be written: of a key that has no state to be mistaken for older state, it need not."""
+    return handle._level != handle._stored_level and handle._exists()
 
 
 def _pending(handle: State) -> Iterator[tuple[bytes, Any]]:

@@ -71,6 +71,7 @@ class Namespace(IntEnum):
     CLOCK_TIMER = 4
     EXPIRY = 5
     WRITTEN = 6
+    MIGRATED = 7
     WINDOW = 10
     SESSION_END = 11
     JOIN_LEFT = 20

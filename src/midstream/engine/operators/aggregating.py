@@ -43,6 +43,12 @@ class Aggregating:
         """The operator as errors name it."""
         return f"aggregate {self.operator.name!r}"
 
+    @property
+    def time(self) -> str:
+        """The column of event times; windows are over one."""
+        assert self.spec.time is not None, "windows are over a time"
+        return self.spec.time
+
     @cached_property
     def needed(self) -> list[str]:
         """The columns that are worth keeping of rows."""
@@ -53,6 +59,11 @@ class Aggregating:
     def key_schema(self) -> pa.Schema:
         """The key columns."""
         return pa.schema([self.takes.field(name) for name in self.spec.keys])
+
+    def times_of(self, batch: pa.RecordBatch) -> Integers:
+        """The event times of rows whose keys and times are all there."""
+        refuse_nulls(self.operator, batch, self.spec.keys, "a key")
+        return checked_times(self.operator, batch, self.time)
 
     def emitted(
         self, keys: pa.Array, totals: Totals, bounds: Sequence[Integers] = ()

@@ -28,13 +28,15 @@ class AtWork:
     """An operator in place in a task.
 
     ``entries`` holds one step per input of the operator. ``take_partials`` takes what senders have added up already, if
-    they may do so. ``finish`` is called once, behind the last row of the task:
+    they may do so. ``flush`` gives what follows from rows that were taken but had to wait; called before rows of
+    another revision come, and at the end. ``finish`` is called once, behind the last row of the task:
     what a keyed operator has to say at the end of an epoch (closed windows, fired timers, running totals).
     """
 
     entries: tuple[Step, ...]
     finish: Callable[[], Iterator[Mapping[str, pa.RecordBatch]]] | None = None
     take_partials: Step | None = None
+    flush: Callable[[], Iterator[Mapping[str, pa.RecordBatch]]] | None = None
 
 
 def call_on_rows(operator: Operator, function: Callable[[dict[str, Any]], Any], batch: pa.RecordBatch) -> list[Any]:

@@ -42,7 +42,8 @@ def join_at_work(
 ) -> AtWork:
     """A join in place: the first entry takes rows of the left stream, the second those of the right one."""
     work = _Join(operator, spec, takes, state, times)
-    return AtWork((partial(work.enter, work.left), partial(work.enter, work.right)), work.finish)
+    entries = (partial(work.enter, work.left), partial(work.enter, work.right))
+    return AtWork(entries, work.finish, flush=work.flush)
 
 
 class _Numbers(dict[bytes, int]):
@@ -129,10 +130,14 @@ class _Join:
             results[ONLY] = ready[0] if len(ready) == 1 else pa.concat_batches(ready)
         return results
 
-    def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
-        """Give the pairs that were too many at once, close what the watermark has passed, write the rest to state."""
+    def flush(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
+        """Give the pairs that were too many at once."""
         for pairs in chain.from_iterable(self._rest):
             yield {ONLY: pairs}
+        self._rest.clear()
+
+    def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
+        """Close what the watermark has passed, write the rest to state."""
         # Nothing is deleted before all scans are done: they are slow in the midst of changes.
         gone: list[bytes] = []
         for rows in self._closed(gone):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from midstream.data.times import EpochTimes
 from midstream.engine.failure import USER_ERRORS, failed, row_at
 from midstream.engine.operators.base import ONLY, AtWork
 from midstream.errors import SchemaError, StateError
+from midstream.flow.functions import label_of
 from midstream.flow.model import Form, Operator, Process
 from midstream.flow.schema import conform
 from midstream.ids import Revision
 from midstream.state.handle import State
-from midstream.state.keeper import HandleKeeper
+from midstream.state.keeper import HandleKeeper, Migrations
 from midstream.state.keys import KeyGroups, decode_key, group_keys
 from midstream.state.task import TaskState
 from midstream.state.values import ObjectCodec
@@ -28,25 +30,48 @@ TIMERS_AT_ONCE = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def process_at_work(
-    operator: Operator,
-    spec: Process,
-    function: Callable[..., Any],
-    takes: pa.Schema,
-    state: TaskState,
-    times: EpochTimes,
-    revision: Revision,
-) -> AtWork:
-    """A process in place."""
-    key_schema = pa.schema([takes.field(name) for name in spec.keys])
+def keeper_of(
+    operator: Operator, spec: Process, takes: pa.Schema, state: TaskState, times: EpochTimes, *, has_levels: bool
+) -> HandleKeeper:
+    """The handles of a process in a task; all revisions of its function share them."""
+    key_schema = _key_schema(spec, takes)
 
     def show(stored: bytes) -> object:
         return _plain(decode_key(stored, key_schema))
 
     what = f"process {operator.name!r}"
-    keeper = HandleKeeper(what, state, ObjectCodec(what, show), revision=revision, times=times, ttl_us=spec.ttl_us)
-    work = _Process(operator, spec, function, key_schema, keeper)
+    codec = ObjectCodec(what, show)
+    return HandleKeeper(what, state, codec, times=times, ttl_us=spec.ttl_us, has_levels=has_levels)
+
+
+def process_at_work(
+    operator: Operator,
+    spec: Process,
+    function: Callable[..., Any],
+    takes: pa.Schema,
+    keeper: HandleKeeper,
+    revision: Revision,
+    migrations: Sequence[tuple[Revision, Callable[[Any, State], None]]] = (),
+) -> AtWork:
+    """A process in place."""
+    key_schema = _key_schema(spec, takes)
+    steps = [(number, partial(_migrate, operator, key_schema, function)) for number, function in migrations]
+    work = _Process(operator, spec, function, key_schema, keeper, revision, steps)
     return AtWork((work.rows if spec.form is Form.ROWS else work.batches,), work.finish)
+
+
+def _key_schema(spec: Process, takes: pa.Schema) -> pa.Schema:
+    return pa.schema([takes.field(name) for name in spec.keys])
+
+
+def _migrate(
+    operator: Operator, key_schema: pa.Schema, function: Callable[[Any, State], None], stored: bytes, state: State
+) -> None:
+    key = _plain(decode_key(stored, key_schema))
+    try:
+        function(key, state)
+    except USER_ERRORS as error:
+        raise failed(operator.name, error, {"key": key, "migrate": label_of(function)}) from error
 
 
 class _Process:
@@ -57,12 +82,16 @@ class _Process:
         function: Callable[..., Any],
         key_schema: pa.Schema,
         keeper: HandleKeeper,
+        revision: Revision,
+        migrations: Migrations,
     ) -> None:
         self._operator = operator
         self._spec = spec
         self._function = function
         self._key_schema = key_schema
         self._keeper = keeper
+        self._revision = revision
+        self._migrations = migrations
         self._what = keeper.what
 
     def rows(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
@@ -114,7 +143,7 @@ class _Process:
         if self._spec.has_timers:
             yield from self._fire()
         try:
-            self._keeper.write()
+            self._keeper.write(self._revision)
         except StateError as error:
             raise failed(self._operator.name, error, None) from error
 
@@ -124,7 +153,7 @@ class _Process:
             key = _plain(decode_key(stored, self._key_schema))
             when = _EPOCH + timedelta(microseconds=time)
             try:
-                [state] = self._keeper.handles([stored])
+                [state] = self._keeper.handles([stored], self._migrations)
                 result = self._function.on_timer(key, when, state)  # type: ignore[attr-defined]
                 if result is not None:
                     results += [result] if isinstance(result, dict) else self._several(result)
@@ -162,7 +191,7 @@ class _Process:
 
     def _states(self, groups: KeyGroups) -> list[State]:
         try:
-            return self._keeper.handles(groups.keys)
+            return self._keeper.handles(groups.keys, self._migrations)
         except StateError as error:
             raise failed(self._operator.name, error, None) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from midstream.data.times import EpochTimes
@@ -16,7 +16,7 @@ from midstream.engine.operators.join import join_at_work
 from midstream.engine.operators.lookup import lookup_step
 from midstream.engine.operators.map import map_step
 from midstream.engine.operators.passing import pass_on
-from midstream.engine.operators.process import process_at_work
+from midstream.engine.operators.process import keeper_of, process_at_work
 from midstream.engine.operators.route import route_step
 from midstream.engine.program import StageProgram
 from midstream.engine.resources import Resources
@@ -37,22 +37,38 @@ from midstream.flow.model import (
     Union,
 )
 from midstream.ids import Revision
+from midstream.state.keeper import HandleKeeper
 from midstream.state.task import TaskState
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a task has to put its operators together from."""
+    """What a task has to put its operators together from.
+
+    ``keepers`` holds what has been put together of processes; revisions of one share it.
+    """
 
     program: StageProgram
     resources: Resources
     states: Mapping[str, TaskState]
     times: EpochTimes
     revision: Revision
+    keepers: dict[str, HandleKeeper] = field(default_factory=dict)
+
+    def under(self, program: StageProgram, revision: Revision) -> Parts:
+        """The same task, another revision."""
+        return replace(self, program=program, revision=revision)
 
     def function(self, operator: Operator) -> Callable[..., Any]:
         """The user's function of an operator, opened."""
         return self.resources.function(self.program.blobs[operator.name], operator.name)
+
+    def migrations(self, operator: Operator) -> list[tuple[Revision, Callable[..., Any]]]:
+        """The functions that bring an operator's state up to date."""
+        return [
+            (each.revision, self.resources.function(each.function, operator.name))
+            for each in self.program.migrations.get(operator.name, ())
+        ]
 
 
 def at_work(operator: Operator, parts: Parts) -> AtWork:
@@ -60,14 +76,20 @@ def at_work(operator: Operator, parts: Parts) -> AtWork:
     takes = parts.program.inputs[operator.name]
     match operator.spec:
         case Process() as spec:
+            migrations = parts.migrations(operator)
+            if operator.name not in parts.keepers:
+                state = parts.states[operator.name]
+                parts.keepers[operator.name] = keeper_of(
+                    operator, spec, takes[0], state, parts.times, has_levels=bool(migrations)
+                )
             return process_at_work(
                 operator,
                 spec,
                 parts.function(operator),
                 takes[0],
-                parts.states[operator.name],
-                parts.times,
+                parts.keepers[operator.name],
                 parts.revision,
+                migrations,
             )
         case Aggregate() as spec:
             return aggregate_at_work(operator, spec, takes[0], parts.states[operator.name], parts.times)

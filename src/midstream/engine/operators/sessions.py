@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from midstream.engine.accumulators.runs import Integers, Runs, order_by
 from midstream.engine.blocks import Blocks
-from midstream.engine.operators.aggregating import Aggregating, checked_times, found_keys, refuse_nulls
+from midstream.engine.operators.aggregating import Aggregating, found_keys
 from midstream.engine.operators.windows import ended_by
 from midstream.engine.partials import (
     Partials,
@@ -62,14 +62,11 @@ class Sessions:
         self._blocks = Blocks(self._add)
         self._old: list[tuple[pa.RecordBatch, Integers]] = []
         self._rows = 0
-        assert common.spec.time is not None, "windows are over a time"
-        self._time = common.spec.time
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Count a slice in. Nothing is emitted yet: what is late shows at the end of the epoch."""
         common = self._common
-        refuse_nulls(common.operator, batch, common.spec.keys, "a key")
-        times = checked_times(common.operator, batch, self._time)
+        times = common.times_of(batch)
         numbers = np.arange(self._rows, self._rows + batch.num_rows)
         self._rows += batch.num_rows
         limit = common.times.late_before
@@ -111,7 +108,7 @@ class Sessions:
         """The sessions that some rows make among themselves, and which rows are in each."""
         common = self._common
         keys = found_keys(common.operator, rows, common.spec.keys, common.what)
-        times: Integers = rows.column(self._time).view(pa.int64()).to_numpy()
+        times: Integers = rows.column(common.time).view(pa.int64()).to_numpy()
         order = np.argsort(times, kind="stable")
         order = order[order_by(keys.group_of_row[order], len(keys.stored))]
         code, time = keys.group_of_row[order], times[order]

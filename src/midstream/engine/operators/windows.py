@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from midstream.engine.accumulators.runs import Integers, Runs, runs_of
 from midstream.engine.accumulators.totals import Totals
 from midstream.engine.blocks import Blocks
-from midstream.engine.operators.aggregating import Aggregating, checked_times, found_keys, refuse_nulls
+from midstream.engine.operators.aggregating import Aggregating, found_keys
 from midstream.engine.partials import Partials, Tally, by_key_and_time, codes_of, with_times
 from midstream.flow.model import LATE
 from midstream.flow.windows import Sliding, Tumbling
@@ -39,14 +39,11 @@ class Windows:
         self._tally = Tally(common.totals, by_key_and_time(common.totals))
         self._blocks = Blocks(self._add)
         self._rows = 0
-        assert common.spec.time is not None, "windows are over a time"
-        self._time = common.spec.time
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Count a slice in. Rows that are late for all their windows are emitted as they are."""
         common = self._common
-        refuse_nulls(common.operator, batch, common.spec.keys, "a key")
-        times = checked_times(common.operator, batch, self._time)
+        times = common.times_of(batch)
         late = self._late(times)
         emitted = {}
         if late is not None:
@@ -90,7 +87,7 @@ class Windows:
     def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
         common = self._common
         keys = found_keys(common.operator, rows, common.spec.keys, common.what)
-        panes = self._pane(rows.column(self._time).view(pa.int64()).to_numpy())
+        panes = self._pane(rows.column(common.time).view(pa.int64()).to_numpy())
         runs = runs_of(*with_times(keys.group_of_row, len(keys.stored), panes))
         firsts = runs.order[runs.starts]
         stored = keys.stored.take(pa.array(keys.group_of_row[firsts]))

@@ -1,0 +1,1 @@
+"""Changes of a running job: prepared, enacted, tried, kept on record; what both runtimes share of them."""

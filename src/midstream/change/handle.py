@@ -1,0 +1,139 @@
+"""What a user holds of a change that was requested: where it is, and how it ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from midstream.change.prepare import Prepared
+from midstream.change.records import ChangeEvent, ChangeRecord, Outcome
+from midstream.errors import ChangeFailed
+from midstream.ids import Epoch, Revision
+from midstream.planner.change import ChangePlan
+
+__all__ = ["Change"]
+
+
+class Change:
+    """A change of a job, on its way or ended. Made by :meth:`midstream.runtime.job.Job.update`.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        record: ChangeRecord,
+        stopwatch: Callable[[], float],
+        time_limit_s: float | None = None,
+    ) -> None:
+        self.prepared = prepared
+        self.time_limit_s = time_limit_s
+        self._record = record
+        self._stopwatch = stopwatch
+        self._began = stopwatch()
+        self._is_over = False
+        self._moved = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"Change(revision {self.revision}, {', '.join(self._record.operators)}: {self.outcome})"
+
+    @property
+    def revision(self) -> Revision:
+        """The number of the configuration that it leads to."""
+        return self._record.revision
+
+    @property
+    def plan(self) -> ChangePlan:
+        """What changes together, and where it begins."""
+        return self.prepared.plan
+
+    @property
+    def record(self) -> ChangeRecord:
+        """All that is known of it so far, as it is kept in the history."""
+        return self._record
+
+    @property
+    def outcome(self) -> Outcome:
+        """Pending, applied, rolled back or refused."""
+        return self._record.outcome
+
+    @property
+    def delay_ms(self) -> float | None:
+        """The time from the request until it was in effect; None if it is not yet."""
+        return self._record.delay_ms
+
+    @property
+    def events(self) -> tuple[ChangeEvent, ...]:
+        """What happened, task by task."""
+        return self._record.events
+
+    @property
+    def error(self) -> str | None:
+        """Why it was rolled back or refused."""
+        return self._record.error
+
+    def wait(self, timeout: float | None = None) -> Outcome:
+        """Wait until the outcome is known; it is still pending if the time is up or the job ended before.
+
+        Applied means that an epoch has run wholly under it and is committed. Does not raise when the change failed:
+        see :attr:`outcome` and :attr:`error`, or use :meth:`require`.
+        """
+        with self._moved:
+            self._moved.wait_for(lambda: self._is_over, timeout)
+        return self.outcome
+
+    def wait_effect(self, timeout: float | None = None) -> float | None:
+        """Wait until it is in effect in every task, or has failed; gives :attr:`delay_ms`."""
+        with self._moved:
+            self._moved.wait_for(lambda: self.delay_ms is not None or self._is_over, timeout)
+        return self.delay_ms
+
+    def require(self, timeout: float | None = None) -> Change:
+        """Wait until it is applied; raises :class:`~midstream.errors.ChangeFailed` if it is not."""
+        if self.wait(timeout) is not Outcome.APPLIED:
+            raise ChangeFailed(
+                f"the change to revision {self.revision} ({', '.join(self._record.operators)}) is {self.outcome}"
+                + (f": {self.error}" if self.error else ""),
+                outcome=str(self.outcome),
+                revision=self.revision,
+            )
+        return self
+
+    # ── what the job tells it ─────────────────────────────────────────────────────────────────────────────────────
+
+    def note(self, what: str, task: str | None = None, operators: tuple[str, ...] = (), *, in_effect: bool) -> None:
+        """Something happened."""
+        at_ms = 1000 * (self._stopwatch() - self._began)
+        events = (*self._record.events, ChangeEvent(round(at_ms, 3), what, task, operators))
+        fields: dict[str, object] = {"events": events}
+        if in_effect and self._record.delay_ms is None:
+            fields["delay_ms"] = round(at_ms, 3)
+        self._set(**fields)
+
+    def took_effect_in(self, epoch: Epoch) -> None:
+        """The first epoch in which it has an effect."""
+        if self._record.epoch is None:
+            self._set(epoch=epoch)
+
+    def replan(self, prepared: Prepared) -> ChangeRecord:
+        """It was prepared anew, because what it waited for came out otherwise; gives the record."""
+        self.prepared = prepared
+        self._set(revision=prepared.after.revision, updates=prepared.updates, plan=prepared.describe())
+        return self._record
+
+    def final(self, outcome: Outcome, error: str | None = None) -> ChangeRecord:
+        """The record as it will be when it has ended like this."""
+        return msgspec.structs.replace(self._record, outcome=outcome, error=error)
+
+    def end(self, outcome: Outcome, error: str | None = None) -> None:
+        """It has ended. Whoever waits may look at the history next, so it must be on record by now."""
+        self._is_over = True
+        self._set(outcome=outcome, error=error)
+
+    def _set(self, **fields: object) -> None:
+        with self._moved:
+            self._record = msgspec.structs.replace(self._record, **fields)
+            self._moved.notify_all()

@@ -1,0 +1,223 @@
+"""From updates to a change that can be enacted: all that can be wrong is found here, before anything is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from midstream.change.configuration import Configuration, configured
+from midstream.change.records import NOT_STORED, UpdateRecord
+from midstream.control.messages import ChangeBegun
+from midstream.data.blobs import BlobStore
+from midstream.engine.packing import lookup_table
+from midstream.engine.program import Migration
+from midstream.engine.resources import table_to_blob
+from midstream.errors import FlowError, FunctionError, SchemaError
+from midstream.flow.functions import Blob, label_of, pack
+from midstream.flow.model import Aggregate, Distinct, Graph, Join, Lookup, Operator, Sink, Transform
+from midstream.flow.schema import to_ddl
+from midstream.flow.updates import Update, revise
+from midstream.ids import Digest, Revision, StageIndex
+from midstream.planner.change import ChangePlan, Scheduler, plan_change
+from midstream.planner.stages import Plan
+
+__all__ = ["Prepared", "prepare", "scheduler_of"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A change that fits the job, and whose functions are stored.
+
+    ``waits_for`` says why it takes effect from the next epoch although its plan would not need to wait.
+    """
+
+    before: Configuration
+    after: Configuration
+    plan: ChangePlan
+    updates: tuple[UpdateRecord, ...]
+    waits_for: str | None = None
+
+    @property
+    def from_next_epoch(self) -> bool:
+        """Whether the running epoch is finished without the change."""
+        return self.plan.from_next_epoch or self.waits_for is not None
+
+    @property
+    def begun(self) -> ChangeBegun:
+        """What the coordinator is told."""
+        stages = stage_of(self.after.plan)
+        followers = [
+            name
+            for component in self.plan.components
+            for name in component.updated
+            if any(stages[head] != stages[name] for head in component.heads)
+        ]
+        return ChangeBegun(
+            revision=self.after.revision,
+            programs=self.after.programs,
+            heads=_by_stage(stages, [name for component in self.plan.components for name in component.heads]),
+            followers=_by_stage(stages, followers),
+            has_side_entrance=self._has_side_entrance(),
+        )
+
+    def _has_side_entrance(self) -> bool:
+        graph = self.after.graph
+        return any(
+            (port.operator, name) not in component.edges
+            for component in self.plan.components
+            for name in component.updated
+            if name not in component.heads
+            for port in graph[name].inputs
+        )
+
+    def describe(self) -> str:
+        """The plan, and what else there is to know before it is enacted."""
+        text = self.plan.describe()
+        return text if self.waits_for is None else f"{text}\n  but waits for the next epoch: {self.waits_for}"
+
+
+def scheduler_of(name: str | Scheduler) -> Scheduler:
+    """A scheduler by its name."""
+    if name not in list(Scheduler):
+        raise FlowError(f"scheduler {name!r} is not known; allowed: {', '.join(Scheduler)}")
+    return Scheduler(name)
+
+
+def prepare(
+    current: Configuration,
+    updates: Sequence[Update],
+    store: BlobStore,
+    *,
+    revision: Revision,
+    scheduler: Scheduler = Scheduler.FRIES,
+    stored: Mapping[str, Digest] | None = None,
+    migrates: Mapping[str, Digest] | None = None,
+) -> Prepared:
+    """Check a change against what the job runs, and store its functions.
+
+    ``stored`` and ``migrates`` are functions and migrations that are in the store already, by operator. Raises
+    :class:`FlowError` and stores nothing when the change does not fit.
+    """
+    graph = revise(current.graph, updates)
+    plan = plan_change(graph, [update.operator for update in updates], scheduler)
+    _check_contracts(current.graph, plan)
+    waits_for = _state_that_waits(current.graph, graph)
+    if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
+        _check_outlets(current.graph, graph)
+    blobs, steps = _packed(graph, updates, stored or {}, migrates or {})
+    digests = {**current.blobs, **{name: _kept(store, blob) for name, blob in blobs.items()}}
+    migrations = {
+        **current.migrations,
+        **{
+            name: (*current.migrations.get(name, ()), Migration(revision, _kept(store, blob)))
+            for name, blob in steps.items()
+        },
+    }
+    after = configured(graph, store, revision, current.partitions, digests, migrations)
+    records = tuple(
+        UpdateRecord(
+            operator=update.operator,
+            label=_label(update.function),
+            function=digests.get(update.operator, NOT_STORED),
+            source=_source(update.function),
+            before=current.blobs.get(update.operator, NOT_STORED),
+            returns=to_ddl(graph[update.operator].schema),
+            returned=to_ddl(current.graph[update.operator].schema),
+            migrate=_newest(migrations, update.operator) if update.migrate is not None else None,
+        )
+        for update in updates
+    )
+    return Prepared(current, after, plan, records, waits_for)
+
+
+def _check_contracts(graph: Graph, plan: ChangePlan) -> None:
+    """A transform runs on the driver, in the epoch's own plan."""
+    if plan.scheduler in (Scheduler.NAIVE, Scheduler.MULTIVERSION):
+        for name in plan.updated:
+            if isinstance(graph[name].spec, Transform):
+                raise FlowError(
+                    f"transform {name!r} cannot be changed by the scheduler {plan.scheduler}: Catalyst runs it, once "
+                    f"for each epoch. Use scheduler='fries' or 'epoch'"
+                )
+
+
+def _state_that_waits(before: Graph, after: Graph) -> str | None:
+    """Built-in operators with state have one layout of rows in an epoch."""
+    for op in before:
+        if isinstance(op.spec, Aggregate | Distinct | Join) and _takes(before, op) != _takes(after, after[op.name]):
+            return f"{op.kind} {op.name!r} gets other columns, and can have only one kind of rows in an epoch"
+    return None
+
+
+def _check_outlets(before: Graph, after: Graph) -> None:
+    """What Spark itself reads has one schema in an epoch: its plan is made when the epoch begins."""
+    for op in before:
+        if isinstance(op.spec, Sink | Transform) and _takes(before, op) != _takes(after, after[op.name]):
+            [found] = _takes(after, after[op.name])
+            raise SchemaError(
+                f"the change gives {op.kind} {op.name!r} other columns, ({to_ddl(found)}), in the midst of an epoch; "
+                f"use scheduler='epoch' or 'replay', so that every epoch has rows of one kind"
+            )
+
+
+def _takes(graph: Graph, op: Operator) -> list[Any]:
+    return [graph.schema_of(port) for port in op.inputs]
+
+
+def _packed(
+    graph: Graph, updates: Sequence[Update], stored: Mapping[str, Digest], migrates: Mapping[str, Digest]
+) -> tuple[dict[str, Blob | Digest], dict[str, Blob | Digest]]:
+    """The functions or tables of updates, and their migrations, ready to store or (by digest) stored already."""
+    blobs: dict[str, Blob | Digest] = {}
+    steps: dict[str, Blob | Digest] = {}
+    for update in updates:
+        name, spec = update.operator, graph[update.operator].spec
+        if name in stored:
+            blobs[name] = stored[name]
+        elif isinstance(spec, Transform):
+            # It runs on the driver and may hold DataFrames, which cannot be stored. Then a restart goes by the script.
+            with contextlib.suppress(FunctionError):
+                blobs[name] = pack(update.function, name)
+        elif isinstance(spec, Lookup):
+            blobs[name] = table_to_blob(lookup_table(name, spec, graph.payloads[name]))
+        else:
+            blobs[name] = pack(update.function, name)
+        if update.migrate is not None:
+            steps[name] = migrates.get(name) or pack(update.migrate, name)
+    return blobs, steps
+
+
+def _kept(store: BlobStore, blob: Blob | Digest) -> Digest:
+    return store.put(blob) if isinstance(blob, Blob) else blob
+
+
+def _newest(migrations: Mapping[str, tuple[Migration, ...]], operator: str) -> Digest:
+    return migrations[operator][-1].function
+
+
+def _label(function: Any) -> str:
+    return label_of(function) if callable(function) else f"a table of {len(function)} rows"
+
+
+def _source(function: Any) -> str:
+    """The function's own text, as far as it can be found; for people who read the history."""
+    subject = function if inspect.isroutine(function) else type(function)
+    with contextlib.suppress(OSError, TypeError):
+        return inspect.getsource(subject)
+    return ""
+
+
+def stage_of(plan: Plan) -> dict[str, StageIndex]:
+    """The stage that hosts each operator."""
+    return {name: stage.index for stage in plan.stages for name in stage.operators}
+
+
+def _by_stage(stages: Mapping[str, StageIndex], names: Sequence[str]) -> dict[StageIndex, tuple[str, ...]]:
+    found: dict[StageIndex, list[str]] = defaultdict(list)
+    for name in names:
+        found[stages[name]].append(name)
+    return {stage: tuple(those) for stage, those in sorted(found.items())}

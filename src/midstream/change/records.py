@@ -1,0 +1,108 @@
+"""The record of a change: who, when, what, how it was planned, and how it ended. Kept in the checkpoint."""
+
+from __future__ import annotations
+
+import enum
+import getpass
+import os
+import socket
+from datetime import UTC, datetime
+
+import msgspec
+
+from midstream.ids import Digest, Epoch, Revision
+
+__all__ = ["NOT_STORED", "ChangeEvent", "ChangeRecord", "Outcome", "UpdateRecord", "whoami"]
+
+
+NOT_STORED = Digest("")
+"""Stands for a function that could not be stored, as that of a transform which holds a DataFrame."""
+
+
+def whoami() -> str:
+    """The user of this process and the machine, for the history."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+class Outcome(enum.StrEnum):
+    """How a change ended, or that it has not yet."""
+
+    PENDING = "pending"
+    """Waits for a change before it, or for rows to meet it."""
+    APPLIED = "applied"
+    """An epoch has run wholly under it and is committed."""
+    ROLLED_BACK = "rolled back"
+    """It failed; the epoch was run again as if it had not been."""
+    REFUSED = "refused"
+    """It was never sent to a task."""
+
+
+class UpdateRecord(msgspec.Struct, frozen=True):
+    """What was done to one operator. Functions are in the blob store, by digest.
+
+    ``before`` and ``returned`` are its function and columns until then: what a revert goes back to.
+    """
+
+    operator: str
+    label: str
+    function: Digest
+    source: str
+    before: Digest
+    returns: str | None = None
+    returned: str | None = None
+    migrate: Digest | None = None
+
+
+class ChangeEvent(msgspec.Struct, frozen=True):
+    """What happened in one task (``task``), or on the driver, so many milliseconds after the request."""
+
+    at_ms: float
+    what: str
+    task: str | None = None
+    operators: tuple[str, ...] = ()
+
+
+class ChangeRecord(msgspec.Struct, frozen=True):
+    """One change of a job.
+
+    ``delay_ms`` is the time from the request, its functions checked and stored (which took ``preparation_ms``), until
+    no row met an updated operator as it was before. ``epoch`` is the first with an effect of it.
+    """
+
+    number: int
+    revision: Revision
+    requested_at: float
+    by: str
+    scheduler: str
+    updates: tuple[UpdateRecord, ...]
+    plan: str
+    outcome: Outcome = Outcome.PENDING
+    preparation_ms: float = 0.0
+    delay_ms: float | None = None
+    epoch: Epoch | None = None
+    events: tuple[ChangeEvent, ...] = ()
+    error: str | None = None
+    note: str | None = None
+    drops: bool = False
+    """It took all earlier changes back: the job was started by its script alone."""
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The updated operators."""
+        return tuple(update.operator for update in self.updates)
+
+    def __str__(self) -> str:
+        """A line for people.
+
+        >>> print(ChangeRecord(1, Revision(2), 0.0, "ann@host", "fries", (), "", Outcome.APPLIED, delay_ms=3.21))
+        1970-01-01 00:00:00  revision 2  by ann@host  : applied, in effect after 3.2 ms
+        """
+        when = datetime.fromtimestamp(self.requested_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        delay = "" if self.delay_ms is None else f", in effect after {self.delay_ms:.1f} ms"
+        error = "" if self.error is None else f": {self.error.splitlines()[0]}"
+        what = ", ".join(self.operators)
+        return f"{when}  revision {self.revision}  by {self.by}  {what}: {self.outcome}{delay}{error}"

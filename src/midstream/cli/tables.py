@@ -1,0 +1,102 @@
+"""How served jobs and their changes look on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from midstream.change.records import ChangeRecord, Outcome
+from midstream.cli.served import SHORT
+from midstream.server.messages import JobState
+from midstream.server.registry import Entry
+
+__all__ = ["history_table", "jobs_table", "outcome_of", "print_state"]
+
+_STYLES = {Outcome.APPLIED: "green", Outcome.ROLLED_BACK: "bold red", Outcome.REFUSED: "red", Outcome.PENDING: "yellow"}
+
+
+def jobs_table(jobs: Sequence[tuple[Entry, JobState | None]]) -> Table:
+    """All served jobs; those that do not answer are shown as such."""
+    table = _table("name", "id", "pid", "revision", "status", "url")
+    for entry, state in jobs:
+        revision, status = ("", "no answer") if state is None else (str(state.revision), state.status)
+        cells = (entry.name, entry.job[:SHORT], str(entry.pid), revision, status, entry.url)
+        table.add_row(*map(Text, cells))  # Text, because a name may look like markup
+    return table
+
+
+def print_state(entry: Entry, state: JobState, console: Console) -> None:
+    """One job: a few lines, and its recent epochs."""
+    lines = [
+        f"{state.name}  {state.status}  revision {state.revision}",
+        f"id {state.id}  pid {entry.pid}  {entry.url}",
+        f"checkpoint {entry.checkpoint}",
+        f"{state.epochs:,} epochs  {state.rows_in:,} rows in  {state.rows_out:,} out since this start",
+    ]
+    if state.on_trial is not None:
+        lines.append(f"on trial: {outcome_of(state.on_trial)}")
+    if state.error is not None:
+        lines.append(f"failed: {state.error}")
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    if state.progress:
+        table = _table("epoch", "revision", "rows in", "rows out", "ms", "rows/s", justify="right")
+        for epoch in state.progress:
+            table.add_row(
+                str(epoch.epoch),
+                str(epoch.revision),
+                f"{epoch.rows_in:,}",
+                f"{epoch.rows_out:,}",
+                f"{epoch.duration_ms:,.0f}",
+                f"{epoch.rows_per_s:,.0f}",
+            )
+        console.print(table)
+
+
+def history_table(records: Sequence[ChangeRecord]) -> Table:
+    """All changes of a job, one or more lines for each."""
+    table = _table("when", "revision", "by", "operators", "scheduler", "outcome", "after ms", "remarks")
+    for record in records:
+        # A refused change has no updates on record; its plan says what was wanted.
+        operators = ", ".join(record.operators) or record.plan
+        delay = "" if record.delay_ms is None else f"{record.delay_ms:,.1f}"
+        remarks = [text for text in (record.note, _first_line(record.error)) if text]
+        table.add_row(
+            datetime.fromtimestamp(record.requested_at).strftime("%Y-%m-%d %H:%M:%S"),
+            str(record.revision),
+            Text(record.by),
+            Text(operators),
+            record.scheduler,
+            Text(str(record.outcome), _STYLES[record.outcome]),
+            delay,
+            Text("; ".join(remarks)),
+        )
+    return table
+
+
+def outcome_of(record: ChangeRecord) -> str:
+    """How a change went, for people.
+
+    >>> from midstream.ids import Revision
+    >>> outcome_of(ChangeRecord(1, Revision(2), 0.0, "ann@host", "fries", (), "", Outcome.APPLIED, delay_ms=3.21))
+    'revision 2 (): applied, in effect after 3.2 ms'
+    """
+    text = f"revision {record.revision} ({', '.join(record.operators)}): {record.outcome}"
+    if record.delay_ms is not None:
+        text += f", in effect after {record.delay_ms:,.1f} ms"
+    return text if record.error is None else f"{text}: {record.error}"
+
+
+def _first_line(text: str | None) -> str:
+    return text.splitlines()[0] if text else ""
+
+
+def _table(*titles: str, justify: str = "left") -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in titles:
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    return table

@@ -1,0 +1,288 @@
+"""The HTTP interface of one job: what can be asked of it, and how errors are told.
+
+Calls into the job may take their time (functions are stored, a lock is waited for), so they run in threads and never
+in the loop that answers others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from midstream.change.explaining import Explanation
+from midstream.change.handle import Change
+from midstream.change.records import ChangeRecord
+from midstream.errors import MidstreamError
+from midstream.flow.model import Graph
+from midstream.flow.render import render
+from midstream.flow.updates import Update
+from midstream.ids import Revision
+from midstream.metrics import EpochProgress, JobMetrics
+from midstream.server.guard import Guard, failure
+from midstream.server.messages import ChangeRequest, Explained, JobState, RevertRequest, Welcome
+from midstream.server.openapi import description
+from midstream.version import __version__
+
+__all__ = ["BODY_LIMIT", "ServedJob", "application"]
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+_log = logging.getLogger("midstream")
+
+BODY_LIMIT = 256 * 1024 * 1024
+"""Bytes of a request; a model or a table as large as this should lie in a file that the function opens."""
+
+RECENT = 10
+KEPT_CHANGES = 100
+LONGEST_WAIT_S = 30.0
+MEDIA_TYPES = {"text": "text/plain; charset=utf-8", "mermaid": "text/plain; charset=utf-8", "svg": "image/svg+xml"}
+
+
+class ServedJob(Protocol):
+    """What the interface uses of a job; :class:`midstream.runtime.job.Job` has all of it."""
+
+    @property
+    def name(self) -> str:
+        """The flow's name."""
+
+    @property
+    def id(self) -> str:
+        """The job's identity."""
+
+    @property
+    def graph(self) -> Graph:
+        """The flow that runs."""
+
+    @property
+    def revision(self) -> Revision:
+        """The number of its configuration."""
+
+    @property
+    def status(self) -> Any:
+        """Where it is in its life."""
+
+    @property
+    def progress(self) -> Sequence[EpochProgress]:
+        """Recent epochs, newest last."""
+
+    @property
+    def metrics(self) -> JobMetrics:
+        """Totals since its start."""
+
+    @property
+    def on_trial(self) -> Change | None:
+        """The change that can still be rolled back."""
+
+    @property
+    def exception(self) -> MidstreamError | None:
+        """Why it failed."""
+
+    def update(
+        self,
+        *updates: Update,
+        scheduler: str = "fries",
+        time_limit: str | None = None,
+        by: str | None = None,
+        note: str | None = None,
+    ) -> Change:
+        """Change it."""
+
+    def explain(self, *updates: Update, scheduler: str = "fries") -> Explanation:
+        """Say what a change would do."""
+
+    def history(self) -> list[ChangeRecord]:
+        """All its changes."""
+
+    def revert(
+        self,
+        revision: int,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+        by: str | None = None,
+    ) -> Change:
+        """Go back."""
+
+
+def application(job: ServedJob, token: str, *, body_limit: int = BODY_LIMIT) -> ASGIApp:
+    """The interface of a job, for those who have the token."""
+    return Guard(routes_of(job, body_limit), token)
+
+
+def routes_of(job: ServedJob, body_limit: int = BODY_LIMIT) -> Starlette:
+    """The interface without its guard."""
+    endpoints = _Endpoints(job, body_limit)
+    routes = [
+        _route("/", "GET", endpoints.welcome),
+        _route("/openapi.json", "GET", endpoints.openapi),
+        _route("/status", "GET", endpoints.status),
+        _route("/graph", "GET", endpoints.graph),
+        _route("/explain", "POST", endpoints.explain),
+        _route("/update", "POST", endpoints.update),
+        _route("/history", "GET", endpoints.history),
+        _route("/history/{number}", "GET", endpoints.change),
+        _route("/revert", "POST", endpoints.revert),
+    ]
+    handlers: Mapping[Any, Any] = {HTTPException: _told}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Endpoints:
+    def __init__(self, job: ServedJob, body_limit: int) -> None:
+        self._job = job
+        self._body_limit = body_limit
+        self._changes: OrderedDict[int, Change] = OrderedDict()
+
+    async def welcome(self, request: Request) -> Response:
+        return _json(Welcome(__version__, self._job.name, self._job.id))
+
+    async def openapi(self, request: Request) -> Response:
+        return _json(description())
+
+    async def status(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(state_of, self._job))
+
+    async def graph(self, request: Request) -> Response:
+        style: Any = request.query_params.get("format", "text")
+        drawn = await run_in_threadpool(render, self._job.graph, style)
+        return Response(drawn, media_type=MEDIA_TYPES[style])
+
+    async def explain(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._explain, await self._read(request, ChangeRequest)))
+
+    async def update(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._update, await self._read(request, ChangeRequest)))
+
+    async def revert(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._revert, await self._read(request, RevertRequest)))
+
+    async def history(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._job.history))
+
+    async def change(self, request: Request) -> Response:
+        number, wait_s = _number(request.path_params["number"]), _seconds(request.query_params.get("wait_s", "0"))
+        return _json(await run_in_threadpool(self._change, number, wait_s))
+
+    def _explain(self, wanted: ChangeRequest) -> Explained:
+        explanation = self._job.explain(*wanted.unpacked(), scheduler=wanted.scheduler)
+        return Explained(str(explanation), explanation.to_svg(), *explanation.expected_wait_ms)
+
+    def _update(self, wanted: ChangeRequest) -> ChangeRecord:
+        change = self._job.update(
+            *wanted.unpacked(),
+            scheduler=wanted.scheduler,
+            time_limit=wanted.time_limit,
+            by=wanted.by,
+            note=wanted.note,
+        )
+        return self._kept(change)
+
+    def _revert(self, wanted: RevertRequest) -> ChangeRecord:
+        change = self._job.revert(wanted.revision, migrate=wanted.unpacked(), scheduler=wanted.scheduler, by=wanted.by)
+        return self._kept(change)
+
+    def _kept(self, change: Change) -> ChangeRecord:
+        """Remember the handle, so that clients can wait for the outcome."""
+        self._changes[change.record.number] = change
+        if len(self._changes) > KEPT_CHANGES:
+            self._changes.popitem(last=False)
+        return change.record
+
+    def _change(self, number: int, wait_s: float) -> ChangeRecord:
+        if (change := self._changes.get(number)) is not None:
+            change.wait(wait_s)
+            return change.record
+        records = self._job.history()
+        for record in records:
+            if record.number == number:
+                return record
+        raise HTTPException(404, f"there is no change {number}; the job has had {len(records)}")
+
+    async def _read(self, request: Request, kind: type[T]) -> T:
+        too_large = HTTPException(413, f"a request may have {self._body_limit:,} bytes", {"connection": "close"})
+        announced = request.headers.get("content-length", "0")
+        if not announced.isdigit() or int(announced) > self._body_limit:
+            raise too_large
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self._body_limit:
+                raise too_large
+        try:
+            return await run_in_threadpool(partial(msgspec.json.decode, bytes(body), type=kind))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise HTTPException(400, f"the body is no {kind.__name__} in JSON: {error}") from error
+
+
+def state_of(job: ServedJob) -> JobState:
+    """Where a job is."""
+    metrics, change, exception = job.metrics, job.on_trial, job.exception
+    return JobState(
+        name=job.name,
+        id=job.id,
+        status=str(job.status),
+        revision=job.revision,
+        epochs=metrics.epochs,
+        rows_in=metrics.rows_in,
+        rows_out=metrics.rows_out,
+        busy_ms=metrics.busy_ms,
+        progress=tuple(job.progress)[-RECENT:],
+        on_trial=None if change is None else change.record,
+        error=None if exception is None else str(exception),
+    )
+
+
+def _route(path: str, method: str, handler: Handler) -> Route:
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except MidstreamError as error:
+            return failure(422, type(error).__name__, str(error))
+        except HTTPException:
+            raise
+        except Exception as error:  # a bug of ours: the client learns that there is one, the job's log which
+            _log.exception("%s %s of a served job failed", request.method, path)
+            return failure(500, "InternalError", f"{type(error).__name__}; the log of the job's process says more")
+
+    return Route(path, answer, methods=[method], name=path)
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise HTTPException(404, f"{text!r:.40} is not the number of a change")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = -1.0
+    if not 0.0 <= wait_s <= LONGEST_WAIT_S:
+        raise HTTPException(400, f"wait_s={text!r:.40} is not a number of seconds from 0 to {LONGEST_WAIT_S:g}")
+    return wait_s
+
+
+async def _told(request: Request, error: HTTPException) -> Response:
+    kinds = {404: "NotFound", 405: "MethodNotAllowed", 413: "TooLarge"}
+    detail = f"{request.method} {request.url.path}: see /openapi.json" if error.status_code == 405 else error.detail
+    return failure(error.status_code, kinds.get(error.status_code, "BadRequest"), detail, dict(error.headers or {}))

@@ -1,0 +1,162 @@
+"""A job from another process: asks what ``job.status``, ``explain``, ``update``, ``history`` and ``revert`` ask.
+
+Uses only the standard library, so that whoever changes a job needs no server.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+
+from midstream import errors
+from midstream.change.records import ChangeRecord, Outcome, whoami
+from midstream.errors import FlowError, MidstreamError
+from midstream.flow.updates import Update
+from midstream.server.messages import (
+    ChangeRequest,
+    Explained,
+    Failure,
+    JobState,
+    Migration,
+    RevertRequest,
+    UpdateMessage,
+    python_version,
+)
+
+__all__ = ["JobClient", "is_over"]
+
+T = TypeVar("T")
+
+ANSWER_S = 120.0
+"""How long a job may take to answer. It stores functions first, and waits for an epoch that is being committed."""
+POLL_S = 5.0
+LARGEST = 256 * 1024 * 1024
+
+
+def is_over(record: ChangeRecord) -> bool:
+    """Whether a change can come to no other outcome here: it has one, or the job ended before."""
+    return record.outcome is not Outcome.PENDING or record.error is not None
+
+
+class JobClient:
+    """A served job. What the job refuses is raised here as the error it would have raised there."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self._token = token
+
+    def __repr__(self) -> str:
+        return f"JobClient({self.url!r})"
+
+    def status(self, timeout: float = ANSWER_S) -> JobState:
+        """Where the job is."""
+        return self._ask("GET", "/status", JobState, timeout=timeout)
+
+    def graph(self, style: str = "text") -> str:
+        """The flow that runs, drawn."""
+        return self._send("GET", f"/graph?{urlencode({'format': style})}", b"", ANSWER_S).decode()
+
+    def explain(self, *updates: Update, scheduler: str = "fries") -> Explained:
+        """What a change would do."""
+        body = ChangeRequest(_packed(updates), python_version(), scheduler)
+        return self._ask("POST", "/explain", Explained, body)
+
+    def update(
+        self,
+        *updates: Update,
+        scheduler: str = "fries",
+        time_limit: str | None = None,
+        by: str | None = None,
+        note: str | None = None,
+    ) -> ChangeRecord:
+        """Change the job; gives the change as it is when running tasks have been told. See :meth:`wait`."""
+        body = ChangeRequest(_packed(updates), python_version(), scheduler, time_limit, by or whoami(), note)
+        return self._ask("POST", "/update", ChangeRecord, body)
+
+    def history(self) -> list[ChangeRecord]:
+        """All changes, oldest first."""
+        return self._ask("GET", "/history", list[ChangeRecord])
+
+    def revert(
+        self,
+        revision: int,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+        by: str | None = None,
+    ) -> ChangeRecord:
+        """Go back to an earlier revision. See :meth:`wait`."""
+        steps = tuple(Migration.of(operator, function) for operator, function in (migrate or {}).items())
+        body = RevertRequest(revision, python_version(), steps, scheduler, by or whoami())
+        return self._ask("POST", "/revert", ChangeRecord, body)
+
+    def wait(self, number: int, timeout: float | None = None) -> ChangeRecord:
+        """Wait for the outcome of a change; it is pending still if the time is up, or if the job ended before."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = POLL_S if deadline is None else min(POLL_S, max(0.0, deadline - time.monotonic()))
+            record = self._ask("GET", f"/history/{number}?wait_s={left:.3f}", ChangeRecord)
+            if is_over(record) or (deadline is not None and time.monotonic() >= deadline):
+                return record
+
+    def _ask(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = ANSWER_S) -> T:
+        answer = self._send(method, path, b"" if body is None else msgspec.json.encode(body), timeout)
+        try:
+            return msgspec.json.decode(answer, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise MidstreamError(
+                f"{self.url} answers {method} {path} in a way that is not understood here ({error}); is the job's "
+                f"midstream of another version?"
+            ) from error
+
+    def _send(self, method: str, path: str, body: bytes, timeout: float) -> bytes:
+        if len(body) > LARGEST:
+            raise FlowError(
+                f"the change has {len(body):,} bytes, and a job takes {LARGEST:,}; put large models or tables into a "
+                f"file that the function reads in open()"
+            )
+        at = urlsplit(self.url)
+        connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=timeout)
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", "Connection": "close"}
+        try:
+            connection.request(method, path, body or None, headers)
+            response = connection.getresponse()
+            answer = response.read()
+        except TimeoutError as error:
+            raise MidstreamError(f"the job at {self.url} did not answer within {timeout:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise MidstreamError(
+                f"nobody answers at {self.url} ({type(error).__name__}): the job has ended. `midstream jobs` lists "
+                f"those that are served"
+            ) from error
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise _error_of(self.url, response.status, answer)
+        return answer
+
+
+def _packed(updates: tuple[Update, ...]) -> tuple[UpdateMessage, ...]:
+    return tuple(UpdateMessage.of(update) for update in updates)
+
+
+def _error_of(url: str, status: int, answer: bytes) -> MidstreamError:
+    """What a job's refusal is here."""
+    if status == 401:
+        return MidstreamError(
+            f"{url} does not take this token: another job, or another start of it, listens there now. `midstream jobs` "
+            f"lists those that are served"
+        )
+    try:
+        told = msgspec.json.decode(answer, type=Failure)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return MidstreamError(f"{url} answers with status {status}: {answer[:200]!r}")
+    if status == 422 and told.error in errors.__all__:
+        kind: type[MidstreamError] = getattr(errors, told.error)
+        return kind(told.message)
+    return MidstreamError(f"{url} answers with status {status}, {told.error}: {told.message}")

@@ -1,0 +1,204 @@
+"""What travels between a job and its clients, as JSON.
+
+Functions travel pickled by value, tables as Arrow IPC, both in base64. A pickle is code: it is loaded only after the
+token was checked, and only by a Python that can run what the client's Python compiled.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from midstream.change.records import ChangeRecord
+from midstream.errors import FlowError, FunctionError
+from midstream.flow.functions import pack
+from midstream.flow.handed import describe_table
+from midstream.flow.updates import Update
+from midstream.metrics import EpochProgress
+
+__all__ = [
+    "ChangeRequest",
+    "Explained",
+    "Failure",
+    "JobState",
+    "Migration",
+    "RevertRequest",
+    "UpdateMessage",
+    "Welcome",
+    "python_version",
+]
+
+
+def python_version() -> str:
+    """The Python whose compiled functions this one can run: its minor version."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+class UpdateMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An :class:`~midstream.Update` on its way: ``function`` for operators with functions, ``table`` for lookups.
+
+    >>> sent = UpdateMessage.of(Update("double", lambda row: {"n": 3 * row["n"]}))
+    >>> msgspec.json.decode(msgspec.json.encode(sent), type=UpdateMessage).update().function({"n": 2})
+    {'n': 6}
+    """
+
+    operator: str
+    function: bytes | None = None
+    table: bytes | None = None
+    migrate: bytes | None = None
+    returns: str | None = None
+
+    @classmethod
+    def of(cls, update: Update) -> UpdateMessage:
+        """Pack an update; raises :class:`FunctionError` if it cannot be."""
+        name = update.operator
+        if update.local is not None:
+            raise FlowError(f"update of {name!r}: local= is for the local runtime, which no client reaches")
+        is_table = _is_table(update.function)
+        return cls(
+            operator=name,
+            function=None if is_table else pack(update.function, name).data,
+            table=_table_to_bytes(update.function, name) if is_table else None,
+            migrate=None if update.migrate is None else pack(update.migrate, name).data,
+            returns=update.returns,
+        )
+
+    def update(self) -> Update:
+        """Unpack it. Runs the sender's code."""
+        if (self.function is None) == (self.table is None):
+            raise FlowError(f"update of {self.operator!r}: give a function or a table, and not both")
+        replacement = (
+            _table_from_bytes(self.table, self.operator)
+            if self.table is not None
+            else _load(self.function or b"", self.operator)
+        )
+        migrate = None if self.migrate is None else _load(self.migrate, self.operator)
+        return Update(self.operator, replacement, migrate=migrate, returns=self.returns)
+
+
+class ChangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of ``POST /explain`` and ``POST /update``. ``python`` is the client's, as :func:`python_version` says it."""
+
+    updates: tuple[UpdateMessage, ...]
+    python: str
+    scheduler: str = "fries"
+    time_limit: str | None = None
+    by: str | None = None
+    note: str | None = None
+
+    def unpacked(self) -> tuple[Update, ...]:
+        """The updates. Runs the sender's code."""
+        _require_same_python(self.python)
+        return tuple(update.update() for update in self.updates)
+
+
+class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the state of one process gets back into an earlier layout."""
+
+    operator: str
+    function: bytes
+
+    @classmethod
+    def of(cls, operator: str, function: Any) -> Migration:
+        """Pack it."""
+        return cls(operator, pack(function, operator).data)
+
+
+class RevertRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of ``POST /revert``."""
+
+    revision: int
+    python: str
+    migrate: tuple[Migration, ...] = ()
+    scheduler: str = "fries"
+    by: str | None = None
+
+    def unpacked(self) -> Mapping[str, Any]:
+        """The migrations by operator. Runs the sender's code."""
+        _require_same_python(self.python)
+        return {step.operator: _load(step.function, step.operator) for step in self.migrate}
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """Answer of ``GET /``: which job this is, and where the interface is described."""
+
+    midstream: str
+    name: str
+    id: str
+    description: str = "/openapi.json"
+
+
+class JobState(msgspec.Struct, frozen=True):
+    """Answer of ``GET /status``: totals since this start, recent epochs (newest last), the change on trial."""
+
+    name: str
+    id: str
+    status: str
+    revision: int
+    epochs: int
+    rows_in: int
+    rows_out: int
+    busy_ms: float
+    progress: tuple[EpochProgress, ...] = ()
+    on_trial: ChangeRecord | None = None
+    error: str | None = None
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """Answer of ``POST /explain``. ``most_ms`` is null if it is not known how long the running epoch will take."""
+
+    text: str
+    svg: str
+    least_ms: float
+    most_ms: float | None
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Answer when something is wrong: the name of the error's class, and its message."""
+
+    error: str
+    message: str
+
+
+def _require_same_python(theirs: str) -> None:
+    if theirs != python_version():
+        raise FunctionError(
+            f"the job runs Python {python_version()}, and cannot run functions that Python {theirs!r:.20} compiled; "
+            f"use the same version on both sides"
+        )
+
+
+def _load(data: bytes, operator: str) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        story = str(error).splitlines()
+        raise FunctionError(
+            f"operator {operator!r}: the job cannot load what it was sent ({type(error).__name__}: "
+            f"{story[0][:200] if story else ''}); installed packages must be installed where the job runs, too",
+            operator=operator,
+        ) from error
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, pa.Table | pa.RecordBatch) or type(value).__module__.startswith("pandas.")
+
+
+def _table_to_bytes(value: Any, operator: str) -> bytes:
+    table, _ = describe_table(value, f"update of {operator!r}")
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(out.getvalue())
+
+
+def _table_from_bytes(data: bytes, operator: str) -> pa.Table:
+    try:
+        return pa.ipc.open_stream(data).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise FlowError(f"update of {operator!r}: the table is no Arrow IPC stream: {error}") from error

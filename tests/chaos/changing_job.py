@@ -1,0 +1,128 @@
+"""The driver of a round of changes: ``python -m tests.chaos.changing_job FOLDER MASTER [LOCAL_STATE]``.
+
+It changes three operators together, again and again, while its processes are killed. Version v of each puts v on the
+rows that it meets; the state of the second one says which version's layout it has, and both the function and the
+migration insist on it. Started again in the same folder, it goes on with the versions that are in force.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from midstream import FileSink, Flow, State, Update
+from midstream.change.records import Outcome
+from tests.chaos.job import JAVA_OPTIONS, PARTITIONS
+
+Row = dict[str, Any]
+
+EPOCHS = 14
+ROWS = 600
+KEYS = 11
+OUTCOME_S = 60.0
+PER_ROW_S = 0.001
+"""What a row costs, so that there is an epoch to be changed in."""
+
+
+class Mark:
+    """Puts its version on rows."""
+
+    def __init__(self, column: str, version: int) -> None:
+        self.column = column
+        self.version = version
+
+    def __call__(self, row: Row) -> Row:
+        """Takes its time."""
+        time.sleep(PER_ROW_S)
+        return {**row, self.column: self.version}
+
+
+class Count:
+    """Numbers the rows of a key. State: how many there were, and the version of its layout."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def __call__(self, key: int, row: Row, state: State) -> Row:
+        """Insist on the layout."""
+        seen, layout = state.get((0, self.version))
+        if layout != self.version:
+            raise AssertionError(f"state of version {layout} met version {self.version}")
+        state.set((seen + 1, layout))
+        return {**row, "b": self.version, "seen": seen + 1}
+
+
+class Migrate:
+    """Brings state from the version before to this one."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def __call__(self, key: int, state: State) -> None:
+        """Insist on the version before."""
+        seen, layout = state.get()
+        if layout != self.version - 1:
+            raise AssertionError(f"state of version {layout} is migrated to version {self.version}")
+        state.set((seen, self.version))
+
+
+def build(numbers: Any, out: Path) -> Flow:
+    """Version 1 of the flow."""
+    flow = Flow("changing")
+    marked = flow.source("numbers", numbers).map("A", Mark("a", 1), adds="a int")
+    counted = marked.key_by("by k", "k").process(
+        "B", Count(1), returns="n bigint, k bigint, a int, b int, seen int", one_to_one=True
+    )
+    counted.map("C", Mark("c", 1), adds="c int").sink("out", FileSink(out))
+    return flow
+
+
+def updates(version: int) -> tuple[Update, ...]:
+    """All three operators, to this version."""
+    return (
+        Update("A", Mark("a", version)),
+        Update("B", Count(version), migrate=Migrate(version)),
+        Update("C", Mark("c", version)),
+    )
+
+
+def version_of(job: Any) -> int:
+    """The newest version that is in force or on its way."""
+    made = [record for record in job.history() if record.outcome in (Outcome.APPLIED, Outcome.PENDING)]
+    return 1 + len(made)
+
+
+def main(place: str, master: str, local_state: str | None = None) -> None:
+    """Run and change until there are enough epochs."""
+    from pyspark.sql import SparkSession
+
+    folder = Path(place)
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.task.maxFailures": "8",
+    }
+    spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", 2)
+    numbers = source.load().selectExpr("value AS n", f"value % {KEYS} AS k")
+    job = build(numbers, folder / "out").start(
+        spark, checkpoint=str(folder / "checkpoint"), partitions=PARTITIONS, local_state=local_state
+    )
+    rng = random.Random()
+    while job.metrics.epochs == 0 or job.progress[-1].epoch < EPOCHS - 1:
+        change = job.update(*updates(version_of(job) + 1))
+        change.wait(OUTCOME_S)
+        job.await_termination(rng.random() * 0.3)  # raises if it has failed
+    job.stop()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,132 @@
+"""A job to be served without Spark: its changes are real ones, its epochs happen when a test says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from midstream import Flow, ListSource, NoopSink, Update
+from midstream.change.changes import Changes, Request
+from midstream.change.configuration import first_configuration
+from midstream.change.explaining import Explanation
+from midstream.change.handle import Change
+from midstream.change.log import ChangeLog
+from midstream.change.prepare import scheduler_of
+from midstream.change.records import ChangeRecord, whoami
+from midstream.change.reverting import undoing
+from midstream.control.messages import Commit
+from midstream.data.blobs import BlobStore
+from midstream.errors import JobFailed, MidstreamError
+from midstream.flow.durations import duration
+from midstream.flow.model import Graph
+from midstream.ids import Epoch, Revision
+from midstream.metrics import EpochProgress, JobMetrics
+from midstream.server.serve import JobServer
+
+RATES = pa.table({"k": ["a"], "rate": [1.0]})
+
+
+def small_flow(name: str = "fraud") -> Flow:
+    flow = Flow(name)
+    stream = flow.source("in", ListSource([[{"n": 1, "k": "a"}]], "n bigint, k string"))
+    stream.map("FM", lambda row: row).lookup("rates", RATES, on="k").sink("out", NoopSink())
+    return flow
+
+
+class StandInJob:
+    """See the module's text. ``commit`` ends an epoch well, ``fail`` ends it badly."""
+
+    def __init__(self, folder: Path, name: str = "fraud", id: str = "0123456789abcdef0123456789abcdef") -> None:
+        self.name, self.id = name, id
+        self._store = BlobStore(str(folder / "blobs"))
+        self._log = ChangeLog(str(folder / "changes"))
+        self.changes = Changes(first_configuration(small_flow(name).graph, self._store, 2), self._store, self._log)
+        self.status: Any = "running"
+        self.exception: JobFailed | None = None
+        self.progress: tuple[EpochProgress, ...] = ()
+        self.metrics = JobMetrics()
+        self.requested = threading.Event()
+        self.limits: list[float | None] = []
+
+    @property
+    def graph(self) -> Graph:
+        return self.changes.configuration.graph
+
+    @property
+    def revision(self) -> Revision:
+        return self.changes.configuration.revision
+
+    @property
+    def on_trial(self) -> Change | None:
+        return self.changes.on_trial
+
+    def update(
+        self,
+        *updates: Update,
+        scheduler: str = "fries",
+        time_limit: str | None = None,
+        by: str | None = None,
+        note: str | None = None,
+    ) -> Change:
+        self.limits.append(None if time_limit is None else duration(time_limit, "time_limit") / 1e6)
+        return self._request(Request(updates, scheduler_of(scheduler), by or whoami(), note=note))
+
+    def explain(self, *updates: Update, scheduler: str = "fries") -> Explanation:
+        return Explanation(self.changes.check(Request(updates, scheduler_of(scheduler), whoami())), 250.0)
+
+    def history(self) -> list[ChangeRecord]:
+        return self._log.records()
+
+    def revert(
+        self,
+        revision: int,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+        by: str | None = None,
+    ) -> Change:
+        undone = undoing(self.history(), Revision(revision), self.changes.configuration, self._store, migrate)
+        return self._request(
+            Request(undone.updates, scheduler_of(scheduler), by or whoami(), stored=undone.stored, note="back")
+        )
+
+    def commit(self, epoch: int = 0) -> None:
+        """An epoch under the current configuration is committed."""
+        self.changes.opened(Epoch(epoch))
+        self.changes.committed(Commit(Epoch(epoch), self.revision, (), 1, {}), self.changes.configuration)
+        progress = EpochProgress(epoch, self.revision, 0.0, 500.0, (), rows_in=1000, rows_out=900)
+        self.progress, self.metrics = (*self.progress, progress), self.metrics.after(progress)
+
+    def fail(self, why: str) -> None:
+        """An epoch under the current configuration fails."""
+        self.changes.opened(Epoch(0))
+        assert self.changes.failed(why, self.changes.configuration)
+
+    def payload(self, operator: str) -> Any:
+        """What an operator runs now."""
+        return self.graph.payloads[operator]
+
+    def _request(self, request: Request) -> Change:
+        try:
+            prepared = self.changes.check(request)
+        except MidstreamError as error:
+            self.changes.refuse(request, error)
+            raise
+        change = self.changes.request(request, prepared, 0.0)
+        self.requested.set()
+        return change
+
+
+@contextmanager
+def served(job: StandInJob, **options: Any) -> Iterator[JobServer]:
+    """Serve a job. Closing takes a moment, for which tests that are not about it need not wait."""
+    server = JobServer(job, **options)
+    try:
+        yield server
+    finally:
+        threading.Thread(target=server.close).start()

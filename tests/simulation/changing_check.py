@@ -1,0 +1,308 @@
+"""What a flow that is changed while it runs must give: the oracle of :mod:`tests.simulation.changing_flows`.
+
+It knows nothing of revisions, heads and positions. It computes what would come of one source row under each of the
+configurations that the job has had, says the history; what did come of it, in all sinks and in all states, must be what
+one of them gives. Over epochs, rows must go through the configurations in their order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from midstream.audit import Verdict, decide
+from midstream.change.records import ChangeRecord, Outcome
+from midstream.flow.model import (
+    Aggregate,
+    Filter,
+    FlatMap,
+    Graph,
+    Join,
+    KeyBy,
+    Map,
+    Operator,
+    Port,
+    Process,
+    Route,
+    Sink,
+    Source,
+    Union,
+)
+from midstream.runtime.checkpoint import Checkpoint
+from midstream.testing import LocalRun
+from tests.oracle import Row
+from tests.simulation.changing_flows import Broken, ChangingCase, Planned, Remember
+from tests.simulation.keyed_state import left_of, process_state
+
+COLUMNS = ("id", "n", "k", "w", "trace")
+Seen = Counter[tuple[Any, ...]]
+"""What came of a source row: rows in sinks, and entries in the logs of processes."""
+
+
+class Impossible(Exception):
+    """A function would have failed on this row."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What the job ran at some time. ``number`` is that of the change which led there, 0 at first."""
+
+    functions: Mapping[str, Any]
+    number: int
+
+
+def configurations(case: ChangingCase, history: Sequence[ChangeRecord]) -> list[Configuration]:
+    """All that the job has run, in order. What was rolled back was in force for a while, and then no more."""
+    current = Configuration(case.functions, 0)
+    found = [current]
+    for record, change in zip(history, case.changes, strict=True):
+        if record.outcome in (Outcome.APPLIED, Outcome.ROLLED_BACK):
+            changed = Configuration({**current.functions, **change.functions}, record.number)
+            current = changed if record.outcome is Outcome.APPLIED else current
+            found += [changed] if record.outcome is Outcome.APPLIED else [changed, current]
+    return found
+
+
+# ── one row under one configuration ───────────────────────────────────────────────────────────────────────────────
+
+
+def expected(graph: Graph, source: str, row: Row, functions: Mapping[str, Any], epoch: int) -> Seen | None:
+    """What comes of a row; None if something fails on it."""
+    seen: Seen = Counter()
+    rows: dict[Port, list[Row]] = {}
+    try:
+        for op in graph:
+            taken = [rows[port] for port in op.inputs]
+            match op.spec:
+                case Sink():
+                    seen.update(_in_sink(op.name, epoch, each) for each in taken[0] if "trace" in each)
+                    continue
+                case Source():
+                    given = {"": [row] if op.name == source else []}
+                case Process():
+                    function = functions[op.name]
+                    seen.update(("log", op.name, each["k"], function_of(function).version) for each in taken[0])
+                    given = {"": [_called(function, each).marked(each) for each in taken[0]]}
+                case _:
+                    given = _given(op, taken, functions)
+            rows.update({port: given.get(port.branch, []) for port in op.ports})
+    except Impossible:
+        return None
+    return seen
+
+
+def _given(op: Operator, taken: list[list[Row]], functions: Mapping[str, Any]) -> dict[str, list[Row]]:
+    """Rows by branch, of an operator without state, a join or an aggregate."""
+    function: Any = functions.get(op.name)
+    match op.spec:
+        case KeyBy() | Union():
+            return {"": [each for side in taken for each in side]}
+        case Map():
+            return {"": [_called(function, each)(each) for each in taken[0]]}
+        case Filter():
+            return {"": [each for each in taken[0] if function(each)]}
+        case FlatMap():
+            return {"": [made for each in taken[0] for made in function(each)]}
+        case Route(_, branches):
+            return {branch: [each for each in taken[0] if function(each) == branch] for branch in branches}
+        case Join():
+            left, right = taken
+            pairs = [(mine, other) for mine in left for other in right if mine["id"] == other["rid"]]
+            return {"": [{**mine, "rtrace": other["rtrace"], "rat": other["rat"]} for mine, other in pairs]}
+        case Aggregate():
+            return {}  # its totals follow from rows that are in a sink as well
+    raise AssertionError(f"the oracle does not know {op.kind}")
+
+
+def function_of(function: Any) -> Any:
+    """What stands behind a broken function."""
+    return function.inner if isinstance(function, Broken) else function
+
+
+def _called(function: Any, row: Row) -> Any:
+    """The function that a row meets, if that can be."""
+    if isinstance(function, Broken) and (function.how != "sometimes" or row["id"] % 2):
+        raise Impossible
+    return function_of(function)
+
+
+def _in_sink(sink: str, epoch: int, row: Row) -> tuple[Any, ...]:
+    return (sink, epoch, *(row[column] for column in COLUMNS))
+
+
+# ── what did come ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def found(case: ChangingCase) -> dict[int, Seen]:
+    """By the id of the source row."""
+    seen: dict[int, Seen] = defaultdict(Counter)
+    for name, sink in case.sinks.items():
+        if name not in case.totals:
+            for epoch, table in sink.tables.items():
+                for row in table.to_pylist():
+                    seen[row["id"]][_in_sink(name, epoch, row)] += 1
+    for process, key, log in logs(case):
+        for number, version, _ in log:
+            if number is not None:
+                seen[number]["log", process, key, version] += 1
+    return seen
+
+
+def states(case: ChangingCase) -> dict[str, dict[str, Any]]:
+    """The state of each process, as its last epoch has left it."""
+    graph = case.flow.graph
+    left = left_of(case.checkpoint, graph)
+    return {op.name: process_state(left[op.name]) for op in graph if isinstance(op.spec, Process)}
+
+
+def logs(case: ChangingCase) -> Iterator[tuple[str, Any, list[tuple[int | None, int, int]]]]:
+    """The log of each process and key."""
+    for process, state in states(case).items():
+        for ((key,), _), log in state["lists"].items():
+            yield process, key, log
+
+
+def mixtures(case: ChangingCase, run: LocalRun) -> list[str]:
+    """Source rows that did not go wholly through one configuration, or not in the order of configurations."""
+    graph, seen, had = case.flow.graph, found(case), configurations(case, run.history)
+    wrong: list[str] = []
+    oldest = 0
+    for epoch in range(case.length):
+        newest = oldest
+        for source, epochs in case.epochs.items():
+            for row in epochs[epoch]:
+                got = seen.pop(row["id"], Counter())
+                wanted = [expected(graph, source, row, each.functions, epoch) for each in had]
+                fitting = [number for number, answer in enumerate(wanted) if answer == got and number >= oldest]
+                if not fitting:
+                    wrong.append(f"epoch {epoch}: row {row['id']} of {source} gave {dict(got)}")
+                else:
+                    newest = max(newest, fitting[0])
+        oldest = newest
+    wrong += [f"rows of id {number}, which no source gave: {dict(got)}" for number, got in seen.items()]
+    return wrong
+
+
+# ── the checks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def audited(run: LocalRun) -> Verdict:
+    """What the auditor says."""
+    assert run.audit is not None
+    changes = {each.revision: each.operators for each in run.history if each.outcome is not Outcome.REFUSED}
+    return decide(run.audit, changes)
+
+
+def check_changes(case: ChangingCase) -> LocalRun:
+    """Run the case and check all that can be; an error shows the whole case."""
+    run = case.run()
+    try:
+        assert [progress.epoch for progress in run.progress] == list(range(case.length))
+        check_history(case, run)
+        wrong = mixtures(case, run)
+        assert not wrong, "\n".join([f"{len(wrong)} rows met a mixture:", *wrong[:3]])
+        verdict = audited(run)
+        assert verdict.serialisable, str(verdict)
+        check_attempts(case)
+        check_logs(case, run)
+        check_totals(case)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{case}\n{story(run)}") from error
+    return run
+
+
+def story(run: LocalRun) -> str:
+    """The history, for whoever has to find out."""
+    return "\n".join(f"  {record} (epoch {record.epoch}, {record.scheduler})" for record in run.history)
+
+
+def check_history(case: ChangingCase, run: LocalRun) -> None:
+    """Every change has come to an end, and to the right one."""
+    revisions = [record.revision for record in run.history if record.outcome is not Outcome.REFUSED]
+    assert revisions == sorted(set(revisions)), revisions
+    for record, change in zip(run.history, case.changes, strict=True):
+        assert set(record.operators) == set(change.functions), record
+        allowed = {Outcome.APPLIED if change.how is None else Outcome.ROLLED_BACK}
+        if case.faults.crash_driver:
+            allowed.add(Outcome.REFUSED)  # it waited when the driver died
+        assert record.outcome in allowed, f"{record.outcome}: {record.error}"
+        if record.outcome is Outcome.ROLLED_BACK:
+            assert record.error is not None
+            assert any(name in record.error for name in change.functions), record.error
+
+
+def check_attempts(case: ChangingCase) -> None:
+    """Any of the attempts of a task may be the one that is kept."""
+    if not case.faults.crash_driver:  # the next driver numbers its runs anew
+        for task, (first, *others) in attempts_of(case.checkpoint, case.flow.graph).items():
+            assert all(other == first for other in others), f"attempts of {task} differ"
+
+
+def attempts_of(checkpoint: str, graph: Graph) -> dict[str, list[Seen]]:
+    """What each attempt that came to its end has done, row by row; by task."""
+    found: dict[str, list[Seen]] = defaultdict(list)
+    for file in sorted(Path(Checkpoint.look(checkpoint, graph).audit_location).glob("*.arrow")):
+        with pa.ipc.open_file(str(file)) as reader:
+            operations = reader.read_all().to_pylist()
+        found[file.stem.rpartition("-")[0]].append(Counter(tuple(each.values()) for each in operations))
+    return found
+
+
+def check_logs(case: ChangingCase, run: LocalRun) -> None:
+    """Per key, a process was called under configurations in their order, on state of the layout that it wants."""
+    had = configurations(case, run.history)
+    kept = states(case)
+    for process, key, log in logs(case):
+        steps = migrations(case, had, process)
+        at, layout, moved = 0, None, Counter[int]()
+        for number, version, layout_found in log:
+            what = f"{process}, key {key!r}, row {number}: {log}"
+            before = at
+            fitting = [j for j in range(at, len(had)) if function_of(had[j].functions[process]).version == version]
+            assert fitting, f"the version is older than that of a row before: {what}"
+            at = fitting[0]
+            if layout is None:
+                layout = function_of(had[at].functions[process]).layout
+            else:
+                for step in range(before + 1, at + 1):
+                    if step in steps:
+                        layout = steps[step]
+                        moved[layout] += 1
+            assert layout_found == layout, f"expected layout {layout}: {what}"
+        items = {item: count for (of, _, item), count in kept[process]["items"].items() if of == (key,)}
+        assert items == dict(moved), f"{process}, key {key!r}: migrated {items}, not {dict(moved)}"
+        assert kept[process]["values"][(key,)] == layout
+
+
+def migrations(case: ChangingCase, had: Sequence[Configuration], process: str) -> dict[int, int]:
+    """The layouts that came with configurations, by their place in the list."""
+    changes: dict[int, Planned] = dict(enumerate(case.changes, 1))
+    found = {}
+    for at, configuration in enumerate(had):
+        # When another change was rolled back, a configuration comes again; that is no migration.
+        change = changes.pop(configuration.number, None)
+        if change is not None and process in change.moves:
+            function = change.functions[process]
+            assert isinstance(function, Remember)
+            found[at] = function.layout
+    return found
+
+
+def check_totals(case: ChangingCase) -> None:
+    """Running totals are those of all rows that came, in whatever version."""
+    for name, of in case.totals.items():
+        rows: Counter[Any] = Counter()
+        weights: Counter[Any] = Counter()
+        for epoch in range(case.length):
+            came = case.sinks[of].tables[epoch].to_pylist()
+            for row in came:
+                rows[row["k"]] += 1
+                weights[row["k"]] += row["w"]
+            wanted = {k: (rows[k], weights[k]) for k in {row["k"] for row in came}}
+            got = {row["k"]: (row["rows"], row["w"]) for row in case.sinks[name].tables[epoch].to_pylist()}
+            assert got == wanted, f"{name}, epoch {epoch}: {got}, not {wanted}"

@@ -1,0 +1,558 @@
+"""Random flows that are changed while they run: graphs, functions that tell which version they are, and changes.
+
+A function of version 0 is what the flow was written with; the n-th change brings version n of the operators that it
+updates. Functions write their name and version on the rows that they pass (the column ``trace``), and filters and
+routes decide otherwise in each version. So what comes of a source row tells by which versions it was processed.
+
+Everything is drawn from one seed: a seed is all there is to a case.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+
+from midstream import Flow, ListSource, MemorySink, State, Stream, Update, agg
+from midstream.change import prepare
+from midstream.engine.collector import FRAME_BYTES
+from midstream.flow.builder import KeyedStream
+from midstream.runtime import local_tasks
+from midstream.runtime.local_tasks import MAX_SLICE
+from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, run_local
+from tests.oracle import Row
+from tests.simulation.flows import small_frames
+
+DDL = "id bigint, n int, k string, w bigint, trace string, at timestamp"
+RIGHT = "rid bigint, rtrace string, rat timestamp"
+PAIRED = f"{DDL}, rtrace string, rat timestamp"
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+KEYS = ("", "a", "b", "é", "日本")
+CONSISTENT = ("fries", "fries-unpruned", "marker", "epoch", "multiversion", "replay")
+MAX_EXPANSIONS = 2
+
+
+# ── functions: each knows its operator and its version ────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Versioned:
+    """A function of an operator."""
+
+    name: str
+    version: int = 0
+
+    def chance(self, row: Row, sides: int) -> int:
+        """A number below ``sides`` that depends on the row and on the version, and on nothing else."""
+        return zlib.crc32(f"{row['id']} {self.name} {self.version}".encode()) % sides
+
+    def marked(self, row: Row, more: str = "") -> Row:
+        """The row, with a note that this version has seen it."""
+        return {**row, "trace": f"{row['trace']} {self.name}@{self.version}{more}", "w": row["w"] + self.version + 1}
+
+
+@dataclass(frozen=True)
+class Mark(Versioned):
+    """A map. ``gives`` and ``takes`` say whether it adds the column ``extra``, or takes it away again."""
+
+    gives: bool = False
+    takes: bool = False
+
+    def __call__(self, row: Row) -> Row:
+        more = f"+{row['extra']}" if self.takes else ""
+        made = self.marked({name: value for name, value in row.items() if name != "extra"}, more)
+        return {**made, "extra": self.version} if self.gives else made
+
+    def batches(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([self(row) for row in batch.to_pylist()], schema=batch.schema)
+
+
+@dataclass(frozen=True)
+class Keep(Versioned):
+    """A filter."""
+
+    def __call__(self, row: Row) -> bool:
+        return self.chance(row, 4) > 0
+
+    def batches(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.array([self(row) for row in batch.to_pylist()], pa.bool_())
+
+
+@dataclass(frozen=True)
+class Copy(Versioned):
+    """A flat_map: one copy or two."""
+
+    def __call__(self, row: Row) -> Iterator[Row]:
+        for number in range(1 + self.chance(row, 2)):
+            yield self.marked(row, f"#{number}")
+
+    def batches(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = [made for row in batch.to_pylist() for made in self(row)]
+        return pa.RecordBatch.from_pylist(rows, schema=batch.schema)
+
+
+@dataclass(frozen=True)
+class Choose(Versioned):
+    """A route."""
+
+    branches: tuple[str, ...] = ()
+
+    def __call__(self, row: Row) -> str:
+        return self.branches[self.chance(row, len(self.branches))]
+
+    def batches(self, batch: pa.RecordBatch) -> pa.Array:
+        return pa.array([self(row) for row in batch.to_pylist()])
+
+
+@dataclass(frozen=True)
+class Project(Versioned):
+    """A map to the columns of a join's right side."""
+
+    def __call__(self, row: Row) -> Row:
+        return {"rid": row["id"], "rtrace": f"{row['trace']} {self.name}@{self.version}", "rat": row["at"]}
+
+
+@dataclass(frozen=True)
+class Fold(Versioned):
+    """A map from a join's columns back to a source's."""
+
+    def __call__(self, row: Row) -> Row:
+        made = self.marked(row, f"({row['rtrace']})")
+        return {name: value for name, value in made.items() if name not in ("rtrace", "rat")}
+
+
+@dataclass(frozen=True)
+class Remember(Versioned):
+    """A process. It keeps, per key, a log of what it was called with.
+
+    The value is the layout of the state, ``log`` has the id of each row, None for a timer, with the version and the
+    layout that were found; ``moves`` counts the migrations, by the layout that they led to.
+    """
+
+    layout: int = 0
+
+    def __call__(self, key: Any, row: Row, state: State) -> Row:
+        self.note(row["id"], state)
+        state.clock_timer(state.now)  # fires when the epoch ends
+        return self.marked(row)
+
+    def on_timer(self, key: Any, time: datetime, state: State) -> None:
+        self.note(None, state)
+
+    def note(self, number: int | None, state: State) -> None:
+        found = state.get(self.layout)
+        state.list("log").append((number, self.version, found))
+        state.set(found)
+
+
+@dataclass(frozen=True)
+class Move:
+    """Brings the state of a process to a layout."""
+
+    layout: int
+
+    def __call__(self, key: Any, state: State) -> None:
+        moves = state.map("moves")
+        moves[self.layout] = moves.get(self.layout, 0) + 1
+        state.set(self.layout)
+
+
+# ── broken ones ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What a user deploys by mistake, in place of a map or a process."""
+
+    inner: Any
+    how: str
+
+    def __call__(self, *args: Any) -> Any:
+        row = args[0] if len(args) == 1 else args[1]
+        if self.how == "always" or (self.how == "sometimes" and row["id"] % 2):
+            raise ValueError(f"broken: {row['id']}")
+        made = self.inner(*args)
+        if self.how == "schema":
+            return {**made, "w": "a text"}
+        return [made, made] if self.how == "twice" else made
+
+
+# ── a case ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Planned:
+    """A change that is to be made."""
+
+    epoch: int
+    scheduler: str
+    functions: dict[str, Any]
+    moves: frozenset[str] = frozenset()
+    """Processes whose state it migrates."""
+    returns: dict[str, str] = field(default_factory=dict)
+    how: str | None = None
+    """If it is broken."""
+
+    def request(self) -> ChangeAt:
+        updates = [
+            Update(
+                name,
+                function,
+                migrate=Move(function.layout) if name in self.moves else None,
+                returns=self.returns.get(name),
+            )
+            for name, function in self.functions.items()
+        ]
+        return ChangeAt(self.epoch, tuple(updates), self.scheduler)
+
+
+@dataclass
+class ChangingCase:
+    """A flow, the changes that are made to it, and what is needed to run it."""
+
+    checkpoint: str
+    flow: Flow = field(default_factory=lambda: Flow("random"))
+    epochs: dict[str, list[list[Row]]] = field(default_factory=dict)
+    functions: dict[str, Any] = field(default_factory=dict)
+    batched: set[str] = field(default_factory=set)
+    sinks: dict[str, MemorySink] = field(default_factory=dict)
+    totals: dict[str, str] = field(default_factory=dict)
+    """Sinks of aggregates, and the sink that has the rows which were added up."""
+    changes: list[Planned] = field(default_factory=list)
+    partitions: int = 1
+    seed: int = 0
+    faults: Faults = field(default_factory=Faults)
+    frame_bytes: int = FRAME_BYTES
+    max_slice: int = MAX_SLICE
+
+    @property
+    def length(self) -> int:
+        """The number of epochs."""
+        return max(map(len, self.epochs.values()))
+
+    def run(self) -> LocalRun:
+        # To find the source of a class, Python parses its whole module, which would take most of the time here.
+        with (
+            small_frames(self.frame_bytes),
+            patch.object(local_tasks, "MAX_SLICE", self.max_slice),
+            patch.object(prepare, "_source", lambda function: ""),
+        ):
+            return run_local(
+                self.flow,
+                partitions=self.partitions,
+                seed=self.seed,
+                faults=self.faults,
+                clock=ManualClock(),
+                checkpoint=self.checkpoint,
+                changes=[change.request() for change in self._as_given()],
+                audit="id",
+            )
+
+    def _as_given(self) -> list[Planned]:
+        """A batch operator is given the batch form of its function."""
+        return [
+            replace(
+                change,
+                functions={
+                    name: function.batches if name in self.batched else function
+                    for name, function in change.functions.items()
+                },
+            )
+            for change in self.changes
+        ]
+
+    def __str__(self) -> str:
+        lines = [f"partitions={self.partitions} seed={self.seed} frame_bytes={self.frame_bytes}"]
+        lines[0] += f" max_slice={self.max_slice} {self.faults}"
+        for op in self.flow._operators.values():
+            payload = [len(rows) for rows in self.epochs[op.name]] if op.name in self.epochs else None
+            lines.append(f"  {op.name} = {op.spec} of {', '.join(map(str, op.inputs)) or '—'} {payload or ''}")
+        lines += [f"  {change}" for change in self.changes]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Some:
+    """A stream, and what is known of it."""
+
+    stream: Stream
+    steady: bool = True
+    """It has rows in every epoch in which its source has some, with odd and even ids."""
+    expansions: int = 0
+
+
+class _Builder:
+    def __init__(self, rng: random.Random, checkpoint: str, schedulers: Sequence[str], broken: bool) -> None:
+        self.rng = rng
+        self.case = ChangingCase(checkpoint)
+        self.schedulers = schedulers
+        self.broken = broken
+        self.streams: list[_Some] = []
+        self.steady: set[str] = set()
+        self.added = 0
+        self.ids = 0
+        self.is_large = False
+
+    def build(self) -> ChangingCase:
+        rng, case = self.rng, self.case
+        # Mostly small ones: many of these find more than a few large ones.
+        self.is_large = rng.random() < 0.15
+        moments = sorted(rng.randint(0, 1) for _ in range(rng.choice((1, 1, 1, 2, 2, 3))))
+        # An epoch for each change to prove itself in, and one more.
+        for _ in range(rng.choice((1, 1, 1, 2))):
+            self.source(2, len(moments) + 1)
+        kinds: dict[Callable[[], None], int] = {
+            self.map: 5,
+            self.filter: 2,
+            self.flat_map: 2,
+            self.route: 2,
+            self.union: 3,
+            self.process: 5,
+            self.key_by: 2,
+            self.self_join: 2,
+        }
+        for _ in range(rng.randint(2, 9 if self.is_large else 4)):
+            rng.choices(list(kinds), weights=list(kinds.values()))[0]()
+        if not case.functions:
+            self.map()
+        self.ends()
+        case.partitions = rng.choice((1, 2, 2, 3))
+        case.seed = rng.randrange(1 << 32)
+        case.frame_bytes = rng.choice((200, 1000, FRAME_BYTES))
+        # Changes come between slices: with the usual ones, tasks of so few rows would hardly have two.
+        case.max_slice = rng.choice((12, 24, MAX_SLICE))
+        for epoch in moments:
+            case.changes.append(self.change(epoch))
+        if rng.random() < 0.3:
+            self.widen()
+        return case
+
+    # ── operators ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def source(self, busy: int, quiet: int) -> None:
+        rng, name = self.rng, self.name("source")
+        sizes = [rng.choice((20, 60, 120) if self.is_large else (4, 12, 40)) for _ in range(busy)] + [2] * quiet
+        epochs = [[self.row() for _ in range(size)] for size in sizes]
+        self.case.epochs[name] = epochs
+        listed = ListSource(epochs, DDL, partitions=rng.randint(1, 2))
+        self.add(_Some(self.case.flow.source(name, listed, event_time="at")))
+
+    def row(self) -> Row:
+        self.ids += 1
+        return {"id": self.ids, "n": self.rng.randint(0, 9), "k": self.rng.choice(KEYS), "w": 0, "trace": "", "at": AT}
+
+    def map(self) -> None:
+        self.function("map", Mark, self.pick())
+
+    def filter(self) -> None:
+        self.function("filter", Keep, self.pick(), steady=False)
+
+    def flat_map(self) -> None:
+        some = self.pick()
+        if some.expansions < MAX_EXPANSIONS:
+            self.function("flat_map", Copy, replace(some, expansions=some.expansions + 1))
+
+    def route(self) -> None:
+        some, name, branches = self.pick(), self.name("route"), ("left", "right")
+        self.case.functions[name] = function = Choose(name, branches=branches)
+        if self.rng.random() < 0.5:
+            routed = some.stream.route(name, function, branches=branches)
+        else:
+            routed = some.stream.route_batches(name, function.batches, branches=branches)
+            self.case.batched.add(name)
+        if some.steady:
+            self.steady.add(name)
+        for branch in branches:
+            self.add(replace(some, stream=routed[branch], steady=False))
+
+    def union(self) -> None:
+        some = self.pick()
+        others = [each for each in self.streams if each.stream is not some.stream]
+        if others and (other := self.rng.choice(others)).expansions + some.expansions <= MAX_EXPANSIONS:
+            made = some.stream.union(self.name("union"), other.stream)
+            expansions = max(some.expansions, other.expansions) + 1
+            self.add(_Some(made, some.steady or other.steady, expansions))
+
+    def key_by(self) -> None:
+        some = self.pick()
+        self.add(replace(some, stream=self.keyed(some)))
+
+    def process(self) -> None:
+        some, name = self.pick(), self.name("process")
+        self.case.functions[name] = function = Remember(name)
+        made = self.keyed(some).process(name, function, one_to_one=self.rng.random() < 0.7)
+        if some.steady:
+            self.steady.add(name)
+        self.add(replace(some, stream=made))
+
+    def self_join(self) -> None:
+        """Two ways of a stream's rows, joined by their ids again; a promise of uniqueness where it can be kept."""
+        some = self.pick()
+        if some.expansions >= MAX_EXPANSIONS:
+            return
+        project, fold, left = self.name("project"), self.name("fold"), some
+        if self.rng.random() < 0.5:
+            self.function("map", Mark, some)
+            left = self.streams.pop()
+        self.case.functions[project], self.case.functions[fold] = Project(project), Fold(fold)
+        right = some.stream.map(project, self.case.functions[project], returns=RIGHT).key_by(self.name("key"), "rid")
+        both = left.stream.key_by(self.name("key"), "id").join(
+            self.name("join"),
+            right,
+            within="0 seconds",
+            left_time="at",
+            right_time="rat",
+            unique=some.expansions == 0 and self.rng.random() < 0.7,
+        )
+        # Not steady: of another source's rows some may still wait for theirs.
+        made = both.map(fold, self.case.functions[fold], returns=DDL)
+        self.add(_Some(made, False, some.expansions + (some.expansions > 0)))
+
+    def function(self, kind: str, of: type[Versioned], some: _Some, *, steady: bool = True) -> None:
+        name = self.name(kind)
+        self.case.functions[name] = function = of(name)
+        if self.rng.random() < 0.6:
+            made = getattr(some.stream, kind)(name, function)
+        else:
+            made = getattr(some.stream, f"{kind}_batches")(name, function.batches)  # type: ignore[attr-defined]
+            self.case.batched.add(name)
+        if some.steady:
+            self.steady.add(name)
+        self.add(replace(some, stream=made, steady=some.steady and steady))
+
+    def ends(self) -> None:
+        """A sink behind every stream that nothing reads, with an aggregate of the same rows now and then."""
+        read = {port for op in self.case.flow._operators.values() for port in op.inputs}
+        for some in self.streams:
+            if some.stream._port not in read or self.rng.random() < 0.1:
+                self.sink(some)
+
+    def sink(self, some: _Some) -> None:
+        name, sink = self.name("sink"), MemorySink()
+        some.stream.sink(name, sink)
+        self.case.sinks[name] = sink
+        if self.rng.random() < 0.25:
+            total, totals = self.name("totals"), MemorySink()
+            added = self.keyed(some).aggregate(self.name("aggregate"), rows=agg.count(), w=agg.sum("w"))
+            added.sink(total, totals)
+            self.case.sinks[total] = totals
+            self.case.totals[total] = name
+
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def change(self, epoch: int) -> Planned:
+        rng, case = self.rng, self.case
+        version = len(case.changes) + 1
+        names = list(case.functions)
+        chosen = rng.sample(names, rng.randint(1, min(4, len(names))))
+        newest = {name: self.latest(name) for name in chosen}
+        moves = frozenset(
+            name for name, function in newest.items() if isinstance(function, Remember) and rng.random() < 0.6
+        )
+        change = Planned(
+            epoch,
+            rng.choice(self.schedulers),
+            {
+                name: replace(function, version=version, **({"layout": function.layout + 1} if name in moves else {}))
+                for name, function in newest.items()
+            },
+            moves,
+        )
+        return self.spoiled(change) if self.broken and rng.random() < 0.4 else change
+
+    def spoiled(self, change: Planned) -> Planned:
+        """A change that cannot but be rolled back: one of its operators fails on rows that come in every epoch."""
+        fit = [
+            name
+            for name in self.steady
+            if name not in self.case.batched and isinstance(self.case.functions[name], Mark | Remember)
+        ]
+        if not fit:
+            return change
+        name = self.rng.choice(sorted(fit))
+        # Without a migration: there would be no way back once it is committed.
+        functions = {
+            each: replace(self.latest(each), version=len(self.case.changes) + 1)
+            for each in {**change.functions, name: 0}
+        }
+        hows = ["always", "sometimes", "schema"]
+        if getattr(self.case.flow._operators[name].spec, "one_to_one", False):
+            hows.append("twice")
+        how = self.rng.choice(hows)
+        functions[name] = Broken(functions[name], how)
+        return replace(change, functions=functions, moves=frozenset(), how=how)
+
+    def widen(self) -> None:
+        """Let the last change give rows of another schema from one map to the next, updated in the same change."""
+        flow, last = self.case.flow, self.case.changes[-1]
+        operators = flow._operators
+        readers = [(port.operator, op.name) for op in operators.values() for port in op.inputs]
+        for tail, head in readers:
+            alone = sum(each == tail for each, _ in readers) == 1
+            plain = {tail, head}.isdisjoint(self.case.batched)
+            both = isinstance(self.latest(tail), Mark) and isinstance(self.latest(head), Mark)
+            if last.how is None and alone and plain and both:
+                version = len(self.case.changes)
+                last.functions[tail] = Mark(tail, version, gives=True)
+                last.functions[head] = Mark(head, version, takes=True)
+                last.returns[tail] = f"{DDL}, extra int"
+                return
+
+    def latest(self, name: str) -> Any:
+        """The function that an operator has after the changes so far, those that are broken left out."""
+        function = self.case.functions.get(name)
+        for change in self.case.changes:
+            if change.how is None:
+                function = change.functions.get(name, function)
+        return function
+
+    # ── what they share ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def keyed(self, some: _Some) -> KeyedStream:
+        return some.stream.key_by(self.name("key"), "k")
+
+    def add(self, some: _Some) -> None:
+        self.streams.append(some)
+
+    def pick(self) -> _Some:
+        """Some stream; the newest more often, so that graphs grow deep as well as wide."""
+        return self.streams[-1] if self.rng.random() < 0.5 else self.rng.choice(self.streams)
+
+    def name(self, kind: str) -> str:
+        self.added += 1
+        return f"{kind}{self.added}"
+
+
+def changing_case_of(
+    seed: int,
+    folder: Path,
+    *,
+    schedulers: Sequence[str] = CONSISTENT,
+    faults: bool = True,
+    broken: bool = True,
+) -> ChangingCase:
+    """The case that a seed stands for."""
+    rng = random.Random(seed)
+    case = _Builder(rng, str(folder / "checkpoint"), schedulers, broken).build()
+    if faults and rng.random() < 0.7:
+        case.faults = changing_faults(rng)
+    return case
+
+
+def changing_faults(rng: random.Random) -> Faults:
+    """Each fault more or less often. An epoch has a few dozen steps, and must get through now and then."""
+    return Faults(
+        crash=rng.choice((0.0, 0.02, 0.05)),
+        speculate=rng.choice((0.0, 0.02, 0.08)),
+        repeat=rng.choice((0.0, 0.3)),
+        give_up=rng.choice((0.0, 0.002, 0.005)),
+        crash_driver=rng.choice((0.0, 0.0, 0.002, 0.005)),
+        lose=rng.choice((0.0, 0.3)),
+    )

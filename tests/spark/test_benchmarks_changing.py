@@ -1,0 +1,69 @@
+"""The experiments on live changes run, small, and say what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.conftest import ROOT
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+PATIENCE_S = 400
+
+
+def run_quick(name: str, plot: Path) -> dict[str, Any]:
+    """The last line of a benchmark, which has drivers of its own."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    ended = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--plot", str(plot)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    figures: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    assert (figures["benchmark"], figures["quick"]) == (name, True)
+    assert plot.read_text().startswith("<?xml")
+    return figures
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_fries_compares_schedulers_and_restarts(tmp_path: Path) -> None:
+    figures = run_quick("fries", tmp_path / "fries.svg")
+    found = {(row["workload"], row["updated"], row["scheduler"]): row for row in figures["rows"]}
+    assert {("W1", "FD", "fries"), ("W2", "J1", "epoch"), ("W5", "E1", "fries-unpruned")} <= set(found)
+    assert all(row["changes"] >= 1 and row["delay_ms"]["max"] >= row["delay_ms"]["median"] for row in found.values())
+    assert (figures["violations"], figures["audited_changes"] >= 7) == (0, True)
+    # A busy machine may take its time, but not as long as an epoch or a restart takes.
+    fries, epoch = (found["W1", "FD", scheduler]["delay_ms"]["median"] for scheduler in ("fries", "epoch"))
+    assert fries < max(epoch, figures["restart_same_driver_ms"])
+    assert figures["restart_same_driver_ms"] < figures["redeploy_ms"] < figures["redeploy_committed_ms"]
+    assert 0.5 < figures["idle_overhead_ratio"] < 1.5
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_delay_has_a_point_for_each_figure(tmp_path: Path) -> None:
+    figures = run_quick("delay", tmp_path / "delay.svg")
+    assert {point["figure"] for point in figures["points"]} == {"rate", "cost", "workers"}
+    assert all(point["fries_ms"] > 0 and point["epoch_ms"] > 0 for point in figures["points"])
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_surge_follows_latency_with_and_without_changes(tmp_path: Path) -> None:
+    figures = run_quick("surge", tmp_path / "surge.svg")
+    assert list(figures["runs"]) == ["no change", "epoch", "fries"]
+    assert [len(run["delays_ms"]) for run in figures["runs"].values()] == [0, 2, 2]
+    for course in figures["courses"].values():
+        times = [at for at, _ in course]
+        assert times == sorted(times)
+        assert all(latency > 0 for _, latency in course)

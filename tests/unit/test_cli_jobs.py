@@ -1,0 +1,444 @@
+"""The commands for served jobs: which job is meant, what is sent to it, what is printed, how they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from textwrap import dedent
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import midstream
+from midstream import Update
+from midstream.change.log import ChangeLog
+from midstream.change.records import Outcome
+from midstream.cli.app import app
+from midstream.errors import JobFailed
+from midstream.runtime.checkpoint import FORMAT, Identity
+from midstream.server.client import JobClient
+from midstream.server.registry import Entry, enter
+from tests.served import StandInJob, served
+
+FIRST = "0123456789abcdef0123456789abcdef"
+SECOND = "0127aaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+
+MODULE = """
+    import pyarrow as pa
+
+    FACTOR = 3
+
+
+    def triple(row):
+        return {**row, "n": FACTOR * row["n"]}
+
+
+    class Model:
+        def __init__(self, weight=5):
+            self.weight = weight
+
+        def __call__(self, row):
+            return {**row, "n": self.weight * row["n"]}
+
+
+    model = Model(7)
+    rates = pa.table({"k": ["z"], "rate": [9.0]})
+
+
+    def make():
+        return Model(11)
+
+
+    def broken():
+        raise RuntimeError("no weights")
+
+
+    def back(key, state):
+        pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty current directory and registry; what commands do to the import system is undone."""
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "new.py").write_text(dedent(MODULE), encoding="utf-8")
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A served job."""
+    job = StandInJob(tmp_path / "job", id=FIRST)
+    with served(job, checkpoint="somewhere"):
+        yield job
+
+
+@pytest.fixture
+def two(tmp_path, job):
+    """Another one beside it, whose id begins alike."""
+    other = StandInJob(tmp_path / "other", name="clicks", id=SECOND)
+    with served(other):
+        yield job, other
+
+
+def call(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def call_with_outcome(job, outcome, *arguments: str):
+    """Call a command that waits; once the job has the request, let it end so."""
+
+    def end():
+        assert job.requested.wait(30)
+        job.commit() if outcome is Outcome.APPLIED else job.fail("ValueError: broken\nrow: {'n': 1}")
+
+    job.requested.clear()
+    ending = threading.Thread(target=end)
+    ending.start()
+    result = call(*arguments)
+    ending.join(30)
+    return result
+
+
+def runs(job, n=2):
+    """What the job's FM makes of a number now."""
+    return job.payload("FM")({"n": n, "k": "a"})["n"]
+
+
+# ── jobs, status ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_jobs_without_jobs_says_how_one_is_served():
+    result = call("jobs")
+    assert result.exit_code == 0
+    assert "flow.start(…, serve=True)" in result.stdout
+
+
+def test_jobs_lists_what_is_served_without_tokens(two):
+    result = call("jobs")
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0] == ["name", "id", "pid", "revision", "status", "url"]
+    assert [(line[0], line[1], *line[3:5]) for line in lines[1:]] == [
+        ("fraud", FIRST[:8], "1", "running"),
+        ("clicks", SECOND[:8], "1", "running"),
+    ]
+    assert all(line[5].startswith("http://127.0.0.1:") for line in lines[1:])
+    assert "token" not in result.output
+
+
+def test_jobs_shows_one_that_does_not_answer(job, monkeypatch):
+    monkeypatch.setattr(JobClient, "_send", lambda *args: b"gibberish")
+    assert "no answer" in call("jobs").stdout
+
+
+def test_status_shows_epochs_and_the_change_on_trial(job):
+    job.commit()
+    job.update(Update("FM", lambda row: row))
+    result = call("status", "fraud")
+    assert result.exit_code == 0, result.output
+    assert "fraud  running  revision 2" in result.stdout
+    assert "checkpoint somewhere" in result.stdout
+    assert "1 epochs  1,000 rows in  900 out since this start" in result.stdout
+    assert "on trial: revision 2 (FM): pending" in result.stdout
+    assert result.stdout.splitlines()[-1].split() == ["0", "1", "1,000", "900", "500", "2,000"]
+
+
+def test_status_of_a_failed_job_says_why(job):
+    job.status, job.exception = "failed", JobFailed("epoch 3 [red] failed")
+    assert "failed: epoch 3 [red] failed" in call("status", "fraud").stdout
+
+
+# ── which job ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["clicks", SECOND, "0127"])
+def test_a_job_is_named_by_name_or_by_the_beginning_of_its_id(two, name):
+    assert "clicks" in call("status", name).stdout
+
+
+@pytest.mark.parametrize("command", [["status"], ["explain"], ["update"], ["history"], ["revert"]])
+def test_an_unknown_job_is_told_with_those_that_are_served(two, command):
+    more = {"explain": ["FM", "models/new.py:triple"], "update": ["FM", "models/new.py:triple"], "revert": ["1"]}
+    result = call(*command, "frauds", *more.get(command[0], []))
+    assert result.exit_code == 2
+    assert result.stderr == "Error: there is no job 'frauds'. Served are fraud (01234567), clicks (0127aaaa).\n"
+
+
+def test_an_unknown_job_where_none_is_served():
+    result = call("status", "fraud")
+    assert result.exit_code == 2
+    assert "there is no job 'fraud'. No job is served on this machine" in result.stderr
+
+
+def test_a_beginning_that_fits_two_jobs_is_refused(two):
+    result = call("status", "012")
+    assert result.exit_code == 2
+    assert "'012' may be fraud (01234567), clicks (0127aaaa); say which" in result.stderr
+
+
+def test_a_job_that_ends_meanwhile_is_told():
+    enter(Entry(os.getpid(), socket.gethostname(), "http://127.0.0.1:1", "token", FIRST, "fraud", "c", 0.0))
+    result = call("status", "fraud")
+    assert result.exit_code == 1
+    assert "nobody answers at http://127.0.0.1:1" in result.stderr
+    assert len(result.stderr.splitlines()) <= 2
+
+
+# ── update ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("function", "gives"),
+    [
+        ("models/new.py:triple", 6),
+        ("./models/new.py:triple", 6),
+        ("models.new:triple", 6),
+        ("models/new.py:model", 14),
+        ("models/new.py:make()", 22),
+        ("models/new.py:Model()", 10),
+    ],
+)
+def test_update_sends_a_function_by_value(job, function, gives):
+    result = call("update", "fraud", "FM", function, "--no-wait")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("revision 2 (FM): pending")
+    for name in [name for name in sys.modules if name.startswith(("models", "new"))]:
+        del sys.modules[name]  # the job needs none of it
+    assert runs(job) == gives
+
+
+def test_update_waits_and_tells_delay_and_outcome(job):
+    result = call_with_outcome(job, Outcome.APPLIED, "update", "fraud", "FM", "models/new.py:triple")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("revision 2 (FM): applied, in effect after ")
+    assert result.stdout.rstrip().endswith(" ms")
+
+
+def test_update_that_is_rolled_back_exits_with_1(job):
+    result = call_with_outcome(job, Outcome.ROLLED_BACK, "update", "fraud", "FM", "models/new.py:triple")
+    assert result.exit_code == 1
+    assert "revision 2 (FM): rolled back" in result.stdout
+    assert "ValueError: broken" in result.stdout
+    assert runs(job) == 2
+
+
+def test_update_that_the_job_refuses_exits_with_1(job):
+    result = call("update", "fraud", "nobody", "models/new.py:triple")
+    assert result.exit_code == 1
+    assert "Error: flow 'fraud' has no operator 'nobody'" in result.stderr
+    assert [record.outcome for record in job.history()] == [Outcome.REFUSED]
+
+
+def test_update_of_several_operators_with_options(job):
+    result = call(
+        *("update", "fraud", "FM", "models/new.py:triple", "rates", "models/new.py:rates", "--scheduler", "epoch"),
+        *("--note", "why not", "--time-limit", "5 seconds", "--returns", "FM=n bigint, k string", "--no-wait"),
+    )
+    assert result.exit_code == 0, result.output
+    [record] = job.history()
+    assert (record.operators, record.scheduler, record.note) == (("FM", "rates"), "epoch", "why not")
+    assert job.limits == [5.0]
+    assert job.payload("rates").equals(pa.table({"k": ["z"], "rate": [9.0]}))
+
+
+def test_a_file_is_loaded_fresh_for_every_change(job, here, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = here / "models" / "new.py"
+    for factor in (3, 4, 5):
+        file.write_text(file.read_text().replace(f"FACTOR = {factor - 1}", f"FACTOR = {factor}"))
+        os.utime(file, (1e9, 1e9))  # saved twice within a second, and as long as before: so caches see no difference
+        assert call("update", "fraud", "FM", "models/new.py:triple", "--no-wait").exit_code == 0
+        job.commit()
+        assert runs(job) == 2 * factor
+
+
+def test_an_installed_module_is_sent_by_value_too(job, here, monkeypatch):
+    packages = here / "site-packages"
+    packages.mkdir()
+    (packages / "installed_models.py").write_text(dedent(MODULE), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(packages))
+    assert call("update", "fraud", "FM", "installed_models:triple", "--no-wait").exit_code == 0
+    assert job.payload("FM") is not sys.modules["installed_models"].triple, "the job's own may be an older one"
+    assert runs(job) == 6
+
+
+def test_update_is_given_up_by_the_keyboard_but_the_change_goes_on(job, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JobClient, "wait", interrupted)
+    result = call("update", "fraud", "FM", "models/new.py:triple")
+    assert result.exit_code == 1
+    assert "no longer waiting for revision 2 (FM); 'midstream history fraud' tells the outcome" in result.stderr
+    assert job.on_trial is not None
+
+
+def test_update_tells_when_the_job_ends_before_the_outcome(job, monkeypatch):
+    monkeypatch.setattr(job.changes, "request", _ended_at_once(job.changes))
+    result = call("update", "fraud", "FM", "models/new.py:triple")
+    assert result.exit_code == 1
+    assert "revision 2 (FM): pending" in result.stdout
+    assert "job 'fraud' has ended" in result.stdout
+
+
+def _ended_at_once(changes):
+    request = changes.request
+
+    def then_end(*args):
+        change = request(*args)
+        changes.abandon("job 'fraud' has ended")
+        return change
+
+    return then_end
+
+
+WRONG = [
+    (["FM"], "'FM' stands alone: give an operator and a function in turn"),
+    (["FM", "models/new.py:triple", "rates"], "'rates' stands alone"),
+    (["FM", "triple"], "'triple' does not name a function. Write MODULE:FUNCTION"),
+    (["FM", "models/new.py:"], "does not name a function"),
+    (["FM", "models/old.py:triple"], "there is no file 'models/old.py'"),
+    (["FM", "models.old:triple"], "there is no module 'models.old'"),
+    (["FM", "models/new:triple"], "a path must end in .py"),
+    (["FM", "models/new.py:tripple"], "models/new.py has no 'tripple'. Did you mean 'triple'?"),
+    (["FM", "models/new.py:xyz"], "models/new.py has no 'xyz'. It has triple, Model, "),
+    (["FM", "models/new.py:FACTOR()"], "models/new.py:FACTOR is a int and cannot be called; leave out the ()"),
+    (["FM", "models/new.py:triple", "--returns", "FM"], "--returns 'FM' is not OPERATOR=DDL"),
+    (["FM", "models/new.py:triple", "--migrate", "=x"], "--migrate '=x' is not OPERATOR=MODULE:FUNCTION"),
+    (["FM", "models/new.py:triple", "--migrate", "B=models/new.py:back"], "--migrate names B; the operators of this"),
+    (["FM", "models/new.py:triple", "--returns", "B=n int"], "--returns names B; the operators of this"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_a_wrong_command_line_gets_a_short_message_and_exit_code_2(job, arguments, says):
+    for command in ("update", "explain"):
+        result = call(command, "fraud", *arguments)
+        assert result.exit_code == 2, result.output
+        assert says in result.stderr
+        assert len(result.stderr.splitlines()) <= 2
+    assert job.history() == []
+
+
+def test_an_unknown_scheduler_is_told_with_those_that_are_known(job):
+    result = call("update", "fraud", "FM", "models/new.py:triple", "--scheduler", "luck")
+    assert result.exit_code == 2
+    assert "fries-unpruned" in result.stderr
+
+
+def test_a_module_that_fails_shows_the_users_own_traceback(job, here):
+    (here / "models" / "bad.py").write_text("import no_such_thing\n")
+    for function, says in (
+        ("models/bad.py:f", "No module named 'no_such_thing'"),
+        ("models/new.py:broken()", "no weights"),
+    ):
+        result = call("update", "fraud", "FM", function)
+        assert result.exit_code == 1
+        assert result.stderr.startswith("Traceback")
+        assert says in result.stderr
+        assert "midstream/cli" not in result.stderr
+
+
+# ── explain, history, revert ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_explain_prints_the_plan_and_draws_it(job, here):
+    result = call("explain", "fraud", "FM", "models/new.py:triple", "--svg", "plan.svg", "--scheduler", "epoch")
+    assert result.exit_code == 0, result.output
+    assert "expected wait: up to 250 ms" in result.stdout
+    assert "<svg" in (here / "plan.svg").read_text()
+    assert job.history() == []
+    unwritable = call("explain", "fraud", "FM", "models/new.py:triple", "--svg", "no/such/plan.svg")
+    assert unwritable.exit_code == 1
+    assert "cannot write 'no/such/plan.svg'" in unwritable.stderr
+
+
+def test_history_of_a_running_job(job):
+    assert call("history", "fraud").stdout == "The job has not been changed.\n"
+    job.update(Update("FM", lambda row: row), by="ann@host", note="a [bold] move")
+    job.fail("ValueError: broken\nand more")
+    result = call("history", "fraud")
+    assert result.exit_code == 0, result.output
+    line = result.stdout.splitlines()[1]
+    for part in ("2", "ann@host", "FM", "fries", "rolled back", "a [bold] move; ValueError: broken"):
+        assert part in line
+    [record] = json.loads(call("history", "fraud", "--json").stdout)
+    assert (record["by"], record["outcome"], record["updates"][0]["operator"]) == ("ann@host", "rolled back", "FM")
+
+
+def test_history_shows_what_was_refused(job):
+    call("update", "fraud", "nobody", "models/new.py:triple")
+    line = call("history", "fraud").stdout.splitlines()[1]
+    assert "nobody" in line
+    assert "refused" in line
+
+
+def test_history_of_a_job_that_is_not_running_is_read_from_its_checkpoint(here, job):
+    folder = here / "checkpoint"
+    job.update(Update("FM", lambda row: row), by="ann@host")
+    for record in job.history():
+        ChangeLog(str(folder / "changes")).keep(record)
+    identity = Identity(FORMAT, "0.1.0", "j", "fraud", ("in",))
+    (folder / "midstream.json").write_text(json.dumps({f: getattr(identity, f) for f in identity.__struct_fields__}))
+    for named in ("checkpoint", "./checkpoint", str(folder)):
+        result = call("history", named)
+        assert result.exit_code == 0, result.output
+        assert "ann@host" in result.stdout
+
+
+def test_history_of_a_folder_that_is_no_checkpoint(here):
+    result = call("history", "models")
+    assert result.exit_code == 1
+    assert "'models' is not the checkpoint of a job" in result.stderr
+    assert call("history", "nothing").exit_code == 2
+
+
+def test_revert_goes_back_and_waits(job):
+    call("update", "fraud", "FM", "models/new.py:triple", "--no-wait")
+    job.commit()
+    result = call_with_outcome(job, Outcome.APPLIED, "revert", "fraud", "1")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("revision 3 (FM): applied")
+    assert runs(job) == 2
+
+
+def test_revert_that_cannot_be_is_told(job):
+    result = call("revert", "fraud", "7")
+    assert result.exit_code == 1
+    assert "Error: there is no revision 7 to go back to" in result.stderr
+    call("update", "fraud", "FM", "models/new.py:triple", "--no-wait")
+    job.commit()
+    result = call("revert", "fraud", "1", "--migrate", "rates=models/new.py:back")
+    assert result.exit_code == 1
+    assert "migrate= names rates" in result.stderr
+    assert call("revert", "fraud", "one").exit_code == 2
+    assert call("revert", "fraud", "1", "--migrate", "rates").exit_code == 2
+
+
+# ── for real ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_command_in_another_process_changes_the_job(job, here):
+    """What the other commands of this file do within this process, where nothing needs to travel."""
+    source = str(Path(midstream.__file__).parents[1])
+    command = [sys.executable, "-m", "midstream", "update", FIRST[:6], "FM", "models/new.py:make()", "--no-wait"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": source}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "revision 2 (FM): pending\n"), done.stderr
+    assert runs(job) == 22
+    assert job.history()[0].updates[0].label == "Model"

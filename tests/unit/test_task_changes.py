@@ -1,0 +1,138 @@
+"""A task that is told of a change: when it starts, or in the midst of its work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from midstream import Flow, ListSource, NoopSink, Update
+from midstream.change.configuration import first_configuration
+from midstream.change.prepare import prepare
+from midstream.control.messages import Applied, Assignment, StageChange, TaskId
+from midstream.data.blobs import BlobStore
+from midstream.engine.clock import ManualClock
+from midstream.engine.intake import inlet_origin
+from midstream.engine.resources import Resources
+from midstream.engine.slices import SliceSizer
+from midstream.ids import Epoch, PartitionId, Position, Revision, Run, StageIndex
+from midstream.runtime.task import TaskRun
+from midstream.state.access import StateAccess
+
+OLD, NEW = Revision(1), Revision(2)
+TASK = TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(0), 1)
+SCHEMA = pa.schema([("n", pa.int64()), ("v", pa.int64())])
+ROWS = pa.RecordBatch.from_pydict({"n": list(range(40)), "v": [0] * 40}, schema=SCHEMA)
+
+
+def old(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "v": 1}
+
+
+def new(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "v": 2}
+
+
+class Fixed(SliceSizer):
+    """Slices of ten rows."""
+
+    def __init__(self) -> None:
+        super().__init__(10)
+
+    def observe(self, *, rows: int, elapsed_ns: int) -> None:
+        return None
+
+
+class World:
+    """A flow of one map, and a change of it."""
+
+    def __init__(self, folder: Path) -> None:
+        flow = Flow("f")
+        flow.source("in", ListSource([[]], "n bigint, v bigint")).map("m", old).sink("out", NoopSink())
+        store = BlobStore(str(folder / "blobs"))
+        self.before = first_configuration(flow.graph, store, 1)
+        after = prepare(self.before, [Update("m", new)], store, revision=NEW).after
+        self.change = StageChange(NEW, after.programs[0], ("m",))
+        self.resources = Resources(store)
+        self.access = StateAccess("job", str(folder / "state"), str(folder / "local"))
+
+    def task(self, change: StageChange | None = None, switch_at: Position | None = None) -> TaskRun:
+        assignment = Assignment(OLD, self.before.programs[0], self.before.bins, change=change, switch_at=switch_at)
+        return TaskRun(TASK, assignment, self.resources, self.access, clock=ManualClock(), sizer=Fixed())
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def versions(out: list[pa.RecordBatch]) -> list[int]:
+    return [row["v"] for each in out for row in each.to_pylist()]
+
+
+def all_of(task: TaskRun) -> list[int]:
+    return versions([ready for pause in task.run([ROWS]) for ready in pause])
+
+
+def test_a_task_without_a_change_runs_what_it_was_assigned(world: World):
+    assert all_of(world.task()) == [1] * 40
+
+
+@pytest.mark.parametrize("at", [0, 13, 40])
+def test_a_task_switches_where_its_assignment_says(world: World, at: int):
+    task = world.task(world.change, {inlet_origin(0): at})
+    assert all_of(task) == [1] * at + [2] * (40 - at)
+
+
+def test_a_task_that_is_to_switch_at_the_beginning_does(world: World):
+    assert all_of(world.task(world.change, {})) == [2] * 40
+
+
+def test_a_task_that_is_told_of_a_change_and_of_no_place_stays_and_does_not_ask(world: World):
+    task = world.task(world.change, None)
+    out = []
+    for ready in task.run([ROWS]):
+        out += ready
+        assert task.offer(world.change) is None
+    assert versions(out) == [1] * 40
+
+
+def test_a_running_task_asks_where_it_is_and_switches_when_it_may(world: World):
+    task = world.task()
+    out = []
+    for number, ready in enumerate(task.run([ROWS])):
+        out += ready
+        if number == 1:
+            assert task.offer(world.change) == Applied(TASK, NEW, {inlet_origin(0): 20})
+            task.switch()
+    assert versions(out) == [1] * 20 + [2] * 20
+
+
+def test_a_task_that_may_not_switch_stays_to_its_end_and_does_not_ask_again(world: World):
+    task = world.task()
+    out = []
+    for number, ready in enumerate(task.run([ROWS])):
+        out += ready
+        if number == 1:
+            assert task.offer(world.change) is not None
+        elif number > 1:
+            assert task.offer(world.change) is None
+    assert versions(out) == [1] * 40
+
+
+def test_a_task_that_has_taken_all_its_input_does_not_ask(world: World):
+    task = world.task()
+    *_, _last = task.run([ROWS])
+    assert task.offer(world.change) is None
+
+
+def test_what_new_rows_have_reached_is_told_once(world: World):
+    task = world.task(world.change, {inlet_origin(0): 20})
+    told = []
+    for _ in task.run([ROWS]):
+        told.append(task.reached())
+    found = [each for each in told if each is not None]
+    assert [(each.task, each.revision, each.operators) for each in found] == [(TASK, NEW, ("m",))]
+    assert told[2] is not None, "after the slice in which they came"
