@@ -31,7 +31,7 @@ BinId = NewType("BinId", int)
 Origin = NewType("Origin", int)
 """Where rows enter a stage: the number of a wire, or a negative one for an inlet."""
 
-Position = dict[Origin, int]
+InputPosition = dict[Origin, int]
 """How far a task is in its input: rows taken, by origin. An origin that is not named has given none."""
 
 Digest = NewType("Digest", str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.control.change_in_run import Attempts, ChangeInRun, Place
 from midstream.control.messages import ChangeBegun, StageChange, SwitchPoint, TaskId
-from midstream.ids import Digest, Epoch, Origin, PartitionId, Position, Revision, Run, StageIndex
+from midstream.ids import Digest, Epoch, InputPosition, Origin, PartitionId, Revision, Run, StageIndex
 
 PROGRAMS = (Digest("p0"), Digest("p1"), Digest("p2"))
 
@@ -37,11 +37,11 @@ def change(known: Attempts, what: ChangeBegun | None = None, partitions: int = 2
     return ChangeInRun(what or begun(), known, partitions)
 
 
-def at(rows: int) -> Position:
+def at(rows: int) -> InputPosition:
     return {Origin(-1): rows}
 
 
-def points(of: ChangeInRun) -> dict[tuple[int, int], Position | None]:
+def points(of: ChangeInRun) -> dict[tuple[int, int], InputPosition | None]:
     return {(point.stage, point.partition): point.position for point in of.points}
 
 

@@ -26,7 +26,7 @@ from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.errors import MidstreamError, OperatorFailed
-from midstream.ids import BINS, Origin, PartitionId, Position, Revision, WireId
+from midstream.ids import BINS, InputPosition, Origin, PartitionId, Revision, WireId
 from midstream.runtime.local_data import LocalData, by_destination
 
 OLD, NEW = Revision(1), Revision(2)
@@ -173,7 +173,7 @@ def test_operators_before_a_head_have_nothing_to_do_with_it(tmp_path: Path):
 
 def test_the_position_counts_rows_by_where_they_came_in(tmp_path: Path):
     runner = Job(tmp_path, chain, *BOTH).runner("a")
-    seen: list[Position] = []
+    seen: list[InputPosition] = []
     ran(runner, [numbers(0, 15), numbers(15, 25)], {1: lambda: seen.append(runner.position)})
     assert seen == [{inlet_origin(0): 15}]
     assert runner.position == {inlet_origin(0): 25}

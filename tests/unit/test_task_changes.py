@@ -17,7 +17,7 @@ from midstream.engine.clock import ManualClock
 from midstream.engine.intake import inlet_origin
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
-from midstream.ids import Epoch, PartitionId, Position, Revision, Run, StageIndex
+from midstream.ids import Epoch, InputPosition, PartitionId, Revision, Run, StageIndex
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
 
@@ -58,7 +58,7 @@ class World:
         self.resources = Resources(store)
         self.access = StateAccess("job", str(folder / "state"), str(folder / "local"))
 
-    def task(self, change: StageChange | None = None, switch_at: Position | None = None) -> TaskRun:
+    def task(self, change: StageChange | None = None, switch_at: InputPosition | None = None) -> TaskRun:
         assignment = Assignment(OLD, self.before.programs[0], self.before.bins, change=change, switch_at=switch_at)
         return TaskRun(TASK, assignment, self.resources, self.access, clock=ManualClock(), sizer=Fixed())
 

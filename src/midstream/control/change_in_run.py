@@ -21,7 +21,7 @@ from midstream.control.messages import (
     SwitchPoint,
     TaskId,
 )
-from midstream.ids import PartitionId, Position, StageIndex
+from midstream.ids import InputPosition, PartitionId, StageIndex
 
 Place = tuple[StageIndex, PartitionId]
 """A partition of a stage: what attempts have in common."""
@@ -52,7 +52,7 @@ class ChangeInRun:
         self.begun = begun
         self._attempts = attempts
         self._partitions = partitions
-        self._points: dict[Place, Position | None] = {}
+        self._points: dict[Place, InputPosition | None] = {}
         self._reached: set[Place] = set()
         # What a later stage has begun to process was made before, by tasks that had not switched.
         self._too_late = any(attempts.places(stage) for stage in begun.followers)
@@ -81,13 +81,13 @@ class ChangeInRun:
         """The change as a task of this stage must know it."""
         return StageChange(self.begun.revision, self.begun.programs[stage], self.begun.heads.get(stage, ()))
 
-    def start(self, place: Place, *, is_first: bool) -> Position | None:
+    def start(self, place: Place, *, is_first: bool) -> InputPosition | None:
         """Where an attempt that starts now switches."""
         if not self.begun.heads.get(place[0]):
             return None
         return self._points.setdefault(place, {} if is_first else None)
 
-    def apply(self, place: Place, position: Position) -> bool:
+    def apply(self, place: Place, position: InputPosition) -> bool:
         """Whether a task that asks to switch here may."""
         return self._points.setdefault(place, position) == position
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from midstream.data.times import EpochTimes, Watermarks
-from midstream.ids import Digest, Epoch, PartitionId, Position, Revision, Run, StageIndex, WireId
+from midstream.ids import Digest, Epoch, InputPosition, PartitionId, Revision, Run, StageIndex, WireId
 from midstream.metrics import OperatorStats
 from midstream.state.files import FileRef
 from midstream.state.lineage import Rewrite
@@ -57,7 +57,7 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
 
     task: TaskId
     revision: Revision
-    position: Position
+    position: InputPosition
 
 
 class Reached(msgspec.Struct, frozen=True, tag=True):
@@ -167,7 +167,7 @@ class Assignment(msgspec.Struct, frozen=True, tag=True):
     times: EpochTimes = EpochTimes(clock=0)
     lineages: dict[str, bytes] = {}
     change: StageChange | None = None
-    switch_at: Position | None = None
+    switch_at: InputPosition | None = None
     audit: AuditOrder | None = None
 
 
@@ -274,7 +274,7 @@ class SwitchPoint(msgspec.Struct, frozen=True):
 
     stage: StageIndex
     partition: PartitionId
-    position: Position | None
+    position: InputPosition | None
 
 
 class Send(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ from midstream.engine.program import StageProgram
 from midstream.engine.recording import Recorder
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
-from midstream.ids import Origin, PartitionId, Position, Revision, WireId
+from midstream.ids import InputPosition, Origin, PartitionId, Revision, WireId
 from midstream.metrics import OperatorStats
 from midstream.planner.stages import Wire
 from midstream.state.task import TaskState
@@ -99,7 +99,7 @@ class StageRunner:
         self._nodes = {op.name: node_of(op, self._parts) for op in program.operators}
         self._position: Counter[Origin] = Counter()
         self._revised: RevisedStage | None = None
-        self._switch_at: Position | None = None
+        self._switch_at: InputPosition | None = None
         self._head_revision = revision
         self._reached: list[str] = []
         self.is_finishing = False
@@ -110,7 +110,7 @@ class StageRunner:
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def position(self) -> Position:
+    def position(self) -> InputPosition:
         """How far the task is in its input."""
         return dict(self._position)
 
@@ -126,7 +126,7 @@ class StageRunner:
                 node.is_updated = True
         self.at_work_under = self._revision
 
-    def switch(self, at: Position | None = None) -> None:
+    def switch(self, at: InputPosition | None = None) -> None:
         """Let the heads switch: from here on, or where an earlier attempt of the task did."""
         assert self._revised is not None, "prepare() comes first"
         self._switch_at = self.position if at is None else dict(at)

@@ -66,8 +66,8 @@ from midstream.runtime.standing import Standing
 from midstream.runtime.sweeping import Sweeper
 from midstream.state.access import StateAccess
 
-REQUEST = 0.2
-"""The chance, at each step of its epoch, that a change is requested now."""
+EAGERNESS = (0.3, 0.05, 0.01)
+"""Chances, at each step of its epoch, that a change is requested now: at its beginning, or anywhere in it."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,7 @@ class _Runtime:
         self._progress: list[EpochProgress] = []
         self._metrics = JobMetrics()
         self._wanted = deque(sorted(changes, key=lambda each: each.epoch))
+        self._eagerness = rng.choice(EAGERNESS)
         self._epoch = Epoch(0)
         self._start_driver()
 
@@ -307,7 +308,7 @@ class _Runtime:
 
     def _maybe_change(self, *, certainly: bool = False) -> None:
         """Request a change whose epoch it is, now or at a later step; when the epoch is over, certainly."""
-        while self._wanted and self._wanted[0].epoch <= self._epoch and (certainly or self._chance(REQUEST)):
+        while self._wanted and self._wanted[0].epoch <= self._epoch and (certainly or self._chance(self._eagerness)):
             self._request(self._wanted.popleft())
 
     def _request(self, wanted: ChangeAt) -> None:
