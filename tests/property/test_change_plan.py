@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import pyarrow as pa
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -280,6 +281,7 @@ def test_one_unique_operator_protects_what_follows_it_but_not_itself():
 # ── what holds for every flow ─────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 @some
 @given(rngs)
 def test_no_consistent_scheduler_lets_a_row_meet_a_mixture(rng):
@@ -289,6 +291,7 @@ def test_no_consistent_scheduler_lets_a_row_meet_a_mixture(rng):
         assert is_safe(graph, plan_change(graph, updated, scheduler)), (scheduler, shown(graph, updated))
 
 
+@pytest.mark.long
 @some
 @given(rngs)
 def test_nor_do_they_with_blocking_operators(rng):

@@ -20,7 +20,7 @@ from tests.simulation.changing_flows import CONSISTENT, ChangingCase, changing_c
 BAD_LUCK = Faults(crash=0.05, speculate=0.05, repeat=0.3, give_up=0.01, crash_driver=0.005, lose=0.3)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.long) for block in range(1, 4))])
 def test_every_row_is_processed_wholly_before_or_after_each_change(block: int, tmp_path: Path):
     for seed in range(3 * block, 3 * (block + 1)):
         run = check_changes(changing_case_of(seed, tmp_path / str(seed)))

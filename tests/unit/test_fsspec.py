@@ -74,6 +74,7 @@ def files_below(location: str) -> list[str]:
 # A whole life
 
 
+@pytest.mark.long
 def test_a_job_lives_there_as_on_a_local_disk(location, tmp_path, monkeypatch):
     monkeypatch.setattr(lineage, "MIN_ROWS", 3)
     monkeypatch.setattr(lineage, "MERGED_AT_ONCE", 2)

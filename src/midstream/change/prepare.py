@@ -204,8 +204,11 @@ def _label(function: Any) -> str:
 
 
 def _source(function: Any) -> str:
-    """The function's own text, as far as it can be found; for people who read the history."""
-    subject = function if inspect.isroutine(function) else type(function)
+    """The function's own text, as far as it can be found; for people who read the history.
+
+    Of an object it is what is called: to find the text of a class, Python would parse its whole module.
+    """
+    subject = type(function).__call__ if callable(function) and not inspect.isroutine(function) else function
     with contextlib.suppress(OSError, TypeError):
         return inspect.getsource(subject)
     return ""
