@@ -53,6 +53,8 @@ __all__ = ["Heartbeat"]
 
 _log = logging.getLogger("midstream")
 
+CANCEL_AGAIN_S = 0.1
+
 # Set on the query's own copy of the session, so the user's settings stay as they are. Adaptive execution would merge
 # or skip partitions that the coordinator expects to hear from. The buffer towards Python takes a whole frame.
 QUERY_CONF = {
@@ -73,6 +75,7 @@ class _Open:
     run: Run
     configuration: Configuration
     standing: Standing
+    is_over: threading.Event
 
 
 class Heartbeat:
@@ -134,7 +137,9 @@ class Heartbeat:
             self._failed(opened, error)
             raise _RunAgain from None
         with self._lock:
+            opened.is_over.set()
             if self._wants_replay:  # it came when there was nothing left to cancel
+                self._open = None
                 self._control.abandon(EpochAbandoned(epoch, opened.run))
                 raise _RunAgain
             # The epoch is whole only if Spark and the coordinator agree; then its manifest is written, then Spark
@@ -175,7 +180,7 @@ class Heartbeat:
             configuration, run = self.changes.configuration, self._run
             self._run = Run(run + 1)
             self._wants_replay, self._time_is_up = False, None
-            opened = _Open(epoch, run, configuration, standing)
+            opened = _Open(epoch, run, configuration, standing, threading.Event())
             self._control.open(
                 EpochOpened(
                     epoch=epoch,
@@ -197,6 +202,7 @@ class Heartbeat:
     def _failed(self, opened: _Open, error: BaseException) -> None:
         """Returns if the epoch is to be run again, else raises."""
         with self._lock:
+            opened.is_over.set()
             failures = self._control.abandon(EpochAbandoned(opened.epoch, opened.run))
             self._open = None
             self._stop_timer()
@@ -283,7 +289,7 @@ class Heartbeat:
         elif prepared.plan.scheduler is Scheduler.REPLAY:
             change.note("the running epoch is cancelled", in_effect=False)
             self._wants_replay = True
-            self._cancel(self._open.epoch, self._open.run)
+            self._cancel(self._open)
         elif prepared.from_next_epoch:
             change.note("waits for the next epoch", in_effect=False)
         else:
@@ -304,13 +310,24 @@ class Heartbeat:
                 case ChangeNoted():
                     self.changes.noted(instruction)
                 case GiveUpRun(epoch, run):
-                    threading.Thread(target=self._cancel, args=(epoch, run), name="cancel", daemon=True).start()
+                    opened = self._open
+                    if opened is not None and (opened.epoch, opened.run) == (epoch, run):
+                        self._cancel(opened)
                 case _:
                     pass
 
-    def _cancel(self, epoch: Epoch, run: Run) -> None:
-        """Cancel a run, if it is still in progress. The callback notices: its write fails."""
-        self._spark.sparkContext.cancelJobsWithTag(self._tag(epoch, run))
+    def _cancel(self, opened: _Open) -> None:
+        """Cancel a run, and return at once. The callback notices: its write fails.
+
+        Between two jobs of a run there is nothing to cancel, so it is done again until the run is over.
+        """
+
+        def cancel() -> None:
+            while not opened.is_over.is_set():
+                self._spark.sparkContext.cancelJobsWithTag(self._tag(opened.epoch, opened.run))
+                opened.is_over.wait(CANCEL_AGAIN_S)
+
+        threading.Thread(target=cancel, name="cancel", daemon=True).start()
 
     # ── time limits ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -335,4 +352,4 @@ class Heartbeat:
                 f"epoch {opened.epoch} was not done within the time limit of {change.time_limit_s:g} s after the "
                 f"change took effect in it"
             )
-            self._cancel(opened.epoch, opened.run)
+            self._cancel(opened)

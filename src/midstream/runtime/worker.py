@@ -19,12 +19,10 @@ from pyspark import SparkFiles, TaskContext
 
 from midstream.control.channel import Address, Client
 from midstream.control.messages import (
-    Accepted,
     Assignment,
     FromTask,
     Refused,
     Release,
-    StageChange,
     Switch,
     TaskFailed,
     TaskId,
@@ -41,6 +39,7 @@ from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced, OperatorFailed
 from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex
+from midstream.runtime.attention import Attention
 from midstream.runtime.reporting import failure_of
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
@@ -96,15 +95,14 @@ def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
             clock=SystemClock(),
             sizer=worker.sizer(assignment.program),
         )
-        with contextlib.closing(work):
+        with contextlib.closing(work), worker.attending(task, work) as attention:
             try:
-                for ready in work.run(batches):
-                    yield from ready
-                    worker.attend(task, work)
+                for ready in work.run(attention.taking(batches)):
+                    with attention.waiting():
+                        yield from ready
                 report = work.finish()
             finally:
                 revision = work.revision
-                worker.switches.pop(task, None)
     except OperatorFailed as error:
         worker.ask(TaskFailed(task, failure_of(error), revision))
         raise error from None
@@ -136,8 +134,10 @@ class _Worker:
         local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
         self.state = StateAccess(at.job, at.state, os.path.join(local, at.job))
         self.name = WorkerId(socket.gethostname(), os.getpid())
-        self.switches: dict[TaskId, StageChange] = {}
-        """Tasks of this process that were told to switch."""
+        self._guard = threading.Lock()
+        # A process runs one task at a time. What it is told may be there before the task is.
+        self._at_work: tuple[TaskId, Attention] | None = None
+        self._told: Switch | None = None
         self._listens = threading.Event()
         pa.array([0])  # pyarrow imports pandas at its first conversion: not inside the first slice, please
         # The thread that hears of a change must not wait for long until a busy task lets it run.
@@ -154,14 +154,20 @@ class _Worker:
             raise Fenced(f"the coordinator refused {type(message).__name__}: {answer.reason}")
         return answer
 
-    def attend(self, task: TaskId, work: TaskRun) -> None:
-        """Between slices: switch if told so, and tell what the new revision has reached."""
-        if self.switches and (change := self.switches.pop(task, None)) is not None:
-            asked = work.offer(change)
-            if asked is not None and isinstance(self.ask(asked), Accepted):
-                work.switch()
-        if (reached := work.reached()) is not None:
-            self._client.post(reached)
+    @contextlib.contextmanager
+    def attending(self, task: TaskId, work: TaskRun) -> Iterator[Attention]:
+        """Inside, the task hears of changes."""
+        attention = Attention(work, self.ask, self._client.post)
+        with self._guard:
+            self._at_work = (task, attention)
+            if self._told is not None and self._told.task == task:
+                attention.tell(self._told.change)
+        try:
+            with attention:
+                yield attention
+        finally:
+            with self._guard:
+                self._at_work = None
 
     def sizer(self, program: Digest) -> SliceSizer:
         """Slice sizes learnt by earlier tasks of the same program are a good start for the next one."""
@@ -189,11 +195,14 @@ class _Worker:
         self._client.close()
 
     def _make_ready(self, told: Switch) -> None:
-        """Load what the task will need, while it goes on; then it will not have to wait."""
+        """Load what the task will need, while it goes on; then tell it."""
         with contextlib.suppress(CheckpointError):  # the task will run into it, too, and can say so
             self.resources.preload(self.resources.program(told.change.program))
-        self.switches.clear()  # a process runs one task at a time: others are over
-        self.switches[told.task] = told.change
+        with self._guard:
+            self._told = told
+            at_work = self._at_work
+        if at_work is not None and at_work[0] == told.task:
+            at_work[1].tell(told.change)
 
 
 # By address, not by job: a job that was started again is reached at a new one, and the old one answers no more.
