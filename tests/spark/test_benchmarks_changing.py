@@ -15,7 +15,7 @@ from tests.spark.conftest import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-PATIENCE_S = 400
+PATIENCE_S = 900
 
 
 def run_quick(name: str, plot: Path) -> dict[str, Any]:
