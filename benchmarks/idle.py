@@ -70,8 +70,10 @@ class _Stage:
         with contextlib.closing(work):
             began = time.thread_time_ns()
             if is_ready:
-                for _ in work.run(batches):
-                    self.worker.attend(task, work)
+                with self.worker.attending(task, work) as attention:
+                    for _ in work.run(attention.taking(iter(batches))):
+                        with attention.waiting():
+                            pass
             else:
                 for _ in work.run(batches):
                     pass

@@ -147,6 +147,7 @@ def test_the_naive_scheduler_is_caught(spark: Any, tmp_path: Path, gate: Any) ->
     assert "'C'" in str(verdict)
 
 
+@SLOW
 def test_a_change_does_not_wait_for_the_epoch(spark: Any, tmp_path: Path) -> None:
     def slow(row: Row) -> Row:
         time.sleep(0.005)
@@ -209,7 +210,7 @@ def broken_on(number: int, how: str) -> Callable[[Row], Any]:
     return broken
 
 
-@pytest.mark.parametrize("how", ["raises", "hangs", pytest.param("wrong schema", marks=SLOW)])
+@pytest.mark.parametrize("how", ["raises", pytest.param("hangs", marks=SLOW), pytest.param("wrong schema", marks=SLOW)])
 def test_a_change_that_fails_is_rolled_back_and_the_job_goes_on(
     spark: Any, tmp_path: Path, gate: Any, how: str
 ) -> None:
@@ -314,6 +315,7 @@ class SimpleGate:
         return threading.Lock()
 
 
+@SLOW
 def test_the_columns_of_a_sink_may_change_between_epochs(spark: Any, tmp_path: Path) -> None:
     flow = Flow("columns")
     stream = flow.source("numbers", numbers(spark, rows=10)).map("A", marking("a", 1), adds="a int")

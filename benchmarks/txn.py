@@ -1,0 +1,311 @@
+"""Transactions over shared tables: the engine's choice against every fixed strategy, and against how others do it.
+
+SL, GS and TP of the MorphStream paper over its knobs (skew, aborts, length, cost of functions, reads, interval), its
+dynamic workload of four phases, and SL against a plain Python loop. S-Store-like (partitions, serial) and TStream-like
+(operation chains, whole batch again on aborts) run in the same engine, with the same threads. No Spark.
+
+    python -m benchmarks.txn [--quick] [--threads THREADS] [--interval EVENTS] [--plot FILE]
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from benchmarks.report import arguments, closing_line, table
+from benchmarks.workloads import grepsum, ledger, tolls
+from midstream.txn import Batch, Calibration, Engine, MemoryTables, Program
+from midstream.txn.calibrating import calibrate
+from midstream.txn.strategies import FIXED, S_STORE, SERIAL, T_STREAM, Strategy
+
+LONG_ENOUGH = 0.1
+MOST_REPEATS = 30
+
+RIVALS = {"S-Store-like": S_STORE, "TStream-like": T_STREAM}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of the knobs: a program, and a batch of it."""
+
+    name: str
+    program: Program
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything."""
+
+    interval: int
+    repeats: int
+    every_knob: bool
+    each: int  # intervals of a phase
+    loop: int  # intervals for the Python loop
+
+
+FULL = Size(interval=10_240, repeats=3, every_knob=True, each=4, loop=40)
+QUICK = Size(interval=1_024, repeats=2, every_knob=False, each=1, loop=10)
+
+
+def cases(size: Size) -> Iterator[Case]:
+    """Defaults, and each knob turned by itself."""
+    base = ledger.Knobs(interval=size.interval)
+    turns: list[tuple[str, ledger.Knobs]] = [("SL", base), ("SL free of cost", replace(base, cost=0.0))]
+    if size.every_knob:
+        turns += [(f"SL skew {skew}", replace(base, skew=skew)) for skew in (0.0, 0.6, 1.0)]
+        turns += [(f"SL aborts {aborts:.0%}", replace(base, aborts=aborts)) for aborts in (0.3, 0.9)]
+        turns += [("SL cost 1 µs", replace(base, cost=1.0))]
+        turns += [
+            (f"SL interval {interval:,}", replace(base, interval=interval))
+            for interval in (size.interval // 2, size.interval * 4)
+        ]
+    for name, knobs in turns:
+        yield Case(name, ledger.program(knobs.cost), next(ledger.batches(knobs)))
+    grep = grepsum.Knobs(interval=size.interval)
+    greps = [("GS", grep)]
+    if size.every_knob:
+        greps += [("GS free of cost", replace(grep, cost=0.0))]
+        greps += [("GS skew 1.0", replace(grep, skew=1.0)), ("GS aborts 60%", replace(grep, aborts=0.6))]
+        greps += [("GS length 5", replace(grep, length=5, cost=2.0)), ("GS reads 8", replace(grep, reads=8))]
+    for name, shape in greps:
+        yield Case(name, grepsum.plain(shape), next(grepsum.batches(shape)))
+    yield Case("GS windows", grepsum.windowed(grep), next(grepsum.batches(grep, "windowed")))
+    yield Case("GS late keys", grepsum.wandering(grep), next(grepsum.batches(grep, "wandering")))
+    toll = tolls.Knobs(interval=size.interval)
+    yield Case("TP", tolls.program(toll.cost), next(tolls.batches(toll)))
+    if size.every_knob:
+        grouped = replace(toll, hot=0.5)
+        yield Case("TP two groups", tolls.program(toll.cost), next(tolls.batches(grouped)))
+
+
+# ── measuring ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def best_of(repeats: int, action: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of the fastest run, and what it gave; short ones run more often, as the machine may have been busy."""
+    best, found = float("inf"), None
+    until = time.perf_counter() + LONG_ENOUGH
+    for turn in range(MOST_REPEATS):
+        if turn >= repeats and time.perf_counter() > until:
+            break
+        began = time.perf_counter()
+        result = action()
+        spent = time.perf_counter() - began
+        if spent < best:
+            best, found = spent, result
+    return best, found
+
+
+def warm_up(engine: Engine, batch: Batch, strategies: Sequence[Strategy | None]) -> None:
+    """Compile what will be used, on a few events."""
+    few = Batch({name: column[:32] for name, column in batch.columns.items()}, batch.timestamps[:32], batch.kinds[:32])
+    for strategy in strategies:
+        engine.execute(few, MemoryTables(), strategy)
+
+
+def rates(
+    case: Case, strategies: dict[str, Strategy | None], size: Size, engine: Engine
+) -> tuple[dict[str, float], str]:
+    """Transactions per second by strategy, and what the engine said about its choice."""
+    warm_up(engine, case.batch, tuple(strategies.values()))
+    engine.execute(case.batch, MemoryTables())  # what aborts is known from the second batch on
+    found, why = {}, ""
+    for name, strategy in strategies.items():
+
+        def action(strategy: Strategy | None = strategy) -> Any:
+            return engine.execute(case.batch, MemoryTables(), strategy)
+
+        seconds, result = best_of(size.repeats, action)
+        found[name] = len(case.batch) / seconds
+        if name == "adaptive":
+            why = result.explanation
+    return found, why
+
+
+def dynamic(cost: float, size: Size, threads: int, prices: Calibration) -> dict[str, dict[str, float]]:
+    """Transactions per second by strategy, of each phase and of all; each batch counts with its fastest run."""
+    knobs = ledger.Knobs(interval=size.interval, cost=cost)
+    engine = Engine(ledger.program(cost), threads=threads, calibration=prices)
+    strategies: dict[str, Strategy | None] = {"adaptive": None, "serial": SERIAL, **RIVALS}
+    warm_up(engine, next(ledger.batches(knobs)), (*strategies.values(), *FIXED))
+    found: dict[str, dict[str, float]] = {}
+    for name, strategy in strategies.items():
+        tables = MemoryTables()
+        spent: dict[str, float] = {}
+        for phase, batch in ledger.dynamic(knobs, size.each):
+
+            def action(batch: Batch = batch, strategy: Strategy | None = strategy, tables: Any = tables) -> Any:
+                return engine.execute(batch, tables, strategy)
+
+            seconds, result = best_of(size.repeats, action)
+            tables.apply(result, engine.program.tables)
+            spent[phase] = spent.get(phase, 0.0) + seconds
+        count = size.each * size.interval
+        found[name] = {phase: count / seconds for phase, seconds in spent.items()}
+        found[name]["all"] = 4 * count / sum(spent.values())
+    return found
+
+
+def against_a_loop(size: Size, threads: int, prices: Calibration) -> tuple[float, float]:
+    """SL defaults without any cost of functions: the engine, tables and all, and a loop of Python."""
+    knobs = ledger.Knobs(interval=size.interval, cost=0.0)
+    batches = list(itertools.islice(ledger.batches(knobs), size.loop))
+    engine = Engine(ledger.program(0.0), threads=threads, calibration=prices)
+    warm_up(engine, batches[0], (None,))
+    tables = MemoryTables()
+    money: dict[int, float] = {}
+    goods: dict[int, float] = {}
+    ours, loop = float("inf"), float("inf")
+    for batch in batches:
+        began = time.perf_counter()
+        result = engine.execute(batch, tables)
+        tables.apply(result, engine.program.tables)
+        ours = min(ours, time.perf_counter() - began)
+        began = time.perf_counter()
+        committed = ledger.python_loop(batch, money, goods)
+        loop = min(loop, time.perf_counter() - began)
+        if committed != result.committed.tolist():
+            raise AssertionError("the engine and the Python loop disagree")
+    return size.interval / ours, size.interval / loop
+
+
+# ── reporting ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1), help="threads of the engine")
+    parser.add_argument("--interval", type=int, help="events of a batch")
+    options = parser.parse_args()
+    size = QUICK if options.quick else FULL
+    size = replace(size, interval=options.interval or size.interval)
+    prices = calibrate(options.threads)
+    strategies: dict[str, Strategy | None] = {"adaptive": None, **{str(one): one for one in FIXED}, **RIVALS}
+    found: dict[str, dict[str, float]] = {}
+    reasons: dict[str, str] = {}
+    engines: dict[int, Engine] = {}
+    with Progress(transient=True) as progress:
+        every = list(cases(size))
+        steps = progress.add_task("strategies", total=len(every) + 3)
+        for case in every:
+            engine = engines.setdefault(
+                id(case.program), Engine(case.program, threads=options.threads, calibration=prices)
+            )
+            found[case.name], reasons[case.name] = rates(case, strategies, size, engine)
+            progress.advance(steps)
+        phases = {}
+        for cost in (10.0, 0.0):
+            phases[cost] = dynamic(cost, size, options.threads, prices)
+            progress.advance(steps)
+        ours, loop = against_a_loop(size, options.threads, prices)
+        progress.advance(steps)
+    report(found, reasons, phases, ours, loop, options.threads)
+    if options.plot:
+        plot(options.plot, found)
+    closing_line("txn", figures(found, phases, ours, loop), quick=options.quick)
+
+
+def best_fixed(rates_of: dict[str, float]) -> tuple[str, float]:
+    """The fastest of the fixed strategies, by hindsight."""
+    return max(((str(one), rates_of[str(one)]) for one in FIXED), key=lambda pair: pair[1])
+
+
+def figures(
+    found: dict[str, dict[str, float]], phases: dict[float, dict[str, dict[str, float]]], ours: float, loop: float
+) -> dict[str, Any]:
+    """The figures that are wanted."""
+    shares = {name: rate["adaptive"] / best_fixed(rate)[1] for name, rate in found.items()}
+    worst = min(shares, key=lambda name: shares[name])
+    result: dict[str, Any] = {
+        "sl_txn_per_s": round(ours),
+        "python_loop_txn_per_s": round(loop),
+        "python_loop_ratio": round(ours / loop, 1),
+        "adaptive_share_of_best_fixed": round(shares[worst], 2),
+        "worst_case": worst,
+    }
+    for cost, rate in phases.items():
+        suffix = "" if cost else "_free_of_cost"
+        result[f"dynamic_txn_per_s{suffix}"] = round(rate["adaptive"]["all"])
+        result[f"dynamic_over_s_store{suffix}"] = round(rate["adaptive"]["all"] / rate["S-Store-like"]["all"], 2)
+        result[f"dynamic_over_t_stream{suffix}"] = round(rate["adaptive"]["all"] / rate["TStream-like"]["all"], 2)
+    return result
+
+
+def report(
+    found: dict[str, dict[str, float]],
+    reasons: dict[str, str],
+    phases: dict[float, dict[str, dict[str, float]]],
+    ours: float,
+    loop: float,
+    threads: int,
+) -> None:
+    """Tables for people."""
+    rows = []
+    for name, rate in found.items():
+        best, fastest = best_fixed(rate)
+        chosen = ", ".join(line.split(" for ")[0] for line in reasons[name].splitlines())
+        rows.append(
+            (
+                name,
+                f"{rate['adaptive']:,.0f}",
+                chosen,
+                f"{fastest:,.0f}",
+                best,
+                f"{rate['adaptive'] / fastest:.2f}",
+                f"{rate['S-Store-like']:,.0f}",
+                f"{rate['TStream-like']:,.0f}",
+            )
+        )
+    columns = ("", "adaptive/s", "chosen", "best fixed/s", "which", "× best", "S-Store-like/s", "TStream-like/s")
+    table(f"transactions per second, {threads} threads (× best wanted: ≥ 0.9)", columns, rows)
+    for cost, by_strategy in phases.items():
+        adaptive = by_strategy["adaptive"]
+        table(
+            f"four phases, functions of {cost:g} µs (wanted in all: 3 × S-Store-like, 2.2 × TStream-like)",
+            ("", *adaptive, "adaptive is ×"),
+            [
+                (name, *(f"{value:,.0f}" for value in values.values()), f"{adaptive['all'] / values['all']:.2f}")
+                for name, values in by_strategy.items()
+            ],
+        )
+    table(
+        "SL without cost of functions, tables included",
+        ("", "transactions/s", "× loop", "wanted"),
+        [("engine", f"{ours:,.0f}", f"{ours / loop:.1f}", "≥ 5M, ≥ 10 ×"), ("Python loop", f"{loop:,.0f}", "1", "")],
+    )
+
+
+def plot(path: Path, found: dict[str, dict[str, float]]) -> None:
+    """For each case, every strategy as a share of the fastest."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 0.4 * len(found) + 1.5))
+    for row, rate in enumerate(found.values()):
+        fastest = max(rate.values())
+        fixed = [value / fastest for other, value in rate.items() if other != "adaptive" and other not in RIVALS]
+        axes.plot(fixed, [row] * len(fixed), "|", color="#999999", markersize=12)
+        for rival, color in zip(RIVALS, ("#cc6633", "#aa3377"), strict=True):
+            axes.plot(rate[rival] / fastest, row, "x", color=color, label=rival if row == 0 else None)
+        axes.plot(rate["adaptive"] / fastest, row, "o", color="#2255aa", label="adaptive" if row == 0 else None)
+    axes.set_yticks(range(len(found)), list(found))
+    axes.set(xlabel="share of the fastest (bars: fixed strategies)", xlim=(0, 1.03))
+    axes.invert_yaxis()
+    axes.legend(loc="lower left")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Transactions over shared tables: traced once, planned by batch, run as fast as their dependencies allow.
+
+:func:`transaction` declares what an event does to :class:`Table` objects; tracing it for a stream's columns gives a
+:class:`TransactionType`, some of which make a :class:`Program`, which an :class:`Engine` runs batch by batch.
+The engine needs numba (``pip install 'midstream[txn]'``); describing transactions does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from midstream.txn.expressions import TransactionType
+from midstream.txn.program import Program
+from midstream.txn.tables import Table
+from midstream.txn.tracing import Transaction, transaction
+
+if TYPE_CHECKING:
+    from midstream.txn.batches import Batch, MemoryTables, Result, TableSource
+    from midstream.txn.deciding import Calibration
+    from midstream.txn.engine import Engine
+
+__all__ = [
+    "Batch",
+    "Calibration",
+    "Engine",
+    "MemoryTables",
+    "Program",
+    "Result",
+    "Table",
+    "TableSource",
+    "Transaction",
+    "TransactionType",
+    "transaction",
+]
+
+_LAZY = {
+    "Batch": "batches",
+    "Calibration": "deciding",
+    "Engine": "engine",
+    "MemoryTables": "batches",
+    "Result": "batches",
+    "TableSource": "batches",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Only who runs transactions needs numba, and its import takes half a second.
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(f"midstream.txn.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,193 @@
+"""The engine: a batch of events, the tables they touch, a strategy; out come outcomes and what changed."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from midstream.errors import SchemaError
+from midstream.txn.batches import Batch, Change, Result, TableSource, Versions
+from midstream.txn.compiling import machine_for
+from midstream.txn.deciding import Calibration, Decision, decide
+from midstream.txn.kernels import compiled
+from midstream.txn.keys import Keys
+from midstream.txn.planning import Layout
+from midstream.txn.preparing import Prepared, prepare
+from midstream.txn.program import Program
+from midstream.txn.strategies import Strategy
+from midstream.txn.strategies.running import run, run_serial
+
+__all__ = ["Engine"]
+
+Array = npt.NDArray[Any]
+
+PILOT = 64
+"""One in so many transactions, and at least so many, run first, to see what one costs."""
+
+
+class Engine:
+    """Runs batches of one program; the result equals running the transactions one by one in timestamp order.
+
+    ``threads`` defaults to the machine's cores. It keeps nothing between batches but what transactions cost and how
+    many of them aborted: tables come from a :class:`TableSource`, and what changed is in the result.
+
+    >>> from midstream.txn import MemoryTables, Table, transaction
+    >>> accounts = Table("accounts", key="string", value="double", default=0.0)
+    >>> @transaction
+    ... def add(t, e):
+    ...     balance = t.read(accounts, e.who) + e.amount
+    ...     t.require(balance >= 0, "not enough")
+    ...     t.write(accounts, e.who, balance)
+    ...     return {"balance": balance}
+    >>> engine = Engine(Program.of(add.trace({"who": "string", "amount": "double"})), threads=1)
+    >>> events = {"ts": [2, 1, 3], "who": ["ann", "ann", "bob"], "amount": [-6.0, 7.0, -1.0]}
+    >>> result = engine.execute(Batch.of(pa.table(events), order_by="ts"), MemoryTables())
+    >>> result.committed.tolist(), result.returned["balance"].tolist()[:2], result.reason(2)
+    ([True, True, False], [1.0, 7.0], 'not enough')
+    >>> result.changes["accounts"].keys.to_pylist(), result.changes["accounts"].columns[0].tolist()
+    (['ann'], [1.0])
+    """
+
+    def __init__(self, program: Program, *, threads: int | None = None, calibration: Calibration | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise SchemaError(f"an engine needs at least one thread; found {threads}")
+        self.program = program
+        self.threads = threads or os.cpu_count() or 1
+        self.calibration = calibration or Calibration()
+        self.machine = machine_for(program)
+        self.layout = Layout.of(program)
+        self._abort_ratio = 0.0
+        self._cost: float | None = None  # of a transaction, as last measured
+        self._call = float("inf")  # what calling a kernel takes by itself
+
+    def execute(self, batch: Batch, source: TableSource, strategy: Strategy | None = None) -> Result:
+        """Run a batch by a strategy, or by the one that seems fastest; the result explains which and why."""
+        ready = prepare(self.program, batch, source)
+        members = np.arange(len(ready))
+        if strategy is None:
+            explanation = self._adaptively(ready, members)
+        else:
+            run(ready, self.machine, self.layout, members, strategy, self.threads)
+            explanation = f"{strategy}, as asked for"
+        return finish(ready, explanation)
+
+    def _adaptively(self, ready: Prepared, members: Array) -> str:
+        """Run the first few one after the other, decide from what they cost, run the others."""
+        if not len(members):
+            return "nothing to run"
+        if self._is_known_to_be_cheap(members):
+            self._cost = self._timed(ready, members) / len(members)
+            self._note_aborts(ready)
+            return f"serial for {len(members):,} transactions: {self._cost * 1e9:,.0f} ns each, too little to plan for"
+        size = max(PILOT, len(members) // PILOT)
+        pilot, second = members[:size], members[size : 2 * size]
+        # The least of all calls that do nothing, because the first one compiles.
+        self._call = min(self._call, self._timed(ready, pilot[:0]))
+        self._cost = max(self._timed(ready, pilot) - self._call, 0.0) / len(pilot)
+        if len(second):  # the smaller of two: whatever interrupted one of them is no property of the transactions
+            self._cost = min(self._cost, max(self._timed(ready, second) - self._call, 0.0) / len(second))
+        aborted = float(np.count_nonzero(ready.reasons[: 2 * size])) / min(2 * size, len(members))
+        decision = self._decide(ready, members[2 * size :], self._cost, max(aborted, self._abort_ratio))
+        for group in decision.groups:
+            run(ready, self.machine, self.layout, group.members, group.strategy, self.threads, group.units)
+        self._note_aborts(ready)
+        return decision.text
+
+    def _is_known_to_be_cheap(self, members: Array) -> bool:
+        """Whether planning cannot pay by far, going by the batch before; then a pilot does not either."""
+        if self._cost is None or self.program.interpreted:
+            return False
+        price = self.calibration
+        slots = len(members) * int(self.layout.slots.min())
+        return len(members) * self._cost <= price.start + slots * (price.plan + price.join)
+
+    def _timed(self, ready: Prepared, members: Array) -> float:
+        """Seconds that this thread works on transactions; that others had the core for a while says nothing."""
+        began = time.thread_time()
+        run_serial(ready, self.machine, members)
+        return time.thread_time() - began
+
+    def _note_aborts(self, ready: Prepared) -> None:
+        aborted = float(np.count_nonzero(ready.reasons)) / len(ready)
+        self._abort_ratio = (self._abort_ratio + aborted) / 2
+
+    def _decide(self, ready: Prepared, members: Array, cost: float, abort_ratio: float) -> Decision:
+        return decide(
+            ready,
+            self.layout,
+            members,
+            cost=cost,
+            abort_ratio=abort_ratio,
+            threads=self.threads,
+            calibration=self.calibration,
+        )
+
+
+def finish(ready: Prepared, explanation: str = "") -> Result:
+    """What became of a batch that has run, in the order of arrival."""
+    program = ready.program
+    reasons = _by_arrival(ready.reasons, ready.order)
+    return Result(
+        committed=reasons == 0,
+        reasons=reasons,
+        texts=tuple(tuple(require.reason for require in kind.requires) for kind in program.types),
+        kinds=_by_arrival(ready.kinds, ready.order),
+        returned={name: _by_arrival(column, ready.order) for name, column in ready.outputs.items()},
+        changes=_changes(ready),
+        versions=_versions(ready),
+        explanation=explanation,
+    )
+
+
+def _by_arrival(array: Array, order: Array | None) -> Array:
+    if order is None:
+        return array
+    result = np.empty_like(array)
+    result[order] = array
+    return result
+
+
+def _taken(keys: Keys, ids: Array) -> Any:
+    values = keys.values()
+    return values[ids] if isinstance(values, np.ndarray) else values.take(pa.array(ids))
+
+
+def _changes(ready: Prepared) -> dict[str, Change]:
+    changes = {}
+    for number, table in enumerate(ready.program.tables):
+        ids = np.flatnonzero(ready.changed[number])
+        if len(ids):
+            columns = tuple(column[ids] for column in ready.tables[number])
+            changes[table.name] = Change(_taken(ready.known[number], ids), columns)
+    return changes
+
+
+def _versions(ready: Prepared) -> dict[str, Versions]:
+    """The entries of the logs that this batch made: those that hang on a key, in order."""
+    versions = {}
+    for number, log in ready.logs.items():
+        key_of = _linked(log.head, log.older, log.base)
+        entries = np.flatnonzero(key_of >= 0)
+        versions[ready.program.tables[number].name] = Versions(
+            _taken(ready.known[number], key_of[entries]),
+            log.times[entries],
+            tuple(column[entries] for column in log.columns),
+        )
+    return versions
+
+
+@compiled
+def _linked(head: Any, older: Any, base: int) -> Any:
+    """By entry of a log: the key on whose list it is, if it was made since ``base``, else -1."""
+    key_of = np.full(len(older), -1, np.int64)
+    for key in range(len(head)):
+        entry = head[key]
+        while entry >= base:
+            key_of[entry] = key
+            entry = older[entry]
+    return key_of

@@ -1,0 +1,335 @@
+"""What compiled code is made of: how it is compiled, arithmetic with defined edges, hash maps, logs, atomics.
+
+Threads of the engine are ordinary Python threads inside kernels that hold no lock of Python (``nogil``), rather than
+numba's own: those do not survive the fork with which Spark starts its Python workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from midstream.errors import SetupError
+
+try:
+    import numba
+    from numba import types
+    from numba.core import cgutils
+    from numba.extending import intrinsic as _intrinsic
+except ImportError as missing:  # pragma: no cover  # the extra is part of every development environment
+    raise SetupError("transactions need numba; install it with: pip install 'midstream[txn]'") from missing
+
+__all__ = ["OPTIONS", "compiled", "fetch_add", "load_acquire", "pause", "store_release"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = (
+    _intrinsic  # its own types describe the decorated, not the made
+)
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+"""Division by zero gives what numpy gives; other threads run meanwhile."""
+
+SMALLEST = -(2**63)
+LARGEST = 2**63 - 1
+
+
+def compiled(function: F) -> F:
+    """Compile a function when it is first called, and keep the result on disk."""
+    result: F = numba.njit(cache=True, **OPTIONS)(function)
+    return result
+
+
+# ── arithmetic whose edges are defined: see expressions.py ────────────────────────────────────────────────────────
+
+
+@compiled
+def floordiv(a: int, b: int) -> int:
+    """``a // b``; by zero 0. The division of -2**63 by -1, which traps on most processors, wraps around."""
+    if b == 0:
+        return a * 0
+    if b == -1:
+        return int(np.int64(np.uint64(0) - np.uint64(a)))
+    return a // b
+
+
+@compiled
+def modulo(a: int, b: int) -> int:
+    """``a % b``; by zero 0."""
+    if b == 0 or b == -1:
+        return a * 0
+    return a % b
+
+
+@compiled
+def floor(a: float) -> int:
+    """The whole number at or below ``a``."""
+    if a != a:
+        return 0
+    if a >= 9223372036854775808.0:
+        return LARGEST
+    if a <= -9223372036854775808.0:
+        return SMALLEST
+    whole = int(a)  # towards zero
+    return whole - 1 if whole > a else whole
+
+
+@compiled
+def sorted_by(labels: Any, count: int) -> Any:
+    """Positions by label (0 to count - 1), stable: where each label starts, and the positions."""
+    starts = np.zeros(count + 1, np.int64)
+    for x in range(len(labels)):
+        starts[labels[x] + 1] += 1
+    starts = np.cumsum(starts)
+    fill = starts.copy()
+    order = np.empty(len(labels), np.int64)
+    for x in range(len(labels)):
+        order[fill[labels[x]]] = x
+        fill[labels[x]] += 1
+    return starts, order
+
+
+# ── keys that are only known while running: an open hash map from key to id ───────────────────────────────────────
+
+
+@compiled
+def scramble(key: int) -> int:
+    """Spread the bits of a key, so that neighbours do not collide."""
+    x = np.uint64(key)
+    x ^= x >> np.uint64(32)
+    x *= np.uint64(0x9E3779B97F4A7C15)
+    x ^= x >> np.uint64(29)
+    return int(np.int64(x & np.uint64(0x7FFFFFFFFFFFFFFF)))
+
+
+@compiled
+def find_or_add(key: int, direct: Any, slots: Any, ids: Any, keys: Any, count: Any) -> int:
+    """The id of a key; a new key gets the next one. ``keys`` lists them by id, ``count[0]`` says how many there are.
+
+    Small keys have their id in ``direct``, at their own place; the others are in the hash map ``slots`` and ``ids``.
+    """
+    new = count[0]
+    if 0 <= key < len(direct):
+        if direct[key] >= 0:
+            return int(direct[key])
+        direct[key] = new
+    else:
+        mask = len(slots) - 1
+        at = scramble(key) & mask
+        while ids[at] >= 0:
+            if slots[at] == key:
+                return int(ids[at])
+            at = (at + 1) & mask
+        slots[at] = key
+        ids[at] = new
+    keys[new] = key
+    count[0] = new + 1
+    return int(new)
+
+
+@compiled
+def ends(keys: Any) -> Any:
+    """The smallest and the largest key."""
+    low = high = keys[0]
+    for i in range(len(keys)):
+        low = min(low, keys[i])
+        high = max(high, keys[i])
+    return low, high
+
+
+@compiled
+def add_all(keys: Any, found: Any, direct: Any, slots: Any, ids: Any, by_id: Any, count: Any) -> None:
+    """Ids of many keys, as :func:`find_or_add` gives them.
+
+    It lies in the same file, because numba notices changes only of the file in which a function is.
+    """
+    small = len(direct)
+    new = count[0]
+    for i in range(len(keys)):
+        key = keys[i]
+        if 0 <= key < small:  # as find_or_add does, but without a call
+            if direct[key] < 0:
+                direct[key] = new
+                by_id[new] = key
+                new += 1
+            found[i] = direct[key]
+        else:
+            count[0] = new
+            found[i] = find_or_add(key, direct, slots, ids, by_id, count)
+            new = count[0]
+    count[0] = new
+
+
+# ── the log of a table that windows look at: for each key, what was written to it, newest first ───────────────────
+
+
+@compiled
+def log_entry(
+    key: int, i: int, at: int, base: int, stride: int, timestamp: int, head: Any, older: Any, times: Any, newest: Any
+) -> int:
+    """Where transaction ``i`` notes its write: at ``at``, or, if it wrote the key before, there again."""
+    last = head[key]
+    if last >= base and (last - base) // stride == i:
+        return int(last)
+    times[at] = timestamp
+    older[at] = last
+    newest[at] = max(timestamp, newest[last]) if last >= 0 else timestamp
+    head[key] = at
+    return at
+
+
+@compiled
+def window_total(at: int, low: int, high: int, older: Any, times: Any, newest: Any, values: Any, zero: Any) -> Any:
+    """Sum of the values with ``low < time <= high`` and their number."""
+    total = zero
+    count = 0
+    while at >= 0 and newest[at] > low:
+        if low < times[at] <= high:
+            total += values[at]
+            count += 1
+        at = older[at]
+    return total, count
+
+
+@compiled
+def window_best(
+    at: int, low: int, high: int, older: Any, times: Any, newest: Any, values: Any, largest: bool, default: Any
+) -> Any:
+    """The smallest or largest of the values with ``low < time <= high``."""
+    best = default
+    empty = True
+    while at >= 0 and newest[at] > low:
+        if low < times[at] <= high:
+            value = values[at]
+            if empty or (value > best if largest else value < best):
+                best = value
+                empty = False
+        at = older[at]
+    return best
+
+
+@compiled
+def versioned_window_total(
+    version: int,
+    at: int,
+    previous: Any,
+    owners: Any,
+    clock: Any,
+    aborted: Any,
+    versions: Any,
+    low: int,
+    high: int,
+    older: Any,
+    times: Any,
+    newest: Any,
+    values: Any,
+    zero: Any,
+) -> Any:
+    """:func:`window_total`, where the newest values are versions of transactions that are not settled yet."""
+    total = zero
+    count = 0
+    while version >= 0 and clock[owners[version]] > low:
+        if not aborted[owners[version]]:
+            total += versions[version]
+            count += 1
+        version = previous[version]
+    while at >= 0 and newest[at] > low:
+        if low < times[at] <= high:
+            total += values[at]
+            count += 1
+        at = older[at]
+    return total, count
+
+
+@compiled
+def versioned_window_best(
+    version: int,
+    at: int,
+    previous: Any,
+    owners: Any,
+    clock: Any,
+    aborted: Any,
+    versions: Any,
+    low: int,
+    high: int,
+    older: Any,
+    times: Any,
+    newest: Any,
+    values: Any,
+    largest: bool,
+    default: Any,
+) -> Any:
+    """:func:`window_best`, where the newest values are versions of transactions that are not settled yet."""
+    best = default
+    empty = True
+    while version >= 0 and clock[owners[version]] > low:
+        if not aborted[owners[version]]:
+            value = versions[version]
+            if empty or (value > best if largest else value < best):
+                best = value
+                empty = False
+        version = previous[version]
+    while at >= 0 and newest[at] > low:
+        if low < times[at] <= high:
+            value = values[at]
+            if empty or (value > best if largest else value < best):
+                best = value
+                empty = False
+        at = older[at]
+    return best
+
+
+# ── atomics ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    array = context.make_array(signature.args[0])(context, builder, args[0])
+    pointer: Any = cgutils.get_item_pointer  # not annotated
+    return pointer(context, builder, signature.args[0], array, [args[1]], wraparound=False)
+
+
+@intrinsic
+def fetch_add(typing: Any, array: Any, index: Any, value: Any) -> Any:
+    """Add to an element of an array of 64-bit numbers, and give what it was before, as one step."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", _pointer(context, builder, signature, args), args[2], "seq_cst")
+
+    return types.int64(array, types.intp, types.int64), generate
+
+
+@intrinsic
+def load_acquire(typing: Any, array: Any, index: Any) -> Any:
+    """Read an element that another thread writes with :func:`store_release`; what it wrote before is visible then."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_pointer(context, builder, signature, args), "acquire", 8)
+
+    return types.int64(array, types.intp), generate
+
+
+@intrinsic
+def store_release(typing: Any, array: Any, index: Any, value: Any) -> Any:
+    """Write an element for :func:`load_acquire`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[2], _pointer(context, builder, signature, args), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.int64), generate
+
+
+_give_way = types.ExternalFunction("sched_yield", types.int32())
+
+SPINS = 2000
+"""How often to look before the core is offered to others: a few microseconds."""
+
+
+@compiled
+def pause(spins: int) -> int:
+    """One turn of waiting for another thread; gives the number of turns so far."""
+    if spins >= SPINS:
+        _give_way()
+        return 0
+    return spins + 1

@@ -1,0 +1,122 @@
+"""Keys as numbers, tables in memory, and how code is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.txn import Batch, Engine, MemoryTables, Program, Table, compiling, transaction
+from midstream.txn.calibrating import calibrate
+from midstream.txn.keys import IntKeys, TextKeys
+from midstream.txn.strategies import SERIAL
+
+# Kernels are compiled when they are first used, which takes a minute on a new machine.
+pytestmark = pytest.mark.long
+
+NUMBERS = st.one_of(st.integers(0, 50), st.integers(-(2**63), 2**63 - 1), st.integers(-3, 10_000))
+
+
+@given(st.lists(st.lists(NUMBERS, max_size=60), max_size=5))
+def test_numbers_get_dense_ids_and_keep_them(parts):
+    known = IntKeys()
+    expected: dict[int, int] = {}
+    for part in parts:
+        for key in part:
+            expected.setdefault(key, len(expected))
+        assert known.add(np.array(part, np.int64)).tolist() == [expected[key] for key in part]
+        assert known.values().tolist() == list(expected)
+    for key, number in expected.items():
+        assert known.add_one(key) == number
+
+
+@given(st.lists(st.lists(st.text(max_size=2), max_size=20), max_size=4))
+def test_strings_get_dense_ids_and_keep_them(parts):
+    known = TextKeys()
+    expected: dict[str, int] = {}
+    for part in parts:
+        for key in part:
+            expected.setdefault(key, len(expected))
+        assert known.add(pa.array(part, pa.string())).tolist() == [expected[key] for key in part]
+    assert known.values().to_pylist() == list(expected)
+
+
+def test_large_keys_keep_their_ids_when_small_ones_turn_up():
+    known = IntKeys()
+    large = np.arange(100) + 2**40
+    assert known.add(large).tolist() == list(range(100))
+    assert known.add(np.arange(300)).tolist() == list(range(100, 400))
+    assert known.add(large).tolist() == list(range(100))
+
+
+def test_room_can_be_made_before_keys_come_up_in_compiled_code():
+    known = IntKeys()
+    known.add(np.array([5, 6]))
+    known.reserve(1000)
+    assert len(known.keys) >= 1002
+    assert len(known.slots) >= 2004
+    assert known.add(np.array([6, 2**40, 5])).tolist() == [1, 2, 0]
+
+
+def test_what_windows_no_longer_reach_can_be_forgotten():
+    heat = Table("heat", key="bigint", value="double", default=0.0)
+
+    @transaction
+    def note(t: Any, e: Any) -> dict[str, Any]:
+        before = t.window(heat, e.key, 10, "count")
+        t.write(heat, e.key, e.value)
+        return {"before": before}
+
+    program = Program.of(note.trace({"key": "bigint", "value": "double"}))
+    engine, tables = Engine(program, threads=1), MemoryTables()
+
+    def run(*times: int) -> list[int]:
+        columns = {"ts": np.array(times), "key": np.ones(len(times), np.int64), "value": np.ones(len(times))}
+        result = engine.execute(Batch.of(columns, order_by="ts"), tables, SERIAL)
+        tables.apply(result, program.tables)
+        found: list[int] = result.returned["before"].tolist()
+        return found
+
+    assert run(1, 5, 9) == [0, 1, 2]
+    assert run(11, 12) == [2, 3]
+    tables.forget(heat, before=9)
+    assert len(tables.history(heat, np.array([1])).rows) == 3
+    assert run(13) == [3]
+
+
+def test_generated_code_is_kept_on_disk_and_found_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("MIDSTREAM_CACHE", str(tmp_path))
+    table = Table("kept", key="bigint", value="bigint", default=0)
+
+    @transaction
+    def put(t: Any, e: Any) -> None:
+        t.write(table, e.key, 41)
+
+    program = Program.of(put.trace({"key": "bigint"}))
+    batch = Batch.of({"ts": np.array([1]), "key": np.array([2])}, order_by="ts")
+    for _ in range(2):
+        compiling._machines.clear()
+        result = Engine(program, threads=1).execute(batch, MemoryTables(), SERIAL)
+        assert result.changes["kept"].columns[0].tolist() == [41]
+    texts = list(tmp_path.rglob("transactions_*.py"))
+    assert len(texts) == 1
+    assert list(tmp_path.rglob("*.nbi")), "numba's own files lie beside it"
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("MIDSTREAM_CACHE", str(blocked))
+    assert compiling._from_disk("x = 1\n") is None
+
+
+@pytest.mark.long
+def test_calibrating_gives_prices():
+    prices = calibrate(threads=1)
+    assert all(value >= 0 for value in vars(prices).values())
+    assert 0 < prices.plan < 1e-4
+    assert prices.column > prices.node > 0

@@ -1,0 +1,162 @@
+"""Tracing a transaction: what it records, and what it says about functions that it cannot record."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from midstream.errors import FunctionError, SchemaError
+from midstream.txn import Program, Table, transaction
+from midstream.txn.expressions import KeySlot, Write
+
+accounts = Table("accounts", key="string", value="double", default=0.0)
+counts = Table("counts", key="bigint", value="bigint", default=0)
+roads = Table("roads", key="bigint", value="speed double, cars bigint", default={"speed": 0.0, "cars": 0})
+SCHEMA = {"src": "string", "dst": "string", "amount": "double", "n": "bigint", "ok": "boolean", "doc": "object"}
+
+
+def traced(function, schema=SCHEMA):
+    return transaction(function).trace(schema)
+
+
+def test_a_transfer_touches_two_keys_and_writes_both():
+    def transfer(t, e):
+        balance = t.read(accounts, e.src)
+        t.require(balance >= e.amount)
+        t.write(accounts, e.src, balance - e.amount)
+        t.write(accounts, e.dst, t.read(accounts, e.dst) + e.amount)
+        return {"left": balance - e.amount}
+
+    kind = traced(transfer)
+    assert [kind.text(slot.key) for slot in kind.slots] == ["e.src", "e.dst"]
+    assert [write.slot for write in kind.writes] == [0, 1]
+    assert [require.reason for require in kind.requires] == ["read(accounts, e.src) >= e.amount"]
+    assert kind.text(kind.returns["left"]) == "read(accounts, e.src) - e.amount"
+    assert kind.columns == {"src": "string", "amount": "double", "dst": "string"}
+    assert not kind.late
+    assert not kind.interpreted
+
+
+def test_the_same_expression_is_one_node():
+    def twice(t, e):
+        t.write(counts, e.n + 1, t.read(counts, e.n + 1) + (e.n + 1))
+
+    kind = traced(twice)
+    assert kind.slots == (KeySlot(0, 2, False),)
+    assert len([node for node in kind.nodes if node.op == "add"]) == 2
+
+
+def test_whole_numbers_become_doubles_where_needed_and_never_the_other_way():
+    kind = traced(lambda t, e: t.write(accounts, e.src, e.n + 1))
+    assert kind.nodes[kind.writes[0].values[0]].op == "to_double"
+    with pytest.raises(FunctionError, match=r"t\.floor\(x\) makes a double whole"):
+        traced(lambda t, e: t.write(counts, e.n, e.amount))
+
+
+def test_named_columns_are_read_and_written_by_name():
+    def drive(t, e):
+        now = t.read(roads, e.n)
+        t.write(roads, e.n, {"cars": now.cars + 1, "speed": now["speed"]})
+
+    kind = traced(drive)
+    assert kind.writes == (Write(0, (1, 4)),)
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (lambda t, e: 1 if t.read(accounts, e.src) > e.amount else 2, "decides on a value"),
+        (lambda t, e: (t.read(accounts, e.src) > 0) and e.ok, "decides on a value"),
+        (lambda t, e: 0 < t.read(accounts, e.src) < 5, "decides on a value"),
+        (lambda t, e: [x + 1 for x in e.amount], "loops over a value"),
+        (lambda t, e: math.sqrt(e.amount), "turns a value into a Python number"),
+        (lambda t, e: range(e.n), "uses a value as a Python number"),
+        (lambda t, e: len(e.amount), "asks for the length"),
+        (lambda t, e: np.maximum(e.amount, 1.0), "function of numpy"),
+    ],
+)
+def test_control_flow_on_values_is_explained(body, line):
+    with pytest.raises(FunctionError, match=line) as error:
+        traced(body)
+    assert "test_txn_tracing.py, line" in str(error.value)
+    assert "lambda t, e:" in str(error.value), "the user's own line"
+    assert "t.where(condition, a, b)" in str(error.value)
+    assert "& | ~ instead of and, or, not" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lambda t, e: t.read("accounts", e.src), "'accounts', which is not a table"),
+        (lambda t, e: t.read(accounts, e.n), "uses a bigint as a key of table 'accounts', whose keys are string"),
+        (lambda t, e: t.read(counts, e.src), "uses a string as a key of table 'counts', whose keys are bigint"),
+        (lambda t, e: t.write(accounts, e.src, e.ok), "gives a boolean where column 'value' of table 'accounts'"),
+        (lambda t, e: t.write(roads, e.n, {"cars": 1}), "wants all of its columns"),
+        (lambda t, e: t.write(roads, e.n, 1.0), "wants all of its columns"),
+        (lambda t, e: t.read(roads, e.n).wheels, "no column 'wheels'; it has: speed, cars"),
+        (lambda t, e: t.read(roads, e.n) + 1, "unsupported operand|name the column"),
+        (lambda t, e: e.amont, "uses column 'amont'; the events have: amount, doc"),
+        (lambda t, e: e.amount // 2, r"Write t\.floor\(a / b\)"),
+        (lambda t, e: e.src + "x", "add on a string|uses 'x'"),
+        (lambda t, e: e.doc + 1, "uses add on an object"),
+        (lambda t, e: t.read(counts, t.read(counts, e.n)), r"say so with t\.key\(value\)"),
+        (lambda t, e: t.window(counts, e.n, 0, "sum"), "window of size 0"),
+        (lambda t, e: t.window(counts, e.n, 5, "median"), "asks for 'median'"),
+        (lambda t, e: t.window(roads, e.n, 5, "sum"), "does not say which column"),
+        (lambda t, e: t.call("len", e.n), "'len', which is not a function"),
+        (lambda t, e: t.call(len), "without values"),
+        (lambda t, e: t.call(len, e.n, returns="text"), "returns 'text'"),
+        (lambda t, e: e.amount + 2**63, "does not fit into 64 bits|uses"),
+        (lambda t, e: t.require(e.amount), "gives a double where a condition wants a boolean"),
+        (lambda t, e: e.n, "returns Symbol"),
+        (lambda t, e: {"n": e.n}, "touches no table"),
+    ],
+)
+def test_mistakes_are_named(body, message):
+    with pytest.raises((FunctionError, SchemaError, TypeError), match=message):
+        traced(body)
+
+
+def test_two_tables_of_one_name_are_refused_within_and_across_transactions():
+    other = Table("accounts", key="string", value="double", default=1.0)
+    with pytest.raises(FunctionError, match="two tables of the name 'accounts'"):
+        traced(lambda t, e: (t.read(accounts, e.src), t.read(other, e.src), None)[-1])
+    one = traced(lambda t, e: t.write(accounts, e.src, 1.0))
+    two = traced(lambda t, e: t.write(other, e.src, 1.0))
+    with pytest.raises(SchemaError, match="disagree about table 'accounts'"):
+        Program.of(one, two)
+
+
+def test_a_schema_of_arrow_will_do():
+    schema = pa.schema({"src": pa.string(), "amount": pa.float32(), "n": pa.int16()})
+    kind = traced(lambda t, e: t.write(accounts, e.src, e.amount + e.n), schema)
+    assert kind.columns == {"src": "string", "amount": "double", "n": "bigint"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": "double", "value": "double", "default": 0.0}, "a key is 'bigint' or 'string'"),
+        ({"value": "double"}, "needs a default"),
+        ({"value": "bigint", "default": 1.5}, "1.5 is not a bigint"),
+        ({"value": "bigint", "default": 2**63}, "does not fit into 64 bits"),
+        ({"value": "bigint", "default": True}, "True is not a bigint"),
+        ({"value": "bigint", "default": math.nan}, "NaN is not a bigint"),
+        ({"value": "a double, b string", "default": {"a": 1, "b": ""}}, "column 'b' is of type string"),
+        ({"value": "a double, b double", "default": {"a": 1}}, "gives each of its columns a value"),
+        ({"value": "a double, b double", "default": 0}, "gives each of its columns a value"),
+    ],
+)
+def test_a_table_says_what_is_wrong_with_it(options, message):
+    with pytest.raises(SchemaError, match=message):
+        Table("t", **options)
+
+
+def test_late_keys_and_python_functions_are_noted():
+    late = traced(lambda t, e: t.write(counts, t.key(t.read(counts, e.n)), 1))
+    assert late.late
+    assert not late.interpreted
+    assert traced(lambda t, e: t.write(accounts, e.src, t.call(math.sqrt, e.amount))).interpreted
