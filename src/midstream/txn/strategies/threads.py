@@ -43,6 +43,6 @@ def _pool() -> ThreadPoolExecutor:
     if pid not in _pools:
         _pools.clear()
         _pools[pid] = ThreadPoolExecutor(
-            max_workers=max(1, (os.cpu_count() or 2) * 2), thread_name_prefix="midstream-txn"
+            max_workers=max(1, (os.cpu_count() or 2) * 2), thread_name_prefix="txn"
         )
     return _pools[pid]
