@@ -42,7 +42,5 @@ def _pool() -> ThreadPoolExecutor:
     pid = os.getpid()
     if pid not in _pools:
         _pools.clear()
-        _pools[pid] = ThreadPoolExecutor(
-            max_workers=max(1, (os.cpu_count() or 2) * 2), thread_name_prefix="txn"
-        )
+        _pools[pid] = ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 2) * 2), thread_name_prefix="txn")
     return _pools[pid]
