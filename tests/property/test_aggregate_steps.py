@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,8 @@ from midstream.flow.model import LATE, Aggregate, Distinct, Operator
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
 from midstream.state.keys import Namespace, encode_key, timer_key
 from tests.epochs import Epochs, cut, epochs, small_blocks
+
+pytestmark = pytest.mark.long
 
 KEYS = pa.schema([pa.field("user", pa.string(), nullable=False), pa.field("n", pa.int32(), nullable=False)])
 TAKES = pa.schema(

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from tests.simulation.state_world import world
 
+pytestmark = pytest.mark.long
+
 
 @given(st.randoms(use_true_random=False), st.integers(1, 10))
 @settings(max_examples=30)
