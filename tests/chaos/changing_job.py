@@ -15,7 +15,7 @@ from typing import Any
 
 from midstream import FileSink, Flow, State, Update
 from midstream.change.records import Outcome
-from tests.chaos.job import JAVA_OPTIONS, PARTITIONS
+from tests.chaos.job import PARTITIONS, session
 
 Row = dict[str, Any]
 
@@ -97,19 +97,7 @@ def version_of(job: Any) -> int:
 
 def main(place: str, master: str, local_state: str | None = None) -> None:
     """Run and change until there are enough epochs."""
-    from pyspark.sql import SparkSession
-
-    folder = Path(place)
-    settings: dict[str, bool | float | int | str | None] = {
-        "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.task.maxFailures": "8",
-    }
-    spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    folder, spark = Path(place), session(master)
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", 2)
     numbers = source.load().selectExpr("value AS n", f"value % {KEYS} AS k")
     job = build(numbers, folder / "out").start(

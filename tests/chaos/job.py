@@ -122,11 +122,10 @@ def streams(spark: Any, folder: Path) -> Iterator[Any]:
         yield reader.json(str(folder / name))
 
 
-def main(place: str, master: str, local_state: str | None = None) -> None:
-    """Run until all input is read."""
+def session(master: str) -> Any:
+    """A small Spark that tries failed tasks again."""
     from pyspark.sql import SparkSession
 
-    folder = Path(place)
     settings: dict[str, bool | float | int | str | None] = {
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": JAVA_OPTIONS,
@@ -137,6 +136,12 @@ def main(place: str, master: str, local_state: str | None = None) -> None:
     }
     spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def main(place: str, master: str, local_state: str | None = None) -> None:
+    """Run until all input is read."""
+    folder, spark = Path(place), session(master)
     orders, payments = streams(spark, folder / "in")
     flow = build(orders, payments, folder / "out")
     job = flow.start(

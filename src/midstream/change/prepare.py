@@ -104,7 +104,7 @@ def prepare(
     """
     graph = revise(current.graph, updates)
     plan = plan_change(graph, [update.operator for update in updates], scheduler)
-    _check_contracts(current.graph, plan)
+    _check_transforms(current.graph, plan)
     waits_for = _state_that_waits(current.graph, graph)
     if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
         _check_outlets(current.graph, graph)
@@ -134,7 +134,7 @@ def prepare(
     return Prepared(current, after, plan, records, waits_for)
 
 
-def _check_contracts(graph: Graph, plan: ChangePlan) -> None:
+def _check_transforms(graph: Graph, plan: ChangePlan) -> None:
     """A transform runs on the driver, in the epoch's own plan."""
     if plan.scheduler in (Scheduler.NAIVE, Scheduler.MULTIVERSION):
         for name in plan.updated:

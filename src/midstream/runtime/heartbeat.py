@@ -268,8 +268,8 @@ class Heartbeat:
             prepared = self.check(request)
             if request.is_tried_before:
                 # The user's code may take its time; epochs go on meanwhile.
-                notes = try_updates(prepared, self._samples, self._checkpoint.blobs, self._checkpoint.states)
-                _log.info("%s", "; ".join(notes))
+                for note in try_updates(prepared, self._samples, self._checkpoint.blobs, self._checkpoint.states):
+                    _log.info("%s", note)
         except MidstreamError as error:
             with self._lock:
                 self.changes.refuse(request, error)
