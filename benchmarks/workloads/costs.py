@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from benchmarks.workloads.fries_w1 import Model
 
-__all__ = ["CostlyModel"]
+__all__ = ["CostlyBatches", "CostlyModel"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,29 @@ class CostlyModel:
         """Score the last payment."""
         until = time.thread_time_ns() + self.cost_us * 1000
         score = self.model(payments)
-        while time.thread_time_ns() < until:
-            pass
+        _work_until(until)
         return score
+
+
+@dataclass(frozen=True)
+class CostlyBatches:
+    """The same batch function, at ``cost_us`` microseconds of a core for each row.
+
+    >>> CostlyBatches(len, cost_us=10)(pa.record_batch({"a": [1, 2, 3]}))
+    3
+    """
+
+    function: Callable[[pa.RecordBatch], Any]
+    cost_us: float
+
+    def __call__(self, batch: pa.RecordBatch) -> Any:
+        """Call it."""
+        until = time.thread_time_ns() + batch.num_rows * self.cost_us * 1000
+        found = self.function(batch)
+        _work_until(until)
+        return found
+
+
+def _work_until(until: float) -> None:
+    while time.thread_time_ns() < until:
+        pass

@@ -17,7 +17,7 @@ score makes worth a second look, F4 spares the merchant's detector the small one
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,10 +74,12 @@ def flow(
     *,
     recent: int = RECENT,
     merchant_recent: int = MERCHANT_RECENT,
+    verdict: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
 ) -> Flow:
     """``source`` gives :func:`payments`; verdicts go to ``sink``. ``merchant_model`` is ``model`` unless it is given.
 
-    A :class:`benchmarks.workloads.costs.CostlyModel` makes FD3 or FD4 as expensive as an experiment wants it.
+    A :class:`benchmarks.workloads.costs.CostlyModel` makes FD3 or FD4 as expensive as an experiment wants it, and
+    :class:`benchmarks.workloads.costs.CostlyBatches` around :func:`judge` as ``verdict`` does so for E1.
     """
     model = model or LinearModel()
     by_user = FraudDetector(model, keep=_KEPT_BY_USER, gives="p_user", recent=recent)
@@ -102,7 +104,7 @@ def flow(
     joined = users.key_by("users", "payment").join(
         "SJ", merchants.key_by("merchants", "payment"), within="0 seconds", right_time="seen", unique=True
     )
-    joined.map_batches("E1", judge, returns=VERDICT).sink("verdicts", sink)
+    joined.map_batches("E1", verdict or judge, returns=VERDICT).sink("verdicts", sink)
     return flow
 
 
