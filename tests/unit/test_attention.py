@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream.control.messages import Accepted, Applied, FromTask, StageChange, Stay, TaskId, ToTask
+from midstream.control.messages import Accepted, Applied, Exhausted, FromTask, StageChange, Stay, TaskId, ToTask
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex
 from midstream.runtime.attention import Attention
 
@@ -24,11 +24,15 @@ class Work:
     def __init__(self, error: Exception | None = None) -> None:
         self.switched_by: list[str] = []
         self.error = error
+        self.is_exhausted = False
 
-    def offer(self, change: StageChange) -> Applied:
+    def offer(self, change: StageChange) -> Applied | Exhausted:
         if self.error is not None:
             raise self.error
-        return Applied(TASK, change.revision, {})
+        return self.exhausted(change) or Applied(TASK, change.revision, {})
+
+    def exhausted(self, change: StageChange) -> Exhausted | None:
+        return Exhausted(TASK, change.revision) if self.is_exhausted else None
 
     def switch(self) -> None:
         self.switched_by.append(threading.current_thread().name)
@@ -37,17 +41,38 @@ class Work:
         return None
 
 
-def attention_of(work: Any, answer: ToTask | None = None) -> Attention:
+def attention_of(work: Any, answer: ToTask | None = None, posted: list[FromTask] | None = None) -> Attention:
     def ask(message: FromTask) -> ToTask:
         return answer or Accepted()
 
-    return Attention(work, ask, lambda message: None)
+    return Attention(work, ask, ([] if posted is None else posted).append)
 
 
-def tell(attention: Attention) -> None:
-    thread = threading.Thread(target=attention.tell, args=(CHANGE,), name="listener")
+def tell(attention: Attention) -> list[FromTask]:
+    """Tell a task to switch; gives what the listener had to say itself."""
+    said: list[FromTask] = []
+    thread = threading.Thread(target=attention.tell, args=(CHANGE, said.append), name="listener")
     thread.start()
     thread.join()
+    return said
+
+
+def test_of_a_task_that_only_writes_what_it_knows_the_listener_says_so_at_once():
+    work = Work()
+    with attention_of(work) as attention:
+        assert tell(attention) == [], "it may still have rows"
+        work.is_exhausted = True
+        assert tell(attention) == [Exhausted(TASK, CHANGE.revision)]
+    assert work.switched_by == []
+
+
+def test_a_task_that_has_no_rows_left_says_so_while_it_waits():
+    work, posted = Work(), list[FromTask]()
+    work.is_exhausted = True
+    with attention_of(work, posted=posted) as attention, attention.waiting():
+        assert tell(attention) == []
+    assert posted == [Exhausted(TASK, CHANGE.revision)]
+    assert work.switched_by == []
 
 
 def test_while_the_task_works_it_switches_itself_before_it_waits_again():

@@ -205,3 +205,19 @@ def test_attempts_are_alive_until_they_say_that_they_are_over():
 def test_places_of_a_stage_are_those_at_which_an_attempt_has_started():
     known = attempts(task(partition=1), task(partition=0), task(stage=1))
     assert known.places(StageIndex(0)) == [place(partition=0), place(partition=1)]
+
+
+def test_a_task_without_rows_left_is_not_waited_for_and_no_other_attempt_may_switch():
+    made = change(attempts(task(), task(partition=1)))
+    assert made.apply(place(), at(5))
+    before = made.in_effect
+    made.exhaust(place(partition=1))
+    assert (before, made.in_effect) == (False, True)
+    assert not made.apply(place(partition=1), at(0)), "another attempt stays"
+
+
+def test_one_that_had_switched_stays_switched():
+    made = change(attempts(task()), partitions=1)
+    made.apply(place(), at(5))
+    made.exhaust(place())
+    assert points(made) == {(0, 0): at(5)}

@@ -17,6 +17,7 @@ from midstream.control.messages import (
     EpochOpened,
     EpochSealed,
     Event,
+    Exhausted,
     Failure,
     FromTask,
     GiveUpRun,
@@ -659,6 +660,16 @@ def test_rows_that_reach_followers_are_noted():
         [ChangeNoted(NEW, task(stage=1, partition=partition), "reached", ("MC",), partition == 1)]
         for partition in (0, 1)
     ], "in effect when both partitions have them"
+
+
+def test_a_task_that_has_no_rows_left_does_not_hold_a_change_up():
+    coordinator = running()
+    start(coordinator, task())
+    coordinator.handle(begin())
+    assert coordinator.handle(Received(PEER, Exhausted(task(run=9), NEW))) == [], "of another run"
+    assert coordinator.handle(Received(PEER, Exhausted(task(), Revision(9)))) == [], "of another change"
+    [noted] = coordinator.handle(Received(PEER, Exhausted(task(), NEW)))
+    assert noted == ChangeNoted(NEW, task(), "has no rows left", (), True)
 
 
 def test_nobody_waits_for_an_answer_to_reached():

@@ -11,7 +11,7 @@ import pytest
 from midstream import Flow, ListSource, NoopSink, Update
 from midstream.change.configuration import first_configuration
 from midstream.change.prepare import prepare
-from midstream.control.messages import Applied, Assignment, StageChange, TaskId
+from midstream.control.messages import Applied, Assignment, Exhausted, StageChange, TaskId
 from midstream.data.blobs import BlobStore
 from midstream.engine.clock import ManualClock
 from midstream.engine.intake import inlet_origin
@@ -122,10 +122,13 @@ def test_a_task_that_may_not_switch_stays_to_its_end_and_does_not_ask_again(worl
     assert versions(out) == [1] * 40
 
 
-def test_a_task_that_has_taken_all_its_input_does_not_ask(world: World):
+def test_a_task_that_has_taken_all_its_input_does_not_ask_but_says_so(world: World):
     task = world.task()
+    assert task.exhausted(world.change) is None, "rows may come"
     *_, _last = task.run([ROWS])
-    assert task.offer(world.change) is None
+    found = task.offer(world.change)
+    assert isinstance(found, Exhausted)
+    assert found.revision == world.change.revision
 
 
 def test_what_new_rows_have_reached_is_told_once(world: World):

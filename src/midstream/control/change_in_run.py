@@ -5,7 +5,8 @@ All attempts of the partition switch there, or none does. A point is fixed
 
 * at a position, when the only attempt there is asks to switch (:meth:`ChangeInRun.apply`);
 * at the beginning, when the first attempt starts after the change began;
-* nowhere, when an attempt has finished under the old revision, or a second one starts while the first may be anywhere.
+* nowhere, when an attempt has taken all of its input under the old revision, or a second one starts while the first may
+  be anywhere.
 
 What stays behind in this way takes effect with the next epoch, which begins under the new revision.
 """
@@ -54,6 +55,7 @@ class ChangeInRun:
         self._partitions = partitions
         self._points: dict[Place, InputPosition | None] = {}
         self._reached: set[Place] = set()
+        self._exhausted: set[Place] = set()
         # What a later stage has begun to process was made before, by tasks that had not switched.
         self._too_late = any(attempts.places(stage) for stage in begun.followers)
         for stage in begun.heads:
@@ -96,6 +98,11 @@ class ChangeInRun:
         if self.begun.heads.get(place[0]):
             self._points.setdefault(place, None)
 
+    def exhaust(self, place: Place) -> None:
+        """An attempt has taken all of its input; if it has not switched, no other one may."""
+        self._points.setdefault(place, None)
+        self._exhausted.add(place)
+
     def reach(self, place: Place) -> None:
         """Rows of the new revision have arrived there."""
         self._reached.add(place)
@@ -106,7 +113,8 @@ class ChangeInRun:
         if self._too_late or self.begun.has_side_entrance:
             return False
         finished = self._attempts.finished
-        told = [place for stage in self.begun.heads for place in self._attempts.places(stage) if place not in finished]
+        over = finished | self._exhausted
+        told = [place for stage in self.begun.heads for place in self._attempts.places(stage) if place not in over]
         if not all(self._points.get(place) is not None for place in told):
             return False
         # Behind an exchange, tasks process what is left of the old revision first.

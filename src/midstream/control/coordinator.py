@@ -8,7 +8,7 @@ State and what moves it::
     └──────┘ ◄─────────────────── └─────────┘ ───────────────────────► └──────┘
                  EpochAbandoned        ▲   │    EpochSealed, not whole → Reject
                                        └───┘
-                        TaskStarted, TaskFinished, TaskFailed, ChangeBegun, Applied, Reached
+                        TaskStarted, TaskFinished, TaskFailed, ChangeBegun, Applied, Reached, Exhausted
 
 Messages of tasks are legal in every state, because tasks outlive the runs they belong to: outside their run they are
 refused, which fences them. Driver events in the wrong state are errors, told with the story of what came before.
@@ -31,6 +31,7 @@ from midstream.control.messages import (
     EpochOpened,
     EpochSealed,
     Event,
+    Exhausted,
     FromTask,
     GiveUpRun,
     Instruction,
@@ -245,7 +246,7 @@ class Coordinator:
             return []
         running = self._running
         if refusal := _fence(running, message.task):
-            return [] if isinstance(message, Reached) else [Send(peer, refusal)]
+            return [] if isinstance(message, Reached | Exhausted) else [Send(peer, refusal)]
         assert running is not None  # _fence refuses everything while idle
         place = (message.task.stage, message.task.partition)
         match message:
@@ -255,6 +256,8 @@ class Coordinator:
                 return _apply(running, peer, message)
             case Reached(task, revision, operators):
                 return _reach(running, task, revision, operators)
+            case Exhausted(task, revision):
+                return _exhaust(running, task, revision)
             case TaskFinished(task):
                 running.finished.setdefault(place, []).append(message)
                 running.attempts.over.add(task)
@@ -305,6 +308,14 @@ def _reach(running: _Running, task: TaskId, revision: Revision, operators: tuple
         return []
     change.reach((task.stage, task.partition))
     return [ChangeNoted(revision, task, "reached", operators, change.in_effect)]
+
+
+def _exhaust(running: _Running, task: TaskId, revision: Revision) -> list[Instruction]:
+    change = running.change
+    if change is None or change.begun.revision != revision:
+        return []
+    change.exhaust((task.stage, task.partition))
+    return [ChangeNoted(revision, task, "has no rows left", (), change.in_effect)]
 
 
 def _finish(running: _Running, task: TaskId) -> list[Instruction]:

@@ -68,6 +68,14 @@ class Reached(msgspec.Struct, frozen=True, tag=True):
     operators: tuple[str, ...]
 
 
+class Exhausted(msgspec.Struct, frozen=True, tag=True):
+    """A task that was to switch has taken all of its input, and calls no function any more: it only has to write what
+    it knows. Posted, as :class:`Reached` is."""
+
+    task: TaskId
+    revision: Revision
+
+
 class StateChange(msgspec.Struct, frozen=True):
     """What a task did to the state of one operator: the file of its changes, and files that replace older ones."""
 
@@ -196,7 +204,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """The job ends: close the functions this process holds open for it."""
 
 
-FromTask = TaskStarted | TaskFinished | TaskFailed | Applied | Reached | WorkerJoined | WorkerReleased
+FromTask = TaskStarted | TaskFinished | TaskFailed | Applied | Reached | Exhausted | WorkerJoined | WorkerReleased
 ToTask = Assignment | Switch | Stay | Accepted | Refused | Release
 
 

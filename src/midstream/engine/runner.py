@@ -114,6 +114,15 @@ class StageRunner:
         """How far the task is in its input."""
         return dict(self._position)
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all input is taken and nothing is said at the end: no function is called any more."""
+        return self.is_finishing and all(
+            version.work.flush is None and (version.work.finish is None or version.work.is_quiet)
+            for node in self._nodes.values()
+            for version in node.versions.values()
+        )
+
     def prepare(self, revised: RevisedStage) -> None:
         """Make ready for chunks of a revision. Its heads go on as before, until :meth:`switch`."""
         self._revised = revised

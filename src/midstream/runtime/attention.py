@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from midstream.control.messages import Accepted, FromTask, StageChange, ToTask
+from midstream.control.messages import Accepted, Exhausted, FromTask, StageChange, ToTask
 from midstream.runtime.task import TaskRun
 
 __all__ = ["Attention"]
@@ -40,8 +40,8 @@ class Attention:
         self._is_over = True
         self._lock.release()
 
-    def tell(self, change: StageChange) -> None:
-        """The task is to switch. Called by another thread than the task's."""
+    def tell(self, change: StageChange, post: Callable[[FromTask], None]) -> None:
+        """The task is to switch. Called by another thread than the task's, which has a way of its own to ``post``."""
         # Noted first: if the task is at work now, it looks before it lets go of the lock.
         self._told = change
         if self._lock.acquire(blocking=False):
@@ -51,6 +51,9 @@ class Attention:
                 self._failure = error
             finally:
                 self._lock.release()
+        elif (exhausted := self._work.exhausted(change)) is not None:
+            # It is busy with nothing but writing what it knows, which can take as long as hundreds of slices.
+            post(exhausted)
 
     def attend(self) -> None:
         """Between slices, by the task's thread: switch if told so, and tell what the new revision has reached."""
@@ -84,5 +87,7 @@ class Attention:
         if change is None or self._is_over:
             return
         asked = self._work.offer(change)
-        if asked is not None and isinstance(self._ask(asked), Accepted):
+        if isinstance(asked, Exhausted):
+            self._post(asked)
+        elif asked is not None and isinstance(self._ask(asked), Accepted):
             self._work.switch()

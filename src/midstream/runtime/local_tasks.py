@@ -12,6 +12,7 @@ from midstream.control.coordinator import Coordinator
 from midstream.control.messages import (
     Accepted,
     Assignment,
+    Exhausted,
     FromTask,
     Refused,
     StageChange,
@@ -123,7 +124,9 @@ class Attempt:
         change = self._world.told(self.task)
         if change is not None:
             asked = run.offer(change)
-            if asked is not None and isinstance(self._ask(asked), Accepted):
+            if isinstance(asked, Exhausted):
+                self._world.say(asked, self._coordinator)
+            elif asked is not None and isinstance(self._ask(asked), Accepted):
                 run.switch()
         if (reached := run.reached()) is not None:
             self._world.say(reached, self._coordinator)

@@ -9,6 +9,7 @@ import pyarrow as pa
 from midstream.control.messages import (
     Applied,
     Assignment,
+    Exhausted,
     Reached,
     StageChange,
     StateChange,
@@ -83,16 +84,22 @@ class TaskRun:
                 self._runner.switch(self._switch_at)
         return self._runner.run(batches)
 
-    def offer(self, change: StageChange) -> Applied | None:
+    def offer(self, change: StageChange) -> Applied | Exhausted | None:
         """What to ask the coordinator when the task was told to switch; nothing if it is too late for that.
 
         Only between slices. If the coordinator agrees, :meth:`switch` comes next.
         """
-        if self._runner.is_finishing or self._change is not None:
+        if self._change is not None:
             return None
+        if self._runner.is_finishing:
+            return self.exhausted(change)
         self._change = change
         self._prepare(change)
         return Applied(self._task, change.revision, self._runner.position)
+
+    def exhausted(self, change: StageChange) -> Exhausted | None:
+        """What to tell the coordinator if the change makes no difference to this task any more; at any time."""
+        return Exhausted(self._task, change.revision) if self._runner.is_exhausted else None
 
     def switch(self) -> None:
         """Run under the new revision from here on."""

@@ -161,7 +161,7 @@ class _Worker:
         with self._guard:
             self._at_work = (task, attention)
             if self._told is not None and self._told.task == task:
-                attention.tell(self._told.change)
+                attention.tell(self._told.change, self._client.post)
         try:
             with attention:
                 yield attention
@@ -184,7 +184,7 @@ class _Worker:
                 self._listens.set()
                 while not isinstance(message := lifeline.receive(timeout=LISTEN_S), Release):
                     if isinstance(message, Switch):
-                        self._make_ready(message)
+                        self._make_ready(message, lifeline.post)
                 self._end = Fenced("the job is over")
             except ChannelError as error:  # the driver is gone: nobody will use these functions again
                 self._end = error
@@ -194,7 +194,7 @@ class _Worker:
             lifeline.post(WorkerReleased(self.name))
         self._client.close()
 
-    def _make_ready(self, told: Switch) -> None:
+    def _make_ready(self, told: Switch, post: Callable[[FromTask], None]) -> None:
         """Load what the task will need, while it goes on; then tell it."""
         with contextlib.suppress(CheckpointError):  # the task will run into it, too, and can say so
             self.resources.preload(self.resources.program(told.change.program))
@@ -202,7 +202,7 @@ class _Worker:
             self._told = told
             at_work = self._at_work
         if at_work is not None and at_work[0] == told.task:
-            at_work[1].tell(told.change)
+            at_work[1].tell(told.change, post)
 
 
 # By address, not by job: a job that was started again is reached at a new one, and the old one answers no more.

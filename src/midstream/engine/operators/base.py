@@ -30,13 +30,17 @@ class AtWork:
     ``entries`` holds one step per input of the operator. ``take_partials`` takes what senders have added up already, if
     they may do so. ``flush`` gives what follows from rows that were taken but had to wait; called before rows of
     another revision come, and at the end. ``finish`` is called once, behind the last row of the task:
-    what a keyed operator has to say at the end of an epoch (closed windows, fired timers, running totals).
+    what a keyed operator has to say at the end of an epoch (closed windows, fired timers, running totals). ``note`` is
+    what people who look at the operator should know of how it worked. ``is_quiet``: at the end it only writes what it
+    knows; it emits nothing and calls no function of the user's.
     """
 
     entries: tuple[Step, ...]
     finish: Callable[[], Iterator[Mapping[str, pa.RecordBatch]]] | None = None
     take_partials: Step | None = None
     flush: Callable[[], Iterator[Mapping[str, pa.RecordBatch]]] | None = None
+    note: Callable[[], str] | None = None
+    is_quiet: bool = False
 
 
 def call_on_rows(operator: Operator, function: Callable[[dict[str, Any]], Any], batch: pa.RecordBatch) -> list[Any]:

@@ -31,7 +31,7 @@ def distinct_at_work(
 ) -> AtWork:
     """A distinct in place in a task."""
     form = _Distinct(operator, spec, state, times)
-    return AtWork((form.take,), form.finish)
+    return AtWork((form.take,), form.finish, is_quiet=True)
 
 
 class _Distinct:

@@ -57,7 +57,8 @@ def process_at_work(
     key_schema = _key_schema(spec, takes)
     steps = [(number, partial(_migrate, operator, key_schema, function)) for number, function in migrations]
     work = _Process(operator, spec, function, key_schema, keeper, revision, steps)
-    return AtWork((work.rows if spec.form is Form.ROWS else work.batches,), work.finish)
+    entry = work.rows if spec.form is Form.ROWS else work.batches
+    return AtWork((entry,), work.finish, is_quiet=not spec.has_timers)
 
 
 def _key_schema(spec: Process, takes: pa.Schema) -> pa.Schema:
