@@ -42,20 +42,19 @@ class Knobs:
 def _columns(knobs: Knobs) -> dict[str, str]:
     names = [f"w{step}" for step in range(knobs.length)]
     names += [f"r{step}_{read}" for step in range(knobs.length) for read in range(knobs.reads)]
-    return dict.fromkeys(names, "bigint") | {"valid": "boolean"}
+    return dict.fromkeys((*names, "rounds"), "bigint") | {"valid": "boolean"}
 
 
 def plain(knobs: Knobs) -> Program:
-    """``length`` means of ``reads`` keys each, all or nothing."""
-    rounds = rounds_for(knobs.cost)
+    """``length`` means of ``reads`` keys each, all or nothing. The events say how much functions cost, if anything."""
 
     @transaction
     def grep_sum(t: Any, e: Any) -> None:
         t.require(e.valid, "not valid")
         for step in range(knobs.length):
             mean = sum(t.read(records, e[f"r{step}_{read}"]) for read in range(knobs.reads)) // knobs.reads
-            if rounds:
-                mean = t.floor(t.call(spin, mean * 1.0, rounds))
+            if knobs.cost:
+                mean = t.floor(t.call(spin, mean * 1.0, e.rounds))
             t.write(records, e[f"w{step}"], mean)
 
     return Program.of(grep_sum.trace(_columns(knobs)))
@@ -63,12 +62,11 @@ def plain(knobs: Knobs) -> Program:
 
 def windowed(knobs: Knobs) -> Program:
     """Type 0 writes, type 1 sums up windows of the keys that it reads."""
-    rounds = rounds_for(knobs.cost)
 
     @transaction
     def update(t: Any, e: Any) -> None:
         value = t.read(measured, e.w0) + 1.0
-        t.write(measured, e.w0, t.call(spin, value, rounds) if rounds else value)
+        t.write(measured, e.w0, t.call(spin, value, e.rounds) if knobs.cost else value)
 
     @transaction
     def query(t: Any, e: Any) -> dict[str, Any]:
@@ -85,13 +83,12 @@ def _target(total: int, keys: int) -> int:
 
 def wandering(knobs: Knobs) -> Program:
     """Type 0 is plain; type 1 writes the sum to a key that follows from it."""
-    rounds = rounds_for(knobs.cost)
     (plain_type,) = plain(knobs).types
 
     @transaction
     def wander(t: Any, e: Any) -> None:
         total = sum(t.read(records, e[f"r0_{read}"]) for read in range(knobs.reads))
-        value = t.floor(t.call(spin, total * 1.0, rounds)) if rounds else total
+        value = t.floor(t.call(spin, total * 1.0, e.rounds)) if knobs.cost else total
         t.write(records, t.key(_target, total, knobs.keys), value % 1000)
 
     return Program.of(plain_type, wander.trace(_columns(knobs)))
@@ -101,15 +98,18 @@ def batches(knobs: Knobs, sort: str = "plain") -> Iterator[Batch]:
     """Punctuation intervals without end, for ``plain``, ``windowed`` or ``wandering``.
 
     >>> len(next(batches(Knobs(interval=50, reads=3))).columns)
-    6
+    7
     """
     rng = np.random.default_rng(knobs.seed)
     start = 0
     while True:
         size = knobs.interval
         columns: dict[str, Any] = {
-            name: popular(rng, knobs.keys, size, knobs.skew) for name in _columns(knobs) if name != "valid"
+            name: popular(rng, knobs.keys, size, knobs.skew)
+            for name in _columns(knobs)
+            if name not in ("valid", "rounds")
         }
+        columns["rounds"] = np.full(size, rounds_for(knobs.cost))
         columns["valid"] = rng.random(size) >= knobs.aborts
         columns["timestamp"] = np.arange(start, start + size)
         kinds = np.zeros(size, np.int8)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from benchmarks.workloads.shared_tables import popular, rounds_for, spin
-from midstream.txn import Batch, Program, Table, transaction
+from midstream.txn import Batch, Program, Table, Transaction, transaction
 
-__all__ = ["Knobs", "batches", "dynamic", "program", "python_loop"]
+__all__ = ["START", "Knobs", "batches", "dynamic", "program", "python_loop", "rules"]
 
 START = 1_000_000.0
 """What every account and every asset holds at first; enough for any number of small transfers."""
@@ -37,31 +38,41 @@ class Knobs:
     seed: int = 1
 
 
-def program(cost: float) -> Program:
-    """Deposits are type 0, transfers type 1."""
-    rounds = rounds_for(cost)
+def rules(accounts: Table, assets: Table, *, costly: bool = False) -> tuple[Transaction, Transaction]:
+    """What a deposit and a transfer do to the tables; if it is to cost something, the event says how much."""
 
-    def worked(t: Any, value: Any) -> Any:
-        return t.call(spin, value, rounds) if rounds else value
+    def worked(t: Any, e: Any, value: Any) -> Any:
+        return t.call(spin, value, e.rounds) if costly else value
 
     @transaction
     def deposit(t: Any, e: Any) -> None:
-        t.write(accounts, e.account, worked(t, t.read(accounts, e.account) + e.amount))
-        t.write(assets, e.asset, worked(t, t.read(assets, e.asset) + e.amount))
+        t.write(accounts, e.account, worked(t, e, t.read(accounts, e.account) + e.amount))
+        t.write(assets, e.asset, worked(t, e, t.read(assets, e.asset) + e.amount))
 
     @transaction
     def transfer(t: Any, e: Any) -> dict[str, Any]:
         money, goods = t.read(accounts, e.account), t.read(assets, e.asset)
         t.require(money >= e.amount, "not enough money")
         t.require(goods >= e.amount, "not enough goods")
-        t.write(accounts, e.account, worked(t, money - e.amount))
-        t.write(assets, e.asset, worked(t, goods - e.amount))
-        t.write(accounts, e.to_account, worked(t, t.read(accounts, e.to_account) + e.amount))
-        t.write(assets, e.to_asset, worked(t, t.read(assets, e.to_asset) + e.amount))
+        t.write(accounts, e.account, worked(t, e, money - e.amount))
+        t.write(assets, e.asset, worked(t, e, goods - e.amount))
+        t.write(accounts, e.to_account, worked(t, e, t.read(accounts, e.to_account) + e.amount))
+        t.write(assets, e.to_asset, worked(t, e, t.read(assets, e.to_asset) + e.amount))
         return {"left": money - e.amount}
 
-    columns = dict.fromkeys(("account", "asset", "to_account", "to_asset"), "bigint") | {"amount": "double"}
-    return Program.of(deposit.trace(columns), transfer.trace(columns))
+    return deposit, transfer
+
+
+def program(cost: float) -> Program:
+    """Deposits are type 0, transfers type 1."""
+    return _program(costly=cost > 0)
+
+
+@cache
+def _program(costly: bool) -> Program:
+    """What they cost is in the events, so that it is compiled once."""
+    keys = dict.fromkeys(("account", "asset", "to_account", "to_asset", "rounds"), "bigint")
+    return Program.of(*(one.trace({**keys, "amount": "double"}) for one in rules(accounts, assets, costly=costly)))
 
 
 def batches(knobs: Knobs) -> Iterator[Batch]:
@@ -69,7 +80,7 @@ def batches(knobs: Knobs) -> Iterator[Batch]:
 
     >>> first = next(batches(Knobs(interval=100)))
     >>> len(first), sorted(first.columns)
-    (100, ['account', 'amount', 'asset', 'timestamp', 'to_account', 'to_asset'])
+    (100, ['account', 'amount', 'asset', 'rounds', 'timestamp', 'to_account', 'to_asset'])
     """
     rng = np.random.default_rng(knobs.seed)
     start = 0
@@ -95,6 +106,7 @@ def one(knobs: Knobs, rng: np.random.Generator, start: int) -> Batch:
         "to_account": to_account,
         "to_asset": to_asset,
         "amount": amount,
+        "rounds": np.full(size, rounds_for(knobs.cost)),
     }
     return Batch.of(columns, order_by="timestamp", kinds=kinds)
 

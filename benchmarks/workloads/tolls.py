@@ -42,22 +42,22 @@ class Knobs:
 
 
 def program(cost: float) -> Program:
-    """A report of a car's speed on a segment."""
-    rounds = rounds_for(cost)
+    """A report of a car's speed on a segment. The events say how much functions cost, if anything."""
 
     @transaction
     def report(t: Any, e: Any) -> dict[str, Any]:
         t.require(e.speed >= 0.0, "broken speedometer")
         known = t.read(seen, e.segment * CARS + e.car)
         now = t.read(segments, e.segment)
-        speeds = t.call(spin, now.speeds + e.speed, rounds) if rounds else now.speeds + e.speed
+        speeds = t.call(spin, now.speeds + e.speed, e.rounds) if cost else now.speeds + e.speed
         reports, cars = now.reports + 1, now.cars + t.where(known, 0, 1)
         t.write(segments, e.segment, {"speeds": speeds, "reports": reports, "cars": cars})
         t.write(seen, e.segment * CARS + e.car, True)
         crowd = t.max(cars - 50, 0)
         return {"toll": t.where(speeds / reports < 40.0, 2.0 * crowd * crowd, 0.0)}
 
-    return Program.of(report.trace({"segment": "bigint", "car": "bigint", "speed": "double"}))
+    columns = {"segment": "bigint", "car": "bigint", "speed": "double", "rounds": "bigint"}
+    return Program.of(report.trace(columns))
 
 
 def batches(knobs: Knobs) -> Iterator[Batch]:
@@ -80,6 +80,7 @@ def batches(knobs: Knobs) -> Iterator[Batch]:
             "segment": segment,
             "car": rng.integers(0, 2_000, size),
             "speed": speed,
+            "rounds": np.full(size, rounds_for(knobs.cost)),
         }
         yield Batch.of(columns, order_by="timestamp")
         start += size

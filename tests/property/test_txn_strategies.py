@@ -236,7 +236,7 @@ def test_groups_that_share_no_keys_may_have_strategies_of_their_own(monkeypatch)
     def by_component(batch: Any, layout: Any, members: Any, **measured: Any) -> Decision:
         parts = components(batch, layout, members)
         groups = [
-            Group(np.sort(parts.members[parts.starts[x] : parts.starts[x + 1]]), FIXED[x % len(FIXED)], None, "a test")
+            Group(parts.members[parts.starts[x] : parts.starts[x + 1]], FIXED[x % len(FIXED)], None, "a test")
             for x in range(len(parts))
         ]
         return Decision(tuple(groups))

@@ -191,14 +191,6 @@ def test_an_engine_explains_itself():
         Engine(ADD, threads=0)
 
 
-def test_a_calibration_survives_storing_and_nothing_else_passes_for_one():
-    stored = Calibration(start=1.0).to_json()
-    assert Calibration.from_json(stored) == Calibration(start=1.0)
-    for text in ("", "[]", '{"start": "soon"}'):
-        with pytest.raises(SchemaError, match="this is no calibration"):
-            Calibration.from_json(text)
-
-
 def test_strategies_have_names_of_their_own():
     names = [str(strategy) for strategy in (*FIXED, S_STORE, T_STREAM)]
     assert len(set(names)) == len(names) == 19

@@ -12,7 +12,8 @@ from midstream.txn import planning as plan
 from midstream.txn.operations import chains, operations
 from midstream.txn.planning import Layout
 from midstream.txn.preparing import prepare
-from midstream.txn.properties import longest_way, measure
+from midstream.txn.properties import measure
+from midstream.txn.simulating import queue_seconds, work_of
 
 ledger = Table("ledger", key="bigint", value="double", default=9.0)
 
@@ -118,7 +119,7 @@ def test_chains_that_wait_for_each_other_become_one():
     merged, cyclic = chains(operations(batch, layout, members, waiting=True))
     assert cyclic
     assert sorted(np.diff(merged.starts).tolist()) == [1, 6]
-    assert longest_way(merged.starts, merged.before, merged.needed) == 6
+    assert queue_seconds(merged, work_of(merged, np.ones(7)), threads=9, queue=0.0) == 6.0
 
 
 def test_a_key_known_only_while_running_fences_its_table():

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.txn import Batch, Engine, MemoryTables, Program, Table, compiling, transaction
-from midstream.txn.calibrating import calibrate
 from midstream.txn.keys import IntKeys, TextKeys
+from midstream.txn.sorting import order_of
 from midstream.txn.strategies import SERIAL
 
 # Kernels are compiled when they are first used, which takes a minute on a new machine.
@@ -32,6 +32,34 @@ def test_numbers_get_dense_ids_and_keep_them(parts):
         assert known.values().tolist() == list(expected)
     for key, number in expected.items():
         assert known.add_one(key) == number
+
+
+@given(st.lists(st.lists(NUMBERS, max_size=60), max_size=5))
+def test_keys_that_were_cleared_start_anew(parts):
+    known = IntKeys()
+    for part in parts:
+        expected = {key: number for number, key in enumerate(dict.fromkeys(part))}
+        assert known.add(np.array(part, np.int64)).tolist() == [expected[key] for key in part]
+        assert known.values().tolist() == list(expected)
+        known.clear()
+        assert len(known) == 0
+
+
+def test_a_map_that_became_far_too_large_is_not_kept():
+    known = IntKeys()
+    known.add(np.arange(100_000))
+    known.clear()
+    known.add(np.arange(3))
+    known.clear()
+    assert len(known.direct) + len(known.ids) < 5_000
+
+
+@given(st.lists(st.one_of(st.integers(0, 9), st.integers(-(2**63), 2**63 - 1), st.integers(0, 10**6)), max_size=80))
+def test_times_are_sorted_and_arrival_breaks_ties(times):
+    column = np.array([0, *times], np.int64)
+    found = order_of(column)
+    wanted = np.argsort(column, kind="stable")
+    assert (found if len(found) else np.arange(len(column))).tolist() == wanted.tolist()
 
 
 @given(st.lists(st.lists(st.text(max_size=2), max_size=20), max_size=4))
@@ -114,9 +142,28 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
     assert compiling._from_disk("x = 1\n") is None
 
 
-@pytest.mark.long
-def test_calibrating_gives_prices():
-    prices = calibrate(threads=1)
-    assert all(value >= 0 for value in vars(prices).values())
-    assert 0 < prices.plan < 1e-4
-    assert prices.column > prices.node > 0
+def test_strings_in_several_columns_and_types_are_keys_of_one_table():
+    purse = Table("purse", key="string", value="double", default=1.0)
+
+    @transaction
+    def give(t: Any, e: Any) -> None:
+        t.write(purse, e.src, t.read(purse, e.src) - e.amount)
+        t.write(purse, e.dst, t.read(purse, e.dst) + e.amount)
+
+    @transaction
+    def find(t: Any, e: Any) -> None:
+        t.write(purse, e.src, t.read(purse, e.src) + 10 * e.amount)
+
+    columns = {"src": "string", "dst": "string", "amount": "double"}
+    program = Program.of(give.trace(columns), find.trace(columns))
+    engine, tables = Engine(program, threads=1), MemoryTables()
+    for first in (1, 4):  # the second time, in the memory of the first
+        events = {
+            "ts": np.array([first + 2, first, first + 1]),
+            "src": pa.array(["b", "a", "a"]),
+            "dst": pa.array([None, "b", "c"]),
+            "amount": np.array([1.0, 2.0, 3.0]),
+        }
+        result = engine.execute(Batch.of(events, order_by="ts", kinds=[1, 0, 0]), tables)
+        tables.apply(result, program.tables)
+    assert tables.as_dict(purse) == {"a": (-9.0,), "b": (25.0,), "c": (7.0,)}

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from midstream.errors import FunctionError, SchemaError
+from midstream.flow.transactions.expressions import KeySlot, Write
 from midstream.txn import Program, Table, transaction
-from midstream.txn.expressions import KeySlot, Write
 
 accounts = Table("accounts", key="string", value="double", default=0.0)
 counts = Table("counts", key="bigint", value="bigint", default=0)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from midstream.txn.expressions import TransactionType
+from midstream.flow.transactions.expressions import TransactionType
+from midstream.flow.transactions.tables import Table
+from midstream.flow.transactions.tracing import Transaction, transaction
 from midstream.txn.program import Program
-from midstream.txn.tables import Table
-from midstream.txn.tracing import Transaction, transaction
 
 if TYPE_CHECKING:
     from midstream.txn.batches import Batch, MemoryTables, Result, TableSource

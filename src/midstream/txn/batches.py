@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.errors import SchemaError
+from midstream.flow.transactions.tables import Table
 from midstream.txn.keys import keys_for
-from midstream.txn.tables import Table
 
 __all__ = ["Batch", "Change", "History", "MemoryTables", "Result", "TableSource", "Versions"]
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from midstream.errors import SchemaError
+from midstream.flow.transactions.tables import Table
+from midstream.flow.transactions.tracing import transaction
 from midstream.txn import planning
 from midstream.txn.batches import Batch, MemoryTables
-from midstream.txn.compiling import machine_for
+from midstream.txn.compiling import cache_folder, machine_for, write_whole
 from midstream.txn.deciding import Calibration
 from midstream.txn.operations import chains, operations
 from midstream.txn.planning import Layout
@@ -19,13 +25,13 @@ from midstream.txn.preparing import Prepared, prepare
 from midstream.txn.program import Program
 from midstream.txn.strategies import SERIAL, Strategy
 from midstream.txn.strategies.running import run
-from midstream.txn.tables import Table
-from midstream.txn.tracing import transaction
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate", "default_path", "load_calibration", "store_calibration"]
 
 SIZE = 4096
 REPEATS = 30
+ENOUGH = 0.5
+"""Seconds to spend on one measurement, compiling apart."""
 
 _counters = Table("counters", key="bigint", value="bigint", default=0)
 
@@ -44,37 +50,121 @@ def _bump_in_python(t: Any, e: Any) -> None:
     t.write(_counters, e.key, count + 1)
 
 
-def calibrate(threads: int | None = None) -> Calibration:
-    """The machine's prices, from the best of a few runs each; takes some seconds, most of them for compiling."""
+def default_path() -> Path:
+    """Where a machine's calibration is kept: ``calibration.json`` in the user's cache folder."""
+    return cache_folder() / "calibration.json"
+
+
+def store_calibration(prices: Calibration, path: Path | None = None) -> Path:
+    """Keep a calibration for :func:`load_calibration`; gives the file."""
+    path = path or default_path()
+    write_whole(path, prices.to_json())
+    return path
+
+
+def load_calibration(path: Path | None = None) -> Calibration:
+    """What was stored for this machine; the defaults if nothing was. A file that was asked for has to be there.
+
+    >>> load_calibration(Path("nowhere.json"))
+    Traceback (most recent call last):
+    ...
+    midstream.errors.SchemaError: there is no calibration at nowhere.json; make one with: midstream calibrate
+    """
+    place = path or default_path()
+    try:
+        text = place.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if path is None:
+            return Calibration()
+        raise SchemaError(f"there is no calibration at {place}; make one with: midstream calibrate") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SchemaError(f"the calibration at {place} cannot be read: {error}") from error
+    try:
+        return Calibration.from_json(text)
+    except SchemaError as error:
+        raise SchemaError(f"the calibration at {place} is broken: {error}") from error
+
+
+def calibrate(threads: int | None = None, *, limit: float = 20.0) -> Calibration:
+    """The machine's prices, from the best of a few runs each; most of the time goes into compiling, the first time.
+
+    What has not been measured after ``limit`` seconds keeps its default.
+    """
     bench = _Bench(Program.of(_bump.trace({"key": "bigint"})), threads or os.cpu_count() or 1)
     python = _Bench(Program.of(_bump_in_python.trace({"key": "bigint"})), 1)
+    found = _Prices(time.monotonic() + limit)
+    for name, measured in (*_of_schedules(bench, found), *_of_versions(bench, found), *_of_python(python)):
+        found.take(name, measured)
+    return Calibration(**found.prices)
+
+
+@dataclass
+class _Prices:
+    """What was measured so far, and when to stop."""
+
+    until: float
+    prices: dict[str, float] = field(default_factory=dict)
+
+    def take(self, name: str, measured: Callable[[], float]) -> None:
+        if time.monotonic() < self.until:
+            self.prices[name] = max(measured(), 0.0)
+
+    def __getitem__(self, name: str) -> float:
+        return self.prices.get(name, float(getattr(Calibration(), name)))
+
+
+def _of_schedules(bench: _Bench, found: _Prices) -> list[tuple[str, Callable[[], float]]]:
+    """Whole transactions: one after the other in a chain, or all at once."""
     one, scattered, chained = bench.ready(1), bench.ready(SIZE), bench.ready(SIZE, keys=1)
-    slots, steps = SIZE, 2 * SIZE
-    start = bench.time(one, Strategy("strata"))
-    plan = _best(lambda: planning.transactions(scattered, bench.layout, bench.members))
-    bare = bench.time(scattered, SERIAL)
+
+    def plan() -> float:
+        return _best(lambda: planning.transactions(scattered, bench.layout, bench.members)) / SIZE
+
+    def join() -> float:
+        return _best(lambda: planning.components(scattered, bench.layout, bench.members)) / SIZE
+
+    def meeting() -> float:
+        return (bench.time(chained, Strategy("strata")) - found["start"]) / SIZE - found["plan"]
 
     def per_unit(exploration: Any) -> float:
-        spent = bench.time(scattered, Strategy(exploration)) - start - plan - bare / bench.threads
-        return max(spent, 0.0) / SIZE * bench.threads
+        bare = bench.time(scattered, SERIAL) / bench.threads
+        spent = bench.time(scattered, Strategy(exploration)) - found["start"] - SIZE * found["plan"] - bare
+        return spent / SIZE * bench.threads
 
-    eager = bench.time(scattered, Strategy("strata", "operation", "eager"))
-    lazy = bench.time(scattered, Strategy("strata", "operation", "lazy"))
-    found = operations(scattered, bench.layout, bench.members, waiting=True)
+    return [
+        ("start", lambda: bench.time(one, Strategy("strata"))),
+        ("plan", plan),
+        ("join", join),
+        ("meeting", meeting),
+        ("queue", partial(per_unit, "queue")),
+        ("wait", partial(per_unit, "depth")),
+    ]
+
+
+def _of_versions(bench: _Bench, found: _Prices) -> list[tuple[str, Callable[[], float]]]:
+    scattered = bench.ready(SIZE)
+    steps = 2 * SIZE
+
+    def versions(aborts: Any) -> float:
+        return (bench.time(scattered, Strategy("strata", "operation", aborts)) - found["start"]) / steps
+
+    def chain() -> float:
+        ready = operations(scattered, bench.layout, bench.members, waiting=True)
+        return _best(lambda: chains(ready)) / steps
+
+    return [
+        ("operation", lambda: versions("eager")),
+        ("chain", chain),
+        ("repair", lambda: versions("lazy") - found["operation"]),
+    ]
+
+
+def _of_python(python: _Bench) -> list[tuple[str, Callable[[], float]]]:
     nodes = len(python.program.types[0].nodes)
-    return Calibration(
-        start=start,
-        meeting=max(bench.time(chained, Strategy("strata")) - start - plan, 0.0) / SIZE,
-        wait=per_unit("depth"),
-        queue=per_unit("queue"),
-        plan=plan / slots,
-        join=_best(lambda: planning.components(scattered, bench.layout, bench.members)) / slots,
-        operation=max(eager - start, 0.0) / steps,
-        chain=_best(lambda: chains(found)) / steps,
-        repair=max(lazy - eager, 0.0) / steps,
-        node=python.time(python.ready(SIZE), SERIAL) / SIZE / nodes,
-        column=python.time(python.ready(64, keys=1), Strategy("strata")) / 64 / nodes,
-    )
+    return [
+        ("node", lambda: python.time(python.ready(SIZE), SERIAL) / SIZE / nodes),
+        ("column", lambda: python.time(python.ready(64, keys=1), Strategy("strata")) / 64 / nodes),
+    ]
 
 
 class _Bench:
@@ -95,10 +185,15 @@ class _Bench:
 
 
 def _best(action: Callable[[], object]) -> float:
-    """Seconds of the fastest of a few runs; the first one compiles."""
-    best = float("inf")
-    for _ in range(REPEATS):
+    """Seconds of the fastest of a few runs; the first one compiles. Long ones run less often."""
+    best, until = float("inf"), float("inf")
+    for turn in range(REPEATS):
         began = time.perf_counter()
         action()
-        best = min(best, time.perf_counter() - began)
+        ended = time.perf_counter()
+        best = min(best, ended - began)
+        if turn == 0:
+            until = ended + ENOUGH
+        elif ended > until and turn > 2:
+            break
     return best

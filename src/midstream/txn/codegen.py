@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from midstream.txn.expressions import INFIX, Node, TransactionType
+from midstream.flow.transactions.expressions import INFIX, Node, TransactionType
 from midstream.txn.program import Program
 
 __all__ = ["Generated", "adapted", "generate"]

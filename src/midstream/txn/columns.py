@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from midstream.txn.expressions import Node, TransactionType
+from midstream.flow.transactions.expressions import Node, TransactionType
 
 __all__ = ["evaluate"]
 

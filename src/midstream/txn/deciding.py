@@ -3,9 +3,12 @@
 The first transactions of a batch, run one after the other, tell what one costs. Where that is so little that planning
 would not pay, the rest follows in the same way. Otherwise the dependencies are looked at, and the estimates compared:
 
-- whatever the threads, the longest way through the dependencies has to be gone one unit after the other;
+- the schedule of each strategy is gone through on paper (:mod:`.simulating`), with what each part is expected to cost;
 - every stratum costs a meeting of the threads, every unit taken from a queue a few atomic steps, and so on: these
   prices are the :class:`Calibration`, and :func:`midstream.txn.calibrating.calibrate` measures them on a machine.
+
+To look at more strategies takes time as well, so it ends as soon as one is nearly as fast as the threads allow. A batch
+like the one before (:class:`Shape`) is run like that one, without a look.
 """
 
 from __future__ import annotations
@@ -19,15 +22,21 @@ import numpy.typing as npt
 
 from midstream.errors import SchemaError
 from midstream.txn import planning
-from midstream.txn.operations import chains, operations
+from midstream.txn.operations import Operations, chains, operations
 from midstream.txn.planning import Layout, Units
 from midstream.txn.preparing import Prepared
-from midstream.txn.properties import Properties, longest_way, measure
-from midstream.txn.strategies import SERIAL, Strategy
+from midstream.txn.properties import Properties, measure
+from midstream.txn.simulating import depth_seconds, queue_seconds, strata_seconds, work_of
+from midstream.txn.strategies import SERIAL, Aborts, Granularity, Strategy
 
-__all__ = ["Calibration", "Decision", "Group", "decide"]
+__all__ = ["Calibration", "Decision", "Group", "Shape", "decide", "repeat"]
 
 Array = npt.NDArray[Any]
+
+UNEVEN = 1.03
+"""Transactions are not as even as the model has them, and other processes interfere: only a queue makes up for that."""
+GOOD = 1.08
+"""A strategy that takes no more than this many times the least possible is not worth beating."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +61,30 @@ class Calibration:
 
     def to_json(self) -> str:
         """Text to store."""
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), indent=2)
 
     @staticmethod
     def from_json(text: str) -> Calibration:
-        """What :meth:`to_json` stored."""
+        """What :meth:`to_json` stored. Prices that are missing are the defaults, so that older files can be read."""
         try:
             found = json.loads(text)
-            known = {field.name for field in fields(Calibration)}
-            return Calibration(**{name: float(value) for name, value in found.items() if name in known})
-        except (ValueError, TypeError, AttributeError) as error:
-            raise SchemaError(f"this is no calibration: {error}; make one with: midstream calibrate") from error
+        except ValueError as error:
+            raise SchemaError(f"this is no calibration, as it is no JSON: {error}; {_REMEDY}") from error
+        if not isinstance(found, dict):
+            raise SchemaError(f"a calibration is a JSON object of prices; found {type(found).__name__}; {_REMEDY}")
+        names = [field.name for field in fields(Calibration)]
+        for name, value in found.items():
+            if name not in names:
+                raise SchemaError(f"a calibration has no price {name!r}; it has: {', '.join(names)}; {_REMEDY}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
+                raise SchemaError(
+                    f"price {name!r} of a calibration is in seconds, from 0 to {MOST:g}; found {value!r}; {_REMEDY}"
+                )
+        return Calibration(**{name: float(value) for name, value in found.items()})
+
+
+MOST = 1.0
+_REMEDY = "make a new one with: midstream calibrate"
 
 
 @dataclass(frozen=True)
@@ -88,6 +110,50 @@ class Decision:
             f"{group.strategy} for {len(group.members):,} transactions: {group.why}" for group in self.groups
         )
 
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """What :func:`repeat` needs to do the same again."""
+        return tuple(group.strategy for group in self.groups)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What can be told of a batch without planning it: enough to see that it is much like another."""
+
+    transactions: int
+    kinds: tuple[float, ...]  # the share of each
+    keys: int  # how many distinct ones; popular keys make that few
+    cost: float
+    abort_ratio: float
+
+    @staticmethod
+    def of(batch: Prepared, cost: float, abort_ratio: float) -> Shape:
+        """The shape of a batch, given what the pilot found."""
+        shares = np.bincount(batch.kinds, minlength=len(batch.program.types)) / max(1, len(batch))
+        keys = sum(len(known) for known in batch.known)
+        return Shape(len(batch), tuple(shares.tolist()), keys, cost, abort_ratio)
+
+    def is_like(self, other: Shape) -> bool:
+        """Whether what is good for one is good for the other.
+
+        >>> shape = Shape(1000, (0.3, 0.7), 500, 1e-6, 0.01)
+        >>> shape.is_like(Shape(1050, (0.3, 0.7), 510, 1.2e-6, 0.02))
+        True
+        >>> shape.is_like(Shape(1000, (0.0, 1.0), 500, 1e-6, 0.01))
+        False
+        """
+        return (
+            _near(self.transactions, other.transactions, 1.25)
+            and _near(self.keys, other.keys, 1.1)
+            and _near(self.cost, other.cost, 1.5)
+            and abs(self.abort_ratio - other.abort_ratio) <= 0.05
+            and max(abs(a - b) for a, b in zip(self.kinds, other.kinds, strict=True)) <= 0.05
+        )
+
+
+def _near(a: float, b: float, factor: float) -> bool:
+    return a <= b * factor and b <= a * factor
+
 
 @dataclass(frozen=True)
 class _Estimate:
@@ -109,6 +175,22 @@ def decide(
     """Choose how to run some transactions, given the measured cost of one and the share that aborts."""
     model = _Model(batch, layout, cost, abort_ratio, threads, calibration)
     return Decision(tuple(model.groups(members)))
+
+
+def repeat(batch: Prepared, layout: Layout, members: Array, strategies: tuple[Strategy, ...], why: str) -> Decision:
+    """Run transactions as those of another batch: all alike, or the largest component by a strategy of its own."""
+    if len(strategies) == 1:
+        return Decision((Group(members, strategies[0], None, why),))
+    deep, others = _split(batch, members, planning.components(batch, layout, members))
+    return Decision((Group(deep, strategies[0], None, why), Group(others, strategies[1], None, why)))
+
+
+def _split(batch: Prepared, members: Array, parts: Units) -> tuple[Array, Array]:
+    """The transactions of the largest component, and the others."""
+    largest = int(np.diff(parts.starts).argmax())
+    inside = np.zeros(len(batch), np.bool_)
+    inside[parts.members[parts.starts[largest] : parts.starts[largest + 1]]] = True
+    return members[inside[members]], members[~inside[members]]
 
 
 @dataclass(frozen=True)
@@ -137,84 +219,119 @@ class _Model:
 
     def planned(self, members: Array) -> list[Group]:
         """Dependencies are worth a look."""
+        best = self.best(members)
+        if self.is_good(best, members):
+            return [self.explained(members, best)]
         parts = planning.components(self.batch, self.layout, members)
-        sizes = np.diff(parts.starts)
-        fair = len(members) / self.threads
-        largest = int(sizes.max())
-        best = self.best(members, parts)
+        largest = int(np.diff(parts.starts).max())
         rest = len(members) - largest
         # A component above the fair share of a thread, and enough beside it: each may have a strategy of its own.
-        if fair * 1.1 < largest and rest * self.cost > 4 * self.calibration.start:
-            chosen = int(sizes.argmax())
-            inside = np.zeros(len(self.batch), np.bool_)
-            inside[parts.members[parts.starts[chosen] : parts.starts[chosen + 1]]] = True
-            deep, others = self.best(members[inside[members]], None), self.best(members[~inside[members]], None)
+        if largest * self.threads > len(members) * 1.1 and rest * self.cost > 4 * self.calibration.start:
+            inner, outer = _split(self.batch, members, parts)
+            deep, others = self.best(inner), self.best(outer)
             if deep.seconds + others.seconds < best.seconds * 0.95:
                 return [
-                    self.explained(members[inside[members]], deep, "the largest component, "),
-                    self.explained(members[~inside[members]], others, "shares no key with the group above, "),
+                    self.explained(inner, deep, "the largest component, "),
+                    self.explained(outer, others, "shares no key with the group above, "),
                 ]
         return [self.explained(members, best)]
 
-    def best(self, members: Array, parts: Units | None) -> _Estimate:
+    def best(self, members: Array) -> _Estimate:
         """The fastest strategy for transactions, by estimate."""
-        units = planning.transactions(self.batch, self.layout, members)
-        parts = parts or planning.components(self.batch, self.layout, members)
-        estimates = [_Estimate(SERIAL, len(members) * self.cost), *self.whole(members, units, parts)]
-        best = min(estimates, key=lambda estimate: estimate.seconds)
-        ideal = len(members) * self.cost / self.threads
+        best = _least([_Estimate(SERIAL, len(members) * self.cost), *self.whole(members)])
+        if self.is_good(best, members):
+            return best
+        best = _least([best, self.by_component(members)])
         # Versions can shorten the way where whole transactions wait for each other, and only there.
-        if best.seconds > ideal * 1.15 and not self.layout.late.any():
-            best = min([best, *self.on_versions(members)], key=lambda estimate: estimate.seconds)
+        if self.layout.late.any():
+            return best
+        aborts: tuple[Aborts, ...] = ("eager", "lazy")
+        for way in aborts:
+            if self.is_good(best, members) or not self.may_beat(best, members, way):
+                break
+            best = _least([best, *self.on_versions(members, way)])
         return best
 
-    def whole(self, members: Array, units: Units, parts: Units) -> list[_Estimate]:
-        price, count = self.calibration, len(units)
-        widths = np.diff(units.strata[0])
-        rounds = int(np.ceil(widths / self.threads).sum())
-        way = max(count / self.threads, units.depth)
+    def is_good(self, best: _Estimate, members: Array) -> bool:
+        return best.seconds <= GOOD * len(members) * self.cost / self.threads + self.calibration.start
+
+    def may_beat(self, best: _Estimate, members: Array, aborts: Aborts) -> bool:
+        """Whether a look at versions can win back what it takes."""
+        price, count = self.calibration, self.steps(members)
+        look = count * (price.operation + price.chain)
+        least = self.versions_base(members, aborts) + len(members) * self.cost / self.threads
+        return best.seconds - least > look
+
+    def whole(self, members: Array) -> list[_Estimate]:
+        price = self.calibration
+        units = planning.transactions(self.batch, self.layout, members)
+        work = self.work(members)[members]
         planned = price.start + self.slots(members) * price.plan
-        joined = price.start + self.slots(members) * price.join
-        largest = int(np.diff(parts.starts).max())
         return [
-            _Estimate(Strategy("strata"), planned + rounds * self.cost + units.depth * price.meeting, units),
-            _Estimate(Strategy("depth"), planned + way * (self.cost + price.wait) + _uneven(widths, self), units),
-            _Estimate(Strategy("queue"), planned + way * (self.cost + price.queue), units),
             _Estimate(
-                Strategy("queue", "component"),
-                joined + max(largest, count / self.threads) * self.cost + len(parts) / self.threads * price.queue,
+                Strategy("strata"), planned + UNEVEN * strata_seconds(units, work, self.threads, price.meeting), units
             ),
+            _Estimate(
+                Strategy("depth"), planned + UNEVEN * depth_seconds(units, work, self.threads, price.wait), units
+            ),
+            _Estimate(Strategy("queue"), planned + queue_seconds(units, work, self.threads, price.queue), units),
         ]
 
-    def on_versions(self, members: Array) -> list[_Estimate]:
+    def by_component(self, members: Array) -> _Estimate:
         price = self.calibration
-        estimates = []
-        steps = self.layout.steps[self.batch.kinds[members]]
-        count = int(steps.sum())
-        each = self.cost * len(members) / max(1, count)
-        for aborts in ("eager", "lazy"):
-            found = operations(self.batch, self.layout, members, waiting=aborts == "eager")
-            base = price.start + count * price.operation
-            if aborts == "lazy":
-                # What aborted and what had read it runs again, one after the other; how much that is, is a guess.
-                again = min(1.0, self.abort_ratio * 4)
-                base += count * price.repair + again * len(members) * self.cost
-            way = max(count / self.threads, found.units.depth)
-            rounds = int(np.ceil(np.diff(found.units.strata[0]) / self.threads).sum())
-            chained, _ = chains(found)
-            longest = longest_way(chained.starts, chained.before, chained.needed)
-            chain_way = max(count / self.threads, longest)
-            estimates += [
-                _Estimate(Strategy("queue", "operation", aborts), base + way * (each + price.queue)),
-                _Estimate(
-                    Strategy("strata", "operation", aborts), base + rounds * each + found.units.depth * price.meeting
-                ),
-                _Estimate(
-                    Strategy("queue", "chain", aborts),
-                    base + count * price.chain + chain_way * each + len(chained) / self.threads * price.queue,
-                ),
-            ]
-        return estimates
+        parts = planning.components(self.batch, self.layout, members)
+        joined = price.start + self.slots(members) * price.join
+        seconds = queue_seconds(parts, work_of(parts, self.work(members)), self.threads, price.queue)
+        return _Estimate(Strategy("queue", "component"), joined + seconds)
+
+    def on_versions(self, members: Array, aborts: Aborts) -> list[_Estimate]:
+        price = self.calibration
+        found = operations(self.batch, self.layout, members, waiting=aborts == "eager")
+        work = self.step_work(members, found, aborts)
+        base = self.versions_base(members, aborts)
+        estimates = self.explored(found.units, work, base, "operation", aborts)
+        chained, _ = chains(found)
+        return estimates + self.explored(chained, work, base + len(work) * price.chain, "chain", aborts)
+
+    def explored(
+        self, units: Units, work: Array, base: float, granularity: Granularity, aborts: Aborts
+    ) -> list[_Estimate]:
+        price, each, threads = self.calibration, work_of(units, work), self.threads
+        return [
+            _Estimate(
+                Strategy("strata", granularity, aborts),
+                base + UNEVEN * strata_seconds(units, each, threads, price.meeting),
+            ),
+            _Estimate(
+                Strategy("depth", granularity, aborts), base + UNEVEN * depth_seconds(units, each, threads, price.wait)
+            ),
+            _Estimate(Strategy("queue", granularity, aborts), base + queue_seconds(units, each, threads, price.queue)),
+        ]
+
+    def versions_base(self, members: Array, aborts: Aborts) -> float:
+        """What versions take whatever the schedule; that of lazy aborts includes what is done for nothing."""
+        price, count = self.calibration, self.steps(members)
+        base = price.start + count * price.operation
+        if aborts == "eager":
+            return base
+        # What aborted and what had read it runs again, one after the other; how much that is, is a guess.
+        again = min(1.0, self.abort_ratio * 4)
+        return base + count * price.repair + again * len(members) * self.cost
+
+    def work(self, members: Array) -> Array:
+        """Seconds by transaction: the measured cost, shared out by what is in each type."""
+        by_kind = 1 + self.layout.work.sum(axis=1)
+        share: Array = by_kind[self.batch.kinds]
+        seconds: Array = share * (self.cost * len(members) / share[members].sum())
+        return seconds
+
+    def step_work(self, members: Array, found: Operations, aborts: Aborts) -> Array:
+        """Seconds by operation. Eager writes of what aborts do nothing, lazy ones do all their work."""
+        steps = np.arange(len(found.owners)) - found.starts[found.owners]
+        share: Array = self.layout.work[self.batch.kinds[found.owners], steps]
+        done = 1.0 if aborts == "eager" else max(0.05, 1 - self.abort_ratio)
+        seconds: Array = share * (self.cost * len(members) / (max(1.0, share[found.units.members].sum()) * done))
+        return seconds
 
     def interpreted(self, members: Array) -> Group:
         """Python functions hold Python's lock, so threads do not help; columns do where strata are wide."""
@@ -241,11 +358,12 @@ class _Model:
     def slots(self, members: Array) -> int:
         return int(self.layout.slots[self.batch.kinds[members]].sum())
 
+    def steps(self, members: Array) -> int:
+        return int(self.layout.steps[self.batch.kinds[members]].sum())
 
-def _uneven(widths: Array, model: _Model) -> float:
-    """Depth first, the threads' shares of a stratum are fixed: on narrow strata one waits for the other."""
-    narrow = int((widths < model.threads).sum())
-    return narrow * model.calibration.meeting
+
+def _least(estimates: list[_Estimate]) -> _Estimate:
+    return min(estimates, key=lambda estimate: estimate.seconds)
 
 
 def describe(found: Properties) -> str:

@@ -13,11 +13,11 @@ import pyarrow as pa
 from midstream.errors import SchemaError
 from midstream.txn.batches import Batch, Change, Result, TableSource, Versions
 from midstream.txn.compiling import machine_for
-from midstream.txn.deciding import Calibration, Decision, decide
+from midstream.txn.deciding import Calibration, Decision, Shape, decide, repeat
 from midstream.txn.kernels import compiled
 from midstream.txn.keys import Keys
 from midstream.txn.planning import Layout
-from midstream.txn.preparing import Prepared, prepare
+from midstream.txn.preparing import Prepared, Room, prepare
 from midstream.txn.program import Program
 from midstream.txn.strategies import Strategy
 from midstream.txn.strategies.running import run, run_serial
@@ -27,14 +27,17 @@ __all__ = ["Engine"]
 Array = npt.NDArray[Any]
 
 PILOT = 64
-"""One in so many transactions, and at least so many, run first, to see what one costs."""
+"""One in so many transactions, and at least so many, run first, to see what one costs; later on, fewer are enough."""
+
+REPEATS = 16
+"""After so many batches that were run like one before, have a look again."""
 
 
 class Engine:
     """Runs batches of one program; the result equals running the transactions one by one in timestamp order.
 
-    ``threads`` defaults to the machine's cores. It keeps nothing between batches but what transactions cost and how
-    many of them aborted: tables come from a :class:`TableSource`, and what changed is in the result.
+    ``threads`` defaults to the machine's cores. It keeps nothing between batches but what transactions cost, how many
+    of them aborted and how they were run: tables come from a :class:`TableSource`, and what changed is in the result.
 
     >>> from midstream.txn import MemoryTables, Table, transaction
     >>> accounts = Table("accounts", key="string", value="double", default=0.0)
@@ -61,20 +64,28 @@ class Engine:
         self.calibration = calibration or Calibration()
         self.machine = machine_for(program)
         self.layout = Layout.of(program)
-        self._abort_ratio = 0.0
+        self._rooms: list[Room] = []
+        self._last: tuple[Shape, tuple[Strategy, ...]] | None = None
+        self._repeated = 0
+        self._abort_ratio: float | None = None  # of the batch before
         self._cost: float | None = None  # of a transaction, as last measured
         self._call = float("inf")  # what calling a kernel takes by itself
 
     def execute(self, batch: Batch, source: TableSource, strategy: Strategy | None = None) -> Result:
         """Run a batch by a strategy, or by the one that seems fastest; the result explains which and why."""
-        ready = prepare(self.program, batch, source)
-        members = np.arange(len(ready))
+        try:  # a batch has its room to itself, should somebody run several at the same time
+            room = self._rooms.pop()
+        except IndexError:
+            room = Room(self.program)
+        ready = prepare(self.program, batch, source, room)
         if strategy is None:
-            explanation = self._adaptively(ready, members)
+            explanation = self._adaptively(ready, ready.order)
         else:
-            run(ready, self.machine, self.layout, members, strategy, self.threads)
+            run(ready, self.machine, self.layout, ready.order, strategy, self.threads)
             explanation = f"{strategy}, as asked for"
-        return finish(ready, explanation)
+        result = finish(ready, explanation)
+        self._rooms.append(room)
+        return result
 
     def _adaptively(self, ready: Prepared, members: Array) -> str:
         """Run the first few one after the other, decide from what they cost, run the others."""
@@ -84,15 +95,18 @@ class Engine:
             self._cost = self._timed(ready, members) / len(members)
             self._note_aborts(ready)
             return f"serial for {len(members):,} transactions: {self._cost * 1e9:,.0f} ns each, too little to plan for"
-        size = max(PILOT, len(members) // PILOT)
+        size = max(PILOT, len(members) // (PILOT if self._last is None else 4 * PILOT))
         pilot, second = members[:size], members[size : 2 * size]
-        # The least of all calls that do nothing, because the first one compiles.
+        if self._call == float("inf"):  # the first call compiles, and says nothing about the others
+            self._timed(ready, pilot[:0])
         self._call = min(self._call, self._timed(ready, pilot[:0]))
         self._cost = max(self._timed(ready, pilot) - self._call, 0.0) / len(pilot)
         if len(second):  # the smaller of two: whatever interrupted one of them is no property of the transactions
             self._cost = min(self._cost, max(self._timed(ready, second) - self._call, 0.0) / len(second))
-        aborted = float(np.count_nonzero(ready.reasons[: 2 * size])) / min(2 * size, len(members))
-        decision = self._decide(ready, members[2 * size :], self._cost, max(aborted, self._abort_ratio))
+        aborted = float(np.count_nonzero(ready.reasons[members[: 2 * size]])) / min(2 * size, len(members))
+        if self._abort_ratio is not None:  # a pilot is small, the batch before may have been another
+            aborted = (aborted + self._abort_ratio) / 2
+        decision = self._decide(ready, members[2 * size :], self._cost, aborted)
         for group in decision.groups:
             run(ready, self.machine, self.layout, group.members, group.strategy, self.threads, group.units)
         self._note_aborts(ready)
@@ -113,11 +127,14 @@ class Engine:
         return time.thread_time() - began
 
     def _note_aborts(self, ready: Prepared) -> None:
-        aborted = float(np.count_nonzero(ready.reasons)) / len(ready)
-        self._abort_ratio = (self._abort_ratio + aborted) / 2
+        self._abort_ratio = float(np.count_nonzero(ready.reasons)) / len(ready)
 
     def _decide(self, ready: Prepared, members: Array, cost: float, abort_ratio: float) -> Decision:
-        return decide(
+        shape = Shape.of(ready, cost, abort_ratio)
+        if self._last is not None and self._repeated < REPEATS and shape.is_like(self._last[0]):
+            self._repeated += 1
+            return repeat(ready, self.layout, members, self._last[1], "much like the batch before")
+        decision = decide(
             ready,
             self.layout,
             members,
@@ -126,30 +143,23 @@ class Engine:
             threads=self.threads,
             calibration=self.calibration,
         )
+        self._last, self._repeated = (shape, decision.strategies), 0
+        return decision
 
 
 def finish(ready: Prepared, explanation: str = "") -> Result:
-    """What became of a batch that has run, in the order of arrival."""
+    """What became of a batch that has run; nothing of it lies in the room that the next batch uses."""
     program = ready.program
-    reasons = _by_arrival(ready.reasons, ready.order)
     return Result(
-        committed=reasons == 0,
-        reasons=reasons,
+        committed=ready.reasons == 0,
+        reasons=ready.reasons,
         texts=tuple(tuple(require.reason for require in kind.requires) for kind in program.types),
-        kinds=_by_arrival(ready.kinds, ready.order),
-        returned={name: _by_arrival(column, ready.order) for name, column in ready.outputs.items()},
+        kinds=ready.kinds,
+        returned=ready.outputs,
         changes=_changes(ready),
         versions=_versions(ready),
         explanation=explanation,
     )
-
-
-def _by_arrival(array: Array, order: Array | None) -> Array:
-    if order is None:
-        return array
-    result = np.empty_like(array)
-    result[order] = array
-    return result
 
 
 def _taken(keys: Keys, ids: Array) -> Any:
@@ -172,7 +182,8 @@ def _versions(ready: Prepared) -> dict[str, Versions]:
     versions = {}
     for number, log in ready.logs.items():
         key_of = _linked(log.head, log.older, log.base)
-        entries = np.flatnonzero(key_of >= 0)
+        entries = (log.base + ready.order[:, None] * log.stride + np.arange(log.stride)).ravel()
+        entries = entries[key_of[entries] >= 0]
         versions[ready.program.tables[number].name] = Versions(
             _taken(ready.known[number], key_of[entries]),
             log.times[entries],

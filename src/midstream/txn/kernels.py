@@ -75,21 +75,6 @@ def floor(a: float) -> int:
     return whole - 1 if whole > a else whole
 
 
-@compiled
-def sorted_by(labels: Any, count: int) -> Any:
-    """Positions by label (0 to count - 1), stable: where each label starts, and the positions."""
-    starts = np.zeros(count + 1, np.int64)
-    for x in range(len(labels)):
-        starts[labels[x] + 1] += 1
-    starts = np.cumsum(starts)
-    fill = starts.copy()
-    order = np.empty(len(labels), np.int64)
-    for x in range(len(labels)):
-        order[fill[labels[x]]] = x
-        fill[labels[x]] += 1
-    return starts, order
-
-
 # ── keys that are only known while running: an open hash map from key to id ───────────────────────────────────────
 
 
@@ -129,36 +114,79 @@ def find_or_add(key: int, direct: Any, slots: Any, ids: Any, keys: Any, count: A
 
 
 @compiled
-def ends(keys: Any) -> Any:
-    """The smallest and the largest key."""
-    low = high = keys[0]
-    for i in range(len(keys)):
-        low = min(low, keys[i])
-        high = max(high, keys[i])
+def ends(column: Any, rows: Any, begin: int) -> Any:
+    """The smallest and the largest key in some rows of a column, from one of these on."""
+    low = high = column[rows[begin]]
+    for y in range(begin, len(rows)):
+        low = min(low, column[rows[y]])
+        high = max(high, column[rows[y]])
     return low, high
 
 
 @compiled
-def add_all(keys: Any, found: Any, direct: Any, slots: Any, ids: Any, by_id: Any, count: Any) -> None:
-    """Ids of many keys, as :func:`find_or_add` gives them.
+def number_keys(
+    column: Any,
+    rows: Any,
+    begin: int,
+    width: int,
+    slot: int,
+    found: Any,
+    direct: Any,
+    slots: Any,
+    ids: Any,
+    keys: Any,
+    count: Any,
+) -> int:
+    """Ids of the keys in some rows of a column, as :func:`find_or_add` gives them.
 
-    It lies in the same file, because numba notices changes only of the file in which a function is.
+    That of row x goes to ``found[x * width + slot]``. Gives the place in ``rows`` at which there was no room for a new
+    key, where it can go on when there is, or the number of rows. It lies in this file, because numba notices changes
+    only of the file in which a function is.
     """
-    small = len(direct)
+    small, room = np.uint64(len(direct)), len(keys)
+    mask = len(slots) - 1
     new = count[0]
-    for i in range(len(keys)):
-        key = keys[i]
-        if 0 <= key < small:  # as find_or_add does, but without a call
-            if direct[key] < 0:
-                direct[key] = new
-                by_id[new] = key
-                new += 1
-            found[i] = direct[key]
-        else:
+    for y in range(begin, len(rows)):
+        x = rows[y]
+        key = column[x]
+        if new == room:
             count[0] = new
-            found[i] = find_or_add(key, direct, slots, ids, by_id, count)
-            new = count[0]
+            return y
+        if np.uint64(key) < small:
+            # No branch on whether the key is new: who could foresee that? All bits of ``fresh`` are set if it is.
+            number = np.int64(direct[key])
+            fresh = number >> 63
+            number = (number & ~fresh) | (new & fresh)
+            direct[key] = number
+            keys[new] = key
+            new -= fresh
+        else:
+            at = scramble(key) & mask
+            while ids[at] >= 0 and slots[at] != key:
+                at = (at + 1) & mask
+            number = np.int64(ids[at])
+            if number < 0:
+                if 2 * new >= mask:  # a full map would be searched for ever
+                    count[0] = new
+                    return y
+                slots[at] = key
+                ids[at] = number = new
+                keys[new] = key
+                new += 1
+        found[x * width + slot] = number
     count[0] = new
+    return len(rows)
+
+
+@compiled
+def rows_of(kinds: Any, kind: int) -> Any:
+    """Where something is of a kind."""
+    rows = np.empty(len(kinds), np.int64)
+    count = 0
+    for x in range(len(kinds)):
+        rows[count] = x
+        count += kinds[x] == kind
+    return rows[:count]
 
 
 # ── the log of a table that windows look at: for each key, what was written to it, newest first ───────────────────

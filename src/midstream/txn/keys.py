@@ -8,11 +8,28 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from midstream.txn.kernels import add_all, compiled, ends, find_or_add
+from midstream.txn.kernels import compiled, ends, find_or_add, number_keys
 
 __all__ = ["IntKeys", "Keys", "TextKeys", "keys_for"]
 
 Ids = npt.NDArray[np.int64]
+
+SMALLEST_MAP = 16
+DENSE = 4
+"""Keys are dense when the largest is below this many times their number."""
+WASTE = 64
+"""A map with so many times the places that it needed is made anew rather than cleared."""
+
+_places = np.arange(1024)
+
+
+def places(size: int) -> Ids:
+    """The numbers 0, 1, 2, …: not to be changed."""
+    global _places
+    found = _places  # another thread may replace it meanwhile
+    if size > len(found):
+        _places = found = np.arange(size * 2)
+    return found[:size]
 
 
 class IntKeys:
@@ -23,7 +40,16 @@ class IntKeys:
     ([0, 1, 0], [1, 2], [70, 50, 60])
     """
 
+    direct: npt.NDArray[np.int32]
+    keys: npt.NDArray[np.int64]
+    count: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int32]
+
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         self.direct = np.empty(0, np.int32)
         self.keys = np.empty(0, np.int64)
         self.count = np.zeros(1, np.int64)
@@ -37,43 +63,34 @@ class IntKeys:
         """The keys by id."""
         return self.keys[: len(self)]
 
+    def clear(self) -> None:
+        """Forget all keys, and keep the room: the next batch has about as many."""
+        if len(self.direct) + len(self.ids) > WASTE * (len(self) + SMALLEST_MAP):
+            self._start()
+            return
+        self.direct.fill(-1)
+        self.ids.fill(-1)
+        self.count[0] = 0
+
     def reserve(self, more: int) -> None:
         """Make room for that many new keys, whatever they are."""
         room = len(self) + more
-        if room > len(self.keys):
-            self.keys = np.concatenate([self.values(), np.empty(room * 2 - len(self), np.int64)])
-        if room * 2 > len(self.slots):
+        self._hold(room)
+        if room * 2 >= len(self.slots):
             self._rebuild(self.direct, room)
 
     def add(self, keys: Any) -> Ids:
         """Ids of keys, new ones included."""
         keys = np.ascontiguousarray(keys, dtype=np.int64)
-        if not len(keys):
-            return np.empty(0, np.int64)
-        low, high = ends(keys)
-        self._make_room(low, high, len(keys))
         found = np.empty(len(keys), np.int64)
-        add_all(keys, found, *self.parts)
+        self.add_into(keys, places(len(keys)), 1, 0, found)
         return found
 
-    def add_into(self, column: Any, rows: Any, bases: Any, slot: int, keys: Any) -> None:
-        """:meth:`add` the keys of some rows of a column, and put the ids where the rows' transactions expect them."""
-        low, high = _ends_in(column, rows)
-        self._make_room(low, high, len(rows))
-        if low >= 0 and high < len(self.direct):
-            _add_direct(column, rows, bases, slot, keys, self.direct, self.keys, self.count)
-        else:
-            spread(self.add(column[rows]), rows, bases, slot, keys)
-
-    def _make_room(self, low: int, high: int, more: int) -> None:
-        room = len(self) + more
-        if low >= 0 and len(self.direct) <= high < DENSE * room:
-            # Keys that are as good as dense need no hashing, which is most of the time that mapping takes.
-            self._rebuild(np.full(min(int(high) * 2, DENSE * room) + 1, -1, np.int32), 0)
-        if room > len(self.keys):
-            self.keys = np.concatenate([self.values(), np.empty(room * 2 - len(self), np.int64)])
-        if (low < 0 or high >= len(self.direct)) and room * 2 > len(self.slots):
-            self._rebuild(self.direct, room)
+    def add_into(self, column: Any, rows: Any, width: int, slot: int, found: Any) -> None:
+        """:meth:`add` some rows of a column; the id of row x goes to ``found[x * width + slot]``."""
+        done = 0
+        while (done := number_keys(column, rows, done, width, slot, found, *self.parts)) < len(rows):
+            self._make_room(column, rows, done)
 
     def add_one(self, key: Any) -> int:
         """The id of one key, for interpreted transactions."""
@@ -85,20 +102,30 @@ class IntKeys:
         """What compiled code looks keys up in, and adds them to."""
         return self.direct, self.slots, self.ids, self.keys, self.count
 
+    def _make_room(self, column: Any, rows: Any, done: int) -> None:
+        """There is none for the key in one of the rows."""
+        low, high = ends(column, rows, done)
+        most = len(self) + len(rows) - done
+        self._hold(most)
+        if low >= 0 and len(self.direct) <= high < DENSE * most:
+            # Keys that are as good as dense need no hashing, which is most of the time that mapping takes.
+            self._rebuild(np.empty(min(int(high) * 2, DENSE * most) + 1, np.int32), 0)
+        elif not 0 <= column[rows[done]] < len(self.direct) and 2 * len(self) + 2 >= len(self.slots):
+            self._rebuild(self.direct, 2 * len(self))
+
+    def _hold(self, room: int) -> None:
+        if room > len(self.keys):
+            self.keys = np.concatenate([self.values(), np.empty(room + room // 4 - len(self), np.int64)])
+
     def _rebuild(self, direct: Any, room: int) -> None:
         known = self.values().copy()
-        # Any of the known keys may be one that needs hashing; a full map would be searched for ever.
-        size = max(SMALLEST_MAP, 1 << int(max(room, len(known)) * 2).bit_length())
+        hashed = int(np.count_nonzero((known < 0) | (known >= len(direct))))
+        size = max(SMALLEST_MAP, 1 << int(max(room, hashed, len(known) if hashed else 0) * 2).bit_length())
         direct[:] = -1
         self.direct = direct
         self.slots, self.ids = np.zeros(size, np.int64), np.full(size, -1, np.int32)
         self.count[0] = 0
-        add_all(known, np.empty(len(known), np.int64), *self.parts)
-
-
-SMALLEST_MAP = 16
-DENSE = 4
-"""Keys are dense when the largest is below this many times their number."""
+        number_keys(known, places(len(known)), 0, 1, 0, np.empty(len(known), np.int64), *self.parts)
 
 
 class TextKeys:
@@ -110,32 +137,47 @@ class TextKeys:
     """
 
     def __init__(self) -> None:
+        self._first = pa.array([], pa.string())  # what was added first; known to Python only when more is asked for
         self._ids: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._ids) or len(self._first)
 
     def values(self) -> Any:
         """The keys by id."""
-        return pa.array(list(self._ids), pa.string())
+        return pa.array(list(self._ids), pa.string()) if self._ids else self._first
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self._first = self._first[:0]
+        self._ids = {}
 
     def reserve(self, more: int) -> None:
         """Dictionaries grow by themselves."""
 
     def add(self, keys: Any) -> Ids:
-        """Ids of keys, new ones included. Python sees each distinct string once."""
-        encoded = keys.dictionary_encode()
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.combine_chunks()
+        """Ids of keys, new ones included. Arrow finds the distinct ones; Python sees them after the first time only."""
+        if isinstance(keys, pa.ChunkedArray):
+            keys = keys.combine_chunks()
+        encoded = keys.cast(pa.string()).dictionary_encode()
+        positions: Ids = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        if not len(self):
+            self._first = encoded.dictionary
+            return positions
         distinct = encoded.dictionary.to_pylist()
-        ids = self._ids
+        ids = self._by_text()
         numbers = np.fromiter((ids.setdefault(key, len(ids)) for key in distinct), np.int64, len(distinct))
-        positions = encoded.indices.to_numpy(zero_copy_only=False)
-        return numbers[positions] if len(distinct) else np.empty(0, np.int64)
+        return numbers[positions]
 
     def add_one(self, key: Any) -> int:
         """The id of one key."""
-        return self._ids.setdefault(str(key), len(self._ids))
+        ids = self._by_text()
+        return ids.setdefault(str(key), len(ids))
+
+    def _by_text(self) -> dict[str, int]:
+        if not self._ids:
+            self._ids = {key: number for number, key in enumerate(self._first.to_pylist())}
+        return self._ids
 
 
 Keys = IntKeys | TextKeys
@@ -147,29 +189,7 @@ def keys_for(kind: str) -> Keys:
 
 
 @compiled
-def spread(found: Any, rows: Any, bases: Any, slot: int, keys: Any) -> None:
+def spread(found: Any, rows: Any, width: int, slot: int, keys: Any) -> None:
     """Put the ids of one key slot where each transaction expects them."""
     for x in range(len(rows)):
-        keys[bases[rows[x]] + slot] = found[x]
-
-
-@compiled
-def _ends_in(column: Any, rows: Any) -> Any:
-    low = high = column[rows[0]]
-    for x in range(len(rows)):
-        low = min(low, column[rows[x]])
-        high = max(high, column[rows[x]])
-    return low, high
-
-
-@compiled
-def _add_direct(column: Any, rows: Any, bases: Any, slot: int, keys: Any, direct: Any, by_id: Any, count: Any) -> None:
-    new = count[0]
-    for x in range(len(rows)):
-        key = column[rows[x]]
-        if direct[key] < 0:
-            direct[key] = new
-            by_id[new] = key
-            new += 1
-        keys[bases[rows[x]] + slot] = direct[key]
-    count[0] = new
+        keys[rows[x] * width + slot] = found[x]

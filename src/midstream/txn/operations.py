@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from midstream.txn.kernels import compiled, sorted_by
+from midstream.txn.kernels import compiled
 from midstream.txn.planning import Layout, Units, offsets_of
 from midstream.txn.preparing import Prepared
+from midstream.txn.sorting import sorted_by
 
 __all__ = ["Operations", "chains", "operations"]
 

@@ -17,13 +17,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from midstream.txn.kernels import compiled, sorted_by
+from midstream.txn.kernels import compiled
 from midstream.txn.preparing import Prepared
 from midstream.txn.program import Program
+from midstream.txn.sorting import sorted_by
 
 __all__ = ["Layout", "Units", "components", "offsets_of", "partitions", "transactions"]
 
 Array = npt.NDArray[Any]
+
+CALL = 100
+"""How much dearer a function of the user's is than arithmetic: a guess, that only shares out what was measured."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Layout:
     reads: Array  # the key slots that a step reads, by type and step, filled up with -1
     windows: Array
     late: Array  # by table: whether some key of it is only known while running
+    work: Array  # by type and step: how much there is to do, compared to others
 
     @staticmethod
     def of(program: Program) -> Layout:
@@ -50,6 +55,7 @@ class Layout:
         table = np.zeros((kinds, widest), np.int64)
         written = np.full((kinds, longest), -1, np.int64)
         reads = np.full((kinds, longest, widest), -1, np.int64)
+        work = np.zeros((kinds, longest))
         for kind in range(kinds):
             for slot, flag in enumerate(program.flags[kind]):
                 flags[kind, slot] = flag
@@ -57,6 +63,7 @@ class Layout:
             for step, operation in enumerate(program.operations[kind]):
                 written[kind, step] = operation.slot
                 reads[kind, step, : len(operation.reads)] = operation.reads
+                work[kind, step] = 1 + CALL * program.calls(kind, operation)
         return Layout(
             slots=np.array([len(kind.slots) for kind in program.types], np.int64),
             flags=flags,
@@ -67,6 +74,7 @@ class Layout:
             reads=reads,
             windows=np.array([len(kind.windows) > 0 for kind in program.types], np.int64),
             late=np.array([number in program.late_tables for number in range(len(program.tables))], np.bool_),
+            work=work,
         )
 
 

@@ -1,7 +1,8 @@
-"""A batch made ready to run: events in the order of their timestamps, keys as dense numbers, values at hand.
+"""A batch made ready to run: the order of its transactions, keys as dense numbers, values at hand.
 
-All arrays below are in *order*: position i is the i-th transaction by (timestamp, arrival). A transaction's key slots
-lie next to each other in ``keys``, from ``bases[i]`` on.
+Arrays by transaction are in the order of arrival, so that nothing has to be moved; ``order`` lists the transactions by
+(timestamp, arrival), and whatever runs or plans them goes through (a part of) that list. A transaction's key slots lie
+next to each other in ``keys``, from ``bases[i]`` on.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.errors import SchemaError
+from midstream.flow.transactions.expressions import Node, TransactionType
 from midstream.txn.batches import DTYPES, Batch, TableSource, filled
 from midstream.txn.columns import evaluate
-from midstream.txn.expressions import Node, TransactionType
-from midstream.txn.kernels import compiled, sorted_by
-from midstream.txn.keys import IntKeys, Keys, keys_for, spread
+from midstream.txn.kernels import compiled, rows_of
+from midstream.txn.keys import IntKeys, Keys, keys_for, places, spread
 from midstream.txn.program import Program
+from midstream.txn.sorting import order_of
 
-__all__ = ["Log", "Prepared", "prepare"]
+__all__ = ["Log", "Prepared", "Room", "prepare"]
 
 Array = npt.NDArray[Any]
 
@@ -47,10 +49,10 @@ class Log:
 
 @dataclass
 class Prepared:
-    """A batch in order, and everything that running it reads and changes."""
+    """A batch, and everything that running it reads and changes."""
 
     program: Program
-    order: Array | None  # arrival of the i-th transaction; None if they came in order
+    order: Array  # the transactions by (timestamp, arrival)
     kinds: Array
     timestamps: Array
     events: dict[str, Array]
@@ -67,39 +69,56 @@ class Prepared:
         return len(self.kinds)
 
 
-def prepare(program: Program, batch: Batch, source: TableSource) -> Prepared:
-    """Sort, number the keys, load the values."""
+class Room:
+    """Memory that batches use one after the other: to get it from the system anew takes longer than to fill it."""
+
+    def __init__(self, program: Program) -> None:
+        self.width = max(1, *(len(kind.slots) for kind in program.types), 1)
+        self.known = [keys_for(table.key) for table in program.tables]
+        self._late = bool(program.late_tables)
+        self._bases = np.empty(0, np.int64)
+        self._keys = np.empty(0, np.int64)
+
+    def enter(self, size: int) -> tuple[Array, Array]:
+        """For a batch of that size: where each transaction's key slots begin, and these."""
+        for known in self.known:
+            known.clear()
+        if size > len(self._bases):
+            self._bases = np.arange(size * 5 // 4) * self.width
+            self._keys = np.full(len(self._bases) * self.width, -1, np.int64)
+        keys = self._keys[: size * self.width]
+        if self._late:  # -1 says that a key is not known yet
+            keys.fill(-1)
+        return self._bases[:size], keys
+
+
+def prepare(program: Program, batch: Batch, source: TableSource, room: Room | None = None) -> Prepared:
+    """Sort, number the keys, load the values. What comes out is good until the room is used for another batch."""
     size = len(batch)
     _check_kinds(program, batch)
-    order = _order(batch.timestamps)
-    kinds = _in_order(batch.kinds, order)
-    timestamps = _in_order(batch.timestamps, order)
-    slots = np.array([len(kind.slots) for kind in program.types], np.int64)
-    widths = slots[kinds]
-    bases = np.cumsum(widths) - widths
-    rows = _rows_by_kind(program, kinds)
+    room = room or Room(program)
+    bases, keys = room.enter(size)
     texts = _key_texts(program)
-    events = {
-        name: _column(program, batch, name, kind, order) for name, kind in program.columns.items() if name not in texts
-    }
-    columns = {name: _text_column(program, batch, name, order) for name in texts}
+    events = {name: _column(program, batch, name, kind) for name, kind in program.columns.items() if name not in texts}
+    columns = {name: _text_column(program, batch, name) for name in texts}
     prepared = Prepared(
         program=program,
-        order=order,
-        kinds=kinds,
-        timestamps=timestamps,
+        order=_order(batch.timestamps),
+        kinds=np.ascontiguousarray(batch.kinds),
+        timestamps=np.ascontiguousarray(batch.timestamps),
         events=events,
         bases=bases,
-        keys=np.full(int(widths.sum()), -1, np.int64),
-        known=[],
+        keys=keys,
+        known=room.known,
         tables=[],
         changed=[],
         logs={},
         outputs={name: _output(kind, size) for name, kind in program.returns.items()},
         reasons=np.full(size, NOT_RUN, np.int16),
     )
+    rows = _Rows(program, prepared.kinds)
     for number in range(len(program.tables)):
-        _map_keys(prepared, source, number, rows, columns)
+        _map_keys(prepared, source, number, room.width, rows, columns)
         _load(prepared, source, number)
     if program.interpreted:  # Python functions may ask for the strings as well
         events.update({name: _objects(column) for name, column in columns.items()})
@@ -117,24 +136,9 @@ def _check_kinds(program: Program, batch: Batch) -> None:
         raise SchemaError(f"events lack the columns {', '.join(missing)}; they have: {', '.join(batch.columns)}")
 
 
-def _order(timestamps: Array) -> Array | None:
-    if len(timestamps) < 2 or bool((timestamps[1:] >= timestamps[:-1]).all()):
-        return None
-    low, high = int(timestamps.min()), int(timestamps.max())
-    if high - low < 4 * len(timestamps):
-        found: Array = sorted_by(timestamps - low, high - low + 1)[1]
-        return found
-    return np.argsort(timestamps, kind="stable")  # stable: arrival breaks ties
-
-
-def _in_order(array: Array, order: Array | None) -> Array:
-    return np.ascontiguousarray(array if order is None else array[order])
-
-
-def _rows_by_kind(program: Program, kinds: Array) -> list[Array]:
-    if len(program.types) == 1:
-        return [np.arange(len(kinds))]
-    return [np.flatnonzero(kinds == number) for number in range(len(program.types))]
+def _order(timestamps: Array) -> Array:
+    found: Array = order_of(timestamps) if len(timestamps) else timestamps
+    return found if len(found) else places(len(timestamps))
 
 
 def _output(kind: str, size: int) -> Array:
@@ -153,10 +157,10 @@ def _users(program: Program, name: str) -> list[int]:
     return [number for number, kind in enumerate(program.types) if name in kind.columns]
 
 
-def _column(program: Program, batch: Batch, name: str, kind: str, order: Array | None) -> Array:
+def _column(program: Program, batch: Batch, name: str, kind: str) -> Array:
     column = batch.columns[name]
     if kind == "object":
-        return _in_order(_objects(column), order)
+        return _objects(column)
     if isinstance(column, pa.Array | pa.ChunkedArray):
         column = _without_nulls(program, batch, name, column)
         column = column.to_numpy(zero_copy_only=False) if len(column) else np.empty(0, DTYPES[kind])
@@ -164,7 +168,7 @@ def _column(program: Program, batch: Batch, name: str, kind: str, order: Array |
     allowed = {"double": "f", "bigint": "iu", "boolean": "b"}[kind]
     if found.dtype.kind not in allowed:
         raise SchemaError(f"column {name!r} was traced as {kind}; the batch has {found.dtype}", column=name)
-    return _in_order(found.astype(DTYPES[kind], copy=False), order)
+    return np.ascontiguousarray(found, DTYPES[kind])
 
 
 def _without_nulls(program: Program, batch: Batch, name: str, column: Any) -> Any:
@@ -186,14 +190,13 @@ def _without_nulls(program: Program, batch: Batch, name: str, column: Any) -> An
     )
 
 
-def _text_column(program: Program, batch: Batch, name: str, order: Array | None) -> Any:
+def _text_column(program: Program, batch: Batch, name: str) -> Any:
     column = batch.columns[name]
     if not isinstance(column, pa.Array | pa.ChunkedArray):
         column = pa.array(column, pa.string())
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    column = _without_nulls(program, batch, name, column)
-    return column if order is None else column.take(pa.array(order))
+    return _without_nulls(program, batch, name, column)
 
 
 def _objects(column: Any) -> Array:
@@ -206,32 +209,59 @@ def _objects(column: Any) -> Array:
 # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _map_keys(prepared: Prepared, source: TableSource, number: int, rows: list[Array], texts: dict[str, Any]) -> None:
+class _Rows:
+    """Where the events of some kinds are, found once."""
+
+    def __init__(self, program: Program, kinds: Array) -> None:
+        self.kinds, self.every = kinds, len(program.types)
+        self.found: dict[int, Array] = {}
+
+    def of(self, kinds: tuple[int, ...]) -> list[Array]:
+        if len(kinds) == self.every:
+            return [places(len(self.kinds))]
+        for kind in kinds:
+            if kind not in self.found:
+                self.found[kind] = rows_of(self.kinds, kind)
+        return [self.found[kind] for kind in kinds]
+
+
+def _map_keys(
+    prepared: Prepared, source: TableSource, number: int, width: int, rows: _Rows, texts: dict[str, Any]
+) -> None:
     """Number the keys of one table, and put the numbers into the transactions' key slots."""
     program = prepared.program
     table = program.tables[number]
-    places = [
-        (kind, position)
-        for kind, one in enumerate(program.types)
-        for position, slot in enumerate(one.slots)
-        if program.table_numbers[kind][position] == number
-    ]
-    known = keys_for(table.key)
+    known = prepared.known[number]
     if number in program.late_tables:
         known.add(source.known(table))
-    for kind, position in places:
-        slot = program.types[kind].slots[position]
-        if slot.late or not len(rows[kind]):
-            continue
-        node = program.types[kind].nodes[slot.key]
-        if isinstance(known, IntKeys) and node.op == "column":  # by far the most frequent kind of key
-            known.add_into(prepared.events[node.param], rows[kind], prepared.bases, position, prepared.keys)
-        else:
-            values = _key_values(program.types[kind], slot.key, prepared.events, texts, rows[kind])
-            if table.key == "string":
-                values = values if isinstance(values, pa.Array) else pa.array(values, pa.string())
-            spread(known.add(values), rows[kind], prepared.bases, position, prepared.keys)
-    prepared.known.append(known)
+    strings: list[tuple[Any, Array, int]] = []
+    for position, index, kinds in program.places[number]:
+        one = program.types[kinds[0]]
+        node = one.nodes[index]
+        for part in rows.of(kinds):
+            if not len(part):
+                continue
+            if isinstance(known, IntKeys) and node.op == "column":  # by far the most frequent kind of key
+                known.add_into(prepared.events[node.param], part, width, position, prepared.keys)
+                continue
+            values = _key_values(one, index, prepared.events, texts, part)
+            if isinstance(known, IntKeys):
+                spread(known.add(values), part, width, position, prepared.keys)
+            else:
+                strings.append(
+                    (values if isinstance(values, pa.Array) else pa.array(values, pa.string()), part, position)
+                )
+    if strings:
+        _map_strings(known, strings, width, prepared.keys)
+
+
+def _map_strings(known: Keys, strings: list[tuple[Any, Array, int]], width: int, keys: Array) -> None:
+    """All strings that are keys of one table, at once: Arrow numbers distinct strings much faster than Python."""
+    found = known.add(pa.concat_arrays([values.cast(pa.string()) for values, _, _ in strings]))
+    begin = 0
+    for _, rows, position in strings:
+        spread(found[begin : begin + len(rows)], rows, width, position, keys)
+        begin += len(rows)
 
 
 def _key_values(kind: TransactionType, index: int, events: dict[str, Array], texts: dict[str, Any], rows: Array) -> Any:
@@ -240,7 +270,8 @@ def _key_values(kind: TransactionType, index: int, events: dict[str, Array], tex
         return _key_values(kind, node.args[0], events, texts, rows)
     if node.kind == "string":
         if node.op == "column":
-            return texts[node.param].take(pa.array(rows))
+            column = texts[node.param]
+            return column if len(rows) == len(column) else column.take(pa.array(rows))
         if node.op == "constant":
             return pa.array([node.param] * len(rows), pa.string())
 

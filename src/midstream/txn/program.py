@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from midstream.errors import SchemaError
-from midstream.txn.expressions import TransactionType, is_access
-from midstream.txn.tables import Kind, Table
+from midstream.flow.transactions.agreement import require_agreement, returned_by, tables_of
+from midstream.flow.transactions.expressions import TransactionType, is_access
+from midstream.flow.transactions.tables import Kind, Table
 
 __all__ = ["Operation", "Program"]
 
@@ -39,24 +38,37 @@ class Program:
     @staticmethod
     def of(*types: TransactionType) -> Program:
         """Check that the types fit together."""
-        if not types:
-            raise SchemaError("a program needs at least one transaction type")
-        program = Program(types)
-        _agree((table.name, repr(table), "table") for kind in types for table in kind.tables)
-        _agree((name, kind, "column") for one in types for name, kind in one.columns.items())
-        _agree((name, one.nodes[node].kind, "result") for one in types for name, node in one.returns.items())
-        return program
+        require_agreement(types)
+        return Program(types)
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """All tables, in the order in which the types name them."""
-        return tuple({table.name: table for kind in self.types for table in kind.tables}.values())
+        return tables_of(self.types)
 
     @cached_property
     def table_numbers(self) -> tuple[tuple[int, ...], ...]:
         """For each type and key slot, the number of its table among :attr:`tables`."""
         number = {table.name: position for position, table in enumerate(self.tables)}
         return tuple(tuple(number[kind.tables[slot.table].name] for slot in kind.slots) for kind in self.types)
+
+    @cached_property
+    def places(self) -> tuple[tuple[tuple[int, int, tuple[int, ...]], ...], ...]:
+        """For each table, where keys are that are known beforehand: key slot, node of the key, and the types.
+
+        Types whose key in that slot is the same column of the event go together; otherwise each goes by itself.
+        """
+        found: list[dict[tuple[int, str | int], tuple[int, int, tuple[int, ...]]]] = [{} for _ in self.tables]
+        for number, kind in enumerate(self.types):
+            for position, slot in enumerate(kind.slots):
+                if slot.late:
+                    continue
+                node = kind.nodes[slot.key]
+                same = (position, node.param if node.op == "column" else number)
+                groups = found[self.table_numbers[number][position]]
+                _, index, kinds = groups.get(same, (position, slot.key, ()))
+                groups[same] = (position, index, (*kinds, number))
+        return tuple(tuple(groups.values()) for groups in found)
 
     @cached_property
     def columns(self) -> dict[str, Kind]:
@@ -66,7 +78,7 @@ class Program:
     @cached_property
     def returns(self) -> dict[str, Kind]:
         """The columns that the types return."""
-        return {name: one.nodes[node].kind for one in self.types for name, node in one.returns.items()}
+        return returned_by(self.types)
 
     @cached_property
     def interpreted(self) -> bool:
@@ -102,6 +114,18 @@ class Program:
         """For each type its operations: checks first, so that a transaction's order is also one of dependencies."""
         return tuple(_operations(kind) for kind in self.types)
 
+    def calls(self, number: int, operation: Operation) -> int:
+        """How many functions of the user's an operation of a type calls."""
+        nodes = self.types[number].nodes
+        found: set[int] = set()
+        waiting = list(operation.nodes)
+        while waiting:
+            index = waiting.pop()
+            if index not in found:
+                found.add(index)
+                waiting += nodes[index].args
+        return sum(nodes[index].op == "call" for index in found)
+
     @cached_property
     def stride(self) -> dict[int, int]:
         """For each table, the most keys of it that one transaction writes."""
@@ -116,15 +140,6 @@ class Program:
             )
             for table in range(len(self.tables))
         }
-
-
-def _agree(named: Iterable[tuple[str, str, str]]) -> None:
-    seen: dict[str, str] = {}
-    for name, what, sort in named:
-        if seen.setdefault(name, what) != what:
-            raise SchemaError(
-                f"transactions of one stream disagree about {sort} {name!r}: {seen[name]} in one, {what} in another"
-            )
 
 
 def _flags(kind: TransactionType) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from midstream.txn.kernels import compiled
 from midstream.txn.planning import Layout, Units, offsets_of
 from midstream.txn.preparing import Prepared
 
-__all__ = ["Properties", "longest_way", "measure"]
+__all__ = ["Properties", "measure"]
 
 Array = npt.NDArray[Any]
 
@@ -83,17 +83,3 @@ def _count(
             accesses += 1
             busiest = max(busiest, uses[key])
     return temporal, parametric, busiest, distinct, accesses
-
-
-@compiled
-def longest_way(starts: Any, before: Any, needed: Any) -> int:
-    """Members on the longest way through the units: what has to happen one after the other, whatever the threads."""
-    ends = np.zeros(len(starts) - 1, np.int64)
-    longest = 0
-    for unit in range(len(ends)):
-        end = 0
-        for y in range(before[unit], before[unit + 1]):
-            end = max(end, ends[needed[y]])
-        ends[unit] = end + starts[unit + 1] - starts[unit]
-        longest = max(longest, ends[unit])
-    return longest

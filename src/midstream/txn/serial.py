@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from midstream.txn.expressions import Node, TransactionType, WindowOf
+from midstream.flow.transactions.expressions import Node, TransactionType, WindowOf
 
 __all__ = ["Outcome", "SerialTables", "run_serially"]
 

@@ -51,9 +51,13 @@ class Strategy:
 
 SERIAL = Strategy("serial")
 S_STORE = Strategy("partitions")
-"""Each thread owns a part of the keys and runs its transactions in order; one that touches several parts waits."""
+"""As S-Store does it: each thread owns a part of the keys, and runs the transactions on it one after the other, in the
+order of their timestamps. One that touches several parts waits for its turn in each of them, and all of them wait for
+it. It works in place, and decides on aborts before it writes, so nothing is ever undone."""
 T_STREAM = Strategy("queue", "chain", "redo")
-"""Operation chains; when something aborts, the whole batch is done again without it."""
+"""As TStream does it: all operations on a key are a chain, which one thread runs in the order of timestamps; chains run
+in parallel, and those that need each other's values in a circle become one. Conditions do not hold back the writes of
+their transaction: when some fail, the whole batch is done again without these transactions, until nothing changes."""
 
 _EXPLORATIONS: tuple[Exploration, ...] = ("strata", "depth", "queue")
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from midstream.flow.transactions.expressions import Node
 from midstream.txn.batches import DTYPES, filled
 from midstream.txn.columns import evaluate
-from midstream.txn.expressions import Node
 from midstream.txn.kernels import log_entry, window_best, window_total
 from midstream.txn.planning import Units
 from midstream.txn.preparing import Log, Prepared, called

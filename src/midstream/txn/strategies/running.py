@@ -18,7 +18,7 @@ from midstream.txn.strategies import Strategy
 from midstream.txn.strategies.interpreting import run_columns
 from midstream.txn.strategies.threads import together
 
-__all__ = ["Ran", "run", "units_for"]
+__all__ = ["Ran", "run", "run_serial"]
 
 Array = npt.NDArray[Any]
 
@@ -176,11 +176,6 @@ def explore(
             [(queue, ends, missing.copy(), after, dependents, *common)] * threads,
             failed,
         )
-
-
-def units_for(batch: Prepared, layout: Layout, members: Array) -> Units:
-    """The whole-transaction units, which tell how parallel a batch is."""
-    return planning.transactions(batch, layout, members)
 
 
 # ── what kernels take ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,399 @@
+"""`@transaction`: run a function once on symbols, and keep what it did.
+
+The function is given ``t``, which records accesses to tables, and ``e``, whose attributes are the event's columns. It
+works on whole columns, never on one event, so it cannot branch on values: Python would have to know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, cast, get_args
+
+import pyarrow as pa
+
+from midstream.errors import FunctionError, SchemaError
+from midstream.flow.durations import duration
+from midstream.flow.transactions.expressions import (
+    AGGREGATES,
+    Function,
+    KeySlot,
+    Node,
+    ReadOf,
+    Require,
+    TransactionType,
+    WindowOf,
+    Write,
+)
+from midstream.flow.transactions.symbols import Event, Record, Symbol
+from midstream.flow.transactions.tables import Kind, Table, checked_value, kind_of
+from midstream.flow.transactions.wording import HOW, a_kind, user_line
+
+__all__ = ["Access", "Transaction", "transaction"]
+
+_NUMBERS = ("double", "bigint")
+
+
+class Transaction:
+    """A function that describes a transaction; :meth:`trace` makes it a :class:`TransactionType`."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self.function = function
+        self.name = function.__name__
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+
+    def trace(self, schema: pa.Schema | Mapping[str, str]) -> TransactionType:
+        """What it does to events with these columns: an Arrow schema, or names and kinds.
+
+        >>> accounts = Table("accounts", key="string", value="double", default=0.0)
+        >>> @transaction
+        ... def deposit(t, e):
+        ...     t.write(accounts, e.who, t.read(accounts, e.who) + e.amount)
+        >>> deposit.trace({"who": "string", "amount": "double"}).writes
+        (Write(slot=0, values=(3,)),)
+        """
+        trace = Access(self.name, _kinds(schema))
+        returned = self.function(trace, Event(trace))
+        return trace.finish(returned)
+
+
+def transaction(function: Callable[[Any, Any], Any]) -> Transaction:
+    """Declare a transaction: a function of ``t`` (:class:`Access`) and ``e``, the event's columns."""
+    if not callable(function):
+        raise FunctionError(f"@transaction decorates a function of (t, e); found {function!r}")
+    return Transaction(function)
+
+
+def _kinds(schema: pa.Schema | Mapping[str, str]) -> dict[str, Kind]:
+    if isinstance(schema, pa.Schema):
+        return {entry.name: kind_of(entry.type) for entry in schema}
+    for name, kind in schema.items():
+        if kind not in get_args(Kind):
+            raise SchemaError(f"column {name!r}: a kind is one of {', '.join(get_args(Kind))}; found {kind!r}")
+    return cast("dict[str, Kind]", dict(schema))
+
+
+class Access:
+    """What a transaction's function gets as ``t``: accesses to tables, and the functions that Python's syntax lacks."""
+
+    def __init__(self, name: str, columns: Mapping[str, Kind]) -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self._known: dict[Node, int] = {}
+        self._columns = columns
+        self._tables: list[Table] = []
+        self._slots: list[KeySlot] = []
+        self._requires: list[Require] = []
+        self._writes: list[Write] = []
+        self._functions: list[Function] = []
+        self._late: set[int] = set()  # nodes that need a value from a table
+
+    # ── accesses ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def read(self, table: Table, key: Any) -> Any:
+        """The value under a key: what earlier transactions left there, or what this one wrote to it before.
+
+        A :class:`Symbol`, or a :class:`Record` where the table has named columns.
+        """
+        slot = self._slot(table, key)
+        read = {
+            column.name: self._symbol(Node("read", column.kind, (), ReadOf(slot, position, len(self._writes))))
+            for position, column in enumerate(table.columns)
+        }
+        return read["value"] if table.single else Record(table, read)
+
+    def write(self, table: Table, key: Any, value: Any) -> None:
+        """Set the value under a key, if the transaction commits; a mapping for a table with named columns.
+
+        When a transaction writes a key twice, the last value stays.
+        """
+        slot = self._slot(table, key)
+        given = {"value": value} if table.single else value
+        names = [column.name for column in table.columns]
+        if isinstance(given, Record):
+            given = given._columns
+        if not isinstance(given, Mapping) or set(given) != set(names):
+            found = sorted(given) if isinstance(given, Mapping) else type(given).__name__
+            self.fail(f"writes {found} to table {table.name!r}, which wants all of its columns: {names}", hint=False)
+        values = tuple(
+            self._as(given[column.name], column.kind, f"column {column.name!r} of table {table.name!r}")
+            for column in table.columns
+        )
+        self._writes.append(Write(slot, values))
+
+    def require(self, condition: Any, reason: str | None = None) -> None:
+        """Abort unless the condition holds: no write of the transaction has an effect, and its event comes out aborted.
+
+        ``reason`` is what the aborted event carries; without it, the condition as text.
+        """
+        index = self._as(condition, "boolean", "a condition")
+        self._requires.append(Require(index, reason or self._snapshot().text(index), len(self._writes)))
+
+    def window(self, table: Table, key: Any, size: int | str, aggregate: str, column: str | None = None) -> Symbol:
+        """What earlier transactions wrote to a key in the time ``(timestamp - size, timestamp]``, as one number.
+
+        ``aggregate`` is sum, count, min, max or mean. The newest value of each committed transaction counts, its own
+        writes do not. Where there is none, sum and count are 0, the others the table's default. ``size`` is a number
+        of the timestamp's units, or a duration like ``"10 seconds"`` where events are ordered by a timestamp column.
+        """
+        if aggregate not in AGGREGATES:
+            self.fail(f"asks for {aggregate!r} over a window; there is {', '.join(AGGREGATES)}", hint=False)
+        if isinstance(size, str):
+            size = duration(size, f"transaction {self.name!r}: the size of a window")
+        if type(size) is not int or size <= 0:
+            self.fail(
+                f"has a window of size {size!r}; a size is a whole number of the timestamp's units, or a duration like "
+                "'10 seconds'",
+                hint=False,
+            )
+        slot = self._slot(table, key)
+        if column is None and not table.single:
+            self.fail(f"has a window over table {table.name!r} that does not say which column", hint=False)
+        position = table.column(column) if column is not None else 0
+        kind = table.columns[position].kind
+        if kind not in _NUMBERS:
+            self.fail(f"has a window over {kind} values; a window adds up numbers", hint=False)
+        result: Kind = "double" if aggregate == "mean" else "bigint" if aggregate == "count" else kind
+        return self._symbol(Node("window", result, (), WindowOf(slot, position, size, aggregate)))
+
+    def call(self, function: Callable[..., Any], *values: Any, returns: str = "double") -> Symbol:
+        """The result of a function of single values, called once per event.
+
+        A function compiled with ``numba.njit`` runs at full speed; any other Python function runs too, at its own
+        price. It must give the same result for the same values, and change nothing.
+        """
+        return self._call(function, values, returns)
+
+    def key(self, function: Any, *values: Any, returns: str = "bigint") -> Symbol:
+        """A key that is only known while running: a function of values that were read, or one such value itself.
+
+        Costs parallelism: all that the transaction may touch has to wait for it.
+        """
+        if isinstance(function, Symbol):
+            return self._symbol(Node("key", self.nodes[function._index].kind, (function._index,)))
+        called = self._call(function, values, returns)
+        return self._symbol(Node("key", self.nodes[called._index].kind, (called._index,)))
+
+    # ── functions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def where(self, condition: Any, yes: Any, no: Any) -> Symbol:
+        """``yes`` where the condition holds, else ``no``."""
+        test = self._as(condition, "boolean", "a condition")
+        left, right, kind = self._alike(yes, no, ("double", "bigint", "boolean", "object"), "where")
+        return self._symbol(Node("where", kind, (test, left, right)))
+
+    def min(self, first: Any, *others: Any) -> Symbol:
+        """The smallest of some numbers."""
+        return self._fold("min", first, others)
+
+    def max(self, first: Any, *others: Any) -> Symbol:
+        """The largest of some numbers."""
+        return self._fold("max", first, others)
+
+    def floor(self, value: Any) -> Symbol:
+        """The whole number at or below a double."""
+        index = self._node(value)
+        if self.nodes[index].kind == "bigint":
+            return Symbol(self, index)
+        return self._symbol(Node("floor", "bigint", (self._as(value, "double", "floor"),)))
+
+    # ── what symbols call ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def column(self, name: str) -> Symbol:
+        """A column of the event."""
+        if name not in self._columns:
+            self.fail(f"uses column {name!r}; the events have: {', '.join(sorted(self._columns))}", hint=False)
+        return self._symbol(Node("column", self._columns[name], (), name))
+
+    def arithmetic(self, op: str, left: Any, right: Any) -> Symbol:
+        """``+ - *``: whole if both are."""
+        first, second, kind = self._alike(left, right, _NUMBERS, op)
+        return self._symbol(Node(op, kind, (first, second)))
+
+    def divide(self, left: Any, right: Any) -> Symbol:
+        """``/``: always a double."""
+        args = (self._as(left, "double", "a division"), self._as(right, "double", "a division"))
+        return self._symbol(Node("div", "double", args))
+
+    def whole(self, op: str, left: Any, right: Any) -> Symbol:
+        """``//`` and ``%``: of whole numbers."""
+        first, second = self._node(left), self._node(right)
+        if {self.nodes[first].kind, self.nodes[second].kind} != {"bigint"}:
+            self.fail("uses // or % on doubles; they are for whole numbers. Write t.floor(a / b)", hint=False)
+        return self._symbol(Node(op, "bigint", (first, second)))
+
+    def unary(self, op: str, value: Any) -> Symbol:
+        """``-x`` and ``abs(x)``."""
+        index = self._node(value)
+        kind = self.nodes[index].kind
+        if kind not in _NUMBERS:
+            self.fail(f"uses {op} on {a_kind(kind)}; it is for numbers", hint=False)
+        return self._symbol(Node(op, kind, (index,)))
+
+    def compare(self, op: str, left: Any, right: Any) -> Symbol:
+        """Comparisons of numbers; truths can be equal or not."""
+        allowed = (*_NUMBERS, "boolean") if op in ("eq", "ne") else _NUMBERS
+        first, second, _ = self._alike(left, right, allowed, op)
+        return self._symbol(Node(op, "boolean", (first, second)))
+
+    def logic(self, op: str, *values: Any) -> Symbol:
+        """``& | ~`` on truths."""
+        return self._symbol(Node(op, "boolean", tuple(self._as(value, "boolean", "& | ~") for value in values)))
+
+    def fail(self, problem: str, *, hint: bool = True) -> NoReturn:
+        """Raise, with the user's line."""
+        where = user_line()
+        raise FunctionError(
+            f"transaction {self.name!r} {problem}" + (f" ({where})" if where else "") + (f". {HOW}" if hint else ""),
+            transaction=self.name,
+        )
+
+    def finish(self, returned: Any) -> TransactionType:
+        """The trace, with what the function returned."""
+        if returned is None:
+            returned = {}
+        if not isinstance(returned, Mapping) or not all(isinstance(name, str) for name in returned):
+            raise FunctionError(
+                f"transaction {self.name!r} returns {type(returned).__name__}; it returns a dictionary of columns to "
+                "add to the event, or nothing",
+                transaction=self.name,
+            )
+        if not self._slots:
+            raise FunctionError(
+                f"transaction {self.name!r} touches no table; use map for a function of the event alone",
+                transaction=self.name,
+            )
+        returns = {name: self._node(value) for name, value in returned.items()}
+        for name, index in returns.items():
+            if self.nodes[index].kind == "string":
+                raise FunctionError(
+                    f"transaction {self.name!r} returns {name!r}, a string; strings are only keys here, and the event "
+                    "has them already",
+                    transaction=self.name,
+                )
+        return self._snapshot(returns)
+
+    # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _snapshot(self, returns: Mapping[str, int] | None = None) -> TransactionType:
+        return TransactionType(
+            self.name,
+            tuple(self._tables),
+            tuple(self.nodes),
+            tuple(self._slots),
+            tuple(self._requires),
+            tuple(self._writes),
+            tuple(self._functions),
+            returns or {},
+        )
+
+    def _symbol(self, node: Node) -> Symbol:
+        # True == 1 == 1.0, and NaN != NaN: constants are told apart by their text.
+        known = Node("constant", node.kind, (), repr(node.param)) if node.op == "constant" else node
+        index = self._known.get(known)
+        if index is None:
+            index = len(self.nodes)
+            self.nodes.append(node)
+            if node.op != "call":  # two calls are two calls
+                self._known[known] = index
+            if node.op in ("read", "window") or any(arg in self._late for arg in node.args):
+                self._late.add(index)
+        return Symbol(self, index)
+
+    def _node(self, value: Any) -> int:
+        """The node of a symbol or a literal."""
+        if isinstance(value, Symbol):
+            if value._trace is not self:
+                self.fail("uses a value of another transaction", hint=False)
+            return value._index
+        if isinstance(value, bool):
+            return self._constant(value, "boolean")
+        if isinstance(value, int):
+            return self._constant(checked_value(value, "bigint", f"transaction {self.name!r}"), "bigint")
+        if isinstance(value, float):
+            return self._constant(value, "double")
+        if isinstance(value, Record):
+            self.fail("uses a value with several columns as one; name the column: record.column", hint=False)
+        self.fail(f"uses {value!r}; a value is a column, what was read, or a number", hint=False)
+
+    def _constant(self, value: Any, kind: Kind) -> int:
+        return self._symbol(Node("constant", kind, (), value))._index
+
+    def _as(self, value: Any, kind: Kind, what: str) -> int:
+        """A node of that kind; whole numbers may become doubles, nothing else changes by itself."""
+        if kind == "object" and not isinstance(value, Symbol):
+            return self._constant(value, "object")
+        index = self._node(value)
+        found = self.nodes[index].kind
+        if found == kind:
+            return index
+        if (found, kind) == ("bigint", "double"):
+            if self.nodes[index].op == "constant":
+                return self._constant(float(self.nodes[index].param), "double")
+            return self._symbol(Node("to_double", "double", (index,)))._index
+        hint = "; t.floor(x) makes a double whole" if (found, kind) == ("double", "bigint") else ""
+        self.fail(f"gives {a_kind(found)} where {what} wants {a_kind(kind)}{hint}", hint=False)
+
+    def _alike(self, left: Any, right: Any, allowed: tuple[str, ...], what: str) -> tuple[int, int, Kind]:
+        first, second = self._node(left), self._node(right)
+        kinds = (self.nodes[first].kind, self.nodes[second].kind)
+        for kind in kinds:
+            if kind not in allowed:
+                self.fail(f"uses {what} on {a_kind(kind)}; it is for {', '.join(allowed)}", hint=False)
+        if kinds[0] == kinds[1]:
+            return first, second, kinds[0]
+        return self._as(left, "double", what), self._as(right, "double", what), "double"
+
+    def _fold(self, op: str, first: Any, others: tuple[Any, ...]) -> Symbol:
+        result = Symbol(self, self._node(first))
+        for other in others:
+            left, right, kind = self._alike(result, other, _NUMBERS, op)
+            result = self._symbol(Node(op, kind, (left, right)))
+        return result
+
+    def _slot(self, table: Table, key: Any) -> int:
+        if not isinstance(table, Table):
+            self.fail(
+                f"accesses {table!r}, which is not a table; make one with Table(name, key=…, value=…)", hint=False
+            )
+        index = self._constant(key, "string") if isinstance(key, str) else self._node(key)
+        if self.nodes[index].kind != table.key:
+            self.fail(
+                f"uses {a_kind(self.nodes[index].kind)} as a key of table {table.name!r}, whose keys are {table.key}",
+                hint=False,
+            )
+        late = index in self._late
+        if late and self.nodes[index].op != "key":
+            self.fail(
+                f"computes a key of table {table.name!r} from a value that was read; say so with t.key(value)",
+                hint=False,
+            )
+        slot = KeySlot(self._table(table), index, late)
+        if slot not in self._slots:
+            self._slots.append(slot)
+        return self._slots.index(slot)
+
+    def _table(self, table: Table) -> int:
+        for position, known in enumerate(self._tables):
+            if known == table or (known.name == table.name and repr(known) == repr(table)):
+                return position
+            if known.name == table.name:
+                self.fail(f"uses two tables of the name {table.name!r}", hint=False)
+        self._tables.append(table)
+        return len(self._tables) - 1
+
+    def _call(self, function: Any, values: tuple[Any, ...], returns: str) -> Symbol:
+        if not callable(function):
+            self.fail(f"calls {function!r}, which is not a function", hint=False)
+        if not values:
+            self.fail("calls a function without values; compute what no event changes outside", hint=False)
+        if returns not in get_args(Kind):
+            self.fail(
+                f"calls a function that returns {returns!r}; it is one of {', '.join(get_args(Kind))}", hint=False
+            )
+        args = tuple(self._node(value) for value in values)
+        kind = cast("Kind", returns)
+        plain = all(self.nodes[arg].kind in ("double", "bigint", "boolean") for arg in args)
+        compiled = hasattr(function, "py_func") and plain and kind in ("double", "bigint", "boolean")
+        self._functions.append(Function(function, kind, compiled))
+        return self._symbol(Node("call", kind, args, len(self._functions) - 1))
