@@ -60,6 +60,9 @@ bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of 
 	@$(PY) -m benchmarks.fries $(ARGS)
 	@$(PY) -m benchmarks.delay $(ARGS)
 	@$(PY) -m benchmarks.surge $(ARGS)
+	@$(PY) -m benchmarks.txn $(ARGS)
+	@$(PY) -m benchmarks.ledger $(ARGS)
+	@$(PY) -m benchmarks.applications $(ARGS)
 
 bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.pipeline --quick $(ARGS)
@@ -69,6 +72,9 @@ bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.fries --quick $(ARGS)
 	@$(PY) -m benchmarks.delay --quick $(ARGS)
 	@$(PY) -m benchmarks.surge --quick $(ARGS)
+	@$(PY) -m benchmarks.txn --quick $(ARGS)
+	@$(PY) -m benchmarks.ledger --quick $(ARGS)
+	@$(PY) -m benchmarks.applications --quick $(ARGS)
 
 clean: ## remove caches, builds and what Spark leaves behind (.venv stays)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis artifacts derby.log metastore_db spark-warehouse

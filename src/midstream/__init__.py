@@ -5,12 +5,15 @@ from midstream.flow import aggregations as agg
 from midstream.flow.builder import Flow, KeyedStream, Stream
 from midstream.flow.sinks import ConsoleSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
+from midstream.flow.transactions import Table, transaction
+from midstream.flow.transactions.tracing import Access
 from midstream.flow.updates import Update
 from midstream.flow.windows import sessions, sliding, tumbling
 from midstream.state.handle import State
 from midstream.version import __version__
 
 __all__ = [
+    "Access",
     "ConsoleSink",
     "Constant",
     "FileSink",
@@ -25,10 +28,12 @@ __all__ = [
     "State",
     "Step",
     "Stream",
+    "Table",
     "Update",
     "__version__",
     "agg",
     "sessions",
     "sliding",
+    "transaction",
     "tumbling",
 ]

@@ -72,6 +72,8 @@ class OperatorStats(msgspec.Struct, frozen=True):
     latency_ms: Histogram = Histogram()
     rows_late: int = 0
     """Rows that came too late for the operator's windows; they are not among ``rows_out``."""
+    note: str = ""
+    """What the operator itself has to say of how it worked, if it has; of several tasks or epochs the last."""
 
     @property
     def us_per_row(self) -> float:
@@ -88,6 +90,7 @@ class OperatorStats(msgspec.Struct, frozen=True):
             busy_us=self.busy_us + other.busy_us,
             slowest_slice_us=max(self.slowest_slice_us, other.slowest_slice_us),
             latency_ms=self.latency_ms + other.latency_ms,
+            note=other.note or self.note,
         )
 
 

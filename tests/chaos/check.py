@@ -28,6 +28,7 @@ DELAYS = {"orders": 3 * SECOND, "payments": 4 * SECOND}
 QUIET = 8 * SECOND
 WINDOW = 5 * SECOND
 WITHIN = 3 * SECOND
+ITEMS, STOCK = 5, 3_000
 
 SINKS = {
     "habits": ("user", "count", "recent", "quiet"),
@@ -37,8 +38,8 @@ SINKS = {
 }
 """Columns in the order in which rows are compared."""
 
-STRAYS_PER_KILL = 20
-"""Files of state: five operators, two partitions, a delta and a rewrite each."""
+STRAYS_PER_KILL = 24
+"""Files of state: six operators, two partitions, a delta and a rewrite each."""
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -67,6 +68,8 @@ class Oracle:
     open: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """Windows by user and end."""
     of_all: dict[int, tuple[int, int]] = field(default_factory=dict)
+    stock: dict[int, int] = field(default_factory=dict)
+    owned: dict[str, int] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
     """Orders that have found a partner, or got nulls for one."""
     latest: dict[str, int] = field(default_factory=dict)
@@ -88,7 +91,7 @@ class Oracle:
                 self.latest[source] = max(*times, self.latest.get(source, times[0]))
         parts = {
             "habits": self._habits(orders),
-            "numbers": [*self._spent(orders), *self._windows(orders, before)],
+            "numbers": [*self._spent(orders), *self._windows(orders, before), *self._sales(orders)],
             "pairs": self._pairs(_in_time(orders, before), _in_time(payments, before)),
             "late": _late(orders, payments, before),
         }
@@ -128,6 +131,15 @@ class Oracle:
             yield "window", user, end, n, total
         for end in {end for _, end in closed}:
             yield "all", None, end, *self.of_all[end]
+
+    def _sales(self, orders: list[Event]) -> Iterator[tuple[Any, ...]]:
+        for event in sorted(orders, key=lambda event: event.n):
+            item = event.value % ITEMS
+            left = self.stock.get(item, STOCK) - event.value
+            if left >= 0:
+                self.stock[item] = left
+                self.owned[event.user] = self.owned.get(event.user, 0) + event.value
+            yield "sale", event.user, None, event.n, left if left >= 0 else None
 
     def _pairs(self, orders: list[Event], payments: list[Event]) -> Iterator[tuple[Any, ...]]:
         new = {id(event) for event in (*orders, *payments)}
@@ -276,6 +288,8 @@ def _states(checkpoint: str, oracle: Oracle) -> Iterator[str]:
     yield from _compare("state of 'by window'", windows, held("by window", "user", "window_end", "n", "total"))
     of_all = Counter((end, *total) for end, total in oracle.of_all.items())
     yield from _compare("state of 'of all'", of_all, held("of all"))
+    for name, wanted in (("stock", oracle.stock), ("owned", oracle.owned)):
+        yield from _compare(f"table {name!r}", Counter(wanted.items()), held(name))
     yield from _join_state(set(held("pay", "user", "side")), oracle)
 
 

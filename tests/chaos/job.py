@@ -1,6 +1,6 @@
 """The driver of a round: ``python -m tests.chaos.job FOLDER MASTER [LOCAL_STATE]`` runs the flow to its end.
 
-Started again in the same folder, it goes on. One of each kind of keyed operator, behind one exchange or two.
+Started again in the same folder, it goes on. One of each kind of operator with state, behind one exchange or two.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from midstream import FileSink, Flow, agg, tumbling
+from midstream import FileSink, Flow, Table, agg, transaction, tumbling
+from midstream.flow.transactions import Transaction
 from midstream.state import lineage
 from tests.chaos.events import ORDERS_PER_STEP, PAYMENTS_PER_STEP
 
@@ -81,6 +82,23 @@ class AsNumbers:
         return {name: row.get(name) for name in ("user", "window_end", "n", "total")} | {"of": self.of}
 
 
+ITEMS, STOCK = 5, 3_000
+
+
+def sale(stock: Table, owned: Table) -> Transaction:
+    """An order takes from the stock of an item, which all users share, as long as there is enough of it."""
+
+    @transaction
+    def book(t: Any, e: Any) -> Any:
+        left = t.read(stock, e.value % ITEMS) - e.value
+        t.require(left >= 0, "sold out")
+        t.write(stock, e.value % ITEMS, left)
+        t.write(owned, e.user, t.read(owned, e.user) + e.value)
+        return {"total": left}
+
+    return book
+
+
 def build(orders: Any, payments: Any, out: Path) -> Flow:
     """The flow over two streams of :class:`~tests.chaos.events.Event`. Few sinks: each costs time in every epoch."""
     flow = Flow("chaos")
@@ -94,11 +112,14 @@ def build(orders: Any, payments: Any, out: Path) -> Flow:
     spent = placed.aggregate("spent", n=agg.count(), total=agg.sum("value"))
     windows = placed.aggregate("by window", window=tumbling("5 seconds"), n=agg.count(), total=agg.sum("value"))
     of_all = windows.key_by("by end", "window_end").aggregate("of all", n=agg.count(), total=agg.sum("total"))
+    stock = flow.table("stock", key="bigint", value="bigint", default=STOCK)
+    owned = flow.table("owned", key="string", value="bigint", default=0)
+    booked = placed.transact("book", sale(stock, owned), order_by="n")
     pairs = placed.join("pay", paid_by, within="3 seconds", how="left", right_time="paid_time")
 
     numbers = [
         rows.map(f"numbers of {of}", AsNumbers(of), returns=NUMBERS)
-        for of, rows in (("user", spent), ("window", windows), ("all", of_all))
+        for of, rows in (("user", spent), ("window", windows), ("all", of_all), ("sale", booked))
     ]
     late = [
         rows.map(f"late for {where}", Says(where), adds="of string")

@@ -1,8 +1,8 @@
 """Thousands of random flows under random faults, each against the oracle.
 
 ``python -m tests.simulation.run --seeds 5000`` takes about an hour. Each seed stands for a flow without state, for one
-with state, and for one that is changed while it runs; ``--only`` runs one kind. A seed that fails is printed with its
-whole case, and replays alone: ``--start SEED --seeds 1``.
+with state, for one that is changed while it runs, and for one of transactions; ``--only`` runs one kind. A seed that
+fails is printed with its whole case, and replays alone: ``--start SEED --seeds 1``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.simulation.changing_check import check_changes
 from tests.simulation.changing_flows import changing_case_of
 from tests.simulation.flows import Case, check, random_case, random_faults
 from tests.simulation.keyed_flows import check_keyed, keyed_case_of
+from tests.simulation.transacted_flows import check_transacted, transacted_case_of
 
-KINDS = ("stateless", "keyed", "changes")
+KINDS = ("stateless", "keyed", "changes", "transactions")
 
 
 def case_of(seed: int) -> Case:
@@ -38,6 +40,8 @@ def run_seed(seed: int, kind: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         if kind == "changes":
             return check_changes(changing_case_of(seed, Path(folder))).metrics.rows_in
+        if kind == "transactions":
+            return check_transacted(transacted_case_of(seed, Path(folder))).metrics.rows_in
         return sum(run.metrics.rows_in for run in check_keyed(keyed_case_of(seed, Path(folder))))
 
 
@@ -46,7 +50,12 @@ def story_of(seed: int, kind: str) -> str:
     folder = Path("folder")
     if kind == "stateless":
         return str(case_of(seed))
-    return str(changing_case_of(seed, folder) if kind == "changes" else keyed_case_of(seed, folder))
+    cases: dict[str, Callable[[int, Path], object]] = {
+        "changes": changing_case_of,
+        "keyed": keyed_case_of,
+        "transactions": transacted_case_of,
+    }
+    return str(cases[kind](seed, folder))
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ from midstream import errors, testing
 
 def test_the_exported_names_are_these():
     assert midstream.__all__ == [
+        "Access",
         "ConsoleSink",
         "Constant",
         "FileSink",
@@ -31,11 +32,13 @@ def test_the_exported_names_are_these():
         "State",
         "Step",
         "Stream",
+        "Table",
         "Update",
         "__version__",
         "agg",
         "sessions",
         "sliding",
+        "transaction",
         "tumbling",
     ]
     assert all(hasattr(midstream, name) for name in midstream.__all__)

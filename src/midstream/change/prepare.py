@@ -18,8 +18,9 @@ from midstream.engine.program import Migration
 from midstream.engine.resources import table_to_blob
 from midstream.errors import FlowError, FunctionError, SchemaError
 from midstream.flow.functions import Blob, label_of, pack
-from midstream.flow.model import Aggregate, Distinct, Graph, Join, Lookup, Operator, Sink, Transform
+from midstream.flow.model import Aggregate, Distinct, Graph, Join, Lookup, Operator, Sink, Transact, Transform
 from midstream.flow.schema import to_ddl
+from midstream.flow.transactions import Transaction
 from midstream.flow.updates import Update, revise
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.planner.change import ChangePlan, Scheduler, plan_change
@@ -148,7 +149,9 @@ def _check_transforms(graph: Graph, plan: ChangePlan) -> None:
 def _state_that_waits(before: Graph, after: Graph) -> str | None:
     """Built-in operators with state have one layout of rows in an epoch."""
     for op in before:
-        if isinstance(op.spec, Aggregate | Distinct | Join) and _takes(before, op) != _takes(after, after[op.name]):
+        if isinstance(op.spec, Aggregate | Distinct | Join | Transact) and _takes(before, op) != _takes(
+            after, after[op.name]
+        ):
             return f"{op.kind} {op.name!r} gets other columns, and can have only one kind of rows in an epoch"
     return None
 
@@ -185,7 +188,7 @@ def _packed(
         elif isinstance(spec, Lookup):
             blobs[name] = table_to_blob(lookup_table(name, spec, graph.payloads[name]))
         else:
-            blobs[name] = pack(update.function, name)
+            blobs[name] = pack(graph.payloads[name], name)
         if update.migrate is not None:
             steps[name] = migrates.get(name) or pack(update.migrate, name)
     return blobs, steps
@@ -200,6 +203,10 @@ def _newest(migrations: Mapping[str, tuple[Migration, ...]], operator: str) -> D
 
 
 def _label(function: Any) -> str:
+    if isinstance(function, Transaction):
+        return function.name
+    if isinstance(function, list | tuple):
+        return ", ".join(_label(one) for one in function)
     return label_of(function) if callable(function) else f"a table of {len(function)} rows"
 
 
@@ -208,6 +215,10 @@ def _source(function: Any) -> str:
 
     Of an object it is what is called: to find the text of a class, Python would parse its whole module.
     """
+    if isinstance(function, list | tuple):
+        return "\n".join(_source(one) for one in function)
+    if isinstance(function, Transaction):
+        function = function.function
     subject = type(function).__call__ if callable(function) and not inspect.isroutine(function) else function
     with contextlib.suppress(OSError, TypeError):
         return inspect.getsource(subject)

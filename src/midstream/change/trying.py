@@ -24,7 +24,7 @@ from midstream.engine.operators.registry import Parts, at_work
 from midstream.engine.program import StageProgram
 from midstream.engine.resources import Resources
 from midstream.errors import FunctionError, MidstreamError, OperatorFailed
-from midstream.flow.model import Lookup, Operator, Process, Transform
+from midstream.flow.model import Lookup, Operator, Process, Transact, Transform
 from midstream.ids import BINS, BinId, Epoch, Revision
 from midstream.state.base import Base
 from midstream.state.files import FileRef, StateFiles
@@ -68,7 +68,8 @@ def try_updates(prepared: Prepared, samples: Samples, store: BlobStore, files: S
     resources = Resources(store)
     try:
         for name in prepared.plan.updated:
-            if isinstance(prepared.after.graph[name].spec, Transform | Lookup):
+            # Transactions have been traced, which is all that can be tried of them without their tables.
+            if isinstance(prepared.after.graph[name].spec, Transform | Lookup | Transact):
                 continue
             if (why := _try(prepared, name, samples, resources, files)) is not None:
                 untried.append(f"{name!r} was not tried before: {why}")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from midstream.cli.calibrating import calibrate
 from midstream.cli.changing import explain, history, jobs, revert, status, update
 from midstream.cli.live import print_summary, watch
 from midstream.cli.states import held_table, parse_key, state_table
@@ -150,7 +151,7 @@ def doctor(
 @app.command()
 def state(
     checkpoint: Annotated[str, typer.Argument(help="The folder of a job, running or not.")],
-    operator: Annotated[str | None, typer.Argument(help="Show what this operator holds.")] = None,
+    operator: Annotated[str | None, typer.Argument(help="Show what this operator, or table, holds.")] = None,
     key: Annotated[
         str | None, typer.Argument(help="Show only this key; several columns are separated by commas.")
     ] = None,
@@ -175,7 +176,7 @@ def journal(
         typer.echo(tell(read(file.read_bytes())))
 
 
-for command in (jobs, status, explain, update, history, revert):
+for command in (jobs, status, explain, update, history, revert, calibrate):
     app.command()(command)
 
 

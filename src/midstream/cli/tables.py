@@ -41,6 +41,9 @@ def print_state(entry: Entry, state: JobState, console: Console) -> None:
         lines.append(f"on trial: {outcome_of(state.on_trial)}")
     if state.error is not None:
         lines.append(f"failed: {state.error}")
+    for stats in state.progress[-1].operators if state.progress else ():
+        if stats.note:
+            lines.append(f"{stats.operator}: {stats.note}")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if state.progress:

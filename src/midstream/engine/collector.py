@@ -70,7 +70,8 @@ class Collector:
         if wire.key is None:
             self._hold(wire, revision, FrameKind.ROWS, [(self._stay, batch)])
         else:
-            bins = bins_of(hash_columns(batch, wire.key))
+            # Without columns all rows are of one key.
+            bins = bins_of(hash_columns(batch, wire.key)) if wire.key else np.zeros(batch.num_rows, np.uint8)
             self._hold(wire, revision, FrameKind.ROWS, self._scatter(bins, batch))
 
     def add_partials(self, wire: Wire, batch: pa.RecordBatch, revision: Revision) -> None:
@@ -98,7 +99,7 @@ class Collector:
     def pass_on(self, carried: Carried) -> None:
         """A frame of a wire that only passes through. Stamped anew, so that its order here is its order there."""
         header = carried.header
-        dest = header.dest if carried.wire.key else self._stay
+        dest = header.dest if carried.wire.key is not None else self._stay
         self._emit(_Place(header.wire, dest, header.revision, header.kind), header.rows, carried.payload)
 
     def take(self) -> list[pa.RecordBatch]:

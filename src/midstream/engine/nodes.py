@@ -62,6 +62,7 @@ class Node:
             busy_us=self.busy_ns // 1000,
             slowest_slice_us=self.slowest_ns // 1000,
             latency_ms=Histogram.of(self.ages_ms),
+            note="" if (note := self.versions[self.latest].work.note) is None else note(),
         )
 
 

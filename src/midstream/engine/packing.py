@@ -10,7 +10,7 @@ from midstream.engine.join_index import JoinIndex
 from midstream.engine.resources import table_to_blob
 from midstream.errors import FlowError
 from midstream.flow.functions import Blob, pack
-from midstream.flow.model import Filter, FlatMap, Graph, Lookup, Map, Process, Route
+from midstream.flow.model import Filter, FlatMap, Graph, Lookup, Map, Process, Route, Transact
 from midstream.flow.schema import conform
 
 
@@ -20,7 +20,7 @@ def pack_blobs(graph: Graph) -> dict[str, Blob]:
     for op in graph:
         payload = graph.payloads.get(op.name)
         match op.spec:
-            case Map() | Filter() | FlatMap() | Route() | Process():
+            case Map() | Filter() | FlatMap() | Route() | Process() | Transact():
                 blobs[op.name] = pack(payload, op.name)
             case Lookup() as spec:
                 blobs[op.name] = table_to_blob(lookup_table(op.name, spec, payload))

@@ -54,6 +54,10 @@ class Resources:
         """A lookup table, indexed."""
         return self._once(("table", (digest, on)), lambda: LookupTable(table_from_bytes(self._store.get(digest)), on))
 
+    def made(self, kind: str, key: Any, make: Callable[[], T]) -> T:
+        """Whatever is expensive to make of what was loaded, and worth keeping from task to task."""
+        return self._once((kind, key), make)
+
     def preload(self, program: StageProgram) -> None:
         """Load all that a program needs. What cannot be loaded is left for the task that wants it, which can say so."""
         for op in program.operators:

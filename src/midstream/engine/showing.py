@@ -12,16 +12,19 @@ import pyarrow as pa
 from midstream.engine.accumulators.totals import TotalsOf
 from midstream.engine.operators.aggregate import totals_of
 from midstream.engine.operators.sessions import split_sessions
+from midstream.engine.table_layout import rows_of
 from midstream.errors import StateError
-from midstream.flow.model import Aggregate, Distinct, Join, Operator, Process
+from midstream.flow.model import Aggregate, Distinct, Join, Operator, Process, Transact
+from midstream.flow.transactions import Table
 from midstream.flow.windows import Session
 from midstream.state.contents import in_namespace
 from midstream.state.key_arrays import decode_keys, split_timers
 from midstream.state.keys import Namespace, split_item
 from midstream.state.values import ObjectCodec
 
-__all__ = ["shown_state"]
+__all__ = ["shown_state", "shown_table"]
 
+_ARROW = {"double": pa.float64(), "bigint": pa.int64(), "boolean": pa.bool_(), "object": pa.string()}
 _VIEWS = pa.schema([("view", pa.string()), ("item", pa.string()), ("time", pa.timestamp("us", "UTC"))])
 
 
@@ -30,7 +33,8 @@ def shown_state(operator: Operator, takes: tuple[pa.Schema, ...], rows: pa.Table
 
     An aggregate shows the totals of each key, or of each open window, in the columns that it emits. A distinct shows
     its keys, a join how many bytes of rows it keeps of each key and time. A process shows a row for everything that
-    its function remembers: which view, which item or time in it, and the value as text.
+    its function remembers: which view, which item or time in it, and the value as text. A transact shows the rows of
+    all its tables, keys and values as text.
     """
     match operator.spec:
         case Aggregate() as spec:
@@ -43,7 +47,36 @@ def shown_state(operator: Operator, takes: tuple[pa.Schema, ...], rows: pa.Table
             return _joined(_key_schema(takes[0], spec.left_keys), rows)
         case Process() as spec:
             return _processed(operator, _key_schema(takes[0], spec.keys), rows)
+        case Transact() as spec:
+            return _transacted(operator, spec, takes[0], rows)
     raise StateError(f"{operator.kind} {operator.name!r} keeps no state")
+
+
+def shown_table(operator: Operator, table: Table, takes: pa.Schema, rows: pa.Table) -> pa.Table:
+    """A table of a transact: the domain's column if there is one, ``key``, and the columns of its value."""
+    assert isinstance(operator.spec, Transact)
+    found = rows_of(table, rows, f"transact {operator.name!r}")
+    schema = _key_schema(takes, operator.spec.keys)
+    domains = decode_keys(pa.array(found.domains, pa.binary()), schema)
+    key = pa.array(found.keys, pa.int64() if table.key == "bigint" else pa.string())
+    values = [pa.array(column, _ARROW[each.kind]) for column, each in zip(found.columns, table.columns, strict=True)]
+    names = [*schema.names, "key", *(column.name for column in table.columns)]
+    return pa.Table.from_arrays([*domains, key, *values], names)
+
+
+def _transacted(operator: Operator, spec: Transact, takes: pa.Schema, rows: pa.Table) -> pa.Table:
+    parts = []
+    for table in spec.tables:
+        shown = shown_table(operator, table, takes, rows)
+        values = shown.select([column.name for column in table.columns]).to_pylist()
+        columns = {
+            "table": pa.array([table.name] * len(shown), pa.string()),
+            "key": shown["key"].cast(pa.string()),
+            "value": pa.array([str(row["value"] if table.single else row) for row in values], pa.string()),
+        }
+        domain = {name: shown[name] for name in spec.keys}
+        parts.append(pa.table({**domain, **columns}))
+    return pa.concat_tables(parts)
 
 
 def _aggregated(operator: Operator, spec: Aggregate, takes: pa.Schema, rows: pa.Table) -> pa.Table:

@@ -39,6 +39,7 @@ from midstream.flow.model import (
     Sink,
     Source,
     Spec,
+    Transact,
     Transform,
     Union,
 )
@@ -59,6 +60,16 @@ from midstream.flow.sinks import (
     NoopSink,
     SinkTarget,
 )
+from midstream.flow.transacting import (
+    Handed,
+    check_events,
+    check_owner,
+    described,
+    schema_of,
+    traced,
+    transactions_of,
+)
+from midstream.flow.transactions import Table
 from midstream.flow.validate import check_name, validate
 
 if TYPE_CHECKING:
@@ -91,6 +102,7 @@ class Flow:
         self.name = check_name(name, "flow")
         self._operators: dict[str, Operator] = {}
         self._payloads: dict[str, Any] = {}
+        self._tables: dict[str, Table] = {}
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, operators={list(self._operators)})"
@@ -120,6 +132,23 @@ class Flow:
         elif delay_us:
             raise FlowError(f"{what}: delay={delay!r} has a meaning only with event_time=")
         return self._add(name, Source(event_time, delay_us), (), schema, stream)
+
+    def table(self, name: str, *, key: str = "string", value: str = "double", default: Any = None) -> Table:
+        """A table that the transactions of a :meth:`Stream.transact` share: key → value.
+
+        :param key: ``"bigint"`` or ``"string"``.
+        :param value: ``"double"``, ``"bigint"`` or ``"boolean"``; several of them with names, as in
+            ``"speed double, cars bigint"``; or ``"object"``, any Python object, which only functions given to
+            ``t.call`` can look into.
+        :param default: what a key holds that was never written.
+
+        >>> Flow("bank").table("accounts", key="string", value="double", default=0.0).name
+        'accounts'
+        """
+        table = Table(check_name(name, f"flow {self.name!r}, table"), key=key, value=value, default=default)
+        self._require_free(name)
+        self._tables[name] = table
+        return table
 
     def start(
         self,
@@ -173,15 +202,22 @@ class Flow:
 
     def _add(self, name: str, spec: Spec, inputs: tuple[Port, ...], schema: pa.Schema, payload: Any = None) -> Stream:
         operator = Operator(check_name(name, f"flow {self.name!r}"), spec, inputs, schema)
-        if name in self._operators:
-            raise FlowError(
-                f"flow {self.name!r}: there is an operator {name!r} already (a {self._operators[name].kind}); names "
-                f"identify state and changes and must be unique"
-            )
+        self._require_free(name)
         self._operators[name] = operator
         if payload is not None:
             self._payloads[name] = payload
         return Stream(self, Port(name), schema)
+
+    def _require_free(self, name: str) -> None:
+        if name in self._operators or name in self._tables:
+            found = (
+                f"an operator {name!r} already (a {self._operators[name].kind})"
+                if name in self._operators
+                else f"a table {name!r} already"
+            )
+            raise FlowError(
+                f"flow {self.name!r}: there is {found}; names identify state and changes and must be unique"
+            )
 
 
 class Stream:
@@ -251,7 +287,7 @@ class Stream:
                 + (
                     f"it has {', '.join(f'late({name!r})' for name in sides)}"
                     if sides
-                    else "only aggregates with windows and joins have late rows"
+                    else "only joins, aggregates with windows and transacts in the order of event time have late rows"
                 )
             )
         schema = self._flow._operators[operator.inputs[branch == LATE_RIGHT].operator].schema
@@ -270,6 +306,67 @@ class Stream:
         check_key_columns(self.schema, columns, f"key_by {name!r}")
         self._flow._add(name, KeyBy(tuple(columns)), (self._port,), self.schema)
         return KeyedStream(self._flow, Port(name), self.schema, tuple(columns))
+
+    def transact(
+        self,
+        name: str,
+        *transactions: Handed,
+        order_by: str,
+        which: str | None = None,
+        domain: str | None = None,
+    ) -> Stream:
+        """Each row triggers a transaction over tables that all of them share; it comes out committed or aborted.
+
+        The result of an epoch equals running its transactions one after the other in the order of ``order_by`` (of
+        equal ones, in the order of arrival). A transaction one of whose conditions fails has no effect at all. Rows
+        come out with their own columns, those that the transaction returned (null where it was aborted), ``committed``
+        and ``reason``, the text of the condition that failed.
+
+        :param transactions: functions of ``t`` and ``e``, usually made with ``@transaction``: see
+            :class:`midstream.Access`. They are called once, on symbols for whole columns.
+        :param order_by: a timestamp or whole number that orders the rows. If it is the event time of the source, rows
+            of before the watermark leave at ``.late()`` and trigger nothing.
+        :param which: the column that says, by the function's name, which transaction a row triggers; needed if there
+            are several.
+        :param domain: rows that agree in this column have tables of their own, and domains run in parallel. Without it
+            there is one domain: one task runs all transactions, on all of its machine's cores.
+
+        >>> from midstream import Flow, ListSource, MemorySink, transaction
+        >>> from midstream.testing import run_local
+        >>> flow, out = Flow("bank"), MemorySink()
+        >>> accounts = flow.table("accounts", key="string", value="double", default=0.0)
+        >>> @transaction
+        ... def book(t, e):
+        ...     balance = t.read(accounts, e.who) + e.eur
+        ...     t.require(balance >= 0, "not enough money")
+        ...     t.write(accounts, e.who, balance)
+        ...     return {"balance": balance}
+        >>> rows = [{"n": 2, "who": "ann", "eur": -6.0}, {"n": 1, "who": "ann", "eur": 7.0},
+        ...         {"n": 3, "who": "bob", "eur": -1.0}]
+        >>> events = flow.source("events", ListSource([rows], "n int, who string, eur double"))
+        >>> events.transact("ledger", book, order_by="n").sink("out", out)
+        >>> _ = run_local(flow)
+        >>> [(row["n"], row["balance"], row["committed"], row["reason"]) for row in out.rows]
+        [(2, 1.0, True, None), (1, 7.0, True, None), (3, None, False, 'not enough money')]
+        """
+        what = f"transact {check_name(name, 'transact')!r}"
+        found = transactions_of(transactions, what)
+        timed = self._flow._event_time_of(self._port) == order_by
+        spec = Transact((), (), order_by, which, domain, timed)
+        check_events(spec, self.schema, what)
+        types = traced(found, self.schema, what)
+        spec = described(spec, types, what)
+        owners = {
+            table.name: op.name
+            for op in self._flow._operators.values()
+            if isinstance(op.spec, Transact)
+            for table in op.spec.tables
+        }
+        check_owner(spec.tables, owners, self._flow._tables, what)
+        schema = schema_of(self.schema, types, what)
+        self._flow._require_free(name)
+        together = self._flow._add(f"{name}.domain", KeyBy(spec.keys), (self._port,), self.schema)
+        return self._flow._add(name, spec, (together._port,), schema, found)
 
     def union(self, name: str, *others: Stream) -> Stream:
         """Rows of this stream and the others, which must have the same columns, as one stream."""

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.flow.aggregations import Aggregation, AggregationKind
+from midstream.flow.transactions.tables import Table
 from midstream.flow.windows import Window
 
 LATE = "late"
@@ -90,7 +91,8 @@ class FlatMap:
 
 @dataclass(frozen=True)
 class KeyBy:
-    """Rows with equal values in ``columns`` meet in one task downstream: the operator before an exchange."""
+    """Rows with equal values in ``columns`` meet in one task downstream: the operator before an exchange. Without
+    columns all rows do."""
 
     columns: tuple[str, ...]
 
@@ -189,14 +191,36 @@ class Join:
 
 
 @dataclass(frozen=True)
+class Transact:
+    """Each row triggers a transaction over tables that all of them share, in the order of the column ``order_by``.
+
+    ``which`` is the column that says by name which of the ``transactions`` a row triggers; rows that agree in the
+    column ``domain`` have tables of their own. ``timed``: ``order_by`` is the event time of the source, so rows of
+    before the watermark are late.
+    """
+
+    transactions: tuple[str, ...]
+    tables: tuple[Table, ...]
+    order_by: str
+    which: str | None = None
+    domain: str | None = None
+    timed: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns by which rows were brought together: none if all of them were."""
+        return () if self.domain is None else (self.domain,)
+
+
+@dataclass(frozen=True)
 class Sink:
     """Rows go out. ``drains`` says that its writer reads every row exactly once, so that none need be kept for it."""
 
     drains: bool = True
 
 
-Stateful = Process | Aggregate | Distinct | Join
-"""Operators that keep state per key; they stand behind a key_by."""
+Stateful = Process | Aggregate | Distinct | Join | Transact
+"""Operators that keep state; they stand behind a key_by."""
 
 Spec = Source | Map | Filter | FlatMap | KeyBy | Union | Route | Lookup | Transform | Sink | Stateful
 
@@ -229,7 +253,9 @@ class Operator:
             return tuple(Port(self.name, branch) for branch in self.spec.branches)
         if isinstance(self.spec, Join):
             return (Port(self.name), Port(self.name, LATE), Port(self.name, LATE_RIGHT))
-        if isinstance(self.spec, Aggregate) and self.spec.window is not None:
+        if (isinstance(self.spec, Aggregate) and self.spec.window is not None) or (
+            isinstance(self.spec, Transact) and self.spec.timed
+        ):
             return (Port(self.name), Port(self.name, LATE))
         return (Port(self.name),)
 

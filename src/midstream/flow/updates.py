@@ -34,15 +34,17 @@ from midstream.flow.model import (
     Route,
     Sink,
     Spec,
+    Transact,
     Transform,
     Union,
     port_schema,
 )
 from midstream.flow.schema import joined_schema, parse_ddl, to_ddl, type_name
+from midstream.flow.transacting import check_events, described, schema_of, traced, transactions_of
 
 __all__ = ["Update", "function_takes", "revise"]
 
-_FUNCTIONS = Map | Filter | FlatMap | Route | Process | Transform
+_FUNCTIONS = Map | Filter | FlatMap | Route | Process | Transform | Transact
 _DECLARED = Map | FlatMap | Process | Transform
 """Operators whose columns are what the user says they are."""
 
@@ -51,8 +53,9 @@ _DECLARED = Map | FlatMap | Process | Transform
 class Update:
     """What one operator runs after a change.
 
-    :param operator: the name of a map, filter, flat_map, route, process, lookup or transform.
-    :param function: what to run instead, called as the one before it was; for a lookup, another table.
+    :param operator: the name of a map, filter, flat_map, route, process, transact, lookup or transform.
+    :param function: what to run instead, called as the one before it was; for a lookup, another table; for a transact,
+        its transactions, in a list if there are several.
     :param migrate: for a process whose new function wants its state in another layout: ``migrate(key, state)`` is
         called once for each key that has state, before the new function first meets it.
     :param returns: the columns of what the new function gives, in Spark's DDL; default: as before.
@@ -103,6 +106,8 @@ def revise(graph: Graph, updates: Sequence[Update]) -> Graph:
         schema = op.schema
         if update is not None and update.returns is not None:
             schema = parse_ddl(update.returns)
+        elif isinstance(spec, Transact):
+            spec, schema = _transacted(op, spec, payloads[op.name], inputs[0])
         elif not isinstance(spec, _DECLARED):
             schema = _derived(replace(op, spec=spec), inputs)
         revised[op.name] = replace(op, spec=spec, schema=schema)
@@ -150,8 +155,11 @@ def _updated(op: Operator, update: Update) -> tuple[Spec, Any]:
     if not isinstance(spec, _FUNCTIONS):
         raise FlowError(
             f"{what}: a {op.kind} has no function that could be replaced. What can be updated are map, filter, "
-            f"flat_map, route, process, lookup (its table) and transform"
+            f"flat_map, route, process, transact, lookup (its table) and transform"
         )
+    if isinstance(spec, Transact):
+        handed = update.function if isinstance(update.function, list | tuple) else (update.function,)
+        return spec, transactions_of(handed, what)
     check_callable(update.function, op.name, *function_takes(spec))
     if isinstance(spec, Process):
         on_timer = getattr(update.function, "on_timer", None)
@@ -163,6 +171,22 @@ def _updated(op: Operator, update: Update) -> tuple[Spec, Any]:
             check_callable(update.local, op.name, "a pyarrow.Table")
         return spec, (update.function, update.local)
     return spec, update.function
+
+
+def _transacted(op: Operator, spec: Transact, payload: Any, events: pa.Schema) -> tuple[Transact, pa.Schema]:
+    """A transact with other transactions, or with events of other columns. Its tables stay as they are."""
+    what = f"{op.kind} {op.name!r}"
+    check_events(spec, events, what)
+    types = traced(payload, events, what)
+    revised = described(spec, types, what)
+    known = {table.name: table for table in spec.tables}
+    for table in revised.tables:
+        if known.get(table.name, table) != table:
+            raise SchemaError(
+                f"after the change {what} would have the table {table.name!r} as {table!r} instead of "
+                f"{known[table.name]!r}; what it holds cannot be converted. Give the new table another name"
+            )
+    return revised, schema_of(events, types, what)
 
 
 def _updated_lookup(spec: Lookup, update: Update, what: str) -> tuple[Spec, Any]:
@@ -190,8 +214,9 @@ def _check_inputs(op: Operator, before: list[pa.Schema], after: list[pa.Schema],
                     f"{what}. A join keeps whole rows, so they cannot change; keep the columns, or give the new ones "
                     f"to an operator behind the join"
                 )
-            case Union() | Sink() | Transform():
-                pass  # a union compares its inputs, a sink and a transform are judged with the time of the change
+            case Union() | Sink() | Transform() | Transact():
+                # Unions compare their inputs, a transact is traced anew, others depend on the time of the change.
+                pass
             case Process(keys=keys) | Aggregate(keys=keys) | Distinct(keys=keys) | KeyBy(columns=keys):
                 # Aggregates with windows and distinct may need the event time as well.
                 times = [time for time in (getattr(op.spec, "time", None),) if time is not None]

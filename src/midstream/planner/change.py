@@ -21,7 +21,7 @@ from functools import cached_property
 
 from midstream.errors import FlowError
 from midstream.flow.ddl import closest
-from midstream.flow.model import Graph, Source, Transform
+from midstream.flow.model import Graph, Source, Transact, Transform
 from midstream.planner.mcs import Component, components_of, covering
 from midstream.planner.pruning import Pruned, Rule, blocks, find_forks
 from midstream.planner.stages import Plan, Wire
@@ -213,10 +213,11 @@ def _sources_above(graph: Graph, names: Collection[str]) -> set[str]:
 
 
 def _crossed(graph: Graph, components: Collection[Component]) -> tuple[str, ...]:
-    """Blocking operators between members, updated ones with members behind, and updated transforms.
+    """Blocking operators between members, updated ones with members behind, and updated transforms and transacts.
 
-    A transform is one query over an epoch's rows. Other blocking operators may well end a component, as they take rows
-    in the order of revisions; or be heads if they are not updated, as all that they give is then of one revision.
+    A transform is one query over an epoch's rows, a transact runs them as one batch. Other blocking operators may well
+    end a component, as they take rows in the order of revisions; or be heads if they are not updated, as all that they
+    give is then of one revision.
     """
     entered = {head for component in components for _, head in component.edges}
     left = {tail for component in components for tail, _ in component.edges}
@@ -224,6 +225,6 @@ def _crossed(graph: Graph, components: Collection[Component]) -> tuple[str, ...]
     crossed = []
     for op in graph:
         between = op.name in left and (op.name in entered or op.name in updated)
-        if blocks(op) and (between or (op.name in updated and isinstance(op.spec, Transform))):
+        if blocks(op) and (between or (op.name in updated and isinstance(op.spec, Transform | Transact))):
             crossed.append(op.name)
     return tuple(crossed)

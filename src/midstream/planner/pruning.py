@@ -26,7 +26,7 @@ import enum
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from midstream.flow.model import Aggregate, Contract, Graph, How, Join, Lookup, Operator, Port, Transform
+from midstream.flow.model import Aggregate, Contract, Graph, How, Join, Lookup, Operator, Port, Transact, Transform
 
 __all__ = ["Pruned", "Rule", "blocks", "find_forks"]
 
@@ -56,7 +56,7 @@ class Pruned:
 def blocks(operator: Operator) -> bool:
     """Whether an operator speaks at the end of an epoch too, when it no longer knows which rows came after a change."""
     match operator.spec:
-        case Aggregate() | Transform() | Join(how=How.LEFT):
+        case Aggregate() | Transform() | Transact() | Join(how=How.LEFT):
             return True
         case _:
             return False

@@ -60,7 +60,7 @@ class Wire:
 
     def __str__(self) -> str:
         end = "outlet" if self.target is None else f"stage {self.target}"
-        key = f" by ({', '.join(self.key)})" if self.key else ""
+        key = f" by ({', '.join(self.key)})" if self.key is not None else ""
         return f"wire {self.id}: {self.port} → {end}{key} [{', '.join(self.consumers)}]"
 
 

@@ -137,7 +137,8 @@ class Job:
     def state(self, operator: str) -> DataFrame:
         """The committed state of an operator as a DataFrame: its key columns, and what it holds of each key.
 
-        Of an aggregate these are its totals so far, of a process all that its function remembers, values as text.
+        Of an aggregate these are its totals so far, of a process all that its function remembers, values as text. The
+        name of a table that transactions share gives its keys and values.
         ``midstream state`` shows the same, also of a job that is not running.
         """
         table = read_state(self._checkpoint.location, operator)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from midstream.engine.program import StageProgram
 from midstream.errors import CheckpointError
-from midstream.flow.model import Form, Join, Operator, Process, Stateful
+from midstream.flow.model import Form, Join, Operator, Process, Stateful, Transact
 from midstream.flow.schema import to_ddl
 from midstream.planner.stages import Plan
 from midstream.runtime.checkpoint import Checkpoint, Manifest
@@ -32,22 +32,29 @@ class Layout:
         """In words, as far as it matters to the state.
 
         A process may have another function, form, promises and time to live; what it stores are its own objects. A
-        join may promise something else: that changes no byte of what it keeps.
+        join may promise something else: that changes no byte of what it keeps. A transact may have other transactions,
+        and more or fewer tables.
         """
         spec = self.operator.spec
         if isinstance(spec, Process):
             spec = Process(spec.keys, Form.ROWS)
         elif isinstance(spec, Join):
             spec = dataclasses.replace(spec, unique=False)
+        elif isinstance(spec, Transact):
+            spec = Transact((), (), order_by="", domain=spec.domain)
         details = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
         shown = ", ".join(f"{name}={value!r}" for name, value in details.items() if value not in (None, False))
         return f"{self.operator.kind}({shown}) over ({') and ('.join(to_ddl(s) for s in self._relevant())})"
 
     def _relevant(self) -> list[pa.Schema]:
-        """Of a process only the key's columns matter, of others all that they may keep."""
-        if isinstance(self.operator.spec, Process):
+        """Of a process or transact only the key's columns matter, of others all that they may keep."""
+        if isinstance(self.operator.spec, Process | Transact):
             return [pa.schema([self.takes[0].field(name) for name in self.operator.spec.keys])]
         return list(self.takes)
+
+
+def _tables(operator: Operator) -> dict[str, str]:
+    return {table.name: repr(table) for table in operator.spec.tables} if isinstance(operator.spec, Transact) else {}
 
 
 def stored_layouts(checkpoint: Checkpoint, manifest: Manifest) -> dict[str, Layout]:
@@ -76,6 +83,10 @@ def require_fitting(stored: Mapping[str, Layout], plan: Plan, location: str) -> 
             continue
         wanted = Layout(graph[name], tuple(graph.schema_of(port) for port in graph[name].inputs)).describe()
         found = layout.describe()
+        before, after = _tables(layout.operator), _tables(graph[name])
+        for table in before.keys() & after.keys():
+            if before[table] != after[table]:
+                found, wanted = before[table], after[table]
         if found != wanted:
             raise CheckpointError(
                 f"the state of operator {name!r} in {location!r} does not fit the flow: it was kept by\n  {found}\nbut "

@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.engine.showing import shown_state
+from midstream.engine.showing import shown_state, shown_table
 from midstream.errors import CheckpointError, StateError
 from midstream.flow.ddl import closest
+from midstream.flow.model import Transact
+from midstream.flow.transactions import Table
 from midstream.ids import BinId, Epoch
 from midstream.runtime.checkpoint import Checkpoint, Manifest
 from midstream.runtime.layouts import Layout, stored_layouts
@@ -72,7 +74,12 @@ class StateReader:
         return found
 
     def table(self, operator: str, key: tuple[Any, ...] | None = None) -> pa.Table:
-        """The state of an operator, or of one of its keys. See :func:`~midstream.engine.showing.shown_state`."""
+        """The state of an operator or a table, or of one of its keys.
+
+        See :func:`~midstream.engine.showing.shown_state` and :func:`~midstream.engine.showing.shown_table`.
+        """
+        if (owned := self._owned(operator)) is not None:
+            return self._shown_table(*owned, key)
         layout = self.layout(operator)
         if key is None:
             rows = contents(self.checkpoint.states, self._lineage(operator))
@@ -86,7 +93,11 @@ class StateReader:
         return shown
 
     def key_schema(self, operator: str) -> pa.Schema:
-        """The key columns of an operator."""
+        """The key columns of an operator, or of a table."""
+        if (owned := self._owned(operator)) is not None:
+            layout, table = owned
+            domains = [layout.takes[0].field(name) for name in layout.keys]
+            return pa.schema([*domains, pa.field("key", pa.int64() if table.key == "bigint" else pa.string())])
         layout = self.layout(operator)
         return pa.schema([layout.takes[0].field(name) for name in layout.keys])
 
@@ -94,13 +105,39 @@ class StateReader:
         """The description of an operator that keeps state; an error if there is none of this name."""
         layouts = self._layouts()
         if operator not in layouts:
-            near = closest(operator, list(layouts))
-            known = ", ".join(layouts) or "none"
+            near = closest(operator, [*layouts, *self.tables()])
+            known = ", ".join([*layouts, *self.tables()]) or "none"
             raise StateError(
                 f"no operator {operator!r} keeps state in {self.checkpoint.location!r}; those that do: {known}"
                 + (f". Did you mean {near!r}?" if near else "")
             )
         return layouts[operator]
+
+    def tables(self) -> dict[str, str]:
+        """The tables that transactions share, and the operator that each belongs to."""
+        return {
+            table.name: name
+            for name, layout in self._layouts().items()
+            if isinstance(layout.operator.spec, Transact)
+            for table in layout.operator.spec.tables
+        }
+
+    def _owned(self, name: str) -> tuple[Layout, Table] | None:
+        """A table of this name, and the operator that it belongs to."""
+        for layout in self._layouts().values():
+            if isinstance(layout.operator.spec, Transact):
+                for table in layout.operator.spec.tables:
+                    if table.name == name:
+                        return layout, table
+        return None
+
+    def _shown_table(self, layout: Layout, table: Table, key: tuple[Any, ...] | None) -> pa.Table:
+        operator = layout.operator
+        rows = contents(self.checkpoint.states, self._lineage(operator.name))
+        shown = shown_table(operator, table, layout.takes[0], rows)
+        for name, value in zip([*layout.keys, "key"], key or (), strict=key is not None):
+            shown = shown.filter(pc.equal(shown[name], pa.scalar(value, shown.schema.field(name).type)))
+        return shown
 
     def _layouts(self) -> dict[str, Layout]:
         if self.manifest is None:

@@ -80,6 +80,8 @@ class Namespace(IntEnum):
     JOIN_RIGHT_MORE = 23
     JOIN_WAITING = 24
     JOIN_LATEST = 25
+    TABLE = 30
+    TABLE_PAST = 31
 
 
 @dataclass(frozen=True)

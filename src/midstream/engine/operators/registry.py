@@ -18,6 +18,7 @@ from midstream.engine.operators.map import map_step
 from midstream.engine.operators.passing import pass_on
 from midstream.engine.operators.process import keeper_of, process_at_work
 from midstream.engine.operators.route import route_step
+from midstream.engine.operators.transact import engine_of, transact_at_work
 from midstream.engine.program import StageProgram
 from midstream.engine.resources import Resources
 from midstream.flow.model import (
@@ -33,6 +34,7 @@ from midstream.flow.model import (
     Process,
     Route,
     Source,
+    Transact,
     Transform,
     Union,
 )
@@ -97,6 +99,14 @@ def at_work(operator: Operator, parts: Parts) -> AtWork:
             return distinct_at_work(operator, spec, takes[0], parts.states[operator.name], parts.times)
         case Join() as spec:
             return join_at_work(operator, spec, (takes[0], takes[1]), parts.states[operator.name], parts.times)
+        case Transact() as spec:
+            transactions: Any = parts.function(operator)
+            engine = parts.resources.made(
+                "engine",
+                (parts.program.blobs[operator.name], takes[0].to_string()),
+                lambda: engine_of(operator, spec, transactions, takes[0]),
+            )
+            return transact_at_work(operator, spec, engine, parts.states[operator.name], parts.times, parts.revision)
     return AtWork((_step_of(operator, parts),) * len(takes))
 
 

@@ -1,0 +1,201 @@
+"""transact: the rows of an epoch as one batch of transactions over shared tables.
+
+Rows wait until the epoch's last one is there, because only then it is known in which order they have to run. They come
+out in the order of arrival. What the transactions changed is in the tables when the epoch is committed, and not before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.data.times import EpochTimes
+from midstream.engine.blocks import BLOCK
+from midstream.engine.failure import USER_ERRORS, failed, row_at
+from midstream.engine.operators.aggregating import checked_times, found_keys, refuse_nulls
+from midstream.engine.operators.base import ONLY, AtWork
+from midstream.errors import OperatorFailed, SchemaError
+from midstream.flow.model import LATE, Operator, Transact
+from midstream.flow.transacting import traced
+from midstream.flow.transactions import Transaction
+from midstream.flow.transactions.agreement import returned_by
+from midstream.ids import Revision
+from midstream.state.keys import Namespace
+from midstream.state.task import TaskState
+
+if TYPE_CHECKING:
+    from midstream.txn import Engine, Result
+
+__all__ = ["engine_of", "transact_at_work"]
+
+_log = logging.getLogger("midstream")
+
+ONLY_DOMAIN = bytes([0, Namespace.VALUE])
+"""The stored key of the domain of all rows."""
+
+Array = npt.NDArray[Any]
+
+
+def engine_of(operator: Operator, spec: Transact, transactions: Sequence[Transaction], takes: pa.Schema) -> Engine:
+    """What runs the transactions of an operator. Domains share a machine's cores; a single one has them all."""
+    # Here, because numba takes half a second to import, and only those who transact have it.
+    from midstream.txn import Engine, Program
+    from midstream.txn.calibrating import load_calibration
+
+    types = traced(transactions, takes, f"transact {operator.name!r}")
+    threads = None if spec.domain is None else 1
+    try:
+        calibration = load_calibration()
+    except SchemaError as error:  # it only decides how fast; no job should fail of it
+        _log.warning("%s; prices of a common machine are assumed", error)
+        calibration = None
+    return Engine(Program.of(*types), threads=threads, calibration=calibration)
+
+
+def transact_at_work(
+    operator: Operator, spec: Transact, engine: Engine, state: TaskState, times: EpochTimes, revision: Revision
+) -> AtWork:
+    """A transact in place in a task."""
+    form = _Transact(operator, spec, engine, state, times, revision)
+    return AtWork((form.take,), form.finish, note=form.note)
+
+
+class _Transact:
+    def __init__(
+        self,
+        operator: Operator,
+        spec: Transact,
+        engine: Engine,
+        state: TaskState,
+        times: EpochTimes,
+        revision: Revision,
+    ) -> None:
+        self._operator = operator
+        self._spec = spec
+        self._engine = engine
+        self._state = state
+        self._times = times
+        self._revision = revision
+        self._waiting: list[pa.RecordBatch] = []
+        self._explanations: dict[str, int] = {}
+
+    def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        """Keep a slice for the end; rows of before the watermark are emitted as they are."""
+        refuse_nulls(self._operator, batch, [self._spec.order_by], "what rows are ordered by")
+        late = self._late(batch)
+        if late is None:
+            self._waiting.append(batch)
+            return {}
+        self._waiting.append(batch.filter(pa.array(~late)))
+        return {LATE: batch.filter(pa.array(late))}
+
+    def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
+        """Run everything, one domain after the other, and emit what became of each row."""
+        if not self._waiting:
+            return
+        rows = pa.concat_batches(self._waiting)
+        self._waiting.clear()
+        for domain, members in self._domains(rows):
+            outcome = self._run(domain, members)
+            for start in range(0, outcome.num_rows, BLOCK):
+                yield {ONLY: outcome.slice(start, BLOCK)}
+
+    def note(self) -> str:
+        """By which strategies the batches of this epoch were run, and why."""
+        return "; ".join(
+            text if count == 1 else f"{text} ({count} domains)" for text, count in self._explanations.items()
+        )
+
+    def _late(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+        limit = self._times.late_before
+        if not self._spec.timed or limit is None:
+            return None
+        late: npt.NDArray[np.bool_] = checked_times(self._operator, batch, self._spec.order_by) < limit
+        return late if late.any() else None
+
+    def _domains(self, rows: pa.RecordBatch) -> Iterator[tuple[bytes, pa.RecordBatch]]:
+        """The rows of each domain, in the order of arrival, and its stored key."""
+        if self._spec.domain is None:
+            yield ONLY_DOMAIN, rows
+            return
+        found = found_keys(self._operator, rows, self._spec.keys, f"transact {self._operator.name!r}")
+        order = np.argsort(found.group_of_row, kind="stable")
+        ends = np.cumsum(np.bincount(found.group_of_row, minlength=len(found.stored))).tolist()
+        together = rows.take(pa.array(order))
+        for domain, start, end in zip(found.stored.to_pylist(), [0, *ends], ends, strict=False):
+            yield domain, together.slice(start, end - start)
+
+    def _run(self, domain: bytes, rows: pa.RecordBatch) -> pa.RecordBatch:
+        from midstream.engine.tables import StoredTables
+        from midstream.txn import Batch
+
+        program = self._engine.program
+        tables = StoredTables(self._state, domain, self._revision, f"transact {self._operator.name!r}")
+        wanted = dict.fromkeys([*program.columns, self._spec.order_by])
+        kinds = self._kinds(rows)
+        try:
+            batch = Batch.of({name: rows.column(name) for name in wanted}, order_by=self._spec.order_by, kinds=kinds)
+            result = self._engine.execute(batch, tables)
+        except OperatorFailed:
+            raise
+        except USER_ERRORS as error:  # functions that were given to t.call are the user's
+            raise failed(
+                self._operator.name, error, row_at(rows, getattr(error, "fields", {}).get("row_index"))
+            ) from error
+        tables.apply(result, program.tables, forget=self._forget())
+        text = result.explanation
+        self._explanations[text] = self._explanations.get(text, 0) + 1
+        return self._outcome(rows, result)
+
+    def _kinds(self, rows: pa.RecordBatch) -> Array | None:
+        """The number of the transaction that each row triggers."""
+        if self._spec.which is None:
+            return None
+        names = list(self._spec.transactions)
+        found = pc.index_in(rows.column(self._spec.which), value_set=pa.array(names, pa.string()))
+        if found.null_count:
+            row = int(pc.index(found.is_null(), True).as_py())
+            name = rows.column(self._spec.which)[row].as_py()
+            error = SchemaError(
+                f"column {self._spec.which!r} names the transaction {name!r}; there is {', '.join(names)}",
+                column=self._spec.which,
+            )
+            raise failed(self._operator.name, error, row_at(rows, row))
+        numbers: Array = found.to_numpy(zero_copy_only=False).astype(np.int8)
+        return numbers
+
+    def _forget(self) -> dict[str, int | None]:
+        """For each table with a past, the time up to which no window will look back any more."""
+        sizes: dict[str, int] = {}
+        program = self._engine.program
+        for kind in program.types:
+            for window in kind.windows:
+                table = kind.tables[kind.slots[window.slot].table].name
+                sizes[table] = max(window.size, sizes.get(table, 0))
+        watermark = self._times.watermark
+        return {table: None if watermark is None else watermark - size for table, size in sizes.items()}
+
+    def _outcome(self, rows: pa.RecordBatch, result: Result) -> pa.RecordBatch:
+        program = self._engine.program
+        added = []
+        for name in returned_by(program.types):
+            gives = np.array([name in kind.returns for kind in program.types])
+            added.append(pa.array(result.returned[name], mask=~(result.committed & gives[result.kinds])))
+        added += [pa.array(result.committed), _reasons(result)]
+        return pa.RecordBatch.from_arrays([*rows.columns, *added], schema=self._operator.schema)
+
+
+def _reasons(result: Result) -> pa.Array:
+    """Why each row was aborted; null where it was not."""
+    if result.committed.all():
+        return pa.nulls(len(result.committed), pa.string())
+    texts = [text for kind in result.texts for text in kind]
+    firsts = np.cumsum([0, *(len(kind) for kind in result.texts)])[:-1]
+    numbers = firsts[result.kinds] + result.reasons - 1
+    return pa.array(texts, pa.string()).take(pa.array(numbers, mask=result.committed))

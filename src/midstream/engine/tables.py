@@ -1,0 +1,144 @@
+"""Tables of transactions at work: a source for the engine, and a place for what it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.engine.table_layout import HEAD, TableLayout, keys_of, stored_keys, table_prefix
+from midstream.flow.transactions import Table
+from midstream.ids import Revision
+from midstream.state.keys import Namespace
+from midstream.state.task import TaskState
+from midstream.state.values import ObjectCodec
+from midstream.txn.batches import History, Result, filled
+
+__all__ = ["StoredTables"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class StoredTables:
+    """The tables of one domain, as a source for the engine and a place for what it changed.
+
+    ``what`` names the operator in errors. What was loaded of the past is kept until the batch is applied.
+    """
+
+    state: TaskState
+    domain: bytes
+    revision: Revision
+    what: str
+    _past: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
+
+    def load(self, table: Table, keys: Any) -> Sequence[Array]:
+        """The value of each key: an array per column, the default where a key is unknown."""
+        values, order = self._values(table, keys, Namespace.TABLE)
+        layout = TableLayout(table)
+        if not layout.is_packed:
+            return [self._objects(table, keys, values, order)]
+        known = np.fromiter((value is not None for value in values), np.bool_, len(values))
+        found = [value for value in values if value is not None]
+        struct = layout.struct(with_time=False)
+        layout.require(found, struct.itemsize, self.what)
+        rows = np.frombuffer(b"".join([value[HEAD:] for value in found]), struct)
+        at = (np.arange(len(values)) if order is None else order)[known]
+        loaded = []
+        for column, stored in zip(table.columns, layout.columns(rows), strict=True):
+            values_of = filled(column.kind, column.default, len(values))
+            values_of[at] = stored
+            loaded.append(values_of)
+        return loaded
+
+    def known(self, table: Table) -> Any:
+        """All keys that have a value."""
+        prefix = table_prefix(self.domain, table.name)
+        stored = pa.array([key for key, _ in self.state.scan_prefix(prefix)], pa.binary())
+        return keys_of(stored, len(prefix), table)
+
+    def history(self, table: Table, keys: Any) -> History:
+        """What was written to these keys lately."""
+        stored = stored_keys(table_prefix(self.domain, table.name, Namespace.TABLE_PAST), keys, table)
+        values = self.state.get_many(stored)
+        layout = TableLayout(table)
+        struct = layout.struct(with_time=True)
+        found = [value for value in values if value is not None]
+        layout.require(found, struct.itemsize, self.what)
+        self._past[table.name] = {key: value for key, value in zip(stored, values, strict=True) if value is not None}
+        counts = [0 if value is None else (len(value) - HEAD) // struct.itemsize for value in values]
+        rows = np.frombuffer(b"".join([value[HEAD:] for value in found]), struct)
+        return History(np.repeat(np.arange(len(values)), counts), rows["time"].astype(np.int64), layout.columns(rows))
+
+    def apply(self, result: Result, tables: Sequence[Table], *, forget: Mapping[str, int | None]) -> None:
+        """Keep what a batch changed. ``forget`` says, for tables with a past, up to which time it is over."""
+        for table in tables:
+            if table.name in result.changes:
+                change = result.changes[table.name]
+                keys = stored_keys(table_prefix(self.domain, table.name), change.keys, table)
+                self.state.put_many(keys, self._encoded(table, change.columns, keys))
+            if table.name in result.versions:
+                versions = result.versions[table.name]
+                rows = TableLayout(table).structs(versions.columns, versions.timestamps)
+                self._remember(table, versions.keys, rows, forget.get(table.name))
+        self._past.clear()
+
+    def _values(self, table: Table, keys: Any, namespace: Namespace) -> tuple[list[bytes | None], Array | None]:
+        """The stored values of some keys, in an order that is good for reading, and which key each is of."""
+        order = np.argsort(keys) if isinstance(keys, np.ndarray) else pc.sort_indices(keys).to_numpy()
+        ascending = keys[order] if isinstance(keys, np.ndarray) else keys.take(pa.array(order))
+        stored = stored_keys(table_prefix(self.domain, table.name, namespace), ascending, table)
+        return self.state.get_many(stored), order
+
+    def _objects(self, table: Table, keys: Any, values: Sequence[bytes | None], order: Array | None) -> Array:
+        codec = self._codec(table)
+        [column] = table.columns
+        found = filled("object", column.default, len(values))
+        at = range(len(values)) if order is None else order.tolist()
+        for position, value in zip(at, values, strict=True):
+            if value is not None:
+                found[position] = codec.decode(value, str(keys[position]).encode()).value
+        return found
+
+    def _encoded(self, table: Table, columns: Sequence[Array], keys: Sequence[bytes]) -> list[bytes]:
+        layout = TableLayout(table)
+        if not layout.is_packed:
+            return self._codec(table).encode_many(list(columns[0]), self.revision, keys)
+        return layout.encoded(columns)
+
+    def _codec(self, table: Table) -> ObjectCodec:
+        return ObjectCodec(f"{self.what}, table {table.name!r}", lambda key: key.decode(errors="replace"))
+
+    def _remember(self, table: Table, keys: Any, rows: Array, forget: int | None) -> None:
+        """Put what was written behind what is remembered of each key, and drop what no window can need any more."""
+        stored = np.array(stored_keys(table_prefix(self.domain, table.name, Namespace.TABLE_PAST), keys, table), object)
+        past = self._past.get(table.name, {})
+        head, width, struct = TableLayout(table).digest, rows.dtype.itemsize, rows.dtype
+        # Writes of one key lie together after a stable sort, in the order in which they ran.
+        codes = pa.array(stored, pa.binary()).dictionary_encode()
+        order = np.argsort(codes.indices.to_numpy(), kind="stable")
+        counts = np.bincount(codes.indices.to_numpy(), minlength=len(codes.dictionary))
+        data, end = rows[order].tobytes(), 0
+        new = {}
+        for key, count in zip(codes.dictionary.to_pylist(), counts.tolist(), strict=True):
+            start, end = end, end + count * width
+            new[key] = past.get(key, head) + data[start:end]
+        touched = {**past, **new}
+        if forget is not None:
+            touched = {key: head + _since(value, struct, forget) for key, value in touched.items()}
+        gone = [key for key, value in touched.items() if len(value) == HEAD]
+        left = [key for key, value in touched.items() if len(value) > HEAD and value != past.get(key)]
+        self.state.put_many(left, [touched[key] for key in left])
+        self.state.delete_many(gone)
+
+
+def _since(value: bytes, struct: np.dtype[Any], forget: int) -> bytes:
+    """The writes of a key that are later than a time."""
+    rows = np.frombuffer(value, struct, offset=HEAD)
+    kept = rows["time"] > forget
+    return value[HEAD:] if kept.all() else rows[kept].tobytes()
