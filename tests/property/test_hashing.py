@@ -161,6 +161,7 @@ def test_hashes_are_what_they_have_always_been(columns):
     assert hash_columns(pa.record_batch(GOLDEN), columns).tolist() == PINNED[columns]
 
 
+@pytest.mark.long
 def test_another_process_gets_the_same_hashes():
     script = (
         "import pyarrow as pa; from midstream.data.hashing import hash_columns;"

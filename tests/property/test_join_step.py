@@ -75,6 +75,7 @@ def small_segments(monkeypatch):
     monkeypatch.setattr(join_module, "MAX_PAIRS", 4)
 
 
+@pytest.mark.long
 @given(near=nearness, how=st.sampled_from(How), story=st.lists(turns, max_size=5), partitions=st.integers(1, 3))
 @settings(max_examples=40)
 def test_a_join_gives_what_nested_loops_give(base, near, how, story, partitions):
@@ -240,6 +241,7 @@ def batches(draw):
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+@pytest.mark.long
 @given(batches(), st.lists(st.integers(0, 12)), st.integers(0, 3))
 def test_rows_come_back_from_bytes_wherever_they_are_cut(batch, cuts, skipped):
     codec = RowCodec(batch.schema)

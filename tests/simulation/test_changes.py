@@ -134,6 +134,7 @@ def test_a_broken_change_leaves_no_trace_and_the_next_one_is_made():
     assert {row["v"] for row in out.tables[5].to_pylist()} == {3}
 
 
+@pytest.mark.long
 def test_all_attempts_of_a_task_switch_at_the_same_row(tmp_path: Path):
     compared = switched = 0
     for seed in range(20):

@@ -41,6 +41,7 @@ def test_what_comes_out_is_what_the_oracle_says(rng: random.Random):
     assert run.metrics.epochs == len(run.progress)
 
 
+@pytest.mark.long
 @given(rngs)
 @settings(max_examples=20)
 def test_faults_change_nothing_about_it(rng: random.Random):

@@ -184,6 +184,7 @@ def test_the_driver_and_its_hosts_may_die_at_every_single_step(tmp_path: Path) -
         assert now.asked > n, f"crash {n} did not happen"
 
 
+@pytest.mark.long
 def test_the_driver_that_takes_over_may_crash_as_well(tmp_path: Path) -> None:
     count, apart = opportunities(tmp_path), 3
     for n in range(1, count + 1, 9):

@@ -151,6 +151,7 @@ def tagged(tag: str) -> Callable[[Row], Row]:
     return lambda row: {"n": row["n"], "tag": tag}
 
 
+@pytest.mark.slow
 def test_three_sources_of_different_schemas_and_lengths(run: Run) -> None:
     """Sources enter at depth 0, whether their rows are needed there or deeper; one has ended while others go on."""
     flow, out, odd_out = Flow("three"), MemorySink(), MemorySink()
@@ -247,6 +248,7 @@ def test_a_transform_sees_one_epoch_after_an_exchange(run: Run) -> None:
         assert same(out.tables[epoch].to_pylist(), [{"user": u, "total": n} for u, n in counts.items()])
 
 
+@pytest.mark.slow
 def test_transforms_in_a_row_beside_rows_that_pass_by(run: Run) -> None:
     """A transform that feeds another transform, an operator and a sink, while other rows only pass it."""
     flow, sinks = Flow("transforms"), {name: MemorySink() for name in ("evens", "thirds", "met", "raw")}

@@ -145,6 +145,7 @@ def test_what_a_function_may_not_do_names_the_operator(spark: Any, tmp_path: Pat
     assert (error.operator, error.epoch) == ("wrong", 0)
 
 
+@pytest.mark.slow
 def test_a_sink_that_raises_fails_the_epoch_and_the_others_are_replaced_on_the_next_run(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_sink_that_raises_fails_the_epoch_and_the_others_are_replaced_on_the_n
     assert sorted(row["n"] for row in memory.rows) == list(range(30))
 
 
+@pytest.mark.slow
 def test_a_transform_that_fails_while_it_runs_names_itself(spark: Any, tmp_path: Path) -> None:
     flow = Flow("transformed")
     stream = flow.source("numbers", numbers()).map("same", same)
@@ -222,6 +224,7 @@ def test_a_task_of_a_run_that_is_over_is_fenced_off(impatient: None, tmp_path: P
             list(worker.run_stage(ticket, input_that_must_not_be_read()))
 
 
+@pytest.mark.slow
 def test_an_epoch_whose_coordinator_went_away_fails(spark: Any, tmp_path: Path, gate: Any) -> None:
     pass_through = gate.pass_through
 

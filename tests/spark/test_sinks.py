@@ -36,6 +36,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_files_of_every_format_read_as_one_table_with_the_epoch(spark: Any, tmp_path: Path) -> None:
     sinks = {
         "parquet": FileSink(tmp_path / "parquet"),
@@ -108,6 +109,7 @@ def test_folders_that_are_not_the_sinks_own_are_refused_and_nothing_is_written(s
 # ── others ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_a_function_sink_may_read_its_rows_as_often_and_as_little_as_it_likes(spark: Any, tmp_path: Path) -> None:
     """What it looks at decides nothing about what the flow computes; operators run once for each row."""
     curious: list[Any] = []

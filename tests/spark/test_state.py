@@ -51,6 +51,7 @@ def found(spark: Any, folder: Path) -> tuple[Counter[tuple[int, str, int]], list
     return nths, sorted((row.epoch, row.word, row.n, row.sum) for row in totals)
 
 
+@pytest.mark.slow
 def test_state_outlives_jobs_and_may_be_spread_over_other_tasks(spark: Any, tmp_path: Path) -> None:
     for epochs, partitions in ((2, 2), (3, 3), (4, 1)):
         job = run_spark(
@@ -77,6 +78,7 @@ def test_an_epoch_that_fails_leaves_state_as_it_was(spark: Any, tmp_path: Path) 
     assert found(spark, tmp_path) == expected(EPOCHS)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_state_is_an_error_and_restoring_it_goes_on_exactly(spark: Any, tmp_path: Path) -> None:
     run_spark(counting(EPOCHS[:2], tmp_path), spark, checkpoint=str(tmp_path / "c"))
     [victim, *_] = sorted((tmp_path / "c" / "state" / "count").iterdir())

@@ -27,6 +27,7 @@ def by_n(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: row["n"])
 
 
+@pytest.mark.slow
 def test_sql_joins_and_windows_see_the_rows_of_one_epoch(spark: Any, tmp_path: Path) -> None:
     prices = spark.createDataFrame([(f"u{i}", 1.5 * i) for i in range(4)], "user string, price double")
 
@@ -71,6 +72,7 @@ def test_a_transform_read_by_several_consumers_runs_once(spark: Any, tmp_path: P
         assert by_n(sink.rows) == ROWS
 
 
+@pytest.mark.slow
 def test_stages_run_once_however_many_transforms_and_sinks_read_them(spark: Any, tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     calls.mkdir()

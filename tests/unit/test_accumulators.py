@@ -342,6 +342,7 @@ def test_distinct_needs_times_only_to_forget():
                 assert [row["k"] for row in world.run(make, {0: [batch]}, TIMES)[0][""]] == ["a", "b"]
 
 
+@pytest.mark.long
 def test_more_keys_than_a_block_has_rows():
     numbers = np.random.default_rng(7).integers(0, 150_000, 300_000)
     expected = np.bincount(numbers)

@@ -432,6 +432,7 @@ def test_revert_that_cannot_be_is_told(job):
 # ── for real ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 def test_a_command_in_another_process_changes_the_job(job, here):
     """What the other commands of this file do within this process, where nothing needs to travel."""
     source = str(Path(midstream.__file__).parents[1])

@@ -140,7 +140,11 @@ WITH_CODE = [page for page in PAGES if any(b.words[0] in ("python", "console") f
 WITH_SPARK = [page for page in WITH_CODE if any(b.needs_spark for b in blocks_of(page))]
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [page if page.name == "README.md" else pytest.param(page, marks=pytest.mark.long) for page in WITH_CODE],
+    ids=name_of,
+)
 def test_the_code_of_a_page_does_what_the_page_says(page, tmp_path):
     run_in_a_process(page, "local", tmp_path)
 

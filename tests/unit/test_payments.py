@@ -149,7 +149,11 @@ def _probability(model, features):
 
 
 @pytest.mark.parametrize(
-    ("seed", "faults"), [(0, Faults()), (1, Faults(crash=0.02, speculate=0.1, repeat=0.1, give_up=0.005))]
+    ("seed", "faults"),
+    [
+        (0, Faults()),
+        pytest.param(1, Faults(crash=0.02, speculate=0.1, repeat=0.1, give_up=0.005), marks=pytest.mark.long),
+    ],
 )
 def test_alerts_are_those_of_a_computation_without_midstream(models, seed, faults):
     source = BANK.payments(rate=1000, fraud_rate=0.05, limit=1500, max_rows_per_epoch=600)

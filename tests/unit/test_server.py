@@ -667,6 +667,7 @@ def test_whether_to_serve_is_checked_before_anything_starts(monkeypatch):
     assert port_wanted(False) is None
 
 
+@pytest.mark.long
 def test_the_commands_need_neither_starlette_nor_uvicorn():
     code = (
         "import sys; sys.modules['starlette'] = sys.modules['uvicorn'] = None\n"

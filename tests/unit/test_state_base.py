@@ -487,6 +487,7 @@ def test_a_process_killed_at_any_time_leaves_a_right_base(tmp_path, lines):
     base.close()
 
 
+@pytest.mark.long
 def test_two_processes_share_a_base_that_grows(tmp_path):
     history = History(tmp_path)
     history.commit_many(6, keys=400, size=800)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from midstream import Flow, ListSource, MemorySink, agg
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.looking import read_state
@@ -20,6 +22,7 @@ def counting(out: MemorySink) -> Flow:
     return flow
 
 
+@pytest.mark.long
 def test_only_what_the_last_two_epochs_stand_on_is_left(tmp_path: Path) -> None:
     out = MemorySink()
     flow = counting(out)

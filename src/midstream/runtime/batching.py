@@ -14,8 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
+from midstream.engine.frames import FRAME_SCHEMA
+
+_HEAD = [name for name in FRAME_SCHEMA.names if name != "payload"]
 BATCH_BYTES = 64 << 20
 MAX_ROWS = 1 << 15
 FIRST_ROWS = 10_000
@@ -49,11 +51,10 @@ class BatchLimit:
 
     def spaced(self, frames: DataFrame) -> DataFrame:
         """The same frames with fillers behind each."""
-        bytes_per_row = BATCH_BYTES // self.rows
-        fillers = F.sequence(F.lit(0), (F.length("payload") / bytes_per_row).cast("int"))
-        columns = [name for name in frames.columns if name != "payload"]
-        numbered = frames.select(*columns, "payload", F.explode(fillers).alias("filler"))
-        return numbered.select(*columns, F.when(F.col("filler") == 0, F.col("payload")).alias("payload"))
+        # As SQL, because each part of an expression that is put together here would be a call to the JVM; and in one
+        # step, because Spark analyses the whole plan anew after each.
+        fillers = f"array_repeat(cast(null as binary), cast(length(payload) / {BATCH_BYTES // self.rows} as int))"
+        return frames.selectExpr(*_HEAD, f"explode(concat(array(payload), {fillers})) as payload")
 
 
 def is_chosen_by_user(spark: SparkSession) -> bool:

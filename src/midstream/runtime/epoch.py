@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from midstream.engine.frames import FRAME_ORDER, FRAME_SCHEMA
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
@@ -26,6 +27,14 @@ from midstream.runtime.worker import Body, Ticket, decode_frames, rename_columns
 
 FRAME_DDL = to_ddl(FRAME_SCHEMA)
 TicketFor = Callable[[StageIndex], Ticket]
+
+
+@cache
+def _struct(ddl: str) -> StructType:
+    """Spark would ask the JVM what a text means, in every epoch anew."""
+    struct = StructType.fromDDL(ddl)
+    assert isinstance(struct, StructType)
+    return struct
 
 
 @dataclass
@@ -86,11 +95,11 @@ class _Compiler:
         typed = stage.leaves is Leaves.TYPED
         ddl = to_ddl(self._wire_schema(stage.emits[0] if stage.emits else stage.carries[0])) if typed else FRAME_DDL
         task: Body = partial(run_stage, self.ticket(stage.index))
-        if any({".", "`"} & set(name) for name in df.columns):
+        if stage.inlets and any({".", "`"} & set(name) for name in df.columns):
             # mapInArrow asks for columns by name, and takes names apart at dots and backticks.
             task = partial(rename_columns, tuple(df.columns), task)
             df = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
-        out = df.mapInArrow(task, ddl)
+        out = df.mapInArrow(task, _struct(ddl))
         if stage.leaves is Leaves.EXCHANGE:
             exchanged = out.repartitionById(self.partitions, F.col("dest")).sortWithinPartitions(*FRAME_ORDER)
             out = self.limit.spaced(exchanged)
@@ -118,7 +127,7 @@ class _Compiler:
         if self.plan.segment(segment)[-1].leaves is Leaves.TYPED:
             return df
         frames = self.limit.spaced(df.filter(F.col("wire") == feed))
-        return frames.mapInArrow(decode_frames, to_ddl(self._wire_schema(feed)))
+        return frames.mapInArrow(decode_frames, _struct(to_ddl(self._wire_schema(feed))))
 
     def enter_segment(self, first: Stage, segment: int) -> DataFrame:
         """All that enters the first stage of a segment: results of transforms, and frames that passed them by."""

@@ -42,6 +42,7 @@ from midstream.runtime.batching import BatchLimit, is_chosen_by_user
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.control_plane import ControlPlane
 from midstream.runtime.epoch import compile_epoch
+from midstream.runtime.offset_log import forget_settings
 from midstream.runtime.recorded import keep_index
 from midstream.runtime.reporting import epoch_progress, explain
 from midstream.runtime.sinks import write_sinks
@@ -235,6 +236,8 @@ class Heartbeat:
 
     def _configure(self, session: SparkSession) -> None:
         """Set what the query's own copy of the session lacks; each setting costs a call to the JVM."""
+        if not self._set:
+            forget_settings(session)
         wanted = QUERY_CONF if self._user_limits else {**QUERY_CONF, **self._limit.conf()}
         for key, value in wanted.items():
             if self._set.get(key) != value:
