@@ -97,14 +97,10 @@ class _Transact:
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """Run everything, one domain after the other, and emit what became of each row."""
-        if not self._waiting:
-            return
-        rows = pa.concat_batches(self._waiting)
-        self._waiting.clear()
-        for domain, members in self._domains(rows):
-            outcome = self._run(domain, members)
-            for start in range(0, outcome.num_rows, BLOCK):
-                yield {ONLY: outcome.slice(start, BLOCK)}
+        waiting, self._waiting = self._waiting, []
+        for domain, members in self._domains(waiting):
+            for outcome in self._run(domain, members):
+                yield {ONLY: outcome}
 
     def note(self) -> str:
         """By which strategies the batches of this epoch were run, and why."""
@@ -119,44 +115,48 @@ class _Transact:
         late: npt.NDArray[np.bool_] = checked_times(self._operator, batch, self._spec.order_by) < limit
         return late if late.any() else None
 
-    def _domains(self, rows: pa.RecordBatch) -> Iterator[tuple[bytes, pa.RecordBatch]]:
+    def _domains(self, waiting: list[pa.RecordBatch]) -> Iterator[tuple[bytes, list[pa.RecordBatch]]]:
         """The rows of each domain, in the order of arrival, and its stored key."""
-        if self._spec.domain is None:
-            yield ONLY_DOMAIN, rows
+        if self._spec.domain is None or not waiting:
+            yield from [(ONLY_DOMAIN, waiting)] if waiting else ()
             return
+        rows = pa.concat_batches(waiting)
         found = found_keys(self._operator, rows, self._spec.keys, f"transact {self._operator.name!r}")
         order = np.argsort(found.group_of_row, kind="stable")
         ends = np.cumsum(np.bincount(found.group_of_row, minlength=len(found.stored))).tolist()
         together = rows.take(pa.array(order))
         for domain, start, end in zip(found.stored.to_pylist(), [0, *ends], ends, strict=False):
-            yield domain, together.slice(start, end - start)
+            yield domain, [together.slice(at, min(BLOCK, end - at)) for at in range(start, end, BLOCK)]
 
-    def _run(self, domain: bytes, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _run(self, domain: bytes, members: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the rows of a domain. They stay in the portions in which they came: only what counts is put together."""
         from midstream.engine.tables import StoredTables
         from midstream.txn import Batch
 
         program = self._engine.program
         tables = StoredTables(self._state, domain, self._revision, f"transact {self._operator.name!r}")
         wanted = dict.fromkeys([*program.columns, self._spec.order_by])
-        kinds = self._kinds(rows)
+        columns = {name: pa.chunked_array([rows.column(name) for rows in members]) for name in wanted}
+        kinds = None if self._spec.which is None else np.concatenate([self._kinds(rows) for rows in members])
         try:
-            batch = Batch.of({name: rows.column(name) for name in wanted}, order_by=self._spec.order_by, kinds=kinds)
-            result = self._engine.execute(batch, tables)
+            result = self._engine.execute(Batch.of(columns, order_by=self._spec.order_by, kinds=kinds), tables)
         except OperatorFailed:
             raise
         except USER_ERRORS as error:  # functions that were given to t.call are the user's
-            raise failed(
-                self._operator.name, error, row_at(rows, getattr(error, "fields", {}).get("row_index"))
-            ) from error
+            raise failed(self._operator.name, error, None) from error
         tables.apply(result, program.tables, forget=self._forget())
         text = result.explanation
         self._explanations[text] = self._explanations.get(text, 0) + 1
-        return self._outcome(rows, result)
+        added = self._added(result)
+        start = 0
+        for rows in members:
+            new = [column.slice(start, rows.num_rows) for column in added]
+            yield pa.RecordBatch.from_arrays([*rows.columns, *new], schema=self._operator.schema)
+            start += rows.num_rows
 
-    def _kinds(self, rows: pa.RecordBatch) -> Array | None:
+    def _kinds(self, rows: pa.RecordBatch) -> Array:
         """The number of the transaction that each row triggers."""
-        if self._spec.which is None:
-            return None
+        assert self._spec.which is not None
         names = list(self._spec.transactions)
         found = pc.index_in(rows.column(self._spec.which), value_set=pa.array(names, pa.string()))
         if found.null_count:
@@ -181,14 +181,14 @@ class _Transact:
         watermark = self._times.watermark
         return {table: None if watermark is None else watermark - size for table, size in sizes.items()}
 
-    def _outcome(self, rows: pa.RecordBatch, result: Result) -> pa.RecordBatch:
+    def _added(self, result: Result) -> list[pa.Array]:
+        """The columns behind those of the rows."""
         program = self._engine.program
         added = []
         for name in returned_by(program.types):
             gives = np.array([name in kind.returns for kind in program.types])
             added.append(pa.array(result.returned[name], mask=~(result.committed & gives[result.kinds])))
-        added += [pa.array(result.committed), _reasons(result)]
-        return pa.RecordBatch.from_arrays([*rows.columns, *added], schema=self._operator.schema)
+        return [*added, pa.array(result.committed), _reasons(result)]
 
 
 def _reasons(result: Result) -> pa.Array:
