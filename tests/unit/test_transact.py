@@ -237,6 +237,18 @@ def test_what_a_transact_shows_of_itself() -> None:
     assert "serial" in stats.note
 
 
+def test_a_broken_calibration_is_told_and_does_not_fail_a_job(tmp_path: Any, monkeypatch: Any, caplog: Any) -> None:
+    from midstream.txn.calibrating import default_path
+
+    monkeypatch.setenv("MIDSTREAM_CACHE", str(tmp_path))
+    default_path().parent.mkdir(parents=True, exist_ok=True)
+    default_path().write_text("{")
+    out = MemorySink()
+    run_local(bank([[event(1, "deposit", "a", 1.0)]], out))
+    assert outcomes(out.rows) == [(1, True, 1.0, None)]
+    assert "prices of a common machine are assumed" in caplog.text
+
+
 # ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
