@@ -45,6 +45,7 @@ def alerts(rows):
     return rows.filter(pa.compute.equal(rows["verdict"], "alert"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_demo_judges_every_payment_once_and_changes_its_models_meanwhile(spark, tmp_path, monkeypatch):
     monkeypatch.setattr("examples.fraud.__main__.PATIENCE_S", 80.0)  # a busy machine must not fail the test

@@ -64,6 +64,7 @@ def failure_of(flow: Flow, spark: Any, folder: Path) -> JobFailed:
 # ── the user's functions ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_a_function_that_raises_fails_the_job_and_the_fixed_flow_goes_on_exactly(spark: Any, tmp_path: Path) -> None:
     out = FileSink(tmp_path / "out")
 

@@ -64,6 +64,7 @@ def test_state_outlives_jobs_and_may_be_spread_over_other_tasks(spark: Any, tmp_
     assert {row.word: int(row.value) for row in values} == {word: n for word, (n, _) in last.items()}
 
 
+@pytest.mark.slow
 def test_an_epoch_that_fails_leaves_state_as_it_was(spark: Any, tmp_path: Path) -> None:
     def stumble(key: str, row: Row, state: State) -> Row:
         result = count(key, row, state)
