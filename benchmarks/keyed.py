@@ -10,7 +10,6 @@ Times are Spark's own, from each query's progress. Also: what keeping state adds
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from rich.progress import Progress
 
 from benchmarks.report import arguments, closing_line, table
-from benchmarks.sessions import CORES, midstream_durations, session
+from benchmarks.sessions import CORES, midstream_durations, query_durations, session
 from midstream import Flow, NoopSink, State, agg
 
 COUNTED = "user bigint, n bigint"
@@ -85,21 +84,7 @@ def spark_durations(stream: DataFrame, epochs: int) -> list[float]:
     counted = stream.groupBy("user").transformWithStateInPandas(
         statefulProcessor=Counter(), outputStructType=COUNTED, outputMode="Update", timeMode="None"
     )
-    with tempfile.TemporaryDirectory() as checkpoint:
-        writer = counted.writeStream.format("noop").outputMode("update").option("checkpointLocation", checkpoint)
-        query = writer.start()
-        try:
-            while query.isActive and len(done := _finished(query)) < epochs:
-                query.awaitTermination(1)
-            if query.exception() is not None:
-                raise RuntimeError(str(query.exception()))
-        finally:
-            query.stop()
-    return done[:epochs]
-
-
-def _finished(query: Any) -> list[float]:
-    return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["numInputRows"]]
+    return query_durations(counted, epochs, "update")
 
 
 def count(key: int, row: dict[str, Any], state: State) -> dict[str, Any]:

@@ -15,23 +15,23 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.progress import Progress
 
 from benchmarks.report import arguments, closing_line, table
-from benchmarks.sessions import CORES, session
-from benchmarks.workloads.ledger import START, rules
+from benchmarks.sessions import CORES, query_durations, session
+from benchmarks.workloads.ledger import START, python_loop, rules
 from midstream import Flow, NoopSink
 from midstream.runtime.looking import read_state
+from midstream.txn import Batch
 
 KEYS = 10_000
 SKEW = 0.2
@@ -136,7 +136,12 @@ def check(spark: SparkSession, checkpoint: str, rows: int, epochs: int) -> int:
     goods: dict[int, float] = {}
     for epoch in range(epochs):
         numbers = spark.range(epoch * rows, (epoch + 1) * rows).select(F.col("id").alias("value"))
-        plain(events(numbers).toArrow(), money, goods)
+        batch = events(numbers).toArrow()
+        kinds = pc.equal(batch["kind"], "transfer").to_numpy()
+        # Of equal times any order will do: nobody runs out of money.
+        python_loop(
+            Batch.of({name: batch[name] for name in batch.column_names}, order_by="ts", kinds=kinds), money, goods
+        )
     compared = 0
     for name, wanted in (("accounts", money), ("assets", goods)):
         found = read_state(checkpoint, name)
@@ -146,24 +151,6 @@ def check(spark: SparkSession, checkpoint: str, rows: int, epochs: int) -> int:
             raise RuntimeError(f"table {name!r} is wrong at {len(differing)} keys, e.g. {sorted(differing)[:5]}")
         compared += len(got)
     return compared
-
-
-def plain(batch: pa.Table, money: dict[int, float], goods: dict[int, float]) -> None:
-    """One event after the other, on dictionaries. (Of equal times any order will do: nobody runs out of money.)"""
-    order = np.argsort(batch["ts"].to_numpy(), kind="stable").tolist()
-    is_transfer = [kind == "transfer" for kind in batch["kind"].to_pylist()]
-    account, asset, to_account, to_asset = (batch[name].to_pylist() for name in NAMES)
-    amounts = batch["amount"].to_pylist()
-    for i in order:
-        a, b, amount = account[i], asset[i], amounts[i]
-        x, y = money.get(a, START), goods.get(b, START)
-        if not is_transfer[i]:
-            money[a], goods[b] = x + amount, y + amount
-        elif x >= amount and y >= amount:
-            money[a], goods[b] = x - amount, y - amount
-            c, d = to_account[i], to_asset[i]
-            money[c] = money.get(c, START) + amount
-            goods[d] = goods.get(d, START) + amount
 
 
 # ── Redis ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -182,16 +169,11 @@ def redis_server() -> Iterator[str | None]:
         server = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
         try:
             import redis
+            from redis.backoff import ConstantBackoff
+            from redis.retry import Retry
 
-            client = redis.Redis(unix_socket_path=socket)
-            deadline = time.monotonic() + 10
-            while True:
-                with contextlib.suppress(redis.ConnectionError):
-                    client.ping()
-                    break
-                if time.monotonic() > deadline:
-                    raise RuntimeError("redis-server does not answer")
-                server.wait(0.05) if server.poll() is not None else time.sleep(0.05)
+            patience = Retry(ConstantBackoff(0.05), 200)  # it takes a moment until there is a socket
+            redis.Redis(unix_socket_path=socket, retry=patience, retry_on_error=[redis.ConnectionError]).ping()
             yield socket
         finally:
             server.terminate()
@@ -249,20 +231,7 @@ def by_redis(spark: SparkSession, size: Size, socket: str) -> list[float]:
     source = stream(spark, size.redis_rows)
     schema = f"{', '.join(f'{f.name} {f.dataType.simpleString()}' for f in source.schema)}, committed boolean"
     done = source.mapInArrow(lambda rows: through_redis(socket, rows), schema)
-    with tempfile.TemporaryDirectory() as checkpoint:
-        query = done.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
-        try:
-            while query.isActive and len(_finished(query)) < size.redis_epochs + 1:
-                query.awaitTermination(1)
-            if query.exception() is not None:
-                raise RuntimeError(str(query.exception()))
-            return _finished(query)[1 : size.redis_epochs + 1]
-        finally:
-            query.stop()
-
-
-def _finished(query: Any) -> list[float]:
-    return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["numInputRows"]]
+    return query_durations(done, size.redis_epochs + 1)[1:]
 
 
 # ── telling ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from midstream import Flow
 from midstream.runtime.session import local_session
@@ -39,6 +40,25 @@ def payments_stream(spark: SparkSession, rows_per_epoch: int) -> DataFrame:
         (F.col("value") % 100_000 / 100).alias("amount"),
         F.col("timestamp").alias("due"),
     )
+
+
+def query_durations(rows: DataFrame, epochs: int, mode: str = "append") -> list[float]:
+    """Epochs of a plain Spark query to the noop sink that had rows, timed by Spark."""
+    with tempfile.TemporaryDirectory() as checkpoint:
+        writer = rows.writeStream.format("noop").outputMode(mode).option("checkpointLocation", checkpoint)
+        query = writer.start()
+        try:
+            while query.isActive and len(done := _finished(query)) < epochs:
+                query.awaitTermination(1)
+            if query.exception() is not None:
+                raise RuntimeError(str(query.exception()))
+        finally:
+            query.stop()
+    return done[:epochs]
+
+
+def _finished(query: StreamingQuery) -> list[float]:
+    return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["numInputRows"]]
 
 
 def midstream_durations(spark: SparkSession, flow: Flow, epochs: int) -> list[float]:

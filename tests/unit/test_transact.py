@@ -7,12 +7,16 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, NoopSink, Table, Update, transaction
+from midstream.engine.table_layout import TableLayout, stored_keys, table_prefix
 from midstream.errors import CheckpointError, FlowError, FunctionError, JobFailed, SchemaError
 from midstream.flow.model import LATE, Port, Transact
 from midstream.runtime.looking import StateReader, read_state
+from midstream.state.keys import Namespace
 from midstream.testing import ChangeAt, Faults, run_local
 from tests.transacted import COLUMNS, Bank, bank, event, outcomes, random_epochs, transactions
 
@@ -122,6 +126,37 @@ def test_tables_with_named_columns_and_python_objects(tmp_path: Any) -> None:
     assert len(read_state(str(tmp_path), "t")) == 2
 
 
+def test_a_table_may_have_a_name_of_many_bytes(tmp_path: Any) -> None:
+    flow, out = Flow("f"), MemorySink()
+    table = flow.table("余" * 100, key="bigint", value="bigint", default=0)
+
+    @transaction
+    def bump(t: Any, e: Any) -> None:
+        t.write(table, e.n, t.read(table, e.n) + 1)
+
+    flow.source("events", ListSource([[{"n": 1}]], "n bigint")).transact("t", bump, order_by="n").sink("out", out)
+    run_local(flow, checkpoint=str(tmp_path))
+    assert read_state(str(tmp_path), table.name).to_pylist() == [{"key": 1, "value": 1}]
+
+
+def test_bytes_in_state_stay_what_they_are() -> None:
+    """State on disk holds them: whoever changes them makes checkpoints unreadable."""
+    whole = Table("n", key="bigint", value="bigint", default=0)
+    named = Table("t", key="string", value="speed double, full boolean", default={"speed": 0.0, "full": False})
+    domain = b"\x07\x00eu"
+    assert stored_keys(table_prefix(domain, "n"), np.array([-1]), whole) == [
+        b"\x07\x1e\x00\x02eu\x00\x01n\x7f\xff\xff\xff\xff\xff\xff\xff"
+    ]
+    past = table_prefix(domain, "t", Namespace.TABLE_PAST)
+    assert stored_keys(past, pa.array(["ann"]), named) == [b"\x07\x1f\x00\x02eu\x00\x01tann"]
+    [value] = TableLayout(whole).encoded([np.array([5])])
+    assert value.hex() == "92a63d1a0500000000000000"
+    [value] = TableLayout(named).encoded([np.array([0.5]), np.array([True])])
+    assert value.hex() == "27d7270b000000000000e03f01"
+    written = TableLayout(whole).structs([np.array([5])], np.array([7]))
+    assert written.tobytes().hex() == "0700000000000000" + "0500000000000000"
+
+
 # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -129,7 +164,14 @@ def at(second: float) -> datetime:
     return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
 
 
-def timed(epochs: list[list[tuple[float, float]]], out: MemorySink, late: MemorySink, size: str, delay: str) -> Flow:
+def timed(
+    epochs: list[list[tuple[float, float]]],
+    out: MemorySink,
+    late: MemorySink,
+    size: str,
+    delay: str,
+    domain: str | None = None,
+) -> Flow:
     """Each row writes its value to one key, and sees the sum of the window before it."""
     flow = Flow("f")
     meter = flow.table("meter", key="bigint", value="double", default=0.0)
@@ -142,7 +184,7 @@ def timed(epochs: list[list[tuple[float, float]]], out: MemorySink, late: Memory
 
     rows = [[{"ts": at(s), "k": 1, "x": x} for s, x in epoch] for epoch in epochs]
     source = ListSource(rows, "ts timestamp, k bigint, x double", event_time="ts")
-    done = flow.source("events", source, delay=delay).transact("t", note, order_by="ts")
+    done = flow.source("events", source, delay=delay).transact("t", note, order_by="ts", domain=domain)
     done.sink("out", out)
     done.late().sink("late", late)
     return flow
@@ -170,6 +212,14 @@ def test_rows_of_before_the_watermark_are_late() -> None:
     run_local(timed([[(0, 1.0), (10, 2.0)], [(7, 4.0), (8, 8.0), (12, 1.0)]], out, late, "1 second", "2 seconds"))
     assert [row["x"] for row in late.rows] == [4.0]
     assert [row["x"] for row in out.rows] == [1.0, 2.0, 8.0, 1.0]
+
+
+@pytest.mark.parametrize("domain", [None, "k"])
+def test_an_epoch_of_late_rows_only_runs_nothing(domain: str | None) -> None:
+    out, late = MemorySink(), MemorySink()
+    run_local(timed([[(10.0, 2.0)], [(3.0, 4.0), (4.0, 8.0)]], out, late, "1 second", "0 seconds", domain))
+    assert [row["x"] for row in late.rows] == [4.0, 8.0]
+    assert [row["x"] for row in out.rows] == [2.0]
 
 
 def test_windows_need_event_time() -> None:

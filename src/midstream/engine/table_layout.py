@@ -40,10 +40,13 @@ def table_prefix(domain: bytes, table: str, namespace: Namespace = Namespace.TAB
     """What all stored keys of a table begin with. ``domain`` is the stored key of its domain: bin, namespace, value.
 
     >>> table_prefix(b"\\x07\\x00eu", "accounts")
-    b'\\x07\\x1e\\x00\\x02eu\\x08accounts'
+    b'\\x07\\x1e\\x00\\x02eu\\x00\\x08accounts'
     """
-    value, name = domain[2:], table.encode()
-    return b"%c%c%b%b%c%b" % (domain[0], namespace, len(value).to_bytes(2, "big"), value, len(name), name)
+    return bytes([domain[0], namespace]) + _behind_length(domain[2:]) + _behind_length(table.encode())
+
+
+def _behind_length(value: bytes) -> bytes:
+    return len(value).to_bytes(2, "big") + value
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class TableRows:
 
 def rows_of(table: Table, rows: pa.Table, what: str) -> TableRows:
     """What a table holds, of all that an operator's state holds (``rows``: stored keys and values)."""
-    name = b"%c%b" % (len(table.name.encode()), table.name.encode())
+    name = _behind_length(table.name.encode())
     domains, keys, values = [], [], []
     for stored, value in zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True):
         if stored[1] != Namespace.TABLE:

@@ -39,7 +39,10 @@ class StoredTables:
 
     def load(self, table: Table, keys: Any) -> Sequence[Array]:
         """The value of each key: an array per column, the default where a key is unknown."""
-        values, order = self._values(table, keys, Namespace.TABLE)
+        # Ascending, which is how the base reads fastest.
+        order = np.argsort(keys) if isinstance(keys, np.ndarray) else pc.sort_indices(keys).to_numpy()
+        ascending = keys[order] if isinstance(keys, np.ndarray) else keys.take(pa.array(order))
+        values = self.state.get_many(stored_keys(table_prefix(self.domain, table.name), ascending, table))
         layout = TableLayout(table)
         if not layout.is_packed:
             return [self._objects(table, keys, values, order)]
@@ -48,7 +51,7 @@ class StoredTables:
         struct = layout.struct(with_time=False)
         layout.require(found, struct.itemsize, self.what)
         rows = np.frombuffer(b"".join([value[HEAD:] for value in found]), struct)
-        at = (np.arange(len(values)) if order is None else order)[known]
+        at = order[known]
         loaded = []
         for column, stored in zip(table.columns, layout.columns(rows), strict=True):
             values_of = filled(column.kind, column.default, len(values))
@@ -88,19 +91,11 @@ class StoredTables:
                 self._remember(table, versions.keys, rows, forget.get(table.name))
         self._past.clear()
 
-    def _values(self, table: Table, keys: Any, namespace: Namespace) -> tuple[list[bytes | None], Array | None]:
-        """The stored values of some keys, in an order that is good for reading, and which key each is of."""
-        order = np.argsort(keys) if isinstance(keys, np.ndarray) else pc.sort_indices(keys).to_numpy()
-        ascending = keys[order] if isinstance(keys, np.ndarray) else keys.take(pa.array(order))
-        stored = stored_keys(table_prefix(self.domain, table.name, namespace), ascending, table)
-        return self.state.get_many(stored), order
-
-    def _objects(self, table: Table, keys: Any, values: Sequence[bytes | None], order: Array | None) -> Array:
+    def _objects(self, table: Table, keys: Any, values: Sequence[bytes | None], order: Array) -> Array:
         codec = self._codec(table)
         [column] = table.columns
         found = filled("object", column.default, len(values))
-        at = range(len(values)) if order is None else order.tolist()
-        for position, value in zip(at, values, strict=True):
+        for position, value in zip(order.tolist(), values, strict=True):
             if value is not None:
                 found[position] = codec.decode(value, str(keys[position]).encode()).value
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +16,7 @@ from midstream.flow.schema import check_key_columns, require_columns, to_ddl, ty
 from midstream.flow.transactions import Table, Transaction, TransactionType, transaction
 from midstream.flow.transactions.agreement import require_agreement, returned_by, tables_of
 
-__all__ = ["OUTCOME", "Handed", "check_events", "described", "schema_of", "traced", "transactions_of"]
-
-OUTCOME = ("committed", "reason")
-"""The columns that every event gets: whether its transaction committed, and if not, why."""
+__all__ = ["Handed", "check_events", "check_owner", "described", "schema_of", "traced", "transactions_of"]
 
 Handed = Transaction | Callable[[Any, Any], Any]
 """What users hand over: a function with ``@transaction``, or one without, which is then taken for one."""
@@ -91,14 +89,7 @@ def described(spec: Transact, types: Sequence[TransactionType], what: str) -> Tr
             f"{what}: a window looks back in time, so what it may still need must be known: order by the event time of "
             f"the source (a timestamp column, source(…, event_time=…)), not by {spec.order_by!r}"
         )
-    return Transact(
-        transactions=tuple(one.name for one in types),
-        tables=tables_of(types),
-        order_by=spec.order_by,
-        which=spec.which,
-        domain=spec.domain,
-        timed=spec.timed,
-    )
+    return replace(spec, transactions=tuple(one.name for one in types), tables=tables_of(types))
 
 
 def check_events(spec: Transact, events: pa.Schema, what: str) -> None:

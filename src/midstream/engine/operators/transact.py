@@ -92,7 +92,8 @@ class _Transact:
         if late is None:
             self._waiting.append(batch)
             return {}
-        self._waiting.append(batch.filter(pa.array(~late)))
+        if not late.all():
+            self._waiting.append(batch.filter(pa.array(~late)))
         return {LATE: batch.filter(pa.array(late))}
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
@@ -117,8 +118,10 @@ class _Transact:
 
     def _domains(self, waiting: list[pa.RecordBatch]) -> Iterator[tuple[bytes, list[pa.RecordBatch]]]:
         """The rows of each domain, in the order of arrival, and its stored key."""
-        if self._spec.domain is None or not waiting:
-            yield from [(ONLY_DOMAIN, waiting)] if waiting else ()
+        if not waiting:
+            return
+        if self._spec.domain is None:
+            yield ONLY_DOMAIN, waiting
             return
         rows = pa.concat_batches(waiting)
         found = found_keys(self._operator, rows, self._spec.keys, f"transact {self._operator.name!r}")
