@@ -14,6 +14,8 @@ from midstream import Flow, GeneratorSource, ListSource, MemorySink, NoopSink
 from midstream.errors import CheckpointError, FlowError, SetupError
 from midstream.runtime.doctor import require_pyspark
 from midstream.runtime.job import Job, JobStatus
+from midstream.runtime.offset_log import MANAGER_CONF, RAW_FILES
+from midstream.testing import run_spark
 
 WAIT_S = 60.0
 
@@ -229,3 +231,19 @@ def test_what_is_not_a_classic_session_is_refused(tmp_path: Path) -> None:
 def test_versions_of_pyspark_that_cannot_run_a_flow_are_refused(version: str) -> None:
     with pytest.raises(SetupError, match=f"pyspark {version} cannot run a flow"):
         require_pyspark(version)
+
+
+def test_settings_for_sparks_log_are_gone_when_a_job_runs(spark, tmp_path):
+    """The log alone is written without checksums; sinks and the user's session use files as ever."""
+    found = []
+
+    def look(df, epoch):
+        found.append([df.sparkSession.conf.get(key, None) for key in RAW_FILES])
+        df.count()
+
+    flow = Flow("settings")
+    flow.source("in", ListSource([[{"n": 1}]], "n int")).sink("out", look)
+    run_spark(flow, spark, checkpoint=str(tmp_path))
+    assert found == [[None, None]]
+    assert [spark.conf.get(key, None) for key in (*RAW_FILES, MANAGER_CONF)] == [None, None, None]
+    assert not list((tmp_path / "spark" / "commits").glob(".*.crc")), "so it does take effect"

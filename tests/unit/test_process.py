@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, State
+from midstream.engine.operators.process import process_at_work
 from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError
 from midstream.flow.builder import KeyedStream
+from midstream.flow.model import Form, Operator, Process
+from midstream.ids import Revision
 from midstream.testing import ManualClock, run_local
 
 Row = dict[str, Any]
@@ -384,3 +388,21 @@ def test_schema_errors_of_windows_and_keys_come_before_anything_runs() -> None:
     rows = flow.source("rows", ListSource([[]], "k string, x double, t timestamp"))
     with pytest.raises(SchemaError, match="x"):
         rows.key_by("by_x", "x")
+
+
+def test_only_a_process_without_timers_is_quiet_at_the_end():
+    """A change need not wait for a task that is quiet: none of its functions is called any more."""
+
+    class Timed:
+        def __call__(self, key: str, row: Row, state: State) -> Row:
+            return row
+
+        def on_timer(self, key: str, time: datetime, state: State) -> None:
+            return None
+
+    schema = pa.schema([("k", pa.string())])
+    for function, is_quiet in ((lambda key, row, state: row, True), (Timed(), False)):
+        spec = Process(("k",), Form.ROWS, has_timers=not is_quiet)
+        operator = Operator("p", spec, (), schema)
+        keeper: Any = SimpleNamespace(what="process 'p'")
+        assert process_at_work(operator, spec, function, schema, keeper, Revision(1)).is_quiet is is_quiet
