@@ -164,7 +164,10 @@ def rates(
         least = min(best.values())
         for name, strategy in strategies.items():
             if turns == 0 or best[name] <= NO_HOPE * least or name in ("adaptive", *RIVALS):
-                spent, _ = seconds_of(partial(engine.execute, case.batch, MemoryTables(), strategy))
+                action = partial(engine.execute, case.batch, MemoryTables(), strategy)
+                spent, _ = seconds_of(action)
+                if spent < SHORT / 10:  # whoever comes after a strategy with much data finds the caches full of that
+                    spent = min(spent, seconds_of(action)[0])
                 best[name] = min(best[name], spent)
         turns += 1
     return {name: len(case.batch) / spent for name, spent in best.items()}, why
@@ -206,20 +209,22 @@ def against_a_loop(size: Size, threads: int, prices: Calibration) -> tuple[float
     batches = list(itertools.islice(ledger.batches(knobs), size.loop))
     engine = Engine(ledger.program(0.0), threads=threads, calibration=prices)
     warm_up(engine, batches[0], (None,))
-    tables = MemoryTables()
-    money: dict[int, float] = {}
-    goods: dict[int, float] = {}
     ours, loop = float("inf"), float("inf")
-    for batch in batches:
-        began = time.perf_counter()
-        result = engine.execute(batch, tables)
-        tables.apply(result, engine.program.tables)
-        ours = min(ours, time.perf_counter() - began)
-        began = time.perf_counter()
-        committed = ledger.python_loop(batch, money, goods)
-        loop = min(loop, time.perf_counter() - began)
-        if committed != result.committed.tolist():
-            raise AssertionError("the engine and the Python loop disagree")
+    for _ in range(size.rounds):  # each has the whole stream to itself, so that none finds the other's data in caches
+        tables, committed = MemoryTables(), []
+        for batch in batches:
+            began = time.perf_counter()
+            result = engine.execute(batch, tables)
+            tables.apply(result, engine.program.tables)
+            ours = min(ours, time.perf_counter() - began)
+            committed.append(result.committed.tolist())
+        money: dict[int, float] = {}
+        goods: dict[int, float] = {}
+        for batch, wanted in zip(batches, committed, strict=True):
+            spent, found = seconds_of(partial(ledger.python_loop, batch, money, goods))
+            loop = min(loop, spent)
+            if found != wanted:
+                raise AssertionError("the engine and the Python loop disagree")
     return size.interval / ours, size.interval / loop
 
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.txn import Batch, Engine, MemoryTables, Program, Table, compiling, transaction
-from midstream.txn.keys import IntKeys, TextKeys
+from midstream.txn.keys import IntKeys, NearKeys, TextKeys
+from midstream.txn.preparing import Room, prepare
 from midstream.txn.sorting import order_of
 from midstream.txn.strategies import SERIAL
 
@@ -71,6 +72,70 @@ def test_strings_get_dense_ids_and_keep_them(parts):
             expected.setdefault(key, len(expected))
         assert known.add(pa.array(part, pa.string())).tolist() == [expected[key] for key in part]
     assert known.values().to_pylist() == list(expected)
+
+
+def pay_program() -> Program:
+    """Payments from one account to another."""
+    accounts = Table("accounts", key="bigint", value="double", default=0.0)
+
+    @transaction
+    def pay(t: Any, e: Any) -> None:
+        t.write(accounts, e.sender, t.read(accounts, e.sender) - 1.0)
+        t.write(accounts, e.receiver, t.read(accounts, e.receiver) + 1.0)
+
+    return Program.of(pay.trace({"sender": "bigint", "receiver": "bigint"}))
+
+
+def payments(senders: Any, receivers: Any) -> Batch:
+    columns = {"ts": np.arange(len(senders)), "sender": np.array(senders), "receiver": np.array(receivers)}
+    return Batch.of({name: column.astype(np.int64) for name, column in columns.items()}, order_by="ts")
+
+
+PLACES = st.sampled_from([0, 5, -40, 10_000, -(2**63) + 50, 2**63 - 51])
+PAYMENTS = st.lists(st.tuples(st.integers(-50, 50), st.integers(-50, 50)), max_size=60)
+
+
+@given(st.lists(st.tuples(PLACES, PAYMENTS), max_size=8))
+def test_wherever_the_keys_of_a_batch_lie_their_numbers_stand_for_them(batches):
+    program = pay_program()
+    room, tables = Room(program), MemoryTables()
+    for place, pairs in batches:
+        keys = [(place + a, place + b) for a, b in pairs]
+        ready = prepare(program, payments([a for a, _ in keys], [b for _, b in keys]), tables, room)
+        [known] = ready.known
+        assert known.named(ready.keys).tolist() == [key for pair in keys for key in pair]
+        assert sorted(known.values().tolist()) == sorted({key for pair in keys for key in pair})
+        assert known.named(known.used()).tolist() == known.values().tolist()
+        assert len(ready.tables[0][0]) == len(ready.changed[0]) == len(known)
+
+
+def test_keys_that_stay_close_together_are_not_numbered_one_by_one():
+    program = pay_program()
+    room, tables, random = Room(program), MemoryTables(), np.random.default_rng(3)
+
+    def kind_of_keys(low: int) -> type:
+        batch = payments(*(low + random.integers(0, 100, (2, 400))))
+        return type(prepare(program, batch, tables, room).known[0])
+
+    assert [kind_of_keys(0) for _ in range(3)] == [IntKeys, NearKeys, NearKeys]
+    # They move: that is seen, and after one batch of waiting they are expected in the new place.
+    assert [kind_of_keys(5000) for _ in range(4)] == [IntKeys, IntKeys, NearKeys, NearKeys]
+    # Far apart, nothing is expected; few keys do not make use of a wide place.
+    assert type(prepare(program, payments([0, 2**40], [1, 2]), tables, room).known[0]) is IntKeys
+    assert kind_of_keys(5000) is NearKeys
+
+
+def test_balances_are_right_while_keys_move_about():
+    program = pay_program()
+    [accounts] = program.tables
+    engine, tables, random = Engine(program, threads=1), MemoryTables(), np.random.default_rng(4)
+    balances: dict[int, float] = {}
+    for low in (0, 0, 0, 1000, 1000, 50, 50, -7, 0, 0, 0, 0):
+        senders, receivers = low + random.integers(0, 60, (2, 300))
+        for key, change in [(k, -1.0) for k in senders.tolist()] + [(k, 1.0) for k in receivers.tolist()]:
+            balances[key] = balances.get(key, 0.0) + change
+        tables.apply(engine.execute(payments(senders, receivers), tables), program.tables)
+    assert {key: value for key, (value,) in tables.as_dict(accounts).items()} == balances
 
 
 def test_large_keys_keep_their_ids_when_small_ones_turn_up():

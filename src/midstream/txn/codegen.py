@@ -7,7 +7,9 @@ text, not compiled, runs transactions that call Python functions.
 Names in the text: ``x_…`` are arrays by transaction, operation or key slot, ``v7`` is node 7, ``k2`` key slot 2,
 ``E_…`` an event's column, ``T1_0`` column 0 of table 1, ``N1`` whether a key of table 1 was changed, ``V1_0`` the
 versions of that column, ``O_…`` a returned column, ``B1`` … ``L1_0`` the log of table 1, ``K1…``
-its map of keys, ``F0_2`` function 2 of type 0, ``C0_5`` a constant that is an object.
+its map of keys, ``F0_2`` function 2 of type 0, ``C0_5`` a constant that is an object. ``at`` is the transaction ``i``
+as a subscript: compiled, those are unsigned, because a signed one could count from an array's end, and to rule that
+out every time takes almost half of a short transaction.
 """
 
 from __future__ import annotations
@@ -79,13 +81,13 @@ def adapted(kernel: Callable[..., object], names: tuple[str, ...], visit: str, n
 
 
 def _run(made: Generated) -> str:
-    lines = [f"def run(i, {', '.join(made.place)}):", "    kind = x_kinds[i]", "    base = x_bases[i]"]
+    lines = [f"def run(i, {', '.join(made.place)}):", *_prologue(made.program)]
     for number, kind in enumerate(made.program.types):
         body = _Body(made.program, number, versions=False)
         body.slots()
         for position, require in enumerate(kind.requires):
             body.node(require.condition)
-            body.add(f"if not v{require.condition}:", f"    x_reasons[i] = {position + 1}", "    return")
+            body.add(f"if not v{require.condition}:", f"    x_reasons[at] = {position + 1}", "    return")
         for write in kind.writes:
             body.key(write.slot)
             for value in write.values:
@@ -96,8 +98,8 @@ def _run(made: Generated) -> str:
             if operation.slot >= 0:
                 body.store(operation.slot, [f"v{value}" for value in operation.nodes])
         for name, node in kind.returns.items():
-            body.add(f"O_{name}[i] = v{node}")
-        body.add("x_reasons[i] = 0")
+            body.add(f"O_{name}[at] = v{node}")
+        body.add("x_reasons[at] = 0")
         lines += _branch(number, "kind", body.lines)
     return "\n".join(lines)
 
@@ -107,9 +109,8 @@ def _run_operation(made: Generated) -> str:
     lines = [
         f"def run_operation(o, marking, {', '.join(made.version)}):",
         "    i = x_owners[o]",
-        "    kind = x_kinds[i]",
-        "    base = x_bases[i]",
-        "    step = o - x_starts[i]",
+        *_prologue(made.program),
+        "    step = o - x_starts[at]",
     ]
     for number, operations in enumerate(made.program.operations):
         inner: list[str] = []
@@ -120,7 +121,7 @@ def _run_operation(made: Generated) -> str:
                 body.slots(operation.reads)
                 body.node(condition)
                 body.add(f"x_verdicts[o] = 1 if v{condition} else 2")
-                body.add(f"if marking and not v{condition}:", "    x_aborted[i] = 1")
+                body.add(f"if marking and not v{condition}:", "    x_aborted[at] = 1")
             else:
                 _version(body, operation.slot, operation.nodes, operation.reads)
             inner += _branch(step, "step", body.lines)
@@ -132,7 +133,7 @@ def _version(body: _Body, slot: int, nodes: tuple[int, ...], reads: tuple[int, .
     table = body.table(slot)
     columns = range(len(nodes))
     body.slots((slot,))
-    body.add("if x_aborted[i]:")
+    body.add("if x_aborted[at]:")
     for column in columns:
         body.add(f"    V{table}_{column}[o] = {body.base_value(slot, column)}")
     body.add("    return")
@@ -144,26 +145,27 @@ def _version(body: _Body, slot: int, nodes: tuple[int, ...], reads: tuple[int, .
 
 def _conclude(made: Generated) -> str:
     """After all operations: reasons and returned columns. Changes nothing that others may still look at."""
-    lines = [f"def conclude(i, {', '.join(made.version)}):", *_PROLOGUE]
+    lines = [f"def conclude(i, {', '.join(made.version)}):", *_prologue(made.program), "    o = x_starts[at]"]
     for number, kind in enumerate(made.program.types):
         body = _Body(made.program, number, versions=True)
         for step, operation in enumerate(made.program.operations[number]):
             if operation.require >= 0:
                 body.add(
-                    f"if x_verdicts[o + {step}] == 2:", f"    x_reasons[i] = {operation.require + 1}", "    return"
+                    f"if x_verdicts[o + {step}] == 2:", f"    x_reasons[at] = {operation.require + 1}", "    return"
                 )
-        body.add("x_reasons[i] = 0")
+        body.add("x_reasons[at] = 0")
         body.slots()
         for name, node in kind.returns.items():
             body.node(node)
-            body.add(f"O_{name}[i] = v{node}")
+            body.add(f"O_{name}[at] = v{node}")
         lines += _branch(number, "kind", body.lines)
     return "\n".join(lines)
 
 
 def _settle(made: Generated) -> str:
     """After all are concluded: the versions that stay, into the tables."""
-    lines = [f"def settle(i, {', '.join(made.version)}):", *_PROLOGUE, "    if x_reasons[i] != 0:", "        return"]
+    lines = [f"def settle(i, {', '.join(made.version)}):", *_prologue(made.program), "    o = x_starts[at]"]
+    lines += ["    if x_reasons[at] != 0:", "        return"]
     for number in range(len(made.program.types)):
         body = _Body(made.program, number, versions=True)
         body.slots()
@@ -175,7 +177,15 @@ def _settle(made: Generated) -> str:
     return "\n".join(lines)
 
 
-_PROLOGUE = ("    kind = x_kinds[i]", "    base = x_bases[i]", "    o = x_starts[i]")
+def _prologue(program: Program) -> tuple[str, ...]:
+    """What every function begins with: the transaction's type, and where its key slots are."""
+    kind, base = "    kind = x_kinds[at]", f"    base = {_subscript(program, 'x_bases[at]')}"
+    return f"    at = {_subscript(program, 'i')}", kind, base
+
+
+def _subscript(program: Program, text: str) -> str:
+    """Python itself has no use for the cast."""
+    return text if program.interpreted else f"uint64({text})"
 
 
 def _branch(number: int, name: str, body: list[str]) -> list[str]:
@@ -218,9 +228,10 @@ class _Body:
             if self.kind.slots[slot].late:
                 self._late_key(slot)
                 return
-            self.add(f"k{slot} = x_keys[base + {slot}]")
+            place = f"base + {_subscript(self.program, str(slot))}"
+            self.add(f"k{slot} = {_subscript(self.program, f'x_keys[{place}]')}")
             if self.versions:
-                self.add(f"o{slot} = x_origins[base + {slot}]")
+                self.add(f"o{slot} = x_origins[{place}]")
 
     def _late_key(self, slot: int) -> None:
         key, table = self.kind.slots[slot].key, self.table(slot)
@@ -228,12 +239,13 @@ class _Body:
         if self.program.interpreted:
             self.add(f"k{slot} = K{table}(v{key})")
         else:
-            self.add(f"k{slot} = find_or_add(v{key}, {', '.join(f'K{table}_{part}' for part in range(5))})")
+            self.add(f"k{slot} = uint64(find_or_add(v{key}, {', '.join(f'K{table}_{part}' for part in range(5))}))")
 
     def base_value(self, slot: int, column: int) -> str:
         """The value of a key before this transaction."""
         stored = f"T{self.table(slot)}_{column}[k{slot}]"
-        return f"V{self.table(slot)}_{column}[o{slot}] if o{slot} >= 0 else {stored}" if self.versions else stored
+        version = f"V{self.table(slot)}_{column}[{_subscript(self.program, f'o{slot}')}]"
+        return f"{version} if o{slot} >= 0 else {stored}" if self.versions else stored
 
     def store(self, slot: int, values: list[str]) -> None:
         """Commit one write."""
@@ -244,10 +256,10 @@ class _Body:
             return
         mine = [op.slot for op in self.program.operations[self.number] if op.slot >= 0 and self.table(op.slot) == table]
         stride = max(1, self.program.stride[table])
-        at = f"B{table} + i * {stride} + {mine.index(slot)}"
+        place = f"B{table} + i * {stride} + {mine.index(slot)}"
         log = f"H{table}, P{table}, S{table}, W{table}"
         self.add(
-            f"entry = log_entry(k{slot}, i, {at}, B{table}, {stride}, x_timestamps[i], {log})",
+            f"entry = log_entry(k{slot}, i, {place}, B{table}, {stride}, x_timestamps[at], {log})",
             *(f"L{table}_{column}[entry] = {value}" for column, value in enumerate(values)),
         )
 
@@ -297,7 +309,7 @@ class _Body:
         table = self.table(of.slot)
         self.key(of.slot)
         column = self.program.tables[table].columns[of.column]
-        span = f"x_timestamps[i] - {of.size}, x_timestamps[i]"
+        span = f"x_timestamps[at] - {of.size}, x_timestamps[at]"
         name = "window_best" if of.aggregate in ("min", "max") else "window_total"
         wrapping = column.kind == "bigint" and name == "window_total"  # sums of whole numbers, see WRAPPING
         view = ".view(uint64)" if wrapping else ""
@@ -332,7 +344,7 @@ class _Body:
             return f"{args[0]} {SIMPLE[node.op]} {args[1]}"
         match node.op:
             case "column":
-                return f"E_{node.param}[i]"
+                return f"E_{node.param}[at]"
             case "constant":
                 return _constant(node)
             case "call":

@@ -130,7 +130,7 @@ class Shape:
     def of(batch: Prepared, cost: float, abort_ratio: float) -> Shape:
         """The shape of a batch, given what the pilot found."""
         shares = np.bincount(batch.kinds, minlength=len(batch.program.types)) / max(1, len(batch))
-        keys = sum(len(known) for known in batch.known)
+        keys = sum(len(known.used()) for known in batch.known)
         return Shape(len(batch), tuple(shares.tolist()), keys, cost, abort_ratio)
 
     def is_like(self, other: Shape) -> bool:

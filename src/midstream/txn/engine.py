@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from midstream.errors import SchemaError
 from midstream.txn.batches import Batch, Change, Result, TableSource, Versions
 from midstream.txn.compiling import machine_for
 from midstream.txn.deciding import Calibration, Decision, Shape, decide, repeat
 from midstream.txn.kernels import compiled
-from midstream.txn.keys import Keys
 from midstream.txn.planning import Layout
 from midstream.txn.preparing import Prepared, Room, prepare
 from midstream.txn.program import Program
@@ -162,18 +160,13 @@ def finish(ready: Prepared, explanation: str = "") -> Result:
     )
 
 
-def _taken(keys: Keys, ids: Array) -> Any:
-    values = keys.values()
-    return values[ids] if isinstance(values, np.ndarray) else values.take(pa.array(ids))
-
-
 def _changes(ready: Prepared) -> dict[str, Change]:
     changes = {}
     for number, table in enumerate(ready.program.tables):
         ids = np.flatnonzero(ready.changed[number])
         if len(ids):
             columns = tuple(column[ids] for column in ready.tables[number])
-            changes[table.name] = Change(_taken(ready.known[number], ids), columns)
+            changes[table.name] = Change(ready.known[number].named(ids), columns)
     return changes
 
 
@@ -185,7 +178,7 @@ def _versions(ready: Prepared) -> dict[str, Versions]:
         entries = (log.base + ready.order[:, None] * log.stride + np.arange(log.stride)).ravel()
         entries = entries[key_of[entries] >= 0]
         versions[ready.program.tables[number].name] = Versions(
-            _taken(ready.known[number], key_of[entries]),
+            ready.known[number].named(key_of[entries]),
             log.times[entries],
             tuple(column[entries] for column in log.columns),
         )

@@ -147,18 +147,19 @@ def number_keys(
     mask = len(slots) - 1
     new = count[0]
     for y in range(begin, len(rows)):
-        x = rows[y]
+        x = np.uint64(rows[np.uint64(y)])  # unsigned subscripts: see codegen.py
         key = column[x]
         if new == room:
             count[0] = new
             return y
-        if np.uint64(key) < small:
+        small_key = np.uint64(key)
+        if small_key < small:
             # No branch on whether the key is new: who could foresee that? All bits of ``fresh`` are set if it is.
-            number = np.int64(direct[key])
+            number = np.int64(direct[small_key])
             fresh = number >> 63
             number = (number & ~fresh) | (new & fresh)
-            direct[key] = number
-            keys[new] = key
+            direct[small_key] = number
+            keys[np.uint64(new)] = key
             new -= fresh
         else:
             at = scramble(key) & mask
@@ -173,9 +174,41 @@ def number_keys(
                 ids[at] = number = new
                 keys[new] = key
                 new += 1
-        found[x * width + slot] = number
+        found[x * np.uint64(width) + np.uint64(slot)] = number
     count[0] = new
     return len(rows)
+
+
+@compiled
+def look_up(keys: Any, direct: Any, found: Any) -> bool:
+    """Ids of keys that are all small and known; False if they are not, and nothing is said about their ids then."""
+    small = np.uint64(len(direct))
+    any_bits = np.int32(0)
+    for x in range(len(keys)):
+        key = np.uint64(keys[x])
+        if key >= small:
+            return False
+        number = direct[key]
+        any_bits |= number
+        found[x] = number
+    return bool(any_bits >= 0)
+
+
+@compiled
+def measure_from(column: Any, rows: Any, low: int, width: int, slot: int, found: Any, seen: Any) -> bool:
+    """How far the keys in some rows of a column are from ``low``; False as soon as one is not within ``seen``.
+
+    That of row x goes to ``found[x * width + slot]``, and is marked in ``seen``.
+    """
+    size = np.uint64(len(seen))
+    for y in range(np.uint64(len(rows))):
+        x = np.uint64(rows[y])
+        distance = np.uint64(column[x]) - np.uint64(low)
+        if distance >= size:
+            return False
+        seen[distance] = True
+        found[x * np.uint64(width) + np.uint64(slot)] = distance
+    return True
 
 
 @compiled

@@ -1,4 +1,8 @@
-"""From key columns to dense numbers: within a batch, the keys of a table are 0, 1, 2, … in the order of first sight."""
+"""From key columns to small numbers, the ids that a table's keys have within a batch.
+
+They are 0, 1, 2, … in the order of first sight; or, where keys lie close together, their distance from the smallest,
+which takes a third of the time, as nothing has to be remembered on the way.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from midstream.txn.kernels import compiled, ends, find_or_add, number_keys
+from midstream.txn.kernels import compiled, ends, find_or_add, look_up, measure_from, number_keys
 
-__all__ = ["IntKeys", "Keys", "TextKeys", "keys_for"]
+__all__ = ["IntKeys", "Keys", "NearKeys", "TextKeys", "keys_for"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -63,6 +67,14 @@ class IntKeys:
         """The keys by id."""
         return self.keys[: len(self)]
 
+    def used(self) -> Ids:
+        """The ids of :meth:`values`."""
+        return places(len(self))
+
+    def named(self, ids: Ids) -> Any:
+        """The keys with these ids."""
+        return self.keys[ids]
+
     def clear(self) -> None:
         """Forget all keys, and keep the room: the next batch has about as many."""
         if len(self.direct) + len(self.ids) > WASTE * (len(self) + SMALLEST_MAP):
@@ -83,7 +95,8 @@ class IntKeys:
         """Ids of keys, new ones included."""
         keys = np.ascontiguousarray(keys, dtype=np.int64)
         found = np.empty(len(keys), np.int64)
-        self.add_into(keys, places(len(keys)), 1, 0, found)
+        if not look_up(keys, self.direct, found):
+            self.add_into(keys, places(len(keys)), 1, 0, found)
         return found
 
     def add_into(self, column: Any, rows: Any, width: int, slot: int, found: Any) -> None:
@@ -128,6 +141,67 @@ class IntKeys:
         number_keys(known, places(len(known)), 0, 1, 0, np.empty(len(known), np.int64), *self.parts)
 
 
+SLACK = 8
+"""Room for keys beside those that were seen: one in so many, on each side."""
+
+
+class NearKeys:
+    """Whole numbers that lie close together; those that are too far away are not taken.
+
+    >>> known = NearKeys(50, 21)
+    >>> found = np.empty(3, np.int64)
+    >>> known.add_into(np.array([70, 50, 70]), places(3), 1, 0, found), found.tolist(), known.values().tolist()
+    (True, [20, 0, 20], [50, 70])
+    >>> known.add_into(np.array([71]), places(1), 1, 0, found)
+    False
+    """
+
+    def __init__(self, low: int, size: int) -> None:
+        self.low = low
+        self.seen = np.zeros(size, np.bool_)
+        self._used: Ids | None = None
+
+    @staticmethod
+    def around(keys: Ids, most: int) -> NearKeys | None:
+        """For keys like these; None if that would take more than so many ids.
+
+        >>> NearKeys.around(np.array([3, 18]), 20), len(NearKeys.around(np.array([3, 18]), 21))
+        (None, 20)
+        """
+        if not len(keys):
+            return None
+        low, high = int(keys.min()), int(keys.max())
+        slack = (high - low + 1) // SLACK
+        size = high - low + 1 + 2 * slack
+        return NearKeys(max(low - slack, -(2**63)), size) if size < most else None
+
+    def __len__(self) -> int:
+        return len(self.seen)
+
+    def values(self) -> Any:
+        """The keys that were seen, ascending."""
+        return self.named(self.used())
+
+    def used(self) -> Ids:
+        """The ids of :meth:`values`."""
+        if self._used is None:
+            self._used = np.flatnonzero(self.seen)
+        return self._used
+
+    def named(self, ids: Ids) -> Any:
+        """The keys with these ids."""
+        return ids + self.low
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self.seen.fill(False)
+
+    def add_into(self, column: Any, rows: Any, width: int, slot: int, found: Any) -> bool:
+        """Take some rows of a column: the id of row x goes to ``found[x * width + slot]``. False if one is too far."""
+        self._used = None
+        return bool(measure_from(column, rows, self.low, width, slot, found, self.seen))
+
+
 class TextKeys:
     """Strings and their ids.
 
@@ -146,6 +220,14 @@ class TextKeys:
     def values(self) -> Any:
         """The keys by id."""
         return pa.array(list(self._ids), pa.string()) if self._ids else self._first
+
+    def used(self) -> Ids:
+        """The ids of :meth:`values`."""
+        return places(len(self))
+
+    def named(self, ids: Ids) -> Any:
+        """The keys with these ids."""
+        return self.values().take(pa.array(ids))
 
     def clear(self) -> None:
         """Forget all keys."""
@@ -180,10 +262,10 @@ class TextKeys:
         return self._ids
 
 
-Keys = IntKeys | TextKeys
+Keys = IntKeys | NearKeys | TextKeys
 
 
-def keys_for(kind: str) -> Keys:
+def keys_for(kind: str) -> IntKeys | TextKeys:
     """An empty mapping for keys of that kind."""
     return IntKeys() if kind == "bigint" else TextKeys()
 

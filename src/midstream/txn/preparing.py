@@ -7,6 +7,7 @@ next to each other in ``keys``, from ``bases[i]`` on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from midstream.flow.transactions.expressions import Node, TransactionType
 from midstream.txn.batches import DTYPES, Batch, TableSource, filled
 from midstream.txn.columns import evaluate
 from midstream.txn.kernels import compiled, rows_of
-from midstream.txn.keys import IntKeys, Keys, keys_for, places, spread
+from midstream.txn.keys import DENSE, IntKeys, Keys, NearKeys, TextKeys, keys_for, places, spread
 from midstream.txn.program import Program
 from midstream.txn.sorting import order_of
 
@@ -68,21 +69,25 @@ class Prepared:
     def __len__(self) -> int:
         return len(self.kinds)
 
+    def growing(self, table: int) -> IntKeys | TextKeys:
+        """The keys of a table that has late ones: they are added while transactions run."""
+        known = self.known[table]
+        assert not isinstance(known, NearKeys)  # see _map_keys
+        return known
+
 
 class Room:
     """Memory that batches use one after the other: to get it from the system anew takes longer than to fill it."""
 
     def __init__(self, program: Program) -> None:
         self.width = max(1, *(len(kind.slots) for kind in program.types), 1)
-        self.known = [keys_for(table.key) for table in program.tables]
+        self.numbering = [_Numbering(keys_for(table.key)) for table in program.tables]
         self._late = bool(program.late_tables)
         self._bases = np.empty(0, np.int64)
         self._keys = np.empty(0, np.int64)
 
     def enter(self, size: int) -> tuple[Array, Array]:
         """For a batch of that size: where each transaction's key slots begin, and these."""
-        for known in self.known:
-            known.clear()
         if size > len(self._bases):
             self._bases = np.arange(size * 5 // 4) * self.width
             self._keys = np.full(len(self._bases) * self.width, -1, np.int64)
@@ -90,6 +95,41 @@ class Room:
         if self._late:  # -1 says that a key is not known yet
             keys.fill(-1)
         return self._bases[:size], keys
+
+
+class _Numbering:
+    """How the keys of a table get their numbers, going by what they were like in the batches before."""
+
+    def __init__(self, anywhere: IntKeys | TextKeys) -> None:
+        self._anywhere = anywhere
+        self._near: NearKeys | None = None
+        self._misses = 0  # in a row
+        self._wait = 0  # batches until keys may be expected where they were
+
+    def near(self, places: Sequence[_Place], width: int, found: Array) -> NearKeys | None:
+        """If the keys in the events' columns are close together: their numbers, which are in ``found`` then."""
+        uses = sum(len(place.rows) for place in places)
+        if self._wait > 0 or self._near is None or len(self._near) > DENSE * uses:
+            self._wait = max(0, self._wait - 1)
+            return None
+        self._near.clear()
+        if all(self._near.add_into(place.column, place.rows, width, place.slot, found) for place in places):
+            self._misses = 0
+            return self._near
+        self._near = None
+        self._misses += 1
+        self._wait = self._misses
+        return None
+
+    def anywhere(self) -> IntKeys | TextKeys:
+        """For any keys."""
+        self._anywhere.clear()
+        return self._anywhere
+
+    def learn(self, uses: int) -> None:
+        """See where the keys of this batch were, if nothing is known of that: the next one's may be expected there."""
+        if self._near is None and self._wait == 0 and isinstance(self._anywhere, IntKeys):
+            self._near = NearKeys.around(self._anywhere.values(), DENSE * uses)
 
 
 def prepare(program: Program, batch: Batch, source: TableSource, room: Room | None = None) -> Prepared:
@@ -109,7 +149,7 @@ def prepare(program: Program, batch: Batch, source: TableSource, room: Room | No
         events=events,
         bases=bases,
         keys=keys,
-        known=room.known,
+        known=[],
         tables=[],
         changed=[],
         logs={},
@@ -118,7 +158,7 @@ def prepare(program: Program, batch: Batch, source: TableSource, room: Room | No
     )
     rows = _Rows(program, prepared.kinds)
     for number in range(len(program.tables)):
-        _map_keys(prepared, source, number, room.width, rows, columns)
+        prepared.known.append(_map_keys(prepared, source, number, room, rows, columns))
         _load(prepared, source, number)
     if program.interpreted:  # Python functions may ask for the strings as well
         events.update({name: _objects(column) for name, column in columns.items()})
@@ -225,43 +265,74 @@ class _Rows:
         return [self.found[kind] for kind in kinds]
 
 
-def _map_keys(
-    prepared: Prepared, source: TableSource, number: int, width: int, rows: _Rows, texts: dict[str, Any]
-) -> None:
-    """Number the keys of one table, and put the numbers into the transactions' key slots."""
+@dataclass(frozen=True)
+class _Place:
+    """Where keys are: some rows of a column, or values that were computed for these rows; and their key slot."""
+
+    slot: int
+    rows: Array
+    column: Any = None
+    values: Any = None
+
+
+def _places_of(prepared: Prepared, number: int, rows: _Rows, texts: dict[str, Any]) -> list[_Place]:
+    """Where the keys of one table are."""
     program = prepared.program
-    table = program.tables[number]
-    known = prepared.known[number]
-    if number in program.late_tables:
-        known.add(source.known(table))
-    strings: list[tuple[Any, Array, int]] = []
-    for position, index, kinds in program.places[number]:
+    found = []
+    for slot, index, kinds in program.places[number]:
         one = program.types[kinds[0]]
         node = one.nodes[index]
+        in_column = node.op == "column" and program.tables[number].key == "bigint"  # by far the most frequent
         for part in rows.of(kinds):
             if not len(part):
                 continue
-            if isinstance(known, IntKeys) and node.op == "column":  # by far the most frequent kind of key
-                known.add_into(prepared.events[node.param], part, width, position, prepared.keys)
-                continue
-            values = _key_values(one, index, prepared.events, texts, part)
-            if isinstance(known, IntKeys):
-                spread(known.add(values), part, width, position, prepared.keys)
+            if in_column:
+                found.append(_Place(slot, part, column=prepared.events[node.param]))
             else:
-                strings.append(
-                    (values if isinstance(values, pa.Array) else pa.array(values, pa.string()), part, position)
-                )
-    if strings:
-        _map_strings(known, strings, width, prepared.keys)
+                found.append(_Place(slot, part, values=_key_values(one, index, prepared.events, texts, part)))
+    return found
 
 
-def _map_strings(known: Keys, strings: list[tuple[Any, Array, int]], width: int, keys: Array) -> None:
+def _map_keys(
+    prepared: Prepared, source: TableSource, number: int, room: Room, rows: _Rows, texts: dict[str, Any]
+) -> Keys:
+    """Number the keys of one table, and put the numbers into the transactions' key slots."""
+    program, keys, width = prepared.program, prepared.keys, room.width
+    places_of, numbering = _places_of(prepared, number, rows, texts), room.numbering[number]
+    is_late = number in program.late_tables
+    in_columns = not is_late and all(place.column is not None for place in places_of)
+    near = numbering.near(places_of, width, keys) if in_columns else None
+    if near is not None:
+        return near
+    known = numbering.anywhere()
+    if is_late:
+        known.add(source.known(program.tables[number]))
+    if isinstance(known, TextKeys):
+        _map_strings(known, places_of, width, keys)
+        return known
+    for place in places_of:
+        if place.column is not None:
+            known.add_into(place.column, place.rows, width, place.slot, keys)
+        else:
+            spread(known.add(place.values), place.rows, width, place.slot, keys)
+    if in_columns:
+        numbering.learn(sum(len(place.rows) for place in places_of))
+    return known
+
+
+def _map_strings(known: TextKeys, places_of: Sequence[_Place], width: int, keys: Array) -> None:
     """All strings that are keys of one table, at once: Arrow numbers distinct strings much faster than Python."""
-    found = known.add(pa.concat_arrays([values.cast(pa.string()) for values, _, _ in strings]))
+    if not places_of:
+        return
+    strings = [
+        place.values if isinstance(place.values, pa.Array) else pa.array(place.values, pa.string())
+        for place in places_of
+    ]
+    found = known.add(pa.concat_arrays([values.cast(pa.string()) for values in strings]))
     begin = 0
-    for _, rows, position in strings:
-        spread(found[begin : begin + len(rows)], rows, width, position, keys)
-        begin += len(rows)
+    for place in places_of:
+        spread(found[begin : begin + len(place.rows)], place.rows, width, place.slot, keys)
+        begin += len(place.rows)
 
 
 def _key_values(kind: TransactionType, index: int, events: dict[str, Array], texts: dict[str, Any], rows: Array) -> Any:
@@ -305,7 +376,7 @@ def _load(prepared: Prepared, source: TableSource, number: int) -> None:
     program = prepared.program
     table = program.tables[number]
     known = prepared.known[number]
-    keys = known.values()
+    keys, used = known.values(), known.used()
     loaded = source.load(table, keys)
     spare = 0
     if number in program.late_tables:
@@ -316,22 +387,28 @@ def _load(prepared: Prepared, source: TableSource, number: int) -> None:
             ]
         )
         spare = int(late[prepared.kinds].sum())
-        known.reserve(spare)
+        prepared.growing(number).reserve(spare)
     columns = []
     for column, values in zip(table.columns, loaded, strict=True):
         values = np.ascontiguousarray(values, DTYPES[column.kind])
         if len(values) != len(keys):
             raise SchemaError(f"table {table.name!r}: asked for {len(keys)} values, got {len(values)}")
+        if len(used) < len(known):  # of numbers that no key has, nobody asks for the value
+            values_of = np.empty(len(known), values.dtype)
+            values_of[used] = values
+            values = values_of
         columns.append(np.concatenate([values, filled(column.kind, column.default, spare)]) if spare else values)
     prepared.tables.append(columns)
-    prepared.changed.append(np.zeros(len(keys) + spare, np.bool_))
+    size = len(known) + spare
+    prepared.changed.append(np.zeros(size, np.bool_))
     if number in program.windowed_tables:
-        prepared.logs[number] = _log(prepared, source, number, len(keys) + spare)
+        prepared.logs[number] = _log(prepared, source, number, size)
 
 
 def _log(prepared: Prepared, source: TableSource, number: int, room: int) -> Log:
     table = prepared.program.tables[number]
-    history = source.history(table, prepared.known[number].values())
+    known = prepared.known[number]
+    history = source.history(table, known.values())
     base, stride = len(history.rows), max(1, prepared.program.stride[number])
     size = base + len(prepared) * stride
     log = Log(
@@ -346,7 +423,7 @@ def _log(prepared: Prepared, source: TableSource, number: int, room: int) -> Log
     log.times[:base] = history.timestamps
     for mine, past in zip(log.columns, history.columns, strict=True):
         mine[:base] = past
-    _link(history.rows, history.timestamps, log.head, log.older, log.newest)
+    _link(known.used()[history.rows], history.timestamps, log.head, log.older, log.newest)
     return log
 
 
@@ -357,9 +434,3 @@ def _link(rows: Any, times: Any, head: Any, older: Any, newest: Any) -> None:
         older[entry] = last
         newest[entry] = max(times[entry], newest[last]) if last >= 0 else times[entry]
         head[rows[entry]] = entry
-
-
-def late_keys(known: Keys) -> tuple[Array, ...]:
-    """What compiled code looks keys up in, and adds them to."""
-    assert isinstance(known, IntKeys)  # strings make a program interpreted
-    return known.parts

@@ -86,7 +86,7 @@ class _Stratum:
     def key(self, slot: int) -> Array:
         if slot not in self.keys:
             if self.kind.slots[slot].late:
-                add = self.batch.known[self.table(slot)].add_one
+                add = self.batch.growing(self.table(slot)).add_one
                 values = self.value(self.kind.slots[slot].key).tolist()
                 self.keys[slot] = np.array([add(value) for value in values], np.int64)
             else:

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from midstream.txn import planning
 from midstream.txn.batches import DTYPES
 from midstream.txn.compiling import Machine
+from midstream.txn.keys import IntKeys
 from midstream.txn.operations import Operations, chains, operations
 from midstream.txn.planning import Layout, Units
-from midstream.txn.preparing import Prepared, late_keys
+from midstream.txn.preparing import Prepared
 from midstream.txn.strategies import Strategy
 from midstream.txn.strategies.interpreting import run_columns
 from midstream.txn.strategies.threads import together
@@ -186,9 +187,11 @@ def place_state(batch: Prepared, machine: Machine) -> tuple[Any, ...]:
     held = _common(batch)
     for number in batch.program.late_tables:
         if batch.program.interpreted:
-            held[f"K{number}"] = batch.known[number].add_one
+            held[f"K{number}"] = batch.growing(number).add_one
         else:
-            held.update({f"K{number}_{part}": array for part, array in enumerate(late_keys(batch.known[number]))})
+            known = batch.growing(number)
+            assert isinstance(known, IntKeys)  # strings make a program interpreted
+            held.update({f"K{number}_{part}": array for part, array in enumerate(known.parts)})
     return tuple(held[name] for name in machine.generated.place)
 
 
