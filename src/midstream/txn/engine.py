@@ -62,6 +62,7 @@ class Engine:
         self.calibration = calibration or Calibration()
         self.machine = machine_for(program)
         self.layout = Layout.of(program)
+        self._fewest_slots = int(self.layout.slots.min())
         self._rooms: list[Room] = []
         self._last: tuple[Shape, tuple[Strategy, ...]] | None = None
         self._repeated = 0
@@ -115,7 +116,7 @@ class Engine:
         if self._cost is None or self.program.interpreted:
             return False
         price = self.calibration
-        slots = len(members) * int(self.layout.slots.min())
+        slots = len(members) * self._fewest_slots
         return len(members) * self._cost <= price.start + slots * (price.plan + price.join)
 
     def _timed(self, ready: Prepared, members: Array) -> float:
