@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -71,6 +72,16 @@ def test_status_from_start_to_stop(spark: Any, tmp_path: Path, gate: Any) -> Non
     assert job.await_termination(timeout=0)
     assert status_of(job) is JobStatus.STOPPED
     assert job.exception is None
+
+
+def test_workers_do_not_look_for_garbage_in_what_they_have_loaded(spark: Any, tmp_path: Path) -> None:
+    def frozen(row: Row) -> Row:
+        return {"n": gc.get_freeze_count()}
+
+    sink = MemorySink()
+    flow = flow_of(ListSource([[{"n": 1}]] * 4, "n bigint"), sink, frozen)
+    run_spark(flow, spark, checkpoint=str(tmp_path / "c"))
+    assert max(row["n"] for row in sink.rows) > 10_000
 
 
 def test_an_available_now_job_ends_by_itself_and_measures_what_it_did(spark: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import sys
 import tempfile
@@ -197,6 +198,12 @@ def test_a_temporary_folder_that_cannot_be_written_is_a_finding(monkeypatch):
 )
 def test_a_local_session_exchanges_over_as_many_partitions_as_it_has_cores(master, partitions):
     assert default_conf(master)["spark.sql.shuffle.partitions"] == partitions
+
+
+def test_a_local_session_talks_to_its_python_workers_over_unix_sockets_where_there_are_any(monkeypatch):
+    assert default_conf("local[2]")["spark.python.unix.domain.socket.enabled"] == "true"
+    monkeypatch.delattr(socket, "AF_UNIX")
+    assert "spark.python.unix.domain.socket.enabled" not in default_conf("local[2]")
 
 
 def test_a_cluster_keeps_its_own_settings():

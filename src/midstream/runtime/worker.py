@@ -40,6 +40,7 @@ from midstream.engine.slices import SliceSizer
 from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced, OperatorFailed
 from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex
 from midstream.runtime.attention import Attention
+from midstream.runtime.garbage import Settled
 from midstream.runtime.reporting import failure_of
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
@@ -108,6 +109,7 @@ def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
         raise error from None
     worker.ask(report)
     worker.state.trim()
+    _settled.after_task(assignment.program)
 
 
 def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -207,6 +209,7 @@ class _Worker:
 
 # By address, not by job: a job that was started again is reached at a new one, and the old one answers no more.
 _workers: dict[Address, _Worker] = {}
+_settled = Settled()
 
 
 def _worker_for(at: Whereabouts) -> _Worker:
