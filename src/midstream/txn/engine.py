@@ -37,6 +37,7 @@ class Engine:
     ``threads`` defaults to the machine's cores. It keeps nothing between batches but what transactions cost, how many
     of them aborted and how they were run: tables come from a :class:`TableSource`, and what changed is in the result.
 
+    >>> import pyarrow as pa
     >>> from midstream.txn import MemoryTables, Table, transaction
     >>> accounts = Table("accounts", key="string", value="double", default=0.0)
     >>> @transaction
