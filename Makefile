@@ -10,6 +10,9 @@ ARGS   ?=
 export PYSPARK_PYTHON        := $(CURDIR)/$(PY)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 
+# Some environments forbid Python to keep what it compiled. Here hundreds of processes load the same modules.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo test test-fast test-slow simulate chaos lint types format bench bench-quick clean check-java

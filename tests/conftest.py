@@ -21,6 +21,7 @@ settings.load_profile("default")
 SPARK_TESTS = Path(__file__).parent / "spark"
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever lies in tests/spark, or asks for Spark, is marked, so that ``make test-fast`` can leave it out.
 
@@ -35,8 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The one SparkSession of the whole run."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        taken = tmp_path_factory.getbasetemp().parent / "spark-session"  # a folder of all processes of this run
+        try:
+            taken.touch(exist_ok=False)
+        except FileExistsError:
+            pytest.fail("another process has the session already; processes share tests by: --dist loadgroup")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 

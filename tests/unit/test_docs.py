@@ -150,10 +150,11 @@ def test_the_code_of_a_page_does_what_the_page_says(page, tmp_path):
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "page",
-    [page if page.name == "README.md" else pytest.param(page, marks=pytest.mark.slow) for page in WITH_SPARK],
+    WITH_SPARK,
     ids=name_of,
 )
 def test_the_code_of_a_page_does_what_the_page_says_on_spark(page, tmp_path):
