@@ -7,7 +7,6 @@ next to each other in ``keys``, from ``bases[i]`` on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.errors import SchemaError
-from midstream.flow.transactions.expressions import Node, TransactionType
 from midstream.txn.batches import DTYPES, Batch, TableSource, filled
-from midstream.txn.columns import evaluate
-from midstream.txn.kernels import compiled, rows_of
-from midstream.txn.keys import DENSE, IntKeys, Keys, NearKeys, TextKeys, keys_for, places, spread
+from midstream.txn.kernels import compiled
+from midstream.txn.keys import IntKeys, Keys, NearKeys, TextKeys, keys_for, places
+from midstream.txn.numbering import Events, Numbering, RowsByKind, map_keys, objects_of
 from midstream.txn.program import Program
 from midstream.txn.sorting import order_of
 
@@ -72,7 +70,7 @@ class Prepared:
     def growing(self, table: int) -> IntKeys | TextKeys:
         """The keys of a table that has late ones: they are added while transactions run."""
         known = self.known[table]
-        assert not isinstance(known, NearKeys)  # see _map_keys
+        assert not isinstance(known, NearKeys)  # see map_keys
         return known
 
 
@@ -81,7 +79,7 @@ class Room:
 
     def __init__(self, program: Program) -> None:
         self.width = max(1, *(len(kind.slots) for kind in program.types), 1)
-        self.numbering = [_Numbering(keys_for(table.key)) for table in program.tables]
+        self.numbering = [Numbering(keys_for(table.key)) for table in program.tables]
         self._late = bool(program.late_tables)
         self._bases = np.empty(0, np.int64)
         self._keys = np.empty(0, np.int64)
@@ -95,41 +93,6 @@ class Room:
         if self._late:  # -1 says that a key is not known yet
             keys.fill(-1)
         return self._bases[:size], keys
-
-
-class _Numbering:
-    """How the keys of a table get their numbers, going by what they were like in the batches before."""
-
-    def __init__(self, anywhere: IntKeys | TextKeys) -> None:
-        self._anywhere = anywhere
-        self._near: NearKeys | None = None
-        self._misses = 0  # in a row
-        self._wait = 0  # batches until keys may be expected where they were
-
-    def near(self, places: Sequence[_Place], width: int, found: Array) -> NearKeys | None:
-        """If the keys in the events' columns are close together: their numbers, which are in ``found`` then."""
-        uses = sum(len(place.rows) for place in places)
-        if self._wait > 0 or self._near is None or len(self._near) > DENSE * uses:
-            self._wait = max(0, self._wait - 1)
-            return None
-        self._near.clear()
-        if all(self._near.add_into(place.column, place.rows, width, place.slot, found) for place in places):
-            self._misses = 0
-            return self._near
-        self._near = None
-        self._misses += 1
-        self._wait = self._misses
-        return None
-
-    def anywhere(self) -> IntKeys | TextKeys:
-        """For any keys."""
-        self._anywhere.clear()
-        return self._anywhere
-
-    def learn(self, uses: int) -> None:
-        """See where the keys of this batch were, if nothing is known of that: the next one's may be expected there."""
-        if self._near is None and self._wait == 0 and isinstance(self._anywhere, IntKeys):
-            self._near = NearKeys.around(self._anywhere.values(), DENSE * uses)
 
 
 def prepare(program: Program, batch: Batch, source: TableSource, room: Room | None = None) -> Prepared:
@@ -156,12 +119,12 @@ def prepare(program: Program, batch: Batch, source: TableSource, room: Room | No
         outputs={name: _output(kind, size) for name, kind in program.returns.items()},
         reasons=np.full(size, NOT_RUN, np.int16),
     )
-    rows = _Rows(program, prepared.kinds)
-    for number in range(len(program.tables)):
-        prepared.known.append(_map_keys(prepared, source, number, room, rows, columns))
+    found = Events(program, RowsByKind(program, prepared.kinds), events, columns)
+    for number, numbering in enumerate(room.numbering):
+        prepared.known.append(map_keys(found, number, numbering, source, room.width, keys))
         _load(prepared, source, number)
     if program.interpreted:  # Python functions may ask for the strings as well
-        events.update({name: _objects(column) for name, column in columns.items()})
+        events.update({name: objects_of(column) for name, column in columns.items()})
     return prepared
 
 
@@ -200,7 +163,7 @@ def _users(program: Program, name: str) -> list[int]:
 def _column(program: Program, batch: Batch, name: str, kind: str) -> Array:
     column = batch.columns[name]
     if kind == "object":
-        return _objects(column)
+        return objects_of(column)
     if isinstance(column, pa.Array | pa.ChunkedArray):
         column = _without_nulls(program, batch, name, column)
         column = column.to_numpy(zero_copy_only=False) if len(column) else np.empty(0, DTYPES[kind])
@@ -237,135 +200,6 @@ def _text_column(program: Program, batch: Batch, name: str) -> Any:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     return _without_nulls(program, batch, name, column)
-
-
-def _objects(column: Any) -> Array:
-    values = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
-    result = np.empty(len(values), object)
-    result[:] = values
-    return result
-
-
-# ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Rows:
-    """Where the events of some kinds are, found once."""
-
-    def __init__(self, program: Program, kinds: Array) -> None:
-        self.kinds, self.every = kinds, len(program.types)
-        self.found: dict[int, Array] = {}
-
-    def of(self, kinds: tuple[int, ...]) -> list[Array]:
-        if len(kinds) == self.every:
-            return [places(len(self.kinds))]
-        for kind in kinds:
-            if kind not in self.found:
-                self.found[kind] = rows_of(self.kinds, kind)
-        return [self.found[kind] for kind in kinds]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where keys are: some rows of a column, or values that were computed for these rows; and their key slot."""
-
-    slot: int
-    rows: Array
-    column: Any = None
-    values: Any = None
-
-
-def _places_of(prepared: Prepared, number: int, rows: _Rows, texts: dict[str, Any]) -> list[_Place]:
-    """Where the keys of one table are."""
-    program = prepared.program
-    found = []
-    for slot, index, kinds in program.places[number]:
-        one = program.types[kinds[0]]
-        node = one.nodes[index]
-        in_column = node.op == "column" and program.tables[number].key == "bigint"  # by far the most frequent
-        for part in rows.of(kinds):
-            if not len(part):
-                continue
-            if in_column:
-                found.append(_Place(slot, part, column=prepared.events[node.param]))
-            else:
-                found.append(_Place(slot, part, values=_key_values(one, index, prepared.events, texts, part)))
-    return found
-
-
-def _map_keys(
-    prepared: Prepared, source: TableSource, number: int, room: Room, rows: _Rows, texts: dict[str, Any]
-) -> Keys:
-    """Number the keys of one table, and put the numbers into the transactions' key slots."""
-    program, keys, width = prepared.program, prepared.keys, room.width
-    places_of, numbering = _places_of(prepared, number, rows, texts), room.numbering[number]
-    is_late = number in program.late_tables
-    in_columns = not is_late and all(place.column is not None for place in places_of)
-    near = numbering.near(places_of, width, keys) if in_columns else None
-    if near is not None:
-        return near
-    known = numbering.anywhere()
-    if is_late:
-        known.add(source.known(program.tables[number]))
-    if isinstance(known, TextKeys):
-        _map_strings(known, places_of, width, keys)
-        return known
-    for place in places_of:
-        if place.column is not None:
-            known.add_into(place.column, place.rows, width, place.slot, keys)
-        else:
-            spread(known.add(place.values), place.rows, width, place.slot, keys)
-    if in_columns:
-        numbering.learn(sum(len(place.rows) for place in places_of))
-    return known
-
-
-def _map_strings(known: TextKeys, places_of: Sequence[_Place], width: int, keys: Array) -> None:
-    """All strings that are keys of one table, at once: Arrow numbers distinct strings much faster than Python."""
-    if not places_of:
-        return
-    strings = [
-        place.values if isinstance(place.values, pa.Array) else pa.array(place.values, pa.string())
-        for place in places_of
-    ]
-    found = known.add(pa.concat_arrays([values.cast(pa.string()) for values in strings]))
-    begin = 0
-    for place in places_of:
-        spread(found[begin : begin + len(place.rows)], place.rows, width, place.slot, keys)
-        begin += len(place.rows)
-
-
-def _key_values(kind: TransactionType, index: int, events: dict[str, Array], texts: dict[str, Any], rows: Array) -> Any:
-    node = kind.nodes[index]
-    if node.op == "key":
-        return _key_values(kind, node.args[0], events, texts, rows)
-    if node.kind == "string":
-        if node.op == "column":
-            column = texts[node.param]
-            return column if len(rows) == len(column) else column.take(pa.array(rows))
-        if node.op == "constant":
-            return pa.array([node.param] * len(rows), pa.string())
-
-    def leaf(node: Node) -> Array:
-        if node.op == "column":
-            column = _objects(texts[node.param]) if node.param in texts else events[node.param]
-            return column if len(rows) == len(column) else column[rows]
-        if node.op == "constant":
-            return filled(node.kind if node.kind != "string" else "object", node.param, len(rows))
-        return called(kind, node, known, leaf)
-
-    known: dict[int, Array] = {}
-    return evaluate(kind, index, known, leaf)
-
-
-def called(kind: TransactionType, node: Node, known: dict[int, Array], leaf: Any) -> Array:
-    """A function's results for many events: called for each, with Python values."""
-    function = kind.functions[node.param]
-    columns = [evaluate(kind, arg, known, leaf).tolist() for arg in node.args]
-    result = np.empty(len(columns[0]), DTYPES.get(function.kind, object))
-    for i, values in enumerate(zip(*columns, strict=True)):
-        result[i] = function.call(*values)
-    return result
 
 
 # ── values ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,8 +11,9 @@ from midstream.flow.transactions.expressions import Node
 from midstream.txn.batches import DTYPES, filled
 from midstream.txn.columns import evaluate
 from midstream.txn.kernels import log_entry, window_best, window_total
+from midstream.txn.numbering import called
 from midstream.txn.planning import Units
-from midstream.txn.preparing import Log, Prepared, called
+from midstream.txn.preparing import Log, Prepared
 
 __all__ = ["run_columns"]
 
