@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import os
 import sys
 import tempfile
@@ -131,7 +132,7 @@ def _compile_functions(program: Program) -> None:
 def _from_disk(text: str, functions: dict[str, Any] | None = None, digests: str = "") -> ModuleType | None:
     """The text as a module in the cache folder; None where nothing can be written."""
     # numba does not see when the functions change that this text uses, so they are part of the name.
-    stamp = text + digests + Path(kernels.__file__).read_text(encoding="utf-8")
+    stamp = text + digests + inspect.getsource(kernels)  # by its loader: midstream may lie in an archive
     name = f"transactions_{hashlib.sha256(stamp.encode()).hexdigest()[:32]}"
     path = cache_folder() / "transactions" / f"{name}.py"
     try:
