@@ -109,6 +109,14 @@ def test_wherever_the_keys_of_a_batch_lie_their_numbers_stand_for_them(batches):
         assert len(ready.tables[0][0]) == len(ready.changed[0]) == len(known)
 
 
+def test_near_keys_that_were_cleared_are_none():
+    known, found = NearKeys(0, 10), np.empty(1, np.int64)
+    assert known.add_into(np.array([4]), np.array([0]), 1, 0, found)
+    assert known.values().tolist() == [4]
+    known.clear()
+    assert known.values().tolist() == []
+
+
 def test_keys_that_stay_close_together_are_not_numbered_one_by_one():
     program = pay_program()
     room, tables, random = Room(program), MemoryTables(), np.random.default_rng(3)

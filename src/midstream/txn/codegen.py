@@ -8,8 +8,8 @@ Names in the text: ``x_…`` are arrays by transaction, operation or key slot, `
 ``E_…`` an event's column, ``T1_0`` column 0 of table 1, ``N1`` whether a key of table 1 was changed, ``V1_0`` the
 versions of that column, ``O_…`` a returned column, ``B1`` … ``L1_0`` the log of table 1, ``K1…``
 its map of keys, ``F0_2`` function 2 of type 0, ``C0_5`` a constant that is an object. ``at`` is the transaction ``i``
-as a subscript: compiled, those are unsigned, because a signed one could count from an array's end, and to rule that
-out every time takes almost half of a short transaction.
+as a subscript: compiled, those are unsigned, because a signed one could count from an array's end, which would have to
+be ruled out every time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From key columns to small numbers, the ids that a table's keys have within a batch.
 
 They are 0, 1, 2, … in the order of first sight; or, where keys lie close together, their distance from the smallest,
-which takes a third of the time, as nothing has to be remembered on the way.
+for which nothing has to be remembered on the way.
 """
 
 from __future__ import annotations
@@ -195,6 +195,7 @@ class NearKeys:
     def clear(self) -> None:
         """Forget all keys."""
         self.seen.fill(False)
+        self._used = None
 
     def add_into(self, column: Any, rows: Any, width: int, slot: int, found: Any) -> bool:
         """Take some rows of a column: the id of row x goes to ``found[x * width + slot]``. False if one is too far."""
