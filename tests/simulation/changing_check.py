@@ -40,6 +40,7 @@ from tests.simulation.changing_flows import Broken, ChangingCase, Planned, Remem
 from tests.simulation.keyed_state import left_of, process_state
 
 COLUMNS = ("id", "n", "k", "w", "trace")
+TAKEN_BACK = (Outcome.ROLLED_BACK, Outcome.REVERTED)
 Seen = Counter[tuple[Any, ...]]
 """What came of a source row: rows in sinks, and entries in the logs of processes."""
 
@@ -61,7 +62,7 @@ def configurations(case: ChangingCase, history: Sequence[ChangeRecord]) -> list[
     current = Configuration(case.functions, 0)
     found = [current]
     for record, change in zip(history, case.changes, strict=True):
-        if record.outcome in (Outcome.APPLIED, Outcome.ROLLED_BACK):
+        if record.outcome in (Outcome.APPLIED, *TAKEN_BACK):
             changed = Configuration({**current.functions, **change.functions}, record.number)
             current = changed if record.outcome is Outcome.APPLIED else current
             found += [changed] if record.outcome is Outcome.APPLIED else [changed, current]
@@ -227,11 +228,11 @@ def check_history(case: ChangingCase, run: LocalRun) -> None:
     assert revisions == sorted(set(revisions)), revisions
     for record, change in zip(run.history, case.changes, strict=True):
         assert set(record.operators) == set(change.functions), record
-        allowed = {Outcome.APPLIED if change.how is None else Outcome.ROLLED_BACK}
+        allowed = {Outcome.APPLIED} if change.how is None else set(TAKEN_BACK)
         if case.faults.crash_driver:
             allowed.add(Outcome.REFUSED)  # it waited when the driver died
         assert record.outcome in allowed, f"{record.outcome}: {record.error}"
-        if record.outcome is Outcome.ROLLED_BACK:
+        if record.outcome in TAKEN_BACK:
             assert record.error is not None
             assert any(name in record.error for name in change.functions), record.error
 

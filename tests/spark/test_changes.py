@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -228,7 +229,7 @@ def test_a_change_that_fails_is_rolled_back_and_the_job_goes_on(
     limit = "3 seconds" if how == "hangs" else None
     change = job.update(Update("A", broken), Update("B", count_in_list), time_limit=limit)
     gate.open()
-    assert change.wait(WAIT_S) is Outcome.ROLLED_BACK
+    assert change.wait(WAIT_S) is Outcome.REVERTED, "the epoch in the midst of which it took effect is committed"
     error = change.error or ""
     match how:
         case "raises":
@@ -239,7 +240,7 @@ def test_a_change_that_fails_is_rolled_back_and_the_job_goes_on(
             assert "column 'n': the key is missing" in error
         case "hangs":
             assert "time limit of 3 s" in error
-    with pytest.raises(ChangeFailed, match="rolled back"):
+    with pytest.raises(ChangeFailed, match="is reverted"):
         change.require()
     again = job.update(*NEW)
     assert again.wait(WAIT_S) is Outcome.APPLIED, again.error
@@ -247,7 +248,24 @@ def test_a_change_that_fails_is_rolled_back_and_the_job_goes_on(
     epochs = stop_after(job, job.metrics.epochs + 1)
     rows = committed(out.rows, epochs)
     assert sorted(row["n"] for row in rows) == list(range(epochs * ROWS)), "nothing is lost or doubled"
-    assert [record.outcome for record in job.history()] == [Outcome.ROLLED_BACK, Outcome.APPLIED]
+    assert [record.outcome for record in job.history()] == [Outcome.REVERTED, Outcome.APPLIED]
+
+
+def test_a_time_limit_covers_functions_on_the_driver(spark: Any, tmp_path: Path) -> None:
+    """A transform runs on the driver, where there is no job to cancel."""
+    flow = Flow("driver")
+    flow.source("rows", numbers(spark, 10)).transform("same", lambda df: df).sink("out", NoopSink())
+
+    def hangs(df: Any) -> Any:
+        while True:
+            threading.Event().wait(0.05)
+
+    with flow.start(spark, checkpoint=str(tmp_path / "c")) as job:
+        assert job.await_epoch(1, WAIT_S)
+        change = job.update(Update("same", hangs), time_limit="1 second", preflight=False)
+        assert change.wait(WAIT_S) is Outcome.ROLLED_BACK
+        assert "time limit of 1 s" in str(change.error)
+        assert job.await_epoch(job.metrics.epochs + 1, WAIT_S), "the job goes on"
 
 
 def test_going_back_to_an_earlier_revision(spark: Any, tmp_path: Path) -> None:

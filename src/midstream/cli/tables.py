@@ -16,7 +16,13 @@ from midstream.server.registry import Entry
 
 __all__ = ["history_table", "jobs_table", "outcome_of", "print_state"]
 
-_STYLES = {Outcome.APPLIED: "green", Outcome.ROLLED_BACK: "bold red", Outcome.REFUSED: "red", Outcome.PENDING: "yellow"}
+_STYLES = {
+    Outcome.APPLIED: "green",
+    Outcome.ROLLED_BACK: "bold red",
+    Outcome.REVERTED: "bold red",
+    Outcome.REFUSED: "red",
+    Outcome.PENDING: "yellow",
+}
 
 
 def jobs_table(jobs: Sequence[tuple[Entry, JobState | None]]) -> Table:

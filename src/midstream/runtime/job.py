@@ -263,7 +263,8 @@ class Job:
         if query is None:
             raise MidstreamError(f"job {self.name!r} has not been started")
         if not self._over.is_set():
-            self._stopping = self._heartbeat.is_stopping = True
+            self._stopping = True
+            self._heartbeat.stopping()
             query.stop()
         self._over.wait()
 
