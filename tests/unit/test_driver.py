@@ -335,7 +335,8 @@ def test_state_of_the_sample_stays_while_a_model_loads(tmp_path: Path):
         with pipe.open("w"):  # waits until the model is being loaded
             for epoch in range(4, 80):
                 runtime.run_epoch(Epoch(epoch), rows[epoch])
-            assert (standing := runtime._driver._standing) is not None
+            standing = runtime._driver._standing
+            assert standing is not None
             assert not set(standing.files()).issuperset(samples), "without the preflight they would have been removed"
         changing.join(60)
         assert (tmp_path / "called").exists()
@@ -347,7 +348,8 @@ def test_a_function_is_not_refused_because_the_state_of_its_sample_is_gone(tmp_p
     with local.runtime_of(flow.graph, 1, 0, None, None, str(checkpoint), (), None) as runtime:
         [rows, *_] = source_epochs(flow.graph)
         runtime.run_epoch(Epoch(0), rows)
-        assert (samples := runtime._driver._samples.files())
+        samples = runtime._driver._samples.files()
+        assert samples
         for name in samples:
             (checkpoint / "state" / name).unlink()
         change = runtime._driver.request(requested(Update("P", Tally(2))))
