@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -373,6 +375,28 @@ def test_events_are_told_with_their_time_and_the_first_effect_makes_the_delay(wo
         (750, "switched"),
     ]
     assert (change.delay_ms, change.record.epoch) == (500, 7)
+
+
+def test_nothing_that_several_threads_tell_at_once_is_lost(world: World):
+    change = world.request(Update("FM", two))
+    barrier = threading.Barrier(4)
+
+    def tell(number: int) -> None:
+        barrier.wait(60)
+        for event in range(200):
+            change.note(f"{number}.{event}")
+
+    threads = [threading.Thread(target=tell, args=(number,)) for number in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(before)
+    assert {event.what for event in change.events} == {f"{n}.{e}" for n in range(4) for e in range(200)}
 
 
 def test_what_is_told_of_another_revision_is_not_its_own(world: World):
