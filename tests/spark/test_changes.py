@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
 from collections import defaultdict
@@ -249,6 +251,27 @@ def test_a_change_that_fails_is_rolled_back_and_the_job_goes_on(
     rows = committed(out.rows, epochs)
     assert sorted(row["n"] for row in rows) == list(range(epochs * ROWS)), "nothing is lost or doubled"
     assert [record.outcome for record in job.history()] == [Outcome.REVERTED, Outcome.APPLIED]
+
+
+def test_a_worker_that_is_lost_is_not_the_fault_of_the_change_on_trial(spark: Any, tmp_path: Path) -> None:
+    flag = tmp_path / "killed"
+
+    def unlucky(row: Row) -> Row:
+        """Once, the process that runs it is killed, as by a kernel that is out of memory."""
+        if row["n"] % ROWS == 7 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {**row, "a": 2}
+
+    out = MemorySink()
+    with two_stages(spark, out).start(spark, checkpoint=str(tmp_path / "c")) as job:
+        assert job.await_epoch(1, WAIT_S)
+        change = job.update(Update("A", unlucky), scheduler="epoch", preflight=False)
+        assert change.wait(WAIT_S) is Outcome.APPLIED, change.error
+        assert flag.exists()
+        assert "lost through no function" in str(change.events)
+        epochs = stop_after(job, job.metrics.epochs + 1)
+    assert sorted(row["n"] for row in committed(out.rows, epochs)) == list(range(epochs * ROWS))
 
 
 def test_a_time_limit_covers_functions_on_the_driver(spark: Any, tmp_path: Path) -> None:
