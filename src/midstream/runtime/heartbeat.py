@@ -99,7 +99,12 @@ class Heartbeat:
         self._control = control
         self._on_commit = on_commit
         self._at = Whereabouts(
-            control.address, checkpoint.identity.job, checkpoint.blobs.location, checkpoint.states.location, local_state
+            control.address,
+            checkpoint.identity.job,
+            checkpoint.blobs.location,
+            checkpoint.states.location,
+            local_state,
+            checkpoint.durable,
         )
         self._audit = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
         self._standing: Standing | None = None  # known when Spark says with which epoch it goes on

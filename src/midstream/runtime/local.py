@@ -134,6 +134,7 @@ def run_graph(
     checkpoint: str | None = None,
     changes: Sequence[ChangeAt] = (),
     audit: str | None = None,
+    durable: bool = False,
 ) -> LocalRun:
     """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`."""
     if type(partitions) is not int or not 1 <= partitions <= BINS:
@@ -145,11 +146,11 @@ def run_graph(
     epochs = source_epochs(graph)
     blobs = pack_blobs(graph)
     with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
-        location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph)
+        location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
         check_layouts(compile_plan(graph), location)
         location.claim()
         first = first_configuration(graph, location.blobs, partitions, blobs)
-        access = StateAccess(location.identity.job, location.states.location, posixpath.join(folder, "bases"))
+        access = StateAccess(location.identity.job, location.states.location, posixpath.join(folder, "bases"), durable)
         runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
         try:
             newest = location.newest_manifest()
