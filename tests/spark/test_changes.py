@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from midstream import FileSink, Flow, MemorySink, NoopSink, State, Update
 from midstream.audit import decide
 from midstream.change.records import Outcome
-from midstream.errors import ChangeFailed, FlowError, FunctionError, MidstreamError, SchemaError
+from midstream.errors import ChangeFailed, CheckpointError, FlowError, FunctionError, MidstreamError, SchemaError
 from midstream.runtime.job import Job
 from midstream.runtime.recorded import read_history
 
@@ -413,12 +413,17 @@ def test_a_change_survives_a_restart_of_the_old_script(
     # An epoch that we had committed, but Spark had not yet, is run again and gives the same.
     check_numbers(list({row["n"]: row for row in (*rows, *out.rows)}.values()))
 
+    # A log that is damaged is refused, but for those who want nothing of it.
     out = MemorySink()
+    (tmp_path / "c" / "changes" / "0000000001.json").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"entry 1 of the log of changes .* is damaged.*changes='drop'"):
+        two_stages(spark, out).start(spark, checkpoint=folder)
     caplog.clear()
     with two_stages(spark, out).start(spark, checkpoint=folder, changes="drop") as job:
         assert job.revision == 3
         assert job.history()[-1].drops
         job.update(Update("B", count_in_dict), preflight=False)
-    assert caplog.text == ""
+    [message] = [record.getMessage() for record in caplog.records if record.name == "midstream"]
+    assert "entry 1 of the log of changes" in message
     with pytest.raises(FlowError, match="changes='both' is not known; allowed: 'keep', 'drop'"):
         two_stages(spark, out).start(spark, checkpoint=folder, changes="both")

@@ -220,3 +220,25 @@ def test_a_place_that_cannot_hold_a_checkpoint_is_refused(spark: Any, tmp_path: 
     with pytest.raises(CheckpointError, match=location):
         small_flow().start(spark, checkpoint=location if "://" in location else str(tmp_path / location))
     assert contents(tmp_path) == {"file": b"I am a file"}
+
+
+# ── after a loss of power ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("torn", ["commits", "offsets and commits"])
+def test_a_log_of_sparks_that_lost_its_end_with_the_power_is_gone_on_from(spark: Any, tmp_path: Path, torn: str):
+    """Spark does not sync its log; midstream syncs what manifests refer to, so only the newest files can be torn."""
+    out, location = FileSink(tmp_path / "out"), tmp_path / "c"
+    for i in range(2):
+        write_numbers(tmp_path / "in", f"{i}.json", range(10 * i, 10 * i + 10))
+    run_spark(file_flow(spark, tmp_path / "in", same, out, NoopSink()), spark, checkpoint=str(location))
+    (location / "spark" / "commits" / "1").write_bytes(b"")
+    if torn == "offsets and commits":
+        (location / "spark" / "offsets" / "1").write_bytes(b'v1\n{"batchWatermar')
+        (location / "epochs" / "0000000001").unlink()  # it was not written before the offsets were on disk
+    write_numbers(tmp_path / "in", "2.json", range(20, 30))
+
+    run_spark(file_flow(spark, tmp_path / "in", same, out, NoopSink()), spark, checkpoint=str(location))
+
+    assert sorted(row.n for row in spark.read.parquet(out.path).collect()) == list(range(30))
+    assert (location / "spark" / "commits" / "1.torn").exists()

@@ -17,7 +17,7 @@ from midstream.change.changes import LOSSES_BEFORE_BLAME, TRIAL_EPOCHS, Changes,
 from midstream.change.configuration import Configuration, first_configuration
 from midstream.change.handle import Change, TrialProgress
 from midstream.change.log import ChangeLog
-from midstream.change.records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
+from midstream.change.records import NOT_STORED, Outcome
 from midstream.change.restart import Restart, drop_changes, restored
 from midstream.change.reverting import undoing
 from midstream.control.messages import ChangeNoted, Commit, TaskId
@@ -736,29 +736,3 @@ def test_a_function_that_was_not_stored_must_be_given_by_hand(world: World):
     update = msgspec.structs.replace(record.updates[0], before=NOT_STORED)
     world.log.keep(msgspec.structs.replace(record, updates=(update,)))
     assert "had a function before revision 2 that is not stored" in refusal(world, 1)
-
-
-# ── the log ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def record_of(number: int) -> ChangeRecord:
-    update = UpdateRecord("FM", "two", NOT_STORED, "", NOT_STORED)
-    return ChangeRecord(number, Revision(number + 1), 0.0, "ann@host", "fries", (update,), "plan")
-
-
-def test_records_are_numbered_in_the_order_of_requests_and_rewritten_in_place(tmp_path: Path):
-    log = ChangeLog(str(tmp_path))
-    for number in (1, 2):
-        assert log.next_number() == number
-        log.keep(record_of(number))
-    log.keep(msgspec.structs.replace(record_of(1), outcome=Outcome.APPLIED))
-    assert [(each.number, str(each.outcome)) for each in log.records()] == [(1, "applied"), (2, "pending")]
-
-
-def test_a_damaged_record_says_so(tmp_path: Path):
-    log = ChangeLog(str(tmp_path))
-    log.keep(record_of(1))
-    [file] = tmp_path.glob("*.json")
-    file.write_text("{")
-    with pytest.raises(CheckpointError, match=r"the record of a change, '0000000001.json' .* is damaged"):
-        log.records()

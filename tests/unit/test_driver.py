@@ -206,7 +206,7 @@ class SlowToPack:
 def driver(tmp_path: Path) -> Iterator[Driver]:
     """The driver of a job whose epochs happen when a test says so."""
     graph = tally_flow(Tally(1), MemorySink()).graph
-    with local.runtime_of(graph, 2, 0, None, None, str(tmp_path / "c"), (), None) as runtime:
+    with local.runtime_of(graph, checkpoint=str(tmp_path / "c")) as runtime:
         yield runtime._driver
 
 
@@ -268,7 +268,7 @@ def test_a_change_of_a_job_that_is_stopping_is_refused_and_does_not_come_back(dr
 
 def test_a_time_limit_is_on_record_and_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     flow, checkpoint = tally_flow(Tally(1), MemorySink()), str(tmp_path / "c")
-    with local.runtime_of(flow.graph, 2, 0, None, None, checkpoint, (), None) as runtime:
+    with local.runtime_of(flow.graph, checkpoint=checkpoint) as runtime:
         runtime._driver.request(requested(Update("P", Tally(7)), time_limit_s=1.5, is_tried_before=False))
     limits: list[float] = []
     monkeypatch.setattr(local._Runtime, "start_timer", lambda runtime, seconds, then: limits.append(seconds))
@@ -323,7 +323,7 @@ def test_state_of_the_sample_stays_while_a_model_loads(tmp_path: Path):
     epochs = [[{"k": "ab"[n % 2]} for n in range(6)] for _ in range(80)]
     flow, pipe = tally_flow(Tally(1), MemorySink(), epochs=epochs), tmp_path / "pipe"
     os.mkfifo(pipe)
-    with local.runtime_of(flow.graph, 1, 0, None, None, str(tmp_path / "c"), (), None) as runtime:
+    with local.runtime_of(flow.graph, partitions=1, checkpoint=str(tmp_path / "c")) as runtime:
         rows = list(source_epochs(flow.graph))
         for epoch in range(4):
             runtime.run_epoch(Epoch(epoch), rows[epoch])
@@ -345,7 +345,7 @@ def test_state_of_the_sample_stays_while_a_model_loads(tmp_path: Path):
 
 def test_a_function_is_not_refused_because_the_state_of_its_sample_is_gone(tmp_path: Path):
     flow, checkpoint = tally_flow(Tally(1), MemorySink()), tmp_path / "c"
-    with local.runtime_of(flow.graph, 1, 0, None, None, str(checkpoint), (), None) as runtime:
+    with local.runtime_of(flow.graph, partitions=1, checkpoint=str(checkpoint)) as runtime:
         [rows, *_] = source_epochs(flow.graph)
         runtime.run_epoch(Epoch(0), rows)
         samples = runtime._driver._samples.files()

@@ -90,6 +90,9 @@ class Edge(Protocol):
     def stop_timer(self) -> None:
         """Call nothing."""
 
+    def secure(self, run: OpenRun) -> None:
+        """Have what the engine's own log says of this run on disk, because a manifest is about to refer to it."""
+
     def at(self, step: str) -> None:
         """The driver is at this step of a commit. For tests, which may make it crash there."""
 
@@ -217,6 +220,7 @@ class Driver:
                 offsets=run.entry.offsets,
             )
             self._edge.at("sealed")
+            self._edge.secure(run)
             self._checkpoint.commit(manifest)
             self._edge.at("manifest written")
             # 3.

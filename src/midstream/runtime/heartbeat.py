@@ -10,6 +10,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -67,9 +68,16 @@ class Heartbeat:
         self._spark = spark
         self._on_progress = on_commit
         self._at = Whereabouts(
-            control.address, checkpoint.identity.job, checkpoint.blobs.location, checkpoint.states.location, local_state
+            control.address,
+            checkpoint.identity.job,
+            checkpoint.blobs.location,
+            checkpoint.states.location,
+            local_state,
+            checkpoint.durable,
         )
         self._log = OffsetLog(checkpoint.spark_location)
+        self._syncer = ThreadPoolExecutor(1, "midstream-sync") if checkpoint.durable else None
+        self._synced: Future[None] | None = None
         self._user_limits = is_chosen_by_user(spark)
         self._limit = BatchLimit()
         self._set: dict[str, str] = {}
@@ -86,6 +94,8 @@ class Heartbeat:
     def beat(self, rows: DataFrame, epoch: Epoch) -> None:
         """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be."""
         entry = self._log.entry(epoch)
+        if self._syncer is not None:  # beside the epoch, which takes longer
+            self._synced = self._syncer.submit(self._log.sync, epoch)
         while True:
             began = time.perf_counter()
             self._configure(rows.sparkSession)
@@ -152,6 +162,8 @@ class Heartbeat:
     def ended(self, why: str) -> None:
         """The job is over; so are its changes."""
         self._driver.ended(why)
+        if self._syncer is not None:
+            self._syncer.shutdown()
 
     # ── the driver's hands ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -215,6 +227,11 @@ class Heartbeat:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def secure(self, run: OpenRun) -> None:
+        """Spark does not sync its log."""
+        if self._synced is not None:
+            self._synced.result()
 
     def at(self, step: str) -> None:
         """Nothing to do here: real processes are killed from outside."""

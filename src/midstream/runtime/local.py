@@ -135,6 +135,7 @@ def run_graph(
     checkpoint: str | None = None,
     changes: Sequence[ChangeAt] = (),
     audit: str | None = None,
+    durable: bool = False,
 ) -> LocalRun:
     """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`."""
     if type(partitions) is not int or not 1 <= partitions <= BINS:
@@ -144,7 +145,17 @@ def run_graph(
     require_local(graph)
     check_audit(graph, audit)
     epochs = source_epochs(graph)
-    with runtime_of(graph, partitions, seed, faults, clock, checkpoint, changes, audit) as runtime:
+    with runtime_of(
+        graph,
+        partitions=partitions,
+        seed=seed,
+        faults=faults,
+        clock=clock,
+        checkpoint=checkpoint,
+        changes=changes,
+        audit=audit,
+        durable=durable,
+    ) as runtime:
         newest = runtime.checkpoint.newest_manifest()
         for epoch, rows in enumerate(epochs, 0 if newest is None else newest.epoch + 1):
             runtime.run_epoch(Epoch(epoch), rows)
@@ -154,22 +165,24 @@ def run_graph(
 @contextlib.contextmanager
 def runtime_of(
     graph: Graph,
-    partitions: int,
-    seed: int,
-    faults: Faults | None,
-    clock: Clock | None,
-    checkpoint: str | None,
-    changes: Sequence[ChangeAt],
-    audit: str | None,
+    *,
+    partitions: int = 2,
+    seed: int = 0,
+    faults: Faults | None = None,
+    clock: Clock | None = None,
+    checkpoint: str | None = None,
+    changes: Sequence[ChangeAt] = (),
+    audit: str | None = None,
+    durable: bool = False,
 ) -> Iterator[_Runtime]:
     """All that runs epochs of a graph, until the end of the block."""
     blobs = pack_blobs(graph)
     with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
-        location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph)
+        location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
         check_layouts(compile_plan(graph), location)
         location.claim()
         first = first_configuration(graph, location.blobs, partitions, blobs)
-        access = StateAccess(location.identity.job, location.states.location, posixpath.join(folder, "bases"))
+        access = StateAccess(location.identity.job, location.states.location, posixpath.join(folder, "bases"), durable)
         runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
         try:
             yield runtime
@@ -344,6 +357,9 @@ class _Runtime:
 
     def stop_timer(self) -> None:
         """There is none."""
+
+    def secure(self, run: OpenRun) -> None:
+        """The log is in memory, and survives whatever happens here."""
 
     def at(self, step: str) -> None:
         """A driver may crash anywhere."""

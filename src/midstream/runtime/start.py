@@ -30,7 +30,7 @@ from midstream.runtime.epoch import apply_transform, unite_inlets
 from midstream.runtime.generator import stream_of
 from midstream.runtime.job import Job
 from midstream.runtime.layouts import check_layouts
-from midstream.runtime.offset_log import start_query
+from midstream.runtime.offset_log import OffsetLog, start_query
 from midstream.runtime.reaching import hadoop_knows, require_reachable
 from midstream.runtime.recorded import check_audit
 from midstream.runtime.shipping import ship
@@ -57,6 +57,7 @@ def start(
     changes: str = "keep",
     audit: str | None = None,
     serve: bool | int = False,
+    durable: bool = True,
 ) -> Job:
     """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
     # 1. Look: nothing is written, nothing runs yet.
@@ -70,7 +71,7 @@ def start(
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
     try_transforms(graph, spark)
-    location = Checkpoint.look(str(checkpoint), graph)
+    location = Checkpoint.look(str(checkpoint), graph, durable=durable)
     query_name = f"{graph.name} {location.identity.job}"
     require_not_running(spark, query_name, location)
     if changes == DROP or not location.changes.records():
@@ -81,12 +82,16 @@ def start(
     location.claim()
     with contextlib.ExitStack() as undo:
         undo.callback(location.release)
+        for message in OffsetLog(location.spark_location).set_torn_aside():
+            _log.warning("%s", message)
         mark_folders(free_folders)
         # 3. Store what workers will fetch.
         first = first_configuration(graph, location.blobs, partitions, blobs)
         newest = location.newest_manifest()
         committed = None if newest is None else newest.revision
         if changes == DROP:
+            for message in location.changes.set_damage_aside():
+                _log.warning("%s", message)
             drop_changes(first, location.changes, committed, by=whoami(), now=time.time())
         restart = restored(first, location.blobs, location.changes, committed)
         check_layouts(restart.configuration.plan, location)
