@@ -381,7 +381,7 @@ def test_applied_changes_are_in_force_and_the_user_is_told(world: World):
     assert (found.configuration.revision, found.pending) == (3, None)
     assert world.runs("FM", two)
     assert world.runs("MC", three)
-    assert "operator 'FM' runs two of revision 2, to which ann@host changed it while the job ran" in found.messages[0]
+    assert "operator 'FM' runs two of revision 2, to which ann@host changed it, and not what" in found.messages[0]
 
 
 def test_a_restored_configuration_is_the_one_that_ran(world: World):
@@ -515,7 +515,7 @@ def test_a_transform_whose_function_could_not_be_stored_runs_the_scripts(world: 
     update = msgspec.structs.replace(record.updates[0], function=NOT_STORED)
     world.log.keep(msgspec.structs.replace(record, updates=(update,)))
     found = world.restart(committed=2)
-    assert "could not be stored; the script's is used" in found.messages[0]
+    assert "to a function that is not stored; the script's is used" in found.messages[0]
     assert found.configuration.revision == 2
 
 
@@ -561,7 +561,7 @@ def test_a_change_that_was_on_its_way_is_dropped_too(world: World):
     found = world.restart(committed=1)
     assert world.runs("FM", one)
     assert found.pending is None
-    assert world.outcomes() == ["refused", "applied"]
+    assert world.outcomes() == ["rolled back", "applied"]
 
 
 # ── going back ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -604,7 +604,11 @@ def test_only_to_revisions_that_the_job_has_run(world: World):
     world.applied(Update("FM", two))
     world.request(Update("FM", three))
     world.changes.failed("boom", world.changes.configuration)
-    assert refusal(world, 3) == "there is no revision 3 to go back to; the job has run 1, 2"
+    assert refusal(world, 3) == (
+        "there is no revision 3 to go back to: that change (FM) was rolled back. The job has run 1 (the script), "
+        "2 (FM: two)"
+    )
+    assert refusal(world, 9) == "there is no revision 9 to go back to; the job has run 1 (the script), 2 (FM: two)"
 
 
 def test_there_must_be_something_to_undo(world: World):
@@ -637,7 +641,7 @@ def test_a_function_that_was_not_stored_must_be_given_by_hand(world: World):
     [record] = world.log.records()
     update = msgspec.structs.replace(record.updates[0], before=NOT_STORED)
     world.log.keep(msgspec.structs.replace(record, updates=(update,)))
-    assert "had a function before revision 2 that is not stored" in refusal(world, 1)
+    assert "had a function at revision 1 that is not stored" in refusal(world, 1)
 
 
 # ── the log ───────────────────────────────────────────────────────────────────────────────────────────────────────
