@@ -210,7 +210,8 @@ def _lock(fs: pafs.FileSystem, path: str, location: str) -> IO[bytes] | None:
         file.close()
         raise CheckpointError(
             f"the checkpoint {location!r} is in use by {holder or 'another process'}; stop that job first, or give "
-            f"this one a checkpoint of its own"
+            f"this one a checkpoint of its own",
+            holder=holder or "another process",
         ) from None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -48,6 +48,7 @@ from midstream.runtime.reporting import epoch_progress, explain
 from midstream.runtime.sinks import write_sinks
 from midstream.runtime.standing import Standing
 from midstream.runtime.sweeping import Sweeper
+from midstream.runtime.transform_check import check_changed_transforms
 from midstream.runtime.worker import Ticket, Whereabouts
 
 __all__ = ["Heartbeat"]
@@ -269,6 +270,7 @@ class Heartbeat:
         began = time.perf_counter()
         try:
             prepared = self.check(request)
+            check_changed_transforms(prepared, self._spark)
             if request.is_tried_before:
                 # The user's code may take its time; epochs go on meanwhile.
                 for note in try_updates(prepared, self._samples, self._checkpoint.blobs, self._checkpoint.states):

@@ -7,6 +7,7 @@ Users' unit tests run flows on it, and our simulations compare what it gives wit
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import random
 import tempfile
@@ -148,9 +149,12 @@ def run_graph(
         location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph)
         check_layouts(compile_plan(graph), location)
         location.claim()
-        first = first_configuration(graph, location.blobs, partitions, blobs)
-        access = StateAccess(location.identity.job, location.states.location, posixpath.join(folder, "bases"))
-        runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
+        with contextlib.ExitStack() as undo:
+            undo.callback(location.release)
+            first = first_configuration(graph, location.blobs, partitions, blobs)
+            access = StateAccess(location.identity.job, location.states.location, posixpath.join(folder, "bases"))
+            runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
+            undo.pop_all()  # from here on the runtime lets go of it
         try:
             newest = location.newest_manifest()
             for epoch, rows in enumerate(epochs, 0 if newest is None else newest.epoch + 1):
