@@ -90,9 +90,16 @@ class StandInJob:
         scheduler: str = "fries",
         by: str | None = None,
     ) -> Change:
-        undone = undoing(self.history(), Revision(revision), self.changes.configuration, self._store, migrate)
+        undone = undoing(self.history(), Revision(revision), self.changes.newest(), self._store, migrate)
         return self._request(
-            Request(undone.updates, scheduler_of(scheduler), by or whoami(), stored=undone.stored, note="back")
+            Request(
+                undone.updates,
+                scheduler_of(scheduler),
+                by or whoami(),
+                stored=undone.stored,
+                note="back",
+                back_to=undone,
+            )
         )
 
     def commit(self, epoch: int = 0) -> None:

@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
+from typer.testing import CliRunner
 
 from midstream import FileSink, Flow, MemorySink, NoopSink, State, Update
 from midstream.audit import decide
+from midstream.change.log import ChangeLog
 from midstream.change.records import Outcome
+from midstream.cli.app import app
 from midstream.errors import ChangeFailed, CheckpointError, FlowError, FunctionError, MidstreamError, SchemaError
 from midstream.runtime.job import Job
 from midstream.runtime.recorded import read_history
@@ -302,7 +305,7 @@ def test_going_back_to_an_earlier_revision(spark: Any, tmp_path: Path) -> None:
         with pytest.raises(FlowError, match="there is nothing to revert"):
             job.revert(1)
         assert job.update(*NEW).require(WAIT_S).revision == 2
-        with pytest.raises(FlowError, match="there is no revision 9 to go back to; the job has run 1, 2"):
+        with pytest.raises(FlowError, match=r"no revision 9 to go back to; the job has run 1 \(the script\), 2 \(A: "):
             job.revert(9)
         with pytest.raises(FlowError, match="say how it gets back: migrate="):
             job.revert(1)
@@ -427,3 +430,82 @@ def test_a_change_survives_a_restart_of_the_old_script(
     assert "entry 1 of the log of changes" in message
     with pytest.raises(FlowError, match="changes='both' is not known; allowed: 'keep', 'drop'"):
         two_stages(spark, out).start(spark, checkpoint=folder, changes="both")
+
+
+# ── the way back of a job that cannot start ───────────────────────────────────────────────────────────────────────
+
+
+class ModelFromFile:
+    """A model that is loaded from a file wherever it is unpickled, as one of an installed package would be."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.mark = int(Path(path).read_text())
+
+    def __reduce__(self) -> Any:
+        return ModelFromFile, (self.path,)
+
+    def __call__(self, row: Row) -> Row:
+        return {**row, "a": self.mark}
+
+
+def test_a_job_that_cannot_start_goes_back(spark: Any, tmp_path: Path) -> None:
+    folder, model = str(tmp_path / "c"), tmp_path / "model"
+    model.write_text("5")
+    rows: list[Row] = []
+
+    def life(out: MemorySink, **options: Any) -> Job:
+        return two_stages(spark, out).start(spark, checkpoint=folder, **options)
+
+    with life(out := MemorySink()) as job:
+        assert job.await_epoch(1, WAIT_S)
+        job.update(Update("C", marking("c", 3))).require(WAIT_S)
+        job.update(Update("A", ModelFromFile(str(model)))).require(WAIT_S)
+        epochs = stop_after(job, job.metrics.epochs + 1)
+    rows += committed(out.rows, epochs)
+    model.unlink()
+    with pytest.raises(CheckpointError, match=r"cannot be loaded any more.*'midstream revert CHECKPOINT 2'"):
+        life(MemorySink())
+    with pytest.raises(FlowError, match="revert_to=2 and changes='drop' contradict each other"):
+        life(MemorySink(), revert_to=2, changes="drop")
+    with pytest.raises(FlowError, match=r"no revision 7 to go back to; the job has run 1 \(the script\), 2 \(C: "):
+        life(MemorySink(), revert_to=7)
+    with pytest.raises(CheckpointError, match="cannot be loaded any more"):
+        life(MemorySink(), revert_to=3)
+    assert len(ChangeLog(f"{folder}/changes").records()) == 2, "what was refused has changed nothing"
+
+    result = CliRunner().invoke(app, ["revert", folder, "2"])
+    assert result.exit_code == 0, result.output
+    with life(out := MemorySink()) as job:
+        assert job.await_epoch(2, WAIT_S)
+        assert (job.revision, job.history()[-1].note) == (4, "back to revision 2, offline")
+    newest = {row["n"]: row for row in out.rows}
+    assert {(row["a"], row["c"]) for row in newest.values()} == {(1, 3)}
+    rows += newest.values()
+
+    with life(out := MemorySink(), revert_to=1) as job:
+        assert job.await_epoch(2, WAIT_S)
+        assert (job.revision, job.history()[-1].note) == (5, "back to revision 1, at a start")
+    assert {(row["a"], row["c"]) for row in out.rows} == {(1, 1)}
+    rows += out.rows
+    # An epoch that was cut off by a stop is run again and gives the same counts.
+    check_numbers(list({row["n"]: row for row in rows}.values()))
+
+
+def test_a_transform_that_spark_cannot_analyse_is_refused(spark: Any, tmp_path: Path) -> None:
+    flow = Flow("transforming")
+    stream = flow.source("numbers", numbers(spark)).map("A", marking("a", 1), adds="a int")
+    stream.transform("T", lambda df: df.select("n", "a"), returns="n bigint, a int").sink("out", NoopSink())
+    with flow.start(spark, checkpoint=str(tmp_path / "c")) as job:
+        assert job.await_epoch(1, WAIT_S)
+        with pytest.raises(FlowError, match=r"transform 'T' fails on an empty DataFrame .*\n?.*missing"):
+            job.update(Update("T", lambda df: df.select("n", "missing")))
+        with pytest.raises(SchemaError, match="column 'a' is string, declared is int"):
+            job.update(Update("T", lambda df: df.selectExpr("n", "'x' AS a")))
+        with pytest.raises(FlowError, match="transform 'T' fails on an empty DataFrame"):
+            job.update(Update("A", lambda row: {"n": 1}, returns="n bigint"), scheduler="epoch")
+        assert job.revision == 1
+        assert {record.outcome for record in job.history()} == {Outcome.REFUSED}
+        job.update(Update("T", lambda df: df.selectExpr("n", "a + 1 AS a"))).require(WAIT_S)
+        back = job.revert(1).require(WAIT_S)
+        assert back.record.operators == ("T",)

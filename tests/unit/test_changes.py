@@ -88,12 +88,11 @@ class World:
         request = Request(tuple(updates), scheduler, by="ann@host")
         return self.changes.request(request, self.changes.check(request), preparation_ms=1.0)
 
-    def commit(
-        self, opened: Configuration, revision: int | None = None, *, met: Sequence[str] = ("FM", "MC", "P")
-    ) -> None:
-        """An epoch that began with ``opened`` is committed; rows have met some operators in it."""
+    def commit(self, opened: Configuration, revision: int | None = None, *, met: Sequence[str] | None = None) -> None:
+        """An epoch that began with ``opened`` is committed; rows have met all or some operators in it."""
         number = Revision(opened.revision if revision is None else revision)
-        stats = tuple(OperatorStats(name, rows_in=1) for name in met)
+        names = [op.name for op in opened.graph] if met is None else met
+        stats = tuple(OperatorStats(name, rows_in=1) for name in names)
         self.changes.committed(Commit(Epoch(7), number, stats, 1, {}), opened)
 
     def fails(self, opened: Configuration | None = None, **facts: Any) -> bool:
@@ -479,7 +478,7 @@ def test_applied_changes_are_in_force_and_the_user_is_told(world: World):
     assert (found.configuration.revision, found.pending) == (3, None)
     assert world.runs("FM", two)
     assert world.runs("MC", three)
-    assert "operator 'FM' runs two of revision 2, to which ann@host changed it while the job ran" in found.messages[0]
+    assert "operator 'FM' runs two of revision 2, to which ann@host changed it, and not what" in found.messages[0]
 
 
 def test_a_restored_configuration_is_the_one_that_ran(world: World):
@@ -613,7 +612,7 @@ def test_a_transform_whose_function_could_not_be_stored_runs_the_scripts(world: 
     update = msgspec.structs.replace(record.updates[0], function=NOT_STORED)
     world.log.keep(msgspec.structs.replace(record, updates=(update,)))
     found = world.restart(committed=2)
-    assert "could not be stored; the script's is used" in found.messages[0]
+    assert "to a function that is not stored; the script's is used" in found.messages[0]
     assert found.configuration.revision == 2
 
 
@@ -659,7 +658,7 @@ def test_a_change_that_was_on_its_way_is_dropped_too(world: World):
     found = world.restart(committed=1)
     assert world.runs("FM", one)
     assert found.pending is None
-    assert world.outcomes() == ["refused", "applied"]
+    assert world.outcomes() == ["rolled back", "applied"]
 
 
 # ── going back ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -702,7 +701,11 @@ def test_only_to_revisions_that_the_job_has_run(world: World):
     world.applied(Update("FM", two))
     world.request(Update("FM", three))
     world.fails()
-    assert refusal(world, 3) == "there is no revision 3 to go back to; the job has run 1, 2"
+    assert refusal(world, 3) == (
+        "there is no revision 3 to go back to: that change (FM) was rolled back. The job has run 1 (the script), "
+        "2 (FM: two)"
+    )
+    assert refusal(world, 9) == "there is no revision 9 to go back to; the job has run 1 (the script), 2 (FM: two)"
 
 
 def test_there_must_be_something_to_undo(world: World):
@@ -735,4 +738,4 @@ def test_a_function_that_was_not_stored_must_be_given_by_hand(world: World):
     [record] = world.log.records()
     update = msgspec.structs.replace(record.updates[0], before=NOT_STORED)
     world.log.keep(msgspec.structs.replace(record, updates=(update,)))
-    assert "had a function before revision 2 that is not stored" in refusal(world, 1)
+    assert "had a function at revision 1 that is not stored" in refusal(world, 1)

@@ -27,6 +27,7 @@ from midstream.change.log import ChangeLog
 from midstream.change.prepare import Prepared, prepare, store_updates
 from midstream.change.records import ChangeRecord, Outcome
 from midstream.change.restart import Pending
+from midstream.change.reverting import Undoing
 from midstream.control.messages import ChangeNoted, Commit
 from midstream.data.blobs import BlobStore
 from midstream.errors import MidstreamError
@@ -59,6 +60,8 @@ class Request:
     is_tried_before: bool = True
     """Whether new functions are called on a few real rows, on the driver, before anything is sent."""
     note: str | None = None
+    back_to: Undoing | None = None
+    """For a revert: what it undoes, which depends on how the changes before it end."""
 
 
 @dataclass(frozen=True)
@@ -294,21 +297,38 @@ class Changes:
         self._next()
 
     def _next(self) -> None:
-        """Enact the next one that waits and still fits; the one before it may have been rolled back meanwhile."""
-        while self._queue and self._trial is None:
-            queued = self._queue.popleft()
+        """Enact the next one that waits."""
+        self._prepare_anew()
+        if self._queue:
+            self._enact(self._queue.popleft().change)
+
+    def _prepare_anew(self) -> None:
+        """What waits was prepared on top of what was to come before it, which may have been rolled back meanwhile.
+
+        All of it at once, so that the log and :meth:`newest` never tell of a change that has failed. What no longer
+        fits is refused.
+        """
+        base, waiting = self.configuration, tuple(self._queue)
+        self._queue.clear()
+        for queued in waiting:
             change = queued.change
-            if change.prepared.before != self.configuration:
+            if change.prepared.before != base:
                 try:
-                    prepared = self._prepare(self.configuration, queued.request)
+                    prepared = self._prepare(base, queued.request, change.record.number)
                 except MidstreamError as error:
                     self._end(change, Outcome.REFUSED, str(error))
                     continue
                 self._highest = prepared.after.revision
                 self._log.keep(change.replan(prepared))
-            self._enact(change)
+            base = change.prepared.after
+            self._queue.append(queued)
 
-    def _prepare(self, base: Configuration, request: Request) -> Prepared:
+    def _prepare(self, base: Configuration, request: Request, number: int | None = None) -> Prepared:
+        """Prepare a change; of one that is in the log already, by its number, what it undoes is found anew."""
+        if request.back_to is not None:
+            records = [record for record in self._log.records() if number is None or record.number < number]
+            undone = request.back_to.again(records)
+            request = replace(request, updates=undone.updates, stored=undone.stored)
         return prepare(
             base,
             request.updates,

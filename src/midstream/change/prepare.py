@@ -21,7 +21,7 @@ from midstream.flow.functions import Blob, label_of, pack
 from midstream.flow.model import Aggregate, Distinct, Graph, Join, Lookup, Operator, Sink, Transact, Transform
 from midstream.flow.schema import to_ddl
 from midstream.flow.transactions import Transaction
-from midstream.flow.updates import Update, revise
+from midstream.flow.updates import Update, declares_columns, revise
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.planner.change import ChangePlan, Scheduler, plan_change
 from midstream.planner.stages import Plan
@@ -156,13 +156,19 @@ def prepare(
             function=digests.get(update.operator, NOT_STORED),
             source=_source(update.function),
             before=current.blobs.get(update.operator, NOT_STORED),
-            returns=to_ddl(graph[update.operator].schema),
-            returned=to_ddl(current.graph[update.operator].schema),
+            returns=_declared(graph[update.operator]),
+            returned=_declared(current.graph[update.operator]),
             migrate=_newest(migrations, update.operator) if update.migrate is not None else None,
+            takes=tuple(to_ddl(schema) for schema in _takes(graph, graph[update.operator])),
         )
         for update in updates
     )
     return Prepared(current, after, plan, records, waits_for)
+
+
+def _declared(op: Operator) -> str | None:
+    """The columns of an operator, if they are what the user says they are."""
+    return to_ddl(op.schema) if declares_columns(op.spec) else None
 
 
 def _check_transforms(graph: Graph, plan: ChangePlan) -> None:

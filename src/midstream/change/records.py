@@ -47,7 +47,9 @@ class Outcome(enum.StrEnum):
 class UpdateRecord(msgspec.Struct, frozen=True):
     """What was done to one operator. Functions are in the blob store, by digest.
 
-    ``before`` and ``returned`` are its function and columns until then: what a revert goes back to.
+    ``before`` and ``returned`` are its function and columns until then: what a revert goes back to. Columns are None if
+    they follow from its inputs'. ``takes`` are the columns that each of its inputs had after the change: what the
+    function was written for.
     """
 
     operator: str
@@ -58,6 +60,7 @@ class UpdateRecord(msgspec.Struct, frozen=True):
     returns: str | None = None
     returned: str | None = None
     migrate: Digest | None = None
+    takes: tuple[str, ...] | None = None
 
 
 class ChangeEvent(msgspec.Struct, frozen=True):

@@ -197,6 +197,10 @@ class BlobStore:
         with self._fs.open_input_stream(path) as stream:
             return bytes(stream.read()) == blob.data
 
+    def holds(self, digest: Digest) -> bool:
+        """Whether a blob is here."""
+        return bool(self._fs.get_file_info(self._path(digest)).type == pafs.FileType.File)
+
     def get(self, digest: Digest) -> bytes:
         """Fetch a blob and check that it is what its name says."""
         path = self._path(digest)

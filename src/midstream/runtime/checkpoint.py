@@ -313,7 +313,8 @@ def _lock(fs: pafs.FileSystem, path: str, location: str, durable: bool) -> IO[by
         file.close()
         raise CheckpointError(
             f"the checkpoint {location!r} is in use by {holder or 'another process'}; stop that job first, or give "
-            f"this one a checkpoint of its own"
+            f"this one a checkpoint of its own",
+            holder=holder or "another process",
         ) from None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -90,6 +90,9 @@ class Edge(Protocol):
     def stop_timer(self) -> None:
         """Call nothing."""
 
+    def preflight(self, prepared: Prepared) -> None:
+        """Try what only this runtime can try of a change; raises :class:`~midstream.errors.FlowError` if it fails."""
+
     def secure(self, run: OpenRun) -> None:
         """Have what the engine's own log says of this run on disk, because a manifest is about to refer to it."""
 
@@ -338,6 +341,7 @@ class Driver:
             raise
 
     def _try(self, prepared: Prepared) -> None:
+        self._edge.preflight(prepared)
         with contextlib.ExitStack() as stack:
             with self._lock:
                 samples = self._samples

@@ -32,6 +32,7 @@ from midstream.runtime.driver import Driver, OpenRun
 from midstream.runtime.epoch import compile_epoch
 from midstream.runtime.offset_log import OffsetLog, forget_settings
 from midstream.runtime.sinks import write_sinks
+from midstream.runtime.transform_check import check_changed_transforms
 from midstream.runtime.worker import Ticket, Whereabouts
 
 __all__ = ["Heartbeat"]
@@ -227,6 +228,10 @@ class Heartbeat:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def preflight(self, prepared: Prepared) -> None:
+        """Ask Spark's analyser about transforms."""
+        check_changed_transforms(prepared, self._spark)
 
     def secure(self, run: OpenRun) -> None:
         """Spark does not sync its log."""

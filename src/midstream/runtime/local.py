@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from midstream.change.changes import Changes, Request
 from midstream.change.configuration import Configuration, first_configuration
-from midstream.change.prepare import scheduler_of
+from midstream.change.prepare import Prepared, scheduler_of
 from midstream.change.records import ChangeRecord
 from midstream.change.restart import restored
 from midstream.control.coordinator import Coordinator
@@ -181,9 +181,13 @@ def runtime_of(
         location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
         check_layouts(compile_plan(graph), location)
         location.claim()
-        first = first_configuration(graph, location.blobs, partitions, blobs)
-        access = StateAccess(location.identity.job, location.states.location, posixpath.join(folder, "bases"), durable)
-        runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
+        with contextlib.ExitStack() as undo:
+            undo.callback(location.release)
+            first = first_configuration(graph, location.blobs, partitions, blobs)
+            bases = posixpath.join(folder, "bases")
+            access = StateAccess(location.identity.job, location.states.location, bases, durable)
+            runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
+            undo.pop_all()  # from here on the runtime lets go of it
         try:
             yield runtime
         finally:
@@ -357,6 +361,9 @@ class _Runtime:
 
     def stop_timer(self) -> None:
         """There is none."""
+
+    def preflight(self, prepared: Prepared) -> None:
+        """There is nothing here that the driver could not try itself."""
 
     def secure(self, run: OpenRun) -> None:
         """The log is in memory, and survives whatever happens here."""
