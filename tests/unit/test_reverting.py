@@ -155,9 +155,10 @@ def test_only_what_is_left_is_undone(world: World):
     world.applied(Update("MC", three))
     world.request(Update("FM", wider, returns=MORE))
     back = revert(world, 1)
-    assert len(back.record.operators) == 2
+    assert set(back.record.operators) == {"MC", "FM"}
     fail(world)
-    assert (world.changes.on_trial, back.record.operators) == (back, ("MC",))
+    assert world.changes.on_trial is back
+    assert set(back.record.operators) == {"MC"}
     assert world.runs("MC", one)
     assert columns(world.changes.configuration, "FM") == columns(world.first, "FM")
 
