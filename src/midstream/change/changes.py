@@ -89,6 +89,14 @@ class Changes:
         """The change that can still be rolled back."""
         return None if self._trial is None else self._trial.change
 
+    def live(self) -> frozenset[Digest]:
+        """The blobs of all that can be run without another request: the configuration, the one that a change on trial
+        would go back to, and what waits for its turn."""
+        configurations = [self.configuration, *(queued.change.prepared.after for queued in self._queue)]
+        if self._trial is not None:
+            configurations.append(self._trial.change.prepared.before)
+        return frozenset().union(*(configuration.digests() for configuration in configurations))
+
     def check(self, request: Request) -> Prepared:
         """What a change would be, if it were requested now. Stores functions, but changes nothing."""
         return self._prepare(self._newest(), request)

@@ -29,8 +29,9 @@ class Change:
         stopwatch: Callable[[], float],
         time_limit_s: float | None = None,
     ) -> None:
-        self.prepared = prepared
         self.time_limit_s = time_limit_s
+        self._prepared: Prepared | None = prepared
+        self._plan = prepared.plan
         self._record = record
         self._stopwatch = stopwatch
         self._began = stopwatch()
@@ -48,7 +49,13 @@ class Change:
     @property
     def plan(self) -> ChangePlan:
         """What changes together, and where it begins."""
-        return self.prepared.plan
+        return self._plan
+
+    @property
+    def prepared(self) -> Prepared:
+        """What it was prepared as. Only until it has ended: handles may be kept for long, functions need not be."""
+        assert self._prepared is not None, f"{self!r} has ended"
+        return self._prepared
 
     @property
     def record(self) -> ChangeRecord:
@@ -120,7 +127,7 @@ class Change:
 
     def replan(self, prepared: Prepared) -> ChangeRecord:
         """It was prepared anew, because what it waited for came out otherwise; gives the record."""
-        self.prepared = prepared
+        self._prepared, self._plan = prepared, prepared.plan
         self._set(revision=prepared.after.revision, updates=prepared.updates, plan=prepared.describe())
         return self._record
 
@@ -131,6 +138,7 @@ class Change:
     def end(self, outcome: Outcome, error: str | None = None) -> None:
         """It has ended. Whoever waits may look at the history next, so it must be on record by now."""
         self._is_over = True
+        self._prepared = None
         self._set(outcome=outcome, error=error)
 
     def _set(self, **fields: object) -> None:

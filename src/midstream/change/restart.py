@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,9 +13,11 @@ from midstream.change.log import ChangeLog
 from midstream.change.prepare import Prepared, prepare
 from midstream.change.records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
 from midstream.data.blobs import BlobStore
+from midstream.engine.program import Migration
 from midstream.engine.resources import table_from_bytes
 from midstream.errors import CheckpointError, MidstreamError
 from midstream.flow.model import Lookup
+from midstream.flow.schema import to_ddl
 from midstream.flow.updates import Update
 from midstream.ids import Revision
 from midstream.planner.change import Scheduler
@@ -49,7 +52,14 @@ def restored(first: Configuration, store: BlobStore, log: ChangeLog, committed: 
     """
     configuration, messages = first, list[str]()
     pending: ChangeRecord | None = None
-    for record in log.records():
+    records = log.records()
+    newest = {
+        update.operator: record.number
+        for record in records
+        if record.outcome is Outcome.APPLIED or _is_applied_by(record, committed)
+        for update in record.updates
+    }
+    for record in records:
         if record.drops:
             if pending is not None:
                 log.keep(msgspec.structs.replace(pending, outcome=Outcome.REFUSED, error="changes='drop' left it out"))
@@ -59,7 +69,7 @@ def restored(first: Configuration, store: BlobStore, log: ChangeLog, committed: 
             )
             messages.clear()
             continue
-        if record.outcome is Outcome.PENDING and committed is not None and record.revision < committed:
+        if _is_applied_by(record, committed):
             record = msgspec.structs.replace(record, outcome=Outcome.APPLIED)
             log.keep(record)
         if record.outcome is Outcome.PENDING:
@@ -69,6 +79,10 @@ def restored(first: Configuration, store: BlobStore, log: ChangeLog, committed: 
             else:
                 log.keep(msgspec.structs.replace(record, outcome=Outcome.REFUSED, error="the driver died before"))
         elif record.outcome is Outcome.APPLIED and record.updates:
+            superseded = tuple(update for update in record.updates if newest[update.operator] != record.number)
+            configuration = _without_functions(configuration, record.revision, superseded, store)
+            left = tuple(update for update in record.updates if update not in superseded)
+            record = msgspec.structs.replace(record, updates=left)
             prepared = _again(configuration, record, store)
             configuration = configuration if prepared is None else prepared.after
             messages += _messages(record)
@@ -90,6 +104,26 @@ def restored(first: Configuration, store: BlobStore, log: ChangeLog, committed: 
         f"ended; it takes effect with the first epoch of this start"
     )
     return Restart(configuration, Pending(resumed, prepared, is_committed), tuple(messages))
+
+
+def _is_applied_by(record: ChangeRecord, committed: Revision | None) -> bool:
+    """Whether a change was applied, although the driver died before it could write that down."""
+    return record.outcome is Outcome.PENDING and committed is not None and record.revision < committed
+
+
+def _without_functions(
+    current: Configuration, revision: Revision, updates: Sequence[UpdateRecord], store: BlobStore
+) -> Configuration:
+    """With updates whose functions later ones have replaced: nobody needs these, but state still needs their steps."""
+    steps = {
+        update.operator: (*current.migrations.get(update.operator, ()), Migration(revision, update.migrate))
+        for update in updates
+        if update.migrate is not None and update.operator in current.graph
+    }
+    if not steps:
+        return current
+    migrations = {**current.migrations, **steps}
+    return configured(current.graph, store, revision, current.partitions, current.blobs, migrations)
 
 
 def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | None, *, by: str, now: float) -> None:
@@ -128,7 +162,9 @@ def load_update(update: UpdateRecord, current: Configuration, store: BlobStore) 
             f"any more: {type(error).__name__}: {error}. Bring back what it needs, or start the flow with "
             f"changes='drop', which leaves such changes out"
         ) from error
-    is_declared = not isinstance(spec, Lookup) and update.returns != update.returned
+    # Compared with what it has now: earlier updates that gave it other columns may have been left out.
+    columns = to_ddl(current.graph[update.operator].schema)
+    is_declared = not isinstance(spec, Lookup) and update.returns not in (None, columns)
     return Update(update.operator, function, migrate=migrate, returns=update.returns if is_declared else None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 from midstream.change.configuration import FIRST_REVISION, Configuration
 from midstream.change.records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
 from midstream.change.restart import load_update
+from midstream.change.retention import KEPT_REVISIONS, revisions_to_revert_to
 from midstream.data.blobs import BlobStore
 from midstream.errors import FlowError
 from midstream.flow.updates import Update
@@ -56,6 +57,7 @@ def undoing(
         raise FlowError(f"the job runs what it ran at revision {revision}; there is nothing to revert")
     steps = dict(migrate or {})
     _check_steps(steps, first, migrated)
+    _check_stored(first, revision, applied, store)
     updates = []
     for operator, update in first.items():
         if update.before == NOT_STORED:
@@ -69,6 +71,21 @@ def undoing(
         loaded = load_update(back, current, store)
         updates.append(Update(operator, loaded.function, migrate=steps.get(operator), returns=loaded.returns))
     return Undoing(tuple(updates), {operator: update.before for operator, update in first.items()})
+
+
+def _check_stored(
+    first: Mapping[str, UpdateRecord], revision: Revision, applied: Sequence[ChangeRecord], store: BlobStore
+) -> None:
+    stored = store.digests()
+    lost = [name for name, update in first.items() if update.before not in {*stored, NOT_STORED}]
+    if lost:
+        possible = [str(each) for each in revisions_to_revert_to(applied, stored) if each < applied[-1].revision]
+        assert possible, "what ran before the newest change is kept"
+        raise FlowError(
+            f"there is no way back to revision {revision}: what {', '.join(lost)} ran then is no longer stored. The "
+            f"functions of the newest {KEPT_REVISIONS} applied changes are kept, so the job can go back to revision "
+            f"{', '.join(possible)}; to run an older function, give it again: job.update(Update({lost[0]!r}, …))"
+        )
 
 
 def _check_steps(steps: Mapping[str, Any], first: Mapping[str, UpdateRecord], migrated: Mapping[str, Revision]) -> None:

@@ -9,15 +9,21 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+import re
+from collections.abc import Collection
+from functools import partial
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from midstream.data.fsspec_bridge import FsspecHandler, open_fsspec
+from midstream.data.holds import Holds, Mark
 from midstream.errors import CheckpointError
 from midstream.flow.functions import Blob
 from midstream.ids import Digest
+
+_NAME = re.compile(r"[0-9a-f]{64}(\.\d+\.tmp)?")
 
 
 def filesystem_of(location: str) -> tuple[pafs.FileSystem, str]:
@@ -133,10 +139,13 @@ class BlobStore:
 
     def __init__(self, location: str) -> None:
         self.location = location
+        self.holds = Holds()
+        """What keeps blobs that are about to be referred to from being removed."""
         self._fs, self._root = filesystem_of(location)
 
     def put(self, blob: Blob) -> Digest:
         """Keep a blob; does nothing if it is there already."""
+        self.holds.touch(blob.digest)
         path = self._path(blob.digest)
         if self._fs.get_file_info(path).type == pafs.FileType.NotFound:
             write_atomically(self._fs, path, blob.data)
@@ -144,6 +153,8 @@ class BlobStore:
 
     def get(self, digest: Digest) -> bytes:
         """Fetch a blob and check that it is what its name says."""
+        if self.holds.is_preparing:
+            self.holds.touch(digest)
         path = self._path(digest)
         try:
             with self._fs.open_input_stream(path) as stream:
@@ -158,6 +169,30 @@ class BlobStore:
                 f"blob {digest[:12]}… in {self.location!r} is damaged: its {len(data)} bytes do not match its name"
             )
         return data
+
+    def digests(self) -> frozenset[Digest]:
+        """All blobs there are."""
+        return frozenset(Digest(name) for name in self._names() if not name.endswith(".tmp"))
+
+    def garbage(self, live: Collection[Digest]) -> list[str]:
+        """The names of files that hold none of these blobs; also of those that their writer did not live to finish."""
+        return [name for name in self._names() if name not in live]
+
+    def remove(self, name: str, mark: Mark) -> bool:
+        """Remove a file that :meth:`garbage` has named, unless its blob has been touched since the mark.
+
+        Whether it is gone. Raises :class:`OSError` if it cannot be removed.
+        """
+        return self.holds.remove(Digest(name.split(".")[0]), mark, partial(self._delete, name))
+
+    def _names(self) -> list[str]:
+        selector = pafs.FileSelector(self._root, allow_not_found=True, recursive=True)
+        found = (posixpath.basename(info.path) for info in self._fs.get_file_info(selector) if info.is_file)
+        return sorted(name for name in found if _NAME.fullmatch(name))
+
+    def _delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_file(posixpath.join(self._root, name[:2], name))
 
     def _path(self, digest: Digest) -> str:
         return posixpath.join(self._root, digest[:2], digest)

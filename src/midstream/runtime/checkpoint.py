@@ -15,6 +15,7 @@ Layout::
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -135,12 +136,9 @@ class Checkpoint:
             self._lock = None
 
     def commit(self, manifest: Manifest) -> None:
-        """Write an epoch's manifest; from here on the epoch's results count. Old manifests are removed."""
+        """Write an epoch's manifest; from here on the epoch's results count."""
         data = msgspec.json.encode(manifest)
         write_atomically(self._fs, self._manifest_path(manifest.epoch), data + b"\n" + _checksum(data))
-        stale = self._manifest_path(Epoch(manifest.epoch - KEPT_MANIFESTS))
-        if manifest.epoch >= KEPT_MANIFESTS and self._fs.get_file_info(stale).type != pafs.FileType.NotFound:
-            self._fs.delete_file(stale)
 
     def manifest(self, epoch: Epoch) -> Manifest | None:
         """The manifest of an epoch, if it was committed and not yet removed."""
@@ -170,20 +168,43 @@ class Checkpoint:
 
     def newest_manifest(self) -> Manifest | None:
         """The manifest of the last epoch that was committed here; of a crash, Spark may still run that epoch again."""
-        selector = pafs.FileSelector(posixpath.join(self._root, "epochs"), allow_not_found=True)
-        names = [posixpath.basename(info.path) for info in self._fs.get_file_info(selector)]
-        epochs = [int(name) for name in names if name.isdigit()]
-        return self.manifest(Epoch(max(epochs))) if epochs else None
+        epochs = self._epochs()
+        return self.manifest(max(epochs)) if epochs else None
 
     def keep_journal(self, epoch: Epoch, run: Run, data: bytes) -> str:
-        """Keep the journal of a run that failed; returns where. Old ones are removed."""
-        folder = posixpath.join(self._root, "journal")
-        path = posixpath.join(folder, f"{epoch:010d}.{run}")
+        """Keep the journal of a run that failed; returns where."""
+        path = posixpath.join(self._root, "journal", f"{epoch:010d}.{run}")
         write_atomically(self._fs, path, data)
-        kept = sorted(self._fs.get_file_info(pafs.FileSelector(folder)), key=lambda info: info.mtime_ns or 0)
-        for stale in kept[:-KEPT_JOURNALS]:
-            self._fs.delete_file(stale.path)
         return path
+
+    # ── what is too old ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def stale_manifests(self, newest: Epoch) -> list[Epoch]:
+        """The epochs whose manifests are not among the newest that are kept."""
+        return [epoch for epoch in self._epochs() if epoch <= newest - KEPT_MANIFESTS]
+
+    def remove_manifest(self, epoch: Epoch) -> None:
+        """Remove a manifest, if it is there."""
+        self._remove(self._manifest_path(epoch))
+
+    def stale_journals(self) -> list[str]:
+        """The names of journals that are not among the newest that are kept."""
+        selector = pafs.FileSelector(posixpath.join(self._root, "journal"), allow_not_found=True)
+        kept = sorted(self._fs.get_file_info(selector), key=lambda info: info.mtime_ns or 0)
+        return [posixpath.basename(info.path) for info in kept[:-KEPT_JOURNALS]]
+
+    def remove_journal(self, name: str) -> None:
+        """Remove a journal, if it is there."""
+        self._remove(posixpath.join(self._root, "journal", name))
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_file(path)
+
+    def _epochs(self) -> list[Epoch]:
+        selector = pafs.FileSelector(posixpath.join(self._root, "epochs"), allow_not_found=True)
+        names = [posixpath.basename(info.path) for info in self._fs.get_file_info(selector)]
+        return [Epoch(int(name)) for name in names if name.isdigit()]
 
     def _manifest_path(self, epoch: Epoch) -> str:
         return posixpath.join(self._root, "epochs", f"{epoch:010d}")

@@ -36,7 +36,7 @@ from midstream.errors import CheckpointError, MidstreamError
 from midstream.flow.model import Sink
 from midstream.flow.sinks import SinkTarget
 from midstream.ids import Epoch, Run
-from midstream.metrics import EpochProgress
+from midstream.metrics import EpochProgress, SweepStats
 from midstream.planner.change import Scheduler
 from midstream.runtime.batching import BatchLimit, is_chosen_by_user
 from midstream.runtime.checkpoint import Checkpoint
@@ -47,7 +47,7 @@ from midstream.runtime.recorded import keep_index
 from midstream.runtime.reporting import epoch_progress, explain
 from midstream.runtime.sinks import write_sinks
 from midstream.runtime.standing import Standing
-from midstream.runtime.sweeping import Sweeper
+from midstream.runtime.sweeping import Sweeper, SweepThread
 from midstream.runtime.worker import Ticket, Whereabouts
 
 __all__ = ["Heartbeat"]
@@ -103,7 +103,8 @@ class Heartbeat:
         )
         self._audit = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
         self._standing: Standing | None = None  # known when Spark says with which epoch it goes on
-        self._sweeper = Sweeper(checkpoint.states)
+        self._sweeper = Sweeper(checkpoint)
+        self._sweep_thread = SweepThread(self._sweeper)
         self._samples = Samples()
         self._user_limits = is_chosen_by_user(spark)
         self._limit = BatchLimit()
@@ -194,6 +195,7 @@ class Heartbeat:
                     watermarks=standing.watermarks,
                     on_trial=self.changes.opened(epoch),
                     audit=self._audit,
+                    live=tuple(sorted(self.changes.live())),
                 )
             )
             self._open = opened
@@ -213,6 +215,7 @@ class Heartbeat:
             if not self.is_stopping:
                 with contextlib.suppress(CheckpointError, OSError):  # what failed matters more than its record
                     self._checkpoint.keep_journal(opened.epoch, opened.run, self._control.journal())
+                    self._sweeper.after_failure()
                 if self.changes.failed(self._time_is_up or str(failed), opened.configuration):
                     return
         raise failed from None
@@ -231,7 +234,7 @@ class Heartbeat:
         self._samples = self._samples.after(commit)
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row)
-        self._sweeper.after(standing)
+        self._sweep(standing)
         self._on_commit(epoch_progress(ended_with.plan, commit, now, duration_ms))
 
     def _configure(self, session: SparkSession) -> None:
@@ -249,8 +252,18 @@ class Heartbeat:
         if self._standing is None or self._standing.epoch != epoch - 1:
             graph = self.changes.configuration.graph
             self._standing = Standing.of(graph, self._checkpoint.manifest_before(epoch))
-            self._sweeper.after(self._standing)
+            self._sweep(self._standing)
         return self._standing
+
+    def _sweep(self, standing: Standing) -> None:
+        """Let what nobody needs from here on be removed, beside the epochs to come."""
+        self._sweeper.after(standing, live=self.changes.live(), samples=self._samples.files())
+        self._sweep_thread.wake()
+
+    @property
+    def sweep(self) -> SweepStats:
+        """What became of files that nobody needs."""
+        return self._sweeper.stats
 
     @staticmethod
     def _targets(configuration: Configuration) -> Mapping[str, SinkTarget]:
@@ -266,13 +279,18 @@ class Heartbeat:
 
     def request(self, request: Request) -> Change:
         """Check a change and let it take effect as soon as it can. What does not fit is refused, and put on record."""
+        with self._checkpoint.blobs.holds.preparing():  # until what it stores is on record
+            return self._request(request)
+
+    def _request(self, request: Request) -> Change:
         began = time.perf_counter()
         try:
             prepared = self.check(request)
             if request.is_tried_before:
                 # The user's code may take its time; epochs go on meanwhile.
-                for note in try_updates(prepared, self._samples, self._checkpoint.blobs, self._checkpoint.states):
-                    _log.info("%s", note)
+                with self._sampled() as samples:
+                    for note in try_updates(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
+                        _log.info("%s", note)
         except MidstreamError as error:
             with self._lock:
                 self.changes.refuse(request, error)
@@ -284,6 +302,15 @@ class Heartbeat:
             if self.changes.on_trial is change:
                 self._enact(change)
             return change
+
+    @contextlib.contextmanager
+    def _sampled(self) -> Iterator[Samples]:
+        """The newest samples. Inside, the files of state that belong to them stay."""
+        with contextlib.ExitStack() as stack:
+            with self._lock:
+                samples = self._samples
+                stack.enter_context(self._sweeper.holding(samples.files()))
+            yield samples
 
     def _enact(self, change: Change) -> None:
         prepared = change.prepared
@@ -305,6 +332,7 @@ class Heartbeat:
         with self._lock:
             self._stop_timer()
             self.changes.abandon(why)
+        self._sweep_thread.close()
 
     def _from_coordinator(self, instructions: Sequence[Instruction]) -> None:
         """Called by the channel's thread, too, which must not wait: so without the lock."""

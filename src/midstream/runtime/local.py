@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from midstream.change.changes import Changes, Request
@@ -196,7 +197,7 @@ class _Runtime:
         self.coordinator = Coordinator()
         self._run = Run(0)
         self._standing: Standing | None = None
-        self._sweeper = Sweeper(self._checkpoint.states)
+        self._sweeper = Sweeper(self._checkpoint)
         self._echoes.clear()
         self._switches.clear()
         newest = self._checkpoint.newest_manifest()
@@ -217,7 +218,7 @@ class _Runtime:
     def result(self) -> LocalRun:
         return LocalRun(
             progress=tuple(self._progress),
-            metrics=self._metrics,
+            metrics=msgspec.structs.replace(self._metrics, sweep=self._sweeper.stats),
             revision=self._changes.configuration.revision,
             story=self.coordinator.story,
             history=tuple(self._checkpoint.changes.records()),
@@ -248,7 +249,7 @@ class _Runtime:
         opened = self._opened = self._changes.configuration
         if self._standing is None:
             self._standing = Standing.of(opened.graph, self._checkpoint.manifest_before(epoch))
-            self._sweeper.after(self._standing)
+            self._sweep(self._standing)
         run = self._run
         self._run = Run(run + 1)
         self.coordinator.handle(
@@ -263,6 +264,7 @@ class _Runtime:
                 watermarks=self._standing.watermarks,
                 on_trial=self._changes.opened(epoch),
                 audit=self._audit,
+                live=tuple(sorted(self._changes.live())),
             )
         )
         try:
@@ -298,11 +300,15 @@ class _Runtime:
         self._maybe_crash_driver()
         self._standing = standing
         self._changes.committed(commit, self._opened)
-        self._sweeper.after(standing)
+        self._sweep(standing)
         self._maybe_crash_driver()
         self._progress.append(progress)
         self._metrics = self._metrics.after(progress)
         self._maybe_change(certainly=True)
+
+    def _sweep(self, standing: Standing) -> None:
+        self._sweeper.after(standing, live=self._changes.live())
+        self._sweeper.sweep()
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
