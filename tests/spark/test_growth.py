@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 from midstream import Flow, NoopSink, Update
 from midstream.change.records import Outcome
+from midstream.change.retention import KEPT_REVISIONS
+from midstream.errors import FlowError
 
 MB = 1 << 20
 UPDATES = 200
@@ -91,8 +94,7 @@ def test_neither_workers_nor_driver_nor_checkpoint_grow_with_updates(spark: Any,
             FlowError, match="no way back to revision 1: what score, price ran then is no longer stored"
         ):
             job.revert(1)
-        oldest = int(job.revision) - KEPT_REVISIONS
-        assert job.revert(oldest).wait(WAIT_S) is Outcome.APPLIED
+        assert job.revert(job.revision - KEPT_REVISIONS).wait(WAIT_S) is Outcome.APPLIED
         assert job.metrics.sweep.failed == 0
     figures = {"workers": [max(each.values()) for each in by_worker], "driver": driver, "blobs": blobs}
     figures["checkpoint"] = checkpoint

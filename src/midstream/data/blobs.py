@@ -162,7 +162,8 @@ class BlobStore:
         except OSError as error:
             raise CheckpointError(
                 f"blob {digest[:12]}… cannot be read from {self.location!r}: {error}. The checkpoint location must be "
-                f"storage that the driver and all executors share"
+                f"storage that the driver and all executors share",
+                file=digest,
             ) from error
         if Blob.of(data).digest != digest:
             raise CheckpointError(

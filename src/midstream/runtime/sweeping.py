@@ -241,7 +241,8 @@ class Sweeper:
                 self._sweep_blobs(kept, is_wanted)
                 found = ()
         with self._lock:
-            self._due |= {_Leftover(folder, name): None for name in found}
+            leftovers = (_Leftover(folder, name) for name in found)
+            self._due |= {leftover: None for leftover in leftovers if leftover not in self._overdue}
         return False
 
     def _sweep_blobs(self, kept: Sequence[Standing], is_wanted: Callable[[], bool]) -> None:
