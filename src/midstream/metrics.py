@@ -120,6 +120,23 @@ class EpochProgress(msgspec.Struct, frozen=True):
         return 1000.0 * self.rows_in / self.duration_ms if self.duration_ms else 0.0
 
 
+class SweepStats(msgspec.Struct, frozen=True):
+    """What became of files in the checkpoint that no restart needs: sweeping them never fails a job.
+
+    >>> SweepStats(removed=3, failed=2, overdue=1, error="disk is read-only").overdue
+    1
+    """
+
+    removed: int = 0
+    """Files that were removed since this start."""
+    failed: int = 0
+    """How often something could not be removed, or looked for."""
+    overdue: int = 0
+    """What could not be removed yet, and is tried again."""
+    error: str | None = None
+    """Why it last failed."""
+
+
 class JobMetrics(msgspec.Struct, frozen=True):
     """A job since it was started: totals, and by operator."""
 
@@ -128,6 +145,7 @@ class JobMetrics(msgspec.Struct, frozen=True):
     rows_out: int = 0
     busy_ms: float = 0.0
     operators: tuple[OperatorStats, ...] = ()
+    sweep: SweepStats = SweepStats()
 
     def after(self, progress: EpochProgress) -> JobMetrics:
         """The totals once this epoch is committed as well."""
@@ -137,4 +155,5 @@ class JobMetrics(msgspec.Struct, frozen=True):
             rows_out=self.rows_out + progress.rows_out,
             busy_ms=self.busy_ms + progress.duration_ms,
             operators=merge([self.operators, progress.operators]),
+            sweep=self.sweep,
         )

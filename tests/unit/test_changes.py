@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +21,7 @@ from midstream.change.handle import Change, TrialProgress
 from midstream.change.log import ChangeLog
 from midstream.change.records import NOT_STORED, Outcome
 from midstream.change.restart import Restart, drop_changes, restored
+from midstream.change.retention import KEPT_REVISIONS, blobs_on_record
 from midstream.change.reverting import undoing
 from midstream.control.messages import ChangeNoted, Commit, TaskId
 from midstream.data.blobs import BlobStore
@@ -731,6 +734,89 @@ def test_there_is_no_way_back_over_a_drop(world: World):
     world.restart(committed=2)
     world.applied(Update("FM", three))
     assert "was started with changes='drop' after revision 1" in refusal(world, 1)
+
+
+def sweep(world: World) -> None:
+    """Remove all blobs that nothing refers to."""
+    live = {*world.changes.live(), *blobs_on_record(world.log.records())}
+    for name in world.store.garbage(live):
+        assert world.store.remove(name, world.store.holds.mark())
+
+
+def marking(n: int) -> Any:
+    return lambda row: {**row, "n": n}
+
+
+def migrating(n: int) -> Any:
+    return lambda key, state: state.set(n)
+
+
+def test_what_is_no_longer_stored_cannot_be_gone_back_to_and_the_user_is_told_what_can(world: World):
+    for n in range(KEPT_REVISIONS + 3):
+        world.applied(Update("FM", marking(n)))
+    sweep(world)
+    records, newest = world.log.records(), KEPT_REVISIONS + 4
+    with pytest.raises(
+        FlowError, match=r"what 'FM' ran at revision 2 is no longer stored: only .* The job can go back to "
+    ):
+        undoing(records, Revision(2), world.changes.configuration, world.store)
+    oldest = Revision(newest - KEPT_REVISIONS)
+    [update] = undoing(records, oldest, world.changes.configuration, world.store).updates
+    assert update.function({"n": 0}) == marking(oldest - 2)({"n": 0})
+
+
+def test_a_restart_needs_nothing_that_was_removed_and_has_all_migrations(world: World):
+    for n in range(KEPT_REVISIONS + 2):
+        world.applied(Update("FM", marking(n)), Update("P", count, migrate=migrating(n)))
+    world.applied(Update("MC", two))
+    sweep(world)
+    before = world.changes.configuration
+    found = world.restart(before.revision)
+    assert (found.configuration.programs, found.configuration.revision) == (before.programs, before.revision)
+    assert [step.revision for step in found.configuration.migrations["P"]] == list(range(2, KEPT_REVISIONS + 4))
+    assert len(found.messages) == 2, "one for each operator that does not run what the script says"
+    sweep(world)
+    assert world.changes.configuration.digests() <= world.store.digests()
+
+
+def test_columns_that_a_superseded_update_declared_stay(world: World):
+    world.applied(Update("MC", lambda row: {**row, "extra": 1}, returns=f"{DDL}, extra int"))
+    world.applied(Update("MC", lambda row: {**row, "extra": 2}))
+    before = world.changes.configuration
+    assert world.restart(before.revision).configuration.programs == before.programs
+
+
+class Model:
+    def __call__(self, row: Any) -> Any:
+        return row
+
+
+def test_a_change_that_has_ended_keeps_no_function_alive(world: World):
+    models, changes = [Model() for _ in range(3)], []
+    gone = [weakref.ref(model) for model in models]
+    while models:
+        changes.append(world.applied(Update("FM", models.pop(0))))
+        assert changes[-1].plan.updated == ("FM",), "what it was can still be seen"
+    changes.append(world.request(Update("FM", two)))
+    gc.collect()
+    assert [model() is None for model in gone] == [True, True, False], "the newest may come back"
+    world.fails()
+    assert changes[-1].plan.updated == ("FM",)
+
+
+def test_what_may_be_run_is_what_runs_what_it_may_go_back_to_and_what_waits(world: World):
+    first = world.changes.configuration
+    assert world.changes.live() == first.digests()
+    change = world.request(Update("FM", two))
+    second = change.prepared.after
+    assert world.changes.live() == first.digests() | second.digests()
+    waiting = world.request(Update("MC", three))
+    third = waiting.prepared.after
+    assert world.changes.live() == first.digests() | second.digests() | third.digests()
+    world.commit(second)
+    assert world.changes.live() == second.digests() | third.digests()
+    world.commit(third)
+    assert world.changes.live() == third.digests()
 
 
 def test_a_function_that_was_not_stored_must_be_given_by_hand(world: World):

@@ -15,7 +15,7 @@ from midstream.errors import CheckpointError
 from midstream.flow.functions import Blob
 from midstream.flow.model import Graph
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run
-from midstream.runtime.checkpoint import FORMAT, KEPT_MANIFESTS, Checkpoint, Manifest
+from midstream.runtime.checkpoint import FORMAT, Checkpoint, Manifest
 from midstream.state.files import Author, FileKind, table_of
 from midstream.state.lineage import Lineage
 from tests.power_loss import AllSynced, Recorder, Synced
@@ -320,14 +320,6 @@ def test_an_epoch_that_is_committed_again_replaces_its_manifest(tmp_path):
     again = Manifest(Epoch(0), Revision(2), (), (), 2.0, {})
     checkpoint.commit(again)
     assert checkpoint.manifest(Epoch(0)) == again
-
-
-def test_old_manifests_are_removed_and_recent_ones_kept(tmp_path):
-    checkpoint = claimed(tmp_path)
-    for epoch in range(KEPT_MANIFESTS + 5):
-        checkpoint.commit(manifest(epoch))
-    kept = sorted(int(path.name) for path in (tmp_path / "epochs").iterdir())
-    assert kept == list(range(5, KEPT_MANIFESTS + 5))
 
 
 def test_blobs_lie_in_the_checkpoint_and_spark_has_a_folder_of_its_own(tmp_path):

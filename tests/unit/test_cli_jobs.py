@@ -21,6 +21,7 @@ from midstream.change.log import ChangeLog
 from midstream.change.records import Outcome
 from midstream.cli.app import app
 from midstream.errors import JobFailed
+from midstream.metrics import JobMetrics, SweepStats
 from midstream.runtime.checkpoint import FORMAT, Identity
 from midstream.server.client import JobClient
 from midstream.server.registry import Entry, enter
@@ -155,6 +156,15 @@ def test_status_shows_epochs_and_the_change_on_trial(job):
     assert "1 epochs  1,000 rows in  900 out since this start" in result.stdout
     assert "on trial: revision 2 (FM): pending" in result.stdout
     assert result.stdout.splitlines()[-1].split() == ["0", "1", "1,000", "900", "500", "2,000"]
+
+
+def test_status_says_when_the_checkpoint_cannot_be_swept(job):
+    assert "sweeping" not in call("status", "fraud").stdout
+    job.metrics = JobMetrics(sweep=SweepStats(removed=5, failed=1234, overdue=3, error="cannot remove 'x'"))
+    assert (
+        "sweeping the checkpoint failed 1,234 times, 3 of what it met are still to be removed: cannot remove 'x'"
+        in call("status", "fraud").stdout
+    )
 
 
 def test_status_of_a_failed_job_says_why(job):

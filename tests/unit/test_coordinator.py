@@ -518,6 +518,20 @@ def stage_change(stage: int = 0, *heads: str) -> StageChange:
     return StageChange(NEW, NEW_PROGRAMS[stage], heads)
 
 
+def test_a_task_is_told_what_may_still_be_run_also_of_a_change_that_came_meanwhile():
+    coordinator = Coordinator()
+    coordinator.handle(msgspec.structs.replace(opened(), live=(Digest("now"), Digest("before"))))
+    [before] = coordinator.handle(Received(PEER, TaskStarted(task())))
+    coordinator.handle(msgspec.structs.replace(begin(), live=(Digest("now"), Digest("next"))))
+    [after] = coordinator.handle(Received(PEER, TaskStarted(task(partition=1))))
+    assert isinstance(before, Send)
+    assert isinstance(after, Send)
+    assert isinstance(before.message, Assignment)
+    assert isinstance(after.message, Assignment)
+    assert set(before.message.live) == {"now", "before"}
+    assert set(after.message.live) == {"now", "before", "next"}
+
+
 def listening(coordinator: Coordinator, *tasks: TaskId) -> None:
     """Tasks start, each in a worker that listens."""
     for who in tasks:

@@ -20,10 +20,7 @@ from midstream.control.messages import (
     TaskStarted,
 )
 from midstream.errors import CheckpointError
-from midstream.flow.model import Graph, Operator, Source
-from midstream.flow.schema import parse_ddl
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex, WireId
-from midstream.runtime.checkpoint import KEPT_JOURNALS, Checkpoint
 
 
 def opened(epoch: int) -> EpochOpened:
@@ -79,16 +76,6 @@ def test_it_tells_one_line_per_event():
 def test_something_else_is_no_journal():
     with pytest.raises(CheckpointError, match="not a journal of this version"):
         read(b"something else")
-
-
-def test_only_the_newest_journals_are_kept(tmp_path):
-    graph = Graph("g", (Operator("in", Source(), (), parse_ddl("n int")),))
-    checkpoint = Checkpoint.look(str(tmp_path), graph)
-    for epoch in range(KEPT_JOURNALS + 3):
-        checkpoint.keep_journal(Epoch(epoch), Run(0), b"x")
-    names = sorted(path.name for path in (tmp_path / "journal").iterdir())
-    assert len(names) == KEPT_JOURNALS
-    assert names[-1] == f"{KEPT_JOURNALS + 2:010d}.0"
 
 
 def test_the_command_line_tells_a_journal(tmp_path):

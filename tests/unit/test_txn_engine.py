@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import weakref
 from typing import Any
 
 import numba
@@ -194,3 +197,32 @@ def test_an_engine_explains_itself():
 def test_strategies_have_names_of_their_own():
     names = [str(strategy) for strategy in (*FIXED, S_STORE, T_STREAM)]
     assert len(set(names)) == len(names) == 19
+
+
+def with_weights(weights: Any) -> Program:
+    """A program that calls a function with something large in it."""
+
+    @numba.njit
+    def scaled(amount: Any) -> Any:
+        return amount * weights[0]
+
+    @transaction
+    def scale(t: Any, e: Any) -> None:
+        t.write(accounts, e.who, t.call(scaled, e.amount, returns="double"))
+
+    return Program.of(scale.trace({"who": "string", "amount": "double"}))
+
+
+def test_what_was_compiled_with_a_function_goes_with_it_and_what_has_none_is_kept():
+    known = set(sys.modules)
+    engine = Engine(with_weights((2.0,) * 10), threads=1)
+    gone = weakref.ref(engine.machine)
+    events = pa.table({"ts": [1], "who": ["ann"], "amount": [5.0]})
+    result = engine.execute(Batch.of(events, order_by="ts"), MemoryTables())
+    assert result.changes["accounts"].columns[0].tolist() == [10.0]
+    assert Engine(engine.program, threads=1).machine is engine.machine, "as long as it is used"
+    del engine, result
+    gc.collect()
+    assert gone() is None
+    assert {name for name in set(sys.modules) - known if name.startswith("transactions_")} == set()
+    assert Engine(ADD, threads=1).machine is Engine(ADD, threads=1).machine

@@ -130,6 +130,14 @@ class Changes:
         )
         return replace(request, stored=stored.functions, migrates=stored.migrations)
 
+    def live(self) -> frozenset[Digest]:
+        """The blobs of all that can be run without another request: the configuration, the one that a change on trial
+        would go back to, and what waits for its turn."""
+        configurations = [self.configuration, *(queued.change.prepared.after for queued in self._queue)]
+        if self._trial is not None:
+            configurations.append(self._trial.change.prepared.before)
+        return frozenset().union(*(configuration.digests() for configuration in configurations))
+
     def check(self, request: Request) -> Prepared:
         """What a change would be, if it were requested now. Stores programs, but changes nothing; needs no lock."""
         return self._prepare(self.newest(), request)

@@ -41,6 +41,11 @@ class Configuration:
         """Which partition of a stage owns each bin."""
         return tuple(b % self.partitions for b in range(BINS))
 
+    def digests(self) -> frozenset[Digest]:
+        """All blobs that it needs: programs, functions, tables and migrations."""
+        steps = (step.function for steps in self.migrations.values() for step in steps)
+        return frozenset({*self.programs, *self.blobs.values(), *steps})
+
     def as_revision(self, revision: Revision) -> Configuration:
         """The same under another number."""
         return replace(self, revision=revision)

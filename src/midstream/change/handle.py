@@ -38,7 +38,8 @@ class Change:
     """
 
     def __init__(self, prepared: Prepared, record: ChangeRecord, stopwatch: Callable[[], float]) -> None:
-        self.prepared = prepared
+        self._prepared: Prepared | None = prepared
+        self._plan = prepared.plan
         self._record = record
         self._trial: TrialProgress | None = None
         self._stopwatch = stopwatch
@@ -57,7 +58,13 @@ class Change:
     @property
     def plan(self) -> ChangePlan:
         """What changes together, and where it begins."""
-        return self.prepared.plan
+        return self._plan
+
+    @property
+    def prepared(self) -> Prepared:
+        """What it was prepared as. Only until it has ended: handles may be kept for long, functions need not be."""
+        assert self._prepared is not None, f"{self!r} has ended"
+        return self._prepared
 
     @property
     def record(self) -> ChangeRecord:
@@ -149,7 +156,7 @@ class Change:
     def replan(self, prepared: Prepared) -> ChangeRecord:
         """It was prepared anew, because what it waited for came out otherwise; gives the record."""
         with self._moved:
-            self.prepared = prepared
+            self._prepared, self._plan = prepared, prepared.plan
             self._set(revision=prepared.after.revision, updates=prepared.updates, plan=prepared.describe())
             return self._record
 
@@ -160,6 +167,7 @@ class Change:
             keep(ended)
             self._record = ended
             self._is_over = True
+            self._prepared = None
             self._moved.notify_all()
 
     def _set(self, **fields: object) -> None:

@@ -63,6 +63,7 @@ class Prepared:
             heads=_by_stage(stages, [name for component in self.plan.components for name in component.heads]),
             followers=_by_stage(stages, followers),
             has_side_entrance=self._has_side_entrance(),
+            live=tuple(sorted(self.after.digests())),
         )
 
     def _has_side_entrance(self) -> bool:

@@ -286,13 +286,13 @@ def _require_work(back: Mapping[str, _Back], revision: Revision) -> None:
 def _require_stored(
     back: Mapping[str, _Back], revision: Revision, records: Sequence[ChangeRecord], store: BlobStore
 ) -> None:
-    gone = [name for name, each in back.items() if each.function != NOT_STORED and not store.holds(each.function)]
+    gone = [name for name, each in back.items() if each.function != NOT_STORED and not store.has(each.function)]
     if gone:
         ways = {
             known: what
             for known, what in known_revisions(records).items()
             if all(
-                each.function != NOT_STORED and store.holds(each.function)
+                each.function != NOT_STORED and store.has(each.function)
                 for each in _way_back(records, _number_of(known, records)).values()
             )
         }

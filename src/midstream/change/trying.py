@@ -48,9 +48,9 @@ class Samples:
     rows: Mapping[str, bytes] = field(default_factory=dict)
     deltas: Mapping[str, tuple[FileRef, ...]] = field(default_factory=dict)
 
-    def files(self) -> list[str]:
-        """The names of these files."""
-        return [delta.name for deltas in self.deltas.values() for delta in deltas]
+    def files(self) -> frozenset[str]:
+        """The names of the files of state that functions are tried on."""
+        return frozenset(delta.name for deltas in self.deltas.values() for delta in deltas)
 
     def after(self, commit: Commit) -> Samples:
         """With those of one more epoch; one without rows, or in the midst of which was a change, leaves the earlier."""

@@ -48,6 +48,11 @@ def print_state(entry: Entry, state: JobState, console: Console) -> None:
         lines.append(f"on trial: {outcome_of(state.on_trial)}")
     if state.error is not None:
         lines.append(f"failed: {state.error}")
+    if state.sweep.failed:
+        lines.append(
+            f"sweeping the checkpoint failed {state.sweep.failed:,} times, {state.sweep.overdue:,} of what it met are "
+            f"still to be removed: {state.sweep.error}"
+        )
     for stats in state.progress[-1].operators if state.progress else ():
         if stats.note:
             lines.append(f"{stats.operator}: {stats.note}")

@@ -291,6 +291,7 @@ def _assignment(running: _Running, task: TaskId, worker: WorkerId | None) -> Ass
         change=change,
         switch_at=switch_at,
         audit=opened.audit,
+        live=opened.live if running.change is None else (*opened.live, *running.change.begun.live),
     )
 
 

@@ -167,6 +167,7 @@ class Assignment(msgspec.Struct, frozen=True, tag=True):
     bin of the key space belongs to. ``lineages`` holds, encoded, the state from which the stage's operators go on.
     If a change is on its way, ``switch_at`` says where the task's heads switch: nowhere (None), or as soon as the rows
     of a wire are at this position, which for a wire that is not named is before its first row.
+    ``live`` names all blobs that some task may still be told to use; a worker forgets what it has loaded of others.
     """
 
     revision: Revision
@@ -177,6 +178,7 @@ class Assignment(msgspec.Struct, frozen=True, tag=True):
     change: StageChange | None = None
     switch_at: InputPosition | None = None
     audit: AuditOrder | None = None
+    live: tuple[Digest, ...] = ()
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
@@ -216,7 +218,7 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
 
     ``programs`` holds one digest per stage, in order, ``lineages`` by stage the state of its operators. ``clock`` is
     the driver's, ``watermarks`` are those of the epoch before. ``on_trial`` is the revision that can still be rolled
-    back, if there is one.
+    back, if there is one. ``live`` names the blobs of all configurations that the driver may still open an epoch with.
     """
 
     epoch: Epoch
@@ -229,6 +231,7 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     watermarks: Watermarks = Watermarks({})
     on_trial: Revision | None = None
     audit: AuditOrder | None = None
+    live: tuple[Digest, ...] = ()
 
 
 class ChangeBegun(msgspec.Struct, frozen=True, tag=True):
@@ -244,6 +247,8 @@ class ChangeBegun(msgspec.Struct, frozen=True, tag=True):
     followers: dict[StageIndex, tuple[str, ...]]
     has_side_entrance: bool = False
     """Rows can come to an updated operator past the heads; these meet it as it was before until the epoch ends."""
+    live: tuple[Digest, ...] = ()
+    """The blobs of the configuration that it leads to."""
 
 
 class EpochSealed(msgspec.Struct, frozen=True, tag=True):

@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+import re
 import threading
+from collections.abc import Collection
+from functools import partial
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -17,12 +20,15 @@ import pyarrow.fs as pafs
 
 from midstream.data import disk
 from midstream.data.fsspec_bridge import FsspecHandler, open_fsspec
+from midstream.data.holds import Holds, Mark
 from midstream.errors import CheckpointError
 from midstream.flow.functions import Blob
 from midstream.ids import Digest
 
 ASIDE = ".torn"
 """How the name of a file ends that was set aside."""
+
+_NAME = re.compile(r"[0-9a-f]{64}(\.\d+\.tmp)?")
 
 
 def filesystem_of(location: str) -> tuple[pafs.FileSystem, str]:
@@ -170,12 +176,15 @@ class BlobStore:
     def __init__(self, location: str, *, durable: bool = True) -> None:
         self.location = location
         self._durable = durable
+        self.holds = Holds()
+        """What keeps blobs that are about to be referred to from being removed."""
         self._fs, self._root = filesystem_of(location)
         self._compared: set[Digest] = set()
         self._writing = threading.Lock()  # two changes that are prepared at once may bring the same blob
 
     def put(self, blob: Blob) -> Digest:
         """Keep a blob; does nothing if it is there already. What a crash has left torn is written again."""
+        self.holds.touch(blob.digest)
         path = self._path(blob.digest)
         with self._writing:
             if not self._holds(path, blob):
@@ -197,12 +206,14 @@ class BlobStore:
         with self._fs.open_input_stream(path) as stream:
             return bytes(stream.read()) == blob.data
 
-    def holds(self, digest: Digest) -> bool:
+    def has(self, digest: Digest) -> bool:
         """Whether a blob is here."""
         return bool(self._fs.get_file_info(self._path(digest)).type == pafs.FileType.File)
 
     def get(self, digest: Digest) -> bytes:
         """Fetch a blob and check that it is what its name says."""
+        if self.holds.is_preparing:
+            self.holds.touch(digest)
         path = self._path(digest)
         try:
             with self._fs.open_input_stream(path) as stream:
@@ -210,7 +221,8 @@ class BlobStore:
         except OSError as error:
             raise CheckpointError(
                 f"blob {digest} cannot be read from {self.location!r}: {error}. The checkpoint location must be "
-                f"storage that the driver and all executors share"
+                f"storage that the driver and all executors share",
+                file=digest,
             ) from error
         if Blob.of(data).digest != digest:
             raise CheckpointError(
@@ -219,6 +231,30 @@ class BlobStore:
                 f"script; if it belongs to a change that was made while the job ran, start with changes='drop'"
             )
         return data
+
+    def digests(self) -> frozenset[Digest]:
+        """All blobs there are."""
+        return frozenset(Digest(name) for name in self._names() if not name.endswith(".tmp"))
+
+    def garbage(self, live: Collection[Digest]) -> list[str]:
+        """The names of files that hold none of these blobs; also of those that their writer did not live to finish."""
+        return [name for name in self._names() if name not in live]
+
+    def remove(self, name: str, mark: Mark) -> bool:
+        """Remove a file that :meth:`garbage` has named, unless its blob has been touched since the mark.
+
+        Whether it is gone. Raises :class:`OSError` if it cannot be removed.
+        """
+        return self.holds.remove(Digest(name.split(".")[0]), mark, partial(self._delete, name))
+
+    def _names(self) -> list[str]:
+        selector = pafs.FileSelector(self._root, allow_not_found=True, recursive=True)
+        found = (posixpath.basename(info.path) for info in self._fs.get_file_info(selector) if info.is_file)
+        return sorted(name for name in found if _NAME.fullmatch(name))
+
+    def _delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_file(posixpath.join(self._root, name[:2], name))
 
     def _path(self, digest: Digest) -> str:
         return posixpath.join(self._root, digest[:2], digest)

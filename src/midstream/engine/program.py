@@ -51,6 +51,15 @@ class StageProgram:
         """All that decides what an operator does; equal in two programs if it does the same in both."""
         return self.operator(name), self.inputs[name], self.blobs.get(name), self.migrations.get(name)
 
+    def digests_of(self, name: str) -> tuple[Digest, ...]:
+        """The blobs of an operator: its function or table, if it has one, and what brings its state up to date."""
+        own = (self.blobs[name],) if name in self.blobs else ()
+        return (*own, *(step.function for step in self.migrations.get(name, ())))
+
+    def digests(self) -> frozenset[Digest]:
+        """The blobs of all operators."""
+        return frozenset(digest for op in self.operators for digest in self.digests_of(op.name))
+
     def operator(self, name: str) -> Operator:
         """One of the operators."""
         return next(op for op in self.operators if op.name == name)

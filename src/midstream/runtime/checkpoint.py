@@ -19,6 +19,7 @@ the newest manifest is whole and can be gone on from.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -185,12 +186,9 @@ class Checkpoint:
             self._lock = None
 
     def commit(self, manifest: Manifest) -> None:
-        """Write an epoch's manifest; from here on the epoch's results count. Old manifests are removed."""
+        """Write an epoch's manifest; from here on the epoch's results count."""
         data = with_checksum(msgspec.json.encode(manifest))
         write_atomically(self._fs, self._manifest_path(manifest.epoch), data, durable=self.durable)
-        stale = self._manifest_path(Epoch(manifest.epoch - KEPT_MANIFESTS))
-        if manifest.epoch >= KEPT_MANIFESTS and self._fs.get_file_info(stale).type != pafs.FileType.NotFound:
-            remove_file(self._fs, stale)
 
     def manifest(self, epoch: Epoch) -> Manifest | None:
         """The manifest of an epoch, if it was committed and not yet removed.
@@ -283,14 +281,34 @@ class Checkpoint:
         )
 
     def keep_journal(self, epoch: Epoch, run: Run, data: bytes) -> str:
-        """Keep the journal of a run that failed; returns where. Old ones are removed."""
-        folder = posixpath.join(self._root, "journal")
-        path = posixpath.join(folder, f"{epoch:010d}.{run}")
+        """Keep the journal of a run that failed; returns where."""
+        path = posixpath.join(self._root, "journal", f"{epoch:010d}.{run}")
         write_atomically(self._fs, path, data, durable=False)  # for people, not for a restart
-        kept = sorted(self._fs.get_file_info(pafs.FileSelector(folder)), key=lambda info: info.mtime_ns or 0)
-        for stale in kept[:-KEPT_JOURNALS]:
-            remove_file(self._fs, stale.path)
         return path
+
+    # ── what is too old ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def stale_manifests(self, newest: Epoch) -> list[Epoch]:
+        """The epochs whose manifests are not among the newest that are kept."""
+        return [epoch for epoch in self._epochs() if epoch <= newest - KEPT_MANIFESTS]
+
+    def remove_manifest(self, epoch: Epoch) -> None:
+        """Remove a manifest, if it is there."""
+        self._remove(self._manifest_path(epoch))
+
+    def stale_journals(self) -> list[str]:
+        """The names of journals that are not among the newest that are kept."""
+        selector = pafs.FileSelector(posixpath.join(self._root, "journal"), allow_not_found=True)
+        kept = sorted(self._fs.get_file_info(selector), key=lambda info: info.mtime_ns or 0)
+        return [posixpath.basename(info.path) for info in kept[:-KEPT_JOURNALS]]
+
+    def remove_journal(self, name: str) -> None:
+        """Remove a journal, if it is there."""
+        self._remove(posixpath.join(self._root, "journal", name))
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            remove_file(self._fs, path)
 
     def _manifest_path(self, epoch: Epoch) -> str:
         return posixpath.join(self._root, "epochs", f"{epoch:010d}")

@@ -93,6 +93,9 @@ class Edge(Protocol):
     def preflight(self, prepared: Prepared) -> None:
         """Try what only this runtime can try of a change; raises :class:`~midstream.errors.FlowError` if it fails."""
 
+    def sweep(self, sweeper: Sweeper) -> None:
+        """Have the sweeper remove what is due, now or beside the epochs to come."""
+
     def secure(self, run: OpenRun) -> None:
         """Have what the engine's own log says of this run on disk, because a manifest is about to refer to it."""
 
@@ -143,7 +146,7 @@ class Driver:
         self._audit = audit
         self._on_commit = on_commit
         self._wall = wall
-        self._sweeper = Sweeper(checkpoint.states)
+        self.sweeper = Sweeper(checkpoint)
         self._samples = Samples()
         self._standing: Standing | None = None  # known when the runtime says with which epoch it goes on
         newest = checkpoint.newest_manifest()
@@ -164,7 +167,7 @@ class Driver:
             if epoch <= self._found and (manifest := self._committed_before(epoch, entry)) is not None:
                 _log.info("epoch %s was committed before the job was started again", epoch)
                 self._standing = Standing.of(self.changes.configuration.graph, manifest)
-                self._sweeper.after(self._standing)
+                self._sweep(self._standing)
                 return None
             standing = self._stand_before(epoch)
             configuration = self.changes.configuration
@@ -183,6 +186,7 @@ class Driver:
                     watermarks=standing.watermarks,
                     on_trial=self.changes.opened(epoch),
                     audit=self._audit,
+                    live=tuple(sorted(self.changes.live())),
                 )
             )
             self._open = run
@@ -231,7 +235,7 @@ class Driver:
             self._standing = standing
             self.changes.committed(commit, run.configuration)
             self._samples = self._samples.after(commit)
-            self._sweeper.after(standing, self._samples.files())
+            self._sweep(standing)
             self._edge.at("counted")
             self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms))
             return True
@@ -266,6 +270,7 @@ class Driver:
         if not self._is_stopping:
             with contextlib.suppress(CheckpointError, OSError):  # what failed matters more than its record
                 self._checkpoint.keep_journal(run.epoch, run.run, self._control.journal())
+                self.sweeper.after_failure()
             failure = RunFailure(
                 self._overdue or str(failed),
                 frozenset(each.revision for each in failures),
@@ -289,8 +294,13 @@ class Driver:
             self._standing = Standing.of(graph, self._checkpoint.manifest_before(epoch))
             if epoch < self._found:
                 self._require_state(epoch, self._standing)
-            self._sweeper.after(self._standing)
+            self._sweep(self._standing)
         return self._standing
+
+    def _sweep(self, standing: Standing) -> None:
+        """Let what nobody needs from here on be removed."""
+        self.sweeper.after(standing, live=self.changes.live(), samples=self._samples.files())
+        self._edge.sweep(self.sweeper)
 
     def _committed_before(self, epoch: Epoch, entry: BatchEntry) -> Manifest | None:
         """The manifest of an epoch that was committed before this start, for the same rows.
@@ -321,6 +331,10 @@ class Driver:
 
     def request(self, request: Request) -> Change:
         """Check a change and let it take effect as soon as it can. What does not fit is refused, and put on record."""
+        with self._checkpoint.blobs.holds.preparing():  # until what it stores is on record
+            return self._request(request)
+
+    def _request(self, request: Request) -> Change:
         began = time.perf_counter()
         try:
             # All that the user's code has a part in comes first, without the lock; epochs go on meanwhile.
@@ -345,7 +359,7 @@ class Driver:
         with contextlib.ExitStack() as stack:
             with self._lock:
                 samples = self._samples
-                stack.enter_context(self._sweeper.keeping(samples.files()))
+                stack.enter_context(self.sweeper.holding(samples.files()))
             for note in try_updates(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
                 _log.info("%s", note)
 

@@ -24,7 +24,7 @@ from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Sink
 from midstream.flow.sinks import SinkTarget
 from midstream.ids import Epoch
-from midstream.metrics import EpochProgress
+from midstream.metrics import EpochProgress, SweepStats
 from midstream.runtime.batching import BatchLimit, is_chosen_by_user
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.control_plane import ControlPlane
@@ -32,6 +32,7 @@ from midstream.runtime.driver import Driver, OpenRun
 from midstream.runtime.epoch import compile_epoch
 from midstream.runtime.offset_log import OffsetLog, forget_settings
 from midstream.runtime.sinks import write_sinks
+from midstream.runtime.sweeping import Sweeper, SweepThread
 from midstream.runtime.transform_check import check_changed_transforms
 from midstream.runtime.worker import Ticket, Whereabouts
 
@@ -88,6 +89,7 @@ class Heartbeat:
         """The thread that computes a run, as long as it may be interrupted."""
         order = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
         self._driver = Driver(changes, checkpoint, control, self, audit=order, on_commit=self._committed)
+        self._sweep_thread = SweepThread(self._driver.sweeper)
         control.listen(self._driver.hear)
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -146,6 +148,11 @@ class Heartbeat:
         graph = configuration.graph
         return {op.name: graph.payloads[op.name] for op in graph.of(Sink)}
 
+    @property
+    def sweep_stats(self) -> SweepStats:
+        """What became of files that nobody needs."""
+        return self._driver.sweeper.stats
+
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self, request: Request) -> Prepared:
@@ -163,6 +170,7 @@ class Heartbeat:
     def ended(self, why: str) -> None:
         """The job is over; so are its changes."""
         self._driver.ended(why)
+        self._sweep_thread.close()
         if self._syncer is not None:
             self._syncer.shutdown()
 
@@ -232,6 +240,10 @@ class Heartbeat:
     def preflight(self, prepared: Prepared) -> None:
         """Ask Spark's analyser about transforms."""
         check_changed_transforms(prepared, self._spark)
+
+    def sweep(self, sweeper: Sweeper) -> None:
+        """Beside the epochs to come."""
+        self._sweep_thread.wake()
 
     def secure(self, run: OpenRun) -> None:
         """Spark does not sync its log."""

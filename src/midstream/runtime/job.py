@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -132,7 +133,7 @@ class Job:
     @property
     def metrics(self) -> JobMetrics:
         """Totals since this start."""
-        return self._metrics
+        return msgspec.structs.replace(self._metrics, sweep=self._heartbeat.sweep_stats)
 
     def state(self, operator: str) -> DataFrame:
         """The committed state of an operator as a DataFrame: its key columns, and what it holds of each key.
@@ -227,17 +228,18 @@ class Job:
             those whose state was migrated since.
         """
         self._require_running()
-        newest, store = self._changes.newest(), self._checkpoint.blobs
-        undone = undoing(self.history(), Revision(revision), newest, store, migrate)
-        request = Request(
-            undone.updates,
-            scheduler_of(scheduler),
-            by or whoami(),
-            stored=undone.stored,
-            note=f"back to revision {revision}",
-            back_to=undone,
-        )
-        return self._heartbeat.request(request)
+        store = self._checkpoint.blobs
+        with store.holds.preparing():  # or what is found here could be gone before it is on record
+            undone = undoing(self.history(), Revision(revision), self._changes.newest(), store, migrate)
+            request = Request(
+                undone.updates,
+                scheduler_of(scheduler),
+                by or whoami(),
+                stored=undone.stored,
+                note=f"back to revision {revision}",
+                back_to=undone,
+            )
+            return self._heartbeat.request(request)
 
     def _require_running(self) -> None:
         if self._over.is_set():

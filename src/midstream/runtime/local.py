@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from midstream.change.changes import Changes, Request
@@ -65,6 +66,7 @@ from midstream.runtime.local_data import LocalData, by_destination, require_loca
 from midstream.runtime.local_sinks import write
 from midstream.runtime.local_tasks import Attempt, peer_of
 from midstream.runtime.recorded import check_audit, read_history
+from midstream.runtime.sweeping import Sweeper
 from midstream.state.access import StateAccess
 
 EAGERNESS = (0.3, 0.05, 0.01)
@@ -304,7 +306,7 @@ class _Runtime:
         self.checkpoint.release()
         self.result = LocalRun(
             progress=tuple(self._progress),
-            metrics=self._metrics,
+            metrics=msgspec.structs.replace(self._metrics, sweep=self._driver.sweeper.stats),
             revision=self._driver.changes.configuration.revision,
             story=self.coordinator.story,
             history=tuple(self.checkpoint.changes.records()),
@@ -364,6 +366,10 @@ class _Runtime:
 
     def preflight(self, prepared: Prepared) -> None:
         """There is nothing here that the driver could not try itself."""
+
+    def sweep(self, sweeper: Sweeper) -> None:
+        """At once, so that a seed replays exactly."""
+        sweeper.sweep()
 
     def secure(self, run: OpenRun) -> None:
         """The log is in memory, and survives whatever happens here."""

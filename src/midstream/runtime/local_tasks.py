@@ -96,6 +96,7 @@ class Attempt:
         self._ask(WorkerJoined(worker))
         assignment = self._ask(TaskStarted(self.task, worker))
         assert isinstance(assignment, Assignment)
+        world.resources.forget_all_but(assignment.live)
         yield False
         run: TaskRun | None = None
         revision = assignment.revision

@@ -18,12 +18,13 @@ from midstream.control.messages import (
 )
 from midstream.engine.clock import Clock
 from midstream.engine.failure import failed
+from midstream.engine.program import StageProgram
 from midstream.engine.recording import Recorder
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.errors import CheckpointError, StateError
-from midstream.ids import BinId, Revision
+from midstream.ids import BinId, Digest, Revision
 from midstream.runtime.recorded import write_history
 from midstream.state.access import StateAccess
 from midstream.state.files import Author
@@ -45,6 +46,8 @@ class TaskRun:
         sizer: SliceSizer,
     ) -> None:
         self._task = task
+        self._resources = resources
+        self._held: list[Digest] = []
         self._states: dict[str, TaskState] = {}
         self._audit = assignment.audit
         self._recorder = None if self._audit is None else Recorder(self._audit.column)
@@ -52,9 +55,8 @@ class TaskRun:
         try:
             for operator, data in assignment.lineages.items():
                 self._states[operator] = _open(access, operator, data, own)
-            self._resources = resources
             self._runner = StageRunner(
-                resources.program(assignment.program),
+                self._program(assignment.program),
                 resources,
                 partition=task.partition,
                 revision=assignment.revision,
@@ -111,8 +113,13 @@ class TaskRun:
         return Reached(self._task, self.revision, operators) if operators else None
 
     def _prepare(self, change: StageChange) -> None:
-        program = self._resources.program(change.program)
-        self._runner.prepare(RevisedStage(change.revision, program, frozenset(change.heads)))
+        self._runner.prepare(RevisedStage(change.revision, self._program(change.program), frozenset(change.heads)))
+
+    def _program(self, digest: Digest) -> StageProgram:
+        """A program, which nobody else makes this process forget before the task is over."""
+        self._resources.hold(digest)
+        self._held.append(digest)
+        return self._resources.program(digest)
 
     def finish(self) -> TaskFinished:
         """Write what has changed of the state, and report. Only after :meth:`run`."""
@@ -139,9 +146,11 @@ class TaskRun:
         return name
 
     def close(self) -> None:
-        """Let go of state."""
+        """Let go of state and of what was loaded."""
         for state in self._states.values():
             state.close()
+        while self._held:
+            self._resources.release(self._held.pop())
 
     def _written(self, operator: str, state: TaskState) -> StateChange:
         task = self._task

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -88,6 +88,7 @@ def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     worker = _worker_for(ticket.at)
     assignment = worker.ask(TaskStarted(task, worker.name))
     assert isinstance(assignment, Assignment)
+    worker.forget_all_but(assignment.live)
     revision = assignment.revision
     try:
         work = TaskRun(
@@ -176,6 +177,17 @@ class _Worker:
     def sizer(self, program: Digest) -> SliceSizer:
         """Slice sizes learnt by earlier tasks of the same program are a good start for the next one."""
         return self._sizers.setdefault(program, SliceSizer())
+
+    def forget_all_but(self, live: Collection[Digest]) -> None:
+        """Let go of what no task of the job will use any more. No task may be running in this process.
+
+        The thread that hears of changes may be loading what one needs. If that is forgotten here, then the change is
+        over; and what it loads after that goes when the next task starts.
+        """
+        forgotten = self.resources.forget_all_but(live)
+        for program in forgotten & self._sizers.keys():
+            del self._sizers[program]
+        _settled.forgotten(forgotten)
 
     def _listen(self, address: Address) -> None:
         """Hear of changes, until the job ends; then close the user's functions.

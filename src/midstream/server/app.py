@@ -244,6 +244,7 @@ def state_of(job: ServedJob) -> JobState:
         progress=tuple(job.progress)[-RECENT:],
         on_trial=None if change is None else change.record,
         error=None if exception is None else str(exception),
+        sweep=metrics.sweep,
     )
 
 

@@ -19,7 +19,7 @@ from midstream.errors import FlowError, FunctionError
 from midstream.flow.functions import pack
 from midstream.flow.handed import describe_table
 from midstream.flow.updates import Update
-from midstream.metrics import EpochProgress
+from midstream.metrics import EpochProgress, SweepStats
 
 __all__ = [
     "ChangeRequest",
@@ -147,6 +147,7 @@ class JobState(msgspec.Struct, frozen=True):
     progress: tuple[EpochProgress, ...] = ()
     on_trial: ChangeRecord | None = None
     error: str | None = None
+    sweep: SweepStats = SweepStats()
 
 
 class Explained(msgspec.Struct, frozen=True):

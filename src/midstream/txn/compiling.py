@@ -14,10 +14,12 @@ import inspect
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary, finalize
 
 import numba
 import numpy as np
@@ -61,13 +63,20 @@ class Machine:
         self.generated = generate(program)
         space = _interpreted(self.generated) if program.interpreted else _compiled(self.generated)
         self._space = space
+        # Its module is known to Python by name, which would keep it, and the user's functions in it, for ever.
+        finalize(self, _unload, space).atexit = False
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         found: Callable[..., Any] = self._space[name]
         return found
 
 
-_machines: dict[str, Machine] = {}
+KEPT_MACHINES = 64
+
+# A machine with functions or objects of the user's is theirs alone, and goes with them: they may be large. While it is
+# there, they are, so that their ids are no others'. Without any, it is small, and worth keeping for the next engine.
+_machines_with_objects: WeakValueDictionary[str, Machine] = WeakValueDictionary()
+_machines: OrderedDict[str, Machine] = OrderedDict()
 
 
 def machine_for(program: Program) -> Machine:
@@ -76,9 +85,20 @@ def machine_for(program: Program) -> Machine:
     functions = [id(function.call) for kind in program.types for function in kind.functions]
     objects = [id(node.param) for kind in program.types for node in kind.nodes if node.kind == "object"]
     key = f"{made.text}{functions}{objects}{program.interpreted}"
-    if key not in _machines:
-        _machines[key] = Machine(program)
-    return _machines[key]
+    machines: MutableMapping[str, Machine] = _machines_with_objects if functions or objects else _machines
+    machine = machines.get(key)
+    if machine is None:
+        machine = machines[key] = Machine(program)
+    if len(_machines) > KEPT_MACHINES:
+        _machines.popitem(last=False)
+    return machine
+
+
+def _unload(space: dict[str, Any]) -> None:
+    """Forget the module of a machine, unless another one has taken its name."""
+    name = space.get("__name__", "")
+    if name in sys.modules and vars(sys.modules[name]) is space:
+        del sys.modules[name]
 
 
 def _text(made: Generated, options: str) -> str:

@@ -103,7 +103,8 @@ def at_work(operator: Operator, parts: Parts) -> AtWork:
             transactions: Any = parts.function(operator)
             engine = parts.resources.made(
                 "engine",
-                (parts.program.blobs[operator.name], takes[0].to_string()),
+                parts.program.blobs[operator.name],
+                takes[0].to_string(),
                 lambda: engine_of(operator, spec, transactions, takes[0]),
             )
             return transact_at_work(operator, spec, engine, parts.states[operator.name], parts.times, parts.revision)

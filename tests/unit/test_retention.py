@@ -1,0 +1,99 @@
+"""Which blobs stay: what a restart and a revert need, and no more than that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.change.configuration import FIRST_REVISION
+from midstream.change.records import ChangeRecord, Outcome, UpdateRecord
+from midstream.change.retention import blobs_on_record, revisions_to_revert_to
+from midstream.ids import Digest, Revision
+
+OPERATORS = ["A", "B", "C"]
+KEPT = 3
+
+
+def history(
+    draws: list[tuple[Outcome, frozenset[str], bool]],
+) -> tuple[list[ChangeRecord], dict[int, dict[str, Digest]], set[Digest]]:
+    """Records; which functions ran at each revision that the job has run; and all migrations that were applied."""
+    runs = {name: Digest(f"{name}0") for name in OPERATORS}
+    at = {int(FIRST_REVISION): dict(runs)}
+    records, migrations = [], set()
+    for number, (outcome, operators, migrates) in enumerate(draws, 1):
+        revision = Revision(number + 1)
+        updates = tuple(
+            UpdateRecord(
+                name,
+                "f",
+                Digest(f"{name}{number}"),
+                "",
+                runs[name],
+                migrate=Digest(f"{name}{number}m") if migrates else None,
+            )
+            for name in sorted(operators)
+        )
+        records.append(ChangeRecord(number, revision, 0.0, "ann", "fries", updates, "", outcome))
+        if outcome is Outcome.APPLIED:
+            runs.update({update.operator: update.function for update in updates})
+            at[revision] = dict(runs)
+            migrations |= {update.migrate for update in updates if update.migrate is not None}
+    return records, at, migrations
+
+
+draws = st.lists(
+    st.tuples(
+        st.sampled_from([Outcome.APPLIED, Outcome.APPLIED, Outcome.ROLLED_BACK, Outcome.REFUSED]),
+        st.frozensets(st.sampled_from(OPERATORS), min_size=1),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@given(draws)
+def test_restart_and_revert_find_what_they_need_and_nothing_else_stays(drawn):
+    records, at, migrations = history(drawn)
+    live = blobs_on_record(records, KEPT)
+    newest = at[max(at)]
+    changed = {name for name in OPERATORS if newest[name] != f"{name}0"}
+    assert {newest[name] for name in changed} <= live, "a restart runs them"
+    assert migrations <= live, "keys may be at old levels"
+    wanted = {newest[name] for name in changed} | migrations
+    for revision in sorted(at)[-KEPT - 1 :]:
+        wanted |= {at[revision][name] for name in OPERATORS if at[revision][name] != newest[name]}
+    assert wanted <= live, "the job can go back so far"
+    # What lies between two revisions that can be gone back to is needed for one of them.
+    assert live <= {digest for runs in at.values() for digest in runs.values()} | migrations
+    assert len(live - migrations) <= len(OPERATORS) * (KEPT + 2)
+
+
+@given(draws)
+def test_the_revisions_that_can_be_gone_back_to_are_those_whose_functions_are_stored(drawn):
+    records, at, _ = history(drawn)
+    stored = blobs_on_record(records, KEPT) | set(at[max(at)].values())
+    found = revisions_to_revert_to(records, stored)
+    assert found == [revision for revision in sorted(at) if set(at[revision].values()) <= stored]
+    assert set(sorted(at)[-KEPT - 1 :]) <= set(found)
+
+
+def test_a_pending_change_keeps_its_functions_and_what_it_would_replace():
+    records, _, _ = history([(Outcome.PENDING, frozenset({"A"}), True)])
+    assert blobs_on_record(records, KEPT) == {"A1", "A0", "A1m"}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.ROLLED_BACK])
+def test_a_change_that_came_to_nothing_keeps_nothing(outcome: Outcome):
+    records, _, _ = history([(outcome, frozenset({"A"}), True)])
+    assert blobs_on_record(records, KEPT) == frozenset()
+
+
+def test_what_ran_before_the_script_was_gone_back_to_is_no_aim(tmp_path: Path):
+    records, at, _ = history([(Outcome.APPLIED, frozenset({"A"}), False)])
+    dropped = ChangeRecord(2, Revision(3), 0.0, "ann", "epoch", (), "", Outcome.APPLIED, drops=True)
+    stored = {digest for runs in at.values() for digest in runs.values()}
+    assert revisions_to_revert_to([*records, dropped], stored) == [3]
