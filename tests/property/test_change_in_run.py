@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -31,6 +30,7 @@ from midstream.control.messages import (
     WorkerJoined,
 )
 from midstream.ids import Digest, Epoch, Origin, PartitionId, Revision, Run, StageIndex
+from tests.examples import examples
 
 ROWS = 10
 ORIGIN = Origin(-1)
@@ -145,4 +145,4 @@ class Partition(RuleBasedStateMachine):
 
 
 TestPartition = Partition.TestCase
-TestPartition.settings = settings(max_examples=100, stateful_step_count=20)
+TestPartition.settings = examples(100, stateful_step_count=20)
