@@ -58,7 +58,7 @@ from midstream.runtime.layouts import check_layouts
 from midstream.runtime.local_data import LocalData, require_local, source_epochs
 from midstream.runtime.local_exchange import Exchanged, StageInput, StageOutput
 from midstream.runtime.local_sinks import write
-from midstream.runtime.local_stage import StageTasks
+from midstream.runtime.local_stage import StageTasks, thinned
 from midstream.runtime.local_tasks import Attempt, peer_of
 from midstream.runtime.recorded import check_audit, keep_index, read_history
 from midstream.runtime.reporting import epoch_progress, explain
@@ -68,18 +68,26 @@ from midstream.state.access import StateAccess
 
 EAGERNESS = (0.3, 0.05, 0.01)
 """Chances, at each step from the stage on in which it is to begin, that a change is requested now."""
+FULL_RUNS = 4
+"""Runs of an epoch in which faults come as often as they were wanted to; see :class:`Faults`."""
 BEFORE = StageIndex(-1)
 """In place of a stage: before an epoch is opened."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Chances of things going wrong, each per opportunity."""
+    """Chances of things going wrong, each per step of a task. An epoch has dozens of steps, or thousands.
+
+    Faults thin out where they come again and again, so that every run ends: at 3% per step, an epoch of 300 steps would
+    get through once in ten thousand runs. What ends a run of an epoch (``give_up``, ``crash_driver``) comes half as
+    often with every run after the first four of that epoch; what ends an attempt of a task (``crash``,
+    ``lose_output``), with every attempt after the first four of that task.
+    """
 
     crash: float = 0.0
     """A task dies before its next slice; another attempt starts from the beginning."""
     speculate: float = 0.0
-    """A second attempt of a task starts beside the first."""
+    """A second attempt of a task starts beside the first, or a third."""
     repeat: float = 0.0
     """A message to the coordinator arrives once more, at some later time."""
     give_up: float = 0.0
@@ -196,6 +204,7 @@ class _Runtime:
         self._eagerness = rng.choice(EAGERNESS)
         self._epoch = Epoch(0)
         self._begin_in = BEFORE
+        self._runs = 0
         self._start_driver()
 
     def _start_driver(self) -> None:
@@ -240,7 +249,9 @@ class _Runtime:
 
     def run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData]) -> None:
         """Until it is committed, as Spark would: after a crash of the driver, the epoch it was in is run again."""
+        self._runs = 0
         while True:
+            self._runs += 1
             try:
                 return self._run_epoch(epoch, rows)
             except _DriverCrashed:
@@ -434,10 +445,11 @@ class _Runtime:
                 self._maybe_change(stage)
                 self._disturb()
                 attempt = self.rng.choice(tasks.active)
-                if self._chance(self.faults.crash):
+                rarely = tasks.thinned(attempt)
+                if self._chance(rarely * self.faults.crash):
                     tasks.crash(attempt)
                     continue
-                if self._chance(self.faults.lose_output) and tasks.lose_input(attempt):
+                if self._chance(rarely * self.faults.lose_output) and tasks.lose_input(attempt):
                     continue
                 if self._chance(self.faults.speculate):
                     tasks.speculate(attempt)
@@ -474,11 +486,11 @@ class _Runtime:
                 self._zombies.remove(zombie)
 
     def _maybe_crash_driver(self) -> None:
-        if self._chance(self.faults.crash_driver):
+        if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.crash_driver):
             raise _DriverCrashed
 
     def _maybe_give_up(self) -> None:
-        if self._chance(self.faults.give_up):
+        if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.give_up):
             raise _GivenUp
 
     def _chance(self, probability: float) -> bool:

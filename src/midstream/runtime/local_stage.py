@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
@@ -10,7 +11,21 @@ from midstream.ids import StageIndex
 from midstream.runtime.local_exchange import Exchanged, StageInput
 from midstream.runtime.local_tasks import Attempt
 
-__all__ = ["StageTasks"]
+__all__ = ["StageTasks", "thinned"]
+
+FULL_ATTEMPTS = 4
+"""Attempts of a task that die as often as they were wanted to."""
+MOST_AT_ONCE = 3
+"""Attempts of a task that are at work at the same time. Spark has two. With more and more of them, none would end."""
+
+
+def thinned(tries: int, full: int) -> float:
+    """By how much faults become rarer after so many tries at the same thing: half as often with each after ``full``.
+
+    >>> [thinned(tries, 4) for tries in (1, 4, 5, 6)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
+    return float(0.5 ** max(0, tries - full))
 
 
 class StageTasks:
@@ -34,6 +49,7 @@ class StageTasks:
         self._before = data if isinstance(data, Exchanged) else None
         self._wanted = frozenset(wanted)
         self._launch = launch
+        self._launched: Counter[tuple[StageIndex, int]] = Counter()
         self._missing: set[int] = set()  # partitions of the stage before whose output is lost
         self._starved: set[int] = set()  # partitions that cannot start before it is there again
         for partition in sorted(self._wanted):
@@ -44,9 +60,14 @@ class StageTasks:
         """Whether every partition has finished once."""
         return len(self.results) == len(self._wanted)
 
+    def thinned(self, attempt: Attempt) -> float:
+        """By how much rarer it is that this attempt dies, after all those of its task that were before it."""
+        return thinned(self._launched[attempt.task.stage, attempt.task.partition], FULL_ATTEMPTS)
+
     def speculate(self, attempt: Attempt) -> None:
-        """Start another attempt beside this one."""
-        self._start(attempt.task.stage, attempt.task.partition)
+        """Start another attempt beside this one, unless there are many."""
+        if self._at_work(attempt.task.stage, attempt.task.partition) < MOST_AT_ONCE:
+            self._start(attempt.task.stage, attempt.task.partition)
 
     def crash(self, attempt: Attempt) -> None:
         """This attempt dies. Another one starts if its output is needed and nobody else is at it."""
@@ -54,7 +75,7 @@ class StageTasks:
         self.active.remove(attempt)
         attempt.close()
         is_needed = partition not in self.results if self._is_reader(stage) else partition in self._missing
-        if is_needed and not any((each.task.stage, each.task.partition) == (stage, partition) for each in self.active):
+        if is_needed and not self._at_work(stage, partition):
             self._start(stage, partition)
 
     def lose_input(self, attempt: Attempt) -> bool:
@@ -85,12 +106,16 @@ class StageTasks:
     def _is_reader(self, stage: StageIndex) -> bool:
         return stage == self._stage
 
+    def _at_work(self, stage: StageIndex, partition: int) -> int:
+        return sum((each.task.stage, each.task.partition) == (stage, partition) for each in self.active)
+
     def _start(self, stage: StageIndex, partition: int) -> None:
         """Start an attempt; one that has nothing to read yet starts when it has."""
-        if not self._is_reader(stage):
-            assert self._before is not None, f"stage {stage} is not at work"
-            self.active.append(self._launch(stage, partition, self._before.output.read.of(partition)))
-        elif self._missing:
+        is_reader = self._is_reader(stage)
+        if is_reader and self._missing:
             self._starved.add(partition)
-        else:
-            self.active.append(self._launch(stage, partition, self._data.of(partition)))
+            return
+        assert is_reader or self._before is not None, f"stage {stage} is not at work"
+        read = self._data if is_reader or self._before is None else self._before.output.read
+        self._launched[stage, partition] += 1
+        self.active.append(self._launch(stage, partition, read.of(partition)))
