@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-fast test-slow simulate chaos lint types format bench bench-quick clean check-java
+.PHONY: help setup demo test test-fast test-slow simulate search chaos lint types format bench bench-quick clean check-java
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,8 +48,14 @@ format: $(STAMP) ## rewrite the code in the project's format
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-simulate: $(STAMP) ## thousands of random flows, faults and seeds on the local runtime, against the oracle
+simulate: $(STAMP) ## thousands of random flows, faults and seeds on the local runtime; then `make search`
 	@$(PY) -m tests.simulation.run $(ARGS)
+	@$(MAKE) search ARGS=
+
+# Hypothesis marks its tests itself. What it finds is tried first when it searches again, from .hypothesis.
+search: $(STAMP) ## search for new examples of all properties; `make test` always tries the same few
+	@$(PY) -m pytest -m "hypothesis and not spark" --ignore tests/spark --hypothesis-profile searching --timeout 0 \
+	    --numprocesses 2 $(ARGS)
 
 chaos: check-java $(STAMP) ## kill workers, executors and drivers of real jobs at random moments, against the oracle
 	@$(PY) -m tests.chaos.run $(ARGS)

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from midstream import Flow
 from midstream.metrics import JobMetrics
 from midstream.testing import run_local, run_spark
+from tests.examples import register_profiles
 
-settings.register_profile("default", deadline=None, print_blob=True)
-settings.load_profile("default")
+register_profiles()
 
 SPARK_TESTS = Path(__file__).parent / "spark"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.data.times import EpochTimes
@@ -25,6 +25,7 @@ from midstream.flow.model import LATE, Aggregate, Distinct, Operator
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
 from midstream.state.keys import Namespace, encode_key, timer_key
 from tests.epochs import Epochs, cut, epochs, small_blocks
+from tests.examples import examples
 
 pytestmark = pytest.mark.long
 
@@ -186,7 +187,7 @@ partition_counts = st.integers(1, 3)
 column_sets = st.sampled_from([COLUMNS, PLAIN])
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(histories(), partition_counts, column_sets)
 def test_running_totals_are_over_all_epochs(history, partitions, columns):
     operator = operator_of(None, columns)
@@ -210,7 +211,7 @@ def ends_of(window, time):
     return [start - back + window.size_us for back in range(0, window.size_us, every)]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(histories(), windows, partition_counts, column_sets)
 def test_windows_are_emitted_once_when_they_close(history, window, partitions, columns):
     operator = operator_of(window, columns)
@@ -248,7 +249,7 @@ def _near(a, b, gap):
     return max(a[0], b[0]) - min(a[1], b[1]) < gap
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(histories(), st.sampled_from([2, 3, 5]), partition_counts, column_sets)
 def test_sessions_are_chains_of_rows(history, gap, partitions, columns):
     operator = operator_of(Session(gap), columns)
@@ -279,7 +280,7 @@ def test_sessions_are_chains_of_rows(history, gap, partitions, columns):
             assert world.stored().keys() == marks | opened.keys()
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(histories(), st.none() | st.integers(1, 6), partition_counts)
 def test_distinct_passes_the_first_row_of_each_key(history, within, partitions):
     spec = Distinct(("user", "n"), None if within is None else "t", within)

@@ -1,10 +1,12 @@
-"""Attempts of a partition come, go, ask and finish; all that finish have switched at the same row, or nowhere."""
+"""Attempts of a partition come, go, ask and finish; all that finish have switched at the same row, or nowhere.
+
+What a task says at its end it says under the new revision if it knows of the change. So all that finish know, or none.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -31,6 +33,7 @@ from midstream.control.messages import (
     WorkerJoined,
 )
 from midstream.ids import Digest, Epoch, Origin, PartitionId, Revision, Run, StageIndex
+from tests.examples import examples
 
 ROWS = 10
 ORIGIN = Origin(-1)
@@ -46,21 +49,29 @@ class Attempt:
     switch: int = NOWHERE
     at: int = 0
     is_told: bool = False
+    has_asked: bool = False
+
+    @property
+    def ending(self) -> tuple[int, bool]:
+        """What decides about all that it gives: where it switches, and the revision at its end."""
+        return self.switch, self.knows
 
 
 class Partition(RuleBasedStateMachine):
-    """One partition of a stage that hosts a head."""
+    """One partition of a stage, which hosts a head or stands behind one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.coordinator = Coordinator()
         self.running: list[Attempt] = []
-        self.finished: list[int] = []
+        self.finished: list[tuple[int, bool]] = []
+        self.heads: dict[StageIndex, tuple[str, ...]] = {}
         self.started = 0
         self.has_begun = False
 
-    @initialize()
-    def open(self) -> None:
+    @initialize(hosts_head=st.booleans())
+    def open(self, hosts_head: bool) -> None:
+        self.heads = {StageIndex(0): ("FM",)} if hosts_head else {}
         self.coordinator.handle(EpochOpened(Epoch(0), Run(0), Revision(1), (Digest("old"),), (0,)))
 
     @rule()
@@ -78,7 +89,7 @@ class Partition(RuleBasedStateMachine):
     @rule()
     def begin(self) -> None:
         self.has_begun = True
-        told = self.coordinator.handle(ChangeBegun(Revision(2), (Digest("new"),), {StageIndex(0): ("FM",)}, {}))
+        told = self.coordinator.handle(ChangeBegun(Revision(2), (Digest("new"),), self.heads, {}))
         tasks = {each.message.task for each in told if isinstance(each, Send) and isinstance(each.message, Switch)}
         for attempt in self.running:
             attempt.is_told = attempt.task in tasks
@@ -89,15 +100,15 @@ class Partition(RuleBasedStateMachine):
         attempt = self.some(data)
         attempt.at = min(ROWS, attempt.at + rows)
 
-    @precondition(lambda self: any(attempt.is_told and not attempt.knows for attempt in self.running))
+    @precondition(lambda self: any(attempt.is_told and not attempt.has_asked for attempt in self.running))
     @rule(data=st.data(), repeats=st.booleans())
     def ask(self, data: st.DataObject, repeats: bool) -> None:
-        attempt = data.draw(st.sampled_from([each for each in self.running if each.is_told and not each.knows]))
-        attempt.knows = True
+        attempt = data.draw(st.sampled_from([each for each in self.running if each.is_told and not each.has_asked]))
+        attempt.has_asked = True
         asked = Applied(attempt.task, Revision(2), {ORIGIN: attempt.at})
         answer = self.say(asked)
         if isinstance(answer, Accepted):
-            attempt.switch = attempt.at
+            attempt.switch, attempt.knows = attempt.at, True
         if repeats:
             assert self.say(asked) == answer
 
@@ -107,7 +118,7 @@ class Partition(RuleBasedStateMachine):
         attempt = self.some(data)
         self.running.remove(attempt)
         self.say(TaskFinished(attempt.task, (), {}, {}, {}))
-        self.finished.append(attempt.switch)
+        self.finished.append(attempt.ending)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), says_so=st.booleans())
@@ -123,8 +134,8 @@ class Partition(RuleBasedStateMachine):
 
     @invariant()
     def those_that_run_can_still_be_alike(self) -> None:
-        """One that knows of the change cannot change its mind any more."""
-        decided = {attempt.switch for attempt in self.running if attempt.knows}
+        """One that knows of the change, or was told that it must stay, cannot change its mind any more."""
+        decided = {attempt.ending for attempt in self.running if attempt.knows or attempt.has_asked}
         assert len(decided | set(self.finished)) <= 1
 
     def teardown(self) -> None:
@@ -134,7 +145,7 @@ class Partition(RuleBasedStateMachine):
             assert commit.revision == (2 if self.has_begun else 1)
             for point in commit.switches:
                 wanted = NOWHERE if point.position is None else point.position.get(ORIGIN, 0)
-                assert self.finished[0] == wanted
+                assert self.finished[0][0] == wanted
 
     def some(self, data: st.DataObject) -> Attempt:
         return data.draw(st.sampled_from(self.running))
@@ -145,4 +156,4 @@ class Partition(RuleBasedStateMachine):
 
 
 TestPartition = Partition.TestCase
-TestPartition.settings = settings(max_examples=100, stateful_step_count=20)
+TestPartition.settings = examples(100, stateful_step_count=20)

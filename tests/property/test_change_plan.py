@@ -16,7 +16,7 @@ from itertools import combinations
 
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from midstream.flow.aggregations import count
@@ -43,13 +43,14 @@ from midstream.flow.windows import tumbling
 from midstream.planner.change import ChangePlan, Scheduler, plan_change
 from midstream.planner.mcs import components_of, covering
 from midstream.planner.pruning import find_forks
+from tests.examples import examples
 
 ROWS = pa.schema([])
 FOLLOWED = 2
 CONSISTENT = [scheduler for scheduler in Scheduler if scheduler is not Scheduler.NAIVE]
 
 rngs = st.randoms(use_true_random=False)
-some = settings(max_examples=150, deadline=None)
+some = examples(150)
 
 
 # ── graphs ────────────────────────────────────────────────────────────────────────────────────────────────────────

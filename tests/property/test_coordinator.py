@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -33,6 +32,7 @@ from midstream.control.messages import (
 )
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex, WireId
 from midstream.metrics import OperatorStats
+from tests.examples import examples
 
 STAGES, PARTITIONS = 3, 2
 PLACES = [(stage, partition) for stage in range(STAGES) for partition in range(PARTITIONS)]
@@ -248,9 +248,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(
-    max_examples=100,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],  # a busy machine is no fault of the coordinator
-)
+TestCluster.settings = examples(100, stateful_step_count=30)

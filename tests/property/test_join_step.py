@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.data.hashing import bins_of, hash_columns
@@ -30,6 +30,7 @@ from midstream.state.keys import Namespace
 from midstream.state.lineage import Lineage
 from midstream.state.panes import RowCodec
 from midstream.state.task import TaskState
+from tests.examples import examples
 
 LEFT = parse_ddl("user string, at timestamp, id int, note string")
 RIGHT = parse_ddl("rid int, happened timestamp, who string")
@@ -77,7 +78,7 @@ def small_segments(monkeypatch):
 
 @pytest.mark.long
 @given(near=nearness, how=st.sampled_from(How), story=st.lists(turns, max_size=5), partitions=st.integers(1, 3))
-@settings(max_examples=40)
+@examples(40)
 def test_a_join_gives_what_nested_loops_give(base, near, how, story, partitions):
     window, within = near
     spec = Join(("user",), ("who",), "at", "happened", how, window and Tumbling(window), within)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.flow.model import KeyBy, Port, Sink, Source, Transform
 from midstream.planner.stages import Leaves, Plan, Wire, compile_plan, is_outlet
+from tests.examples import examples
 from tests.simulation.flows import random_case
 
 rngs = st.randoms(use_true_random=False)
-some = settings(max_examples=40)
+some = examples(40)
 
 
 def plan_of(rng: random.Random) -> Plan:

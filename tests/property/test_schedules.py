@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from midstream.flow.sources import NEVER_US, Constant, Schedule, SquareWave, Step
@@ -80,12 +80,15 @@ def test_a_step_counts_what_exact_fractions_count(schedule: Step, t: int):
 
 
 @given(st.integers(0, 10_000), st.integers(1, 10_000), st.integers(2, 60), st.integers(0, 239_999_999))
+@example(low=0, extra=1, period=2, t=200_000_001)  # half an event a period: the hundred events last 400 s
 def test_a_square_wave_is_the_steps_it_is_made_of(low: int, extra: int, period: int, t: int):
     wave = SquareWave(low, low + extra, period, duty=0.25)
-    edges = [(n * period + part * period, (low + extra, low)[part > 0]) for n in range(300) for part in (0, 0.25)]
+    near = np.arange(wave.count_until(t), wave.count_until(t) + 100)
+    # What is compared with must be spelled out beyond the last event that is asked for.
+    periods = int(wave.time_of(near)[-1]) // (period * 1_000_000) + 2
+    edges = [(n * period + part * period, (low + extra, low)[part > 0]) for n in range(periods) for part in (0, 0.25)]
     spelled_out = Step(tuple(edges))
     assert wave.count_until(t) == spelled_out.count_until(t)
-    near = np.arange(wave.count_until(t), wave.count_until(t) + 100)
     assert wave.time_of(near).tolist() == spelled_out.time_of(near).tolist()
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.txn import Batch, Engine, MemoryTables, Program, Table, transaction
 from midstream.txn.serial import SerialTables, run_serially
 from midstream.txn.strategies import SERIAL, Strategy
+from tests.examples import examples
 
 # Kernels are compiled when they are first used, which takes a minute on a new machine.
 pytestmark = pytest.mark.long
@@ -103,7 +104,7 @@ def check(body: Callable[[Any, Any], Any], rows: list[tuple[Any, ...]], strategi
                 assert same(result.returned[name][row], value), (str(strategy), name, rows[row])
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(wide, st.recursive(float_leaves, _double, max_leaves=6), rows_of_values)
 def test_any_expression(whole, double, rows):
     def body(t: Any, e: Any) -> dict[str, Any]:

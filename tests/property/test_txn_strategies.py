@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.txn import Batch, Calibration, Engine, MemoryTables, Program, Table, transaction
@@ -18,15 +18,13 @@ from midstream.txn.deciding import Decision, Group
 from midstream.txn.planning import components
 from midstream.txn.serial import Outcome, SerialTables, run_serially
 from midstream.txn.strategies import FIXED, S_STORE, SERIAL, T_STREAM, Strategy
+from tests.examples import examples
 
 # Kernels are compiled when they are first used, which takes a minute on a new machine.
 pytestmark = pytest.mark.long
 
 EVERY: tuple[Strategy | None, ...] = (None, *FIXED, S_STORE, T_STREAM)
 CHEAP_THREADS = Calibration(start=0.0, plan=0.0, join=0.0, operation=0.0, chain=0.0, meeting=0.0, wait=0.0, queue=0.0)
-SETTINGS = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
 
 accounts = Table("accounts", key="bigint", value="double", default=10.0)
 stock = Table("stock", key="bigint", value="pieces bigint, sold boolean", default={"pieces": 3, "sold": False})
@@ -140,19 +138,19 @@ def batches(kinds: int, keys: int = 4, largest: int = 24) -> st.SearchStrategy[l
     return st.lists(st.lists(event, max_size=largest).map(batch_of), min_size=1, max_size=2)
 
 
-@SETTINGS
+@examples(25)
 @given(batches(kinds=4))
 def test_all_strategies_equal_one_by_one(given_batches):
     assert_as_serial(LEDGER, given_batches)
 
 
-@settings(SETTINGS, max_examples=5)  # threads that wait for each other take their time on a busy machine
+@examples(5)  # threads that wait for each other take their time on a busy machine
 @given(batches(kinds=4, keys=2), st.sampled_from([2, 3]))
 def test_hot_keys_and_several_threads(given_batches, threads):
     assert_as_serial(LEDGER, given_batches, threads=threads)
 
 
-@settings(SETTINGS, max_examples=20)
+@examples(20)
 @given(batches(kinds=2, keys=6, largest=60))
 def test_money_is_neither_made_nor_lost(given_batches):
     for strategy in EVERY:
@@ -279,7 +277,7 @@ def put(t, e):
 WANDERING = Program.of(*(one.trace({"a": "bigint", "b": "bigint"}) for one in (follow, put)))
 
 
-@SETTINGS
+@examples(25)
 @given(batches(kinds=2, keys=9))
 def test_keys_that_are_known_only_while_running(given_batches):
     assert_as_serial(WANDERING, given_batches)
@@ -311,7 +309,7 @@ def visit(t, e):
 PYTHON = Program.of(*(one.trace({"who": "string", "other": "string", "amount": "double"}) for one in (remember, visit)))
 
 
-@SETTINGS
+@examples(25)
 @given(
     st.lists(
         st.lists(

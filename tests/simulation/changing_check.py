@@ -36,7 +36,7 @@ from midstream.flow.model import (
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.testing import LocalRun
 from tests.oracle import Row
-from tests.simulation.changing_flows import Broken, ChangingCase, Planned, Remember
+from tests.simulation.changing_flows import Broken, ChangingCase, Planned, Remember, since_timer
 from tests.simulation.keyed_state import left_of, process_state
 
 COLUMNS = ("id", "n", "k", "w", "trace")
@@ -72,10 +72,29 @@ def configurations(case: ChangingCase, history: Sequence[ChangeRecord]) -> list[
 # ── one row under one configuration ───────────────────────────────────────────────────────────────────────────────
 
 
-def expected(graph: Graph, source: str, row: Row, functions: Mapping[str, Any], epoch: int) -> Seen | None:
+@dataclass(frozen=True)
+class Beginning:
+    """Where a row began: it was given by a source, or by a timer of a process that fired after rows of these ids."""
+
+    operator: str
+    row: Row | None = None
+    key: Any = None
+    numbers: tuple[int, ...] = ()
+
+    def given(self, functions: Mapping[str, Any]) -> Row | None:
+        """The row; that of a timer tells the version of the process."""
+        if self.row is not None:
+            return self.row
+        made: Row | None = function_of(functions[self.operator]).timed(self.key, self.numbers)
+        return made
+
+
+def expected(graph: Graph, began: Beginning, functions: Mapping[str, Any], epoch: int) -> Seen | None:
     """What comes of a row; None if something fails on it."""
     seen: Seen = Counter()
     rows: dict[Port, list[Row]] = {}
+    first = began.given(functions)
+    assert first is not None
     try:
         for op in graph:
             taken = [rows[port] for port in op.inputs]
@@ -84,11 +103,13 @@ def expected(graph: Graph, source: str, row: Row, functions: Mapping[str, Any], 
                     seen.update(_in_sink(op.name, epoch, each) for each in taken[0] if "trace" in each)
                     continue
                 case Source():
-                    given = {"": [row] if op.name == source else []}
+                    given = {"": [first] if op.name == began.operator else []}
                 case Process():
                     function = functions[op.name]
                     seen.update(("log", op.name, each["k"], function_of(function).version) for each in taken[0])
                     given = {"": [_called(function, each).marked(each) for each in taken[0]]}
+                    if op.name == began.operator:
+                        given[""].append(first)
                 case _:
                     given = _given(op, taken, functions)
             rows.update({port: given.get(port.branch, []) for port in op.ports})
@@ -168,24 +189,45 @@ def logs(case: ChangingCase) -> Iterator[tuple[str, Any, list[tuple[int | None, 
             yield process, key, log
 
 
+def beginnings(case: ChangingCase) -> Iterator[tuple[int, Beginning]]:
+    """Where each row that is not made of another one began, with its epoch."""
+    epochs: dict[int, int] = {}
+    for source, rows in case.epochs.items():
+        for epoch, row in ((epoch, row) for epoch, rows in enumerate(rows) for row in rows):
+            epochs[row["id"]] = epoch
+            yield epoch, Beginning(source, row)
+    for process, key, log in logs(case):
+        numbers: list[int | None] = []
+        for number, _, _ in log:
+            if number is None:
+                came = tuple(since_timer(numbers))
+                if case.functions[process].timed(key, came) is not None:
+                    yield epochs[max(came)], Beginning(process, None, key, came)
+            numbers.append(number)
+
+
 def mixtures(case: ChangingCase, run: LocalRun) -> list[str]:
-    """Source rows that did not go wholly through one configuration, or not in the order of configurations."""
+    """Rows that did not go wholly through one configuration, or not in the order of configurations."""
     graph, seen, had = case.flow.graph, found(case), configurations(case, run.history)
     wrong: list[str] = []
+    by_epoch: dict[int, list[Beginning]] = defaultdict(list)
+    for epoch, began in beginnings(case):
+        by_epoch[epoch].append(began)
     oldest = 0
     for epoch in range(case.length):
         newest = oldest
-        for source, epochs in case.epochs.items():
-            for row in epochs[epoch]:
-                got = seen.pop(row["id"], Counter())
-                wanted = [expected(graph, source, row, each.functions, epoch) for each in had]
-                fitting = [number for number, answer in enumerate(wanted) if answer == got and number >= oldest]
-                if not fitting:
-                    wrong.append(f"epoch {epoch}: row {row['id']} of {source} gave {dict(got)}")
-                else:
-                    newest = max(newest, fitting[0])
+        for began in by_epoch[epoch]:
+            row = began.given(case.functions)
+            assert row is not None
+            got = seen.pop(row["id"], Counter())
+            wanted = [expected(graph, began, each.functions, epoch) for each in had]
+            fitting = [number for number, answer in enumerate(wanted) if answer == got and number >= oldest]
+            if not fitting:
+                wrong.append(f"epoch {epoch}: row {row['id']} of {began.operator} gave {dict(got)}")
+            else:
+                newest = max(newest, fitting[0])
         oldest = newest
-    wrong += [f"rows of id {number}, which no source gave: {dict(got)}" for number, got in seen.items()]
+    wrong += [f"rows of id {number}, which nobody gave: {dict(got)}" for number, got in seen.items()]
     return wrong
 
 

@@ -133,23 +133,53 @@ class Remember(Versioned):
     """A process. It keeps, per key, a log of what it was called with.
 
     The value is the layout of the state, ``log`` has the id of each row, None for a timer, with the version and the
-    layout that were found; ``moves`` counts the migrations, by the layout that they led to.
+    layout that were found; ``moves`` counts the migrations, by the layout that they led to. If it ``emits``, its timers
+    give rows.
     """
 
     layout: int = 0
+    emits: bool = False
 
     def __call__(self, key: Any, row: Row, state: State) -> Row:
         self.note(row["id"], state)
         state.clock_timer(state.now)  # fires when the epoch ends
         return self.marked(row)
 
-    def on_timer(self, key: Any, time: datetime, state: State) -> None:
+    def on_timer(self, key: Any, time: datetime, state: State) -> Row | None:
+        numbers = [number for number, _, _ in state.list("log")]
         self.note(None, state)
+        return self.timed(key, since_timer(numbers))
+
+    def timed(self, key: Any, numbers: Sequence[int]) -> Row | None:
+        """What a timer gives when rows of these ids came since the one before.
+
+        Its id is negative, and of no other row: it is made of the operator's number and the last source row.
+        """
+        last = max(numbers, default=0)
+        if not self.emits or last <= 0:
+            return None
+        made = {"id": -(100 * last + self.number), "n": 0, "k": key, "w": 0, "trace": "", "at": AT}
+        return self.marked(made, "!")
+
+    @property
+    def number(self) -> int:
+        """The operator's own number."""
+        return int(self.name.removeprefix("process"))
 
     def note(self, number: int | None, state: State) -> None:
         found = state.get(self.layout)
         state.list("log").append((number, self.version, found))
         state.set(found)
+
+
+def since_timer(numbers: Sequence[int | None]) -> list[int]:
+    """The ids at the end of a log that came since the last timer."""
+    found: list[int] = []
+    for number in reversed(numbers):
+        if number is None:
+            break
+        found.append(number)
+    return found
 
 
 @dataclass(frozen=True)
@@ -182,6 +212,9 @@ class Broken:
         if self.how == "schema":
             return {**made, "w": "a text"}
         return [made, made] if self.how == "twice" else made
+
+    def on_timer(self, *args: Any) -> Any:
+        return self.inner.on_timer(*args)
 
 
 # ── a case ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -299,15 +332,20 @@ class _Builder:
         self.added = 0
         self.ids = 0
         self.is_large = False
+        self.is_deep = False
+        self.chain: list[str] = []
+        """What stands one behind the other, with an exchange between each two."""
 
     def build(self) -> ChangingCase:
         rng, case = self.rng, self.case
-        # Mostly small ones: many of these find more than a few large ones.
-        self.is_large = rng.random() < 0.15
+        # Large ones are rare: many small ones find more. But a row can meet a mixture only if a change begins while it
+        # is on its way from one updated operator to another. That takes exchanges between them, and many rows.
+        self.is_deep = rng.random() < 0.6
+        self.is_large = not self.is_deep and rng.random() < 0.15
         moments = sorted(rng.randint(0, 1) for _ in range(rng.choice((1, 1, 1, 2, 2, 3))))
         # An epoch for each change to prove itself in, and one more.
-        for _ in range(rng.choice((1, 1, 1, 2))):
-            self.source(2, len(moments) + 1)
+        for _ in range(1 if self.is_deep else rng.choice((1, 1, 1, 2))):
+            self.source(moments, len(moments) + 1)
         kinds: dict[Callable[[], None], int] = {
             self.map: 5,
             self.filter: 2,
@@ -318,16 +356,18 @@ class _Builder:
             self.key_by: 2,
             self.self_join: 2,
         }
-        for _ in range(rng.randint(2, 9 if self.is_large else 4)):
+        if self.is_deep:
+            self.deepen()
+        for _ in range(rng.randint(0, 2) if self.is_deep else rng.randint(2, 9 if self.is_large else 4)):
             rng.choices(list(kinds), weights=list(kinds.values()))[0]()
         if not case.functions:
             self.map()
         self.ends()
         case.partitions = rng.choice((1, 2, 2, 3))
         case.seed = rng.randrange(1 << 32)
-        case.frame_bytes = rng.choice((200, 1000, FRAME_BYTES))
+        case.frame_bytes = rng.choice((1000, FRAME_BYTES) if self.is_deep else (200, 1000, FRAME_BYTES))
         # Changes come between slices: with the usual ones, tasks of so few rows would hardly have two.
-        case.max_slice = rng.choice((12, 24, MAX_SLICE))
+        case.max_slice = MAX_SLICE if self.is_deep else rng.choice((12, 24, MAX_SLICE))
         for epoch in moments:
             case.changes.append(self.change(epoch))
         if rng.random() < 0.3:
@@ -336,9 +376,13 @@ class _Builder:
 
     # ── operators ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def source(self, busy: int, quiet: int) -> None:
+    def source(self, moments: Sequence[int], quiet: int) -> None:
+        """Two epochs in which changes may come, and quiet ones."""
         rng, name = self.rng, self.name("source")
-        sizes = [rng.choice((20, 60, 120) if self.is_large else (4, 12, 40)) for _ in range(busy)] + [2] * quiet
+        sizes = [rng.choice((20, 60, 120) if self.is_large else (4, 12, 40)) for _ in range(2)] + [2] * quiet
+        if self.is_deep:
+            for epoch in moments:
+                sizes[epoch] = rng.choice((200, 300))
         epochs = [[self.row() for _ in range(size)] for size in sizes]
         self.case.epochs[name] = epochs
         listed = ListSource(epochs, DDL, partitions=rng.randint(1, 2))
@@ -347,6 +391,14 @@ class _Builder:
     def row(self) -> Row:
         self.ids += 1
         return {"id": self.ids, "n": self.rng.randint(0, 9), "k": self.rng.choice(KEYS), "w": 0, "trace": "", "at": AT}
+
+    def deepen(self) -> None:
+        """A chain with two or three exchanges, and something to update on both sides of each."""
+        for depth in range(self.rng.randint(3, 4)):
+            if depth:
+                self.add(replace(self.streams[-1], stream=self.keyed(self.streams[-1])))
+            self.rng.choice((self.map, self.map, self.flat_map, self.process))()
+        self.chain = list(self.case.functions)
 
     def map(self) -> None:
         self.function("map", Mark, self.pick())
@@ -386,7 +438,7 @@ class _Builder:
 
     def process(self) -> None:
         some, name = self.pick(), self.name("process")
-        self.case.functions[name] = function = Remember(name)
+        self.case.functions[name] = function = Remember(name, emits=self.rng.random() < 0.5)
         made = self.keyed(some).process(name, function, one_to_one=self.rng.random() < 0.7)
         if some.steady:
             self.steady.add(name)
@@ -451,7 +503,11 @@ class _Builder:
         rng, case = self.rng, self.case
         version = len(case.changes) + 1
         names = list(case.functions)
-        chosen = rng.sample(names, rng.randint(1, min(4, len(names))))
+        if len(self.chain) > 1:
+            chosen = rng.sample(self.chain, 2)
+            chosen += rng.sample([name for name in names if name not in chosen], rng.randint(0, min(2, len(names) - 2)))
+        else:
+            chosen = rng.sample(names, rng.randint(1, min(4, len(names))))
         newest = {name: self.latest(name) for name in chosen}
         moves = frozenset(
             name for name, function in newest.items() if isinstance(function, Remember) and rng.random() < 0.6
@@ -523,7 +579,8 @@ class _Builder:
 
     def pick(self) -> _Some:
         """Some stream; the newest more often, so that graphs grow deep as well as wide."""
-        return self.streams[-1] if self.rng.random() < 0.5 else self.rng.choice(self.streams)
+        is_in_chain = self.is_deep and not self.chain
+        return self.streams[-1] if is_in_chain or self.rng.random() < 0.5 else self.rng.choice(self.streams)
 
     def name(self, kind: str) -> str:
         self.added += 1
@@ -555,4 +612,5 @@ def changing_faults(rng: random.Random) -> Faults:
         give_up=rng.choice((0.0, 0.002, 0.005)),
         crash_driver=rng.choice((0.0, 0.0, 0.002, 0.005)),
         lose=rng.choice((0.0, 0.3)),
+        lose_output=rng.choice((0.0, 0.02, 0.1)),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,9 +14,9 @@ from midstream.runtime import local_tasks
 from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, run_local
 from tests.oracle import Row
 from tests.simulation.changing_check import attempts_of, audited, check_changes, mixtures
-from tests.simulation.changing_flows import CONSISTENT, ChangingCase, changing_case_of
+from tests.simulation.changing_flows import CONSISTENT, changing_case_of
 
-BAD_LUCK = Faults(crash=0.05, speculate=0.05, repeat=0.3, give_up=0.01, crash_driver=0.005, lose=0.3)
+BAD_LUCK = Faults(crash=0.05, speculate=0.05, repeat=0.3, give_up=0.002, crash_driver=0.002, lose=0.3, lose_output=0.05)
 
 
 @pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.long) for block in range(1, 4))])
@@ -48,28 +47,31 @@ def test_a_seed_replays_exactly(tmp_path: Path):
 # ── what the naive scheduler does must be found ───────────────────────────────────────────────────────────────────
 
 
-def naive_case(seed: int, folder: Path) -> ChangingCase:
-    place = folder / f"{seed}-{len(list(folder.iterdir()))}"
-    place.mkdir()
-    return changing_case_of(seed, place, schedulers=["naive"], faults=False, broken=False)
+POWER_SEEDS = range(24)
+OTHERS = tuple(scheduler for scheduler in CONSISTENT if scheduler != "fries")
 
 
-def test_the_naive_scheduler_is_caught_by_the_rows_and_by_the_auditor(tmp_path: Path):
-    caught = Counter[str]()
-    # The first few are known to show it; the others are there for when what seeds stand for has changed.
-    for seed in (14, 17, 24, *range(50)):
-        case = naive_case(seed, tmp_path)
-        if len({name for change in case.changes for name in change.functions}) < 2:
-            continue
-        run = case.run()
-        mixed, verdict = bool(mixtures(case, run)), audited(run)
-        assert not mixed or not verdict.serialisable, f"seed {seed}: rows show a mixture that the auditor does not see"
-        caught["rows"] += mixed
-        caught["auditor"] += not verdict.serialisable
-        if caught["rows"] >= 2:
-            break
-    assert caught["rows"] >= 2
-    assert caught["auditor"] >= caught["rows"]
+def caught(seed: int, scheduler: str, folder: Path) -> tuple[bool, bool]:
+    """Whether a scheduler let rows meet a mixture: by what came out, and by what the auditor says."""
+    case = changing_case_of(seed, folder / str(seed), schedulers=[scheduler], faults=False, broken=False)
+    run = case.run()
+    return bool(mixtures(case, run)), not audited(run).serialisable
+
+
+@pytest.mark.long
+def test_the_simulation_catches_the_naive_scheduler_in_a_third_of_its_runs(tmp_path: Path):
+    """What it would not catch in a wrong scheduler it does not prove of a right one."""
+    found = [caught(seed, "naive", tmp_path) for seed in POWER_SEEDS]
+    by_rows, by_auditor = (sum(each) for each in zip(*found, strict=True))
+    assert all(auditor for rows, auditor in found if rows), "rows show a mixture that the auditor does not see"
+    assert by_rows >= 0.3 * len(found), f"{by_rows} of {len(found)} by rows, {by_auditor} by the auditor"
+
+
+@pytest.mark.long
+def test_on_the_same_seeds_no_other_scheduler_is_caught(tmp_path: Path):
+    for seed in POWER_SEEDS:
+        scheduler = "fries" if seed % 2 else OTHERS[seed // 2 % len(OTHERS)]
+        assert caught(seed, scheduler, tmp_path) == (False, False), f"seed {seed}, {scheduler}"
 
 
 def figure_2(seed: int, scheduler: str) -> tuple[list[Row], LocalRun]:
@@ -135,9 +137,22 @@ def test_a_broken_change_leaves_no_trace_and_the_next_one_is_made():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 3])  # what these stand for may change: then look for others
+def test_output_that_is_lost_and_computed_again_is_the_same_timers_included(seed: int, tmp_path: Path):
+    case = changing_case_of(
+        seed, tmp_path, schedulers=["fries", "fries-unpruned", "marker"], faults=False, broken=False
+    )
+    case.faults = Faults(crash=0.02, speculate=0.05, lose=0.2, lose_output=0.05)
+    check_changes(case)
+    several = [found for found in attempts_of(case.checkpoint, case.flow.graph).values() if len(found) > 1]
+    assert several, "nothing was computed again"
+
+
+@pytest.mark.long
 def test_all_attempts_of_a_task_switch_at_the_same_row(tmp_path: Path):
     compared = switched = 0
-    for seed in range(20):
+    # The first few are known to switch in the midst of a task; others may when what seeds stand for has changed.
+    for seed in (21, 29, 30, 41, 43, *range(10)):
         flow = Flow("f")
         rows = flow.source("in", ListSource([[{"id": i} for i in range(200)]], "id bigint", partitions=4))
         rows.map("m", lambda row: row).sink("out", MemorySink())

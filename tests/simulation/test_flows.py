@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream import Flow, ListSource, MemorySink
@@ -26,6 +26,7 @@ from midstream.control.messages import (
 from midstream.engine.collector import FRAME_BYTES
 from midstream.runtime import local
 from midstream.testing import Faults, ManualClock, run_local
+from tests.examples import examples
 from tests.oracle import Row
 from tests.simulation.flows import check, random_case, random_faults, small_frames
 from tests.simulation.run import case_of
@@ -35,7 +36,7 @@ BAD_LUCK = Faults(crash=0.1, speculate=0.1, repeat=0.5, give_up=0.02)
 
 
 @given(rngs)
-@settings(max_examples=20)
+@examples(20)
 def test_what_comes_out_is_what_the_oracle_says(rng: random.Random):
     run = check(random_case(rng))
     assert run.metrics.epochs == len(run.progress)
@@ -43,7 +44,7 @@ def test_what_comes_out_is_what_the_oracle_says(rng: random.Random):
 
 @pytest.mark.long
 @given(rngs)
-@settings(max_examples=20)
+@examples(20)
 def test_faults_change_nothing_about_it(rng: random.Random):
     case = random_case(rng)
     case.faults = random_faults(rng)
@@ -158,7 +159,7 @@ def by_key(rows: list[Row], key: str) -> dict[Any, list[int]]:
 
 
 @given(keys, st.integers(1, 4), st.integers(0, 1 << 30), faults, frame_bytes)
-@settings(max_examples=20)
+@examples(20)
 def test_rows_of_one_key_stay_in_order_through_exchanges_and_detours(keys, partitions, seed, faults, frame_bytes):
     rows = [{"id": i, "k": key, "a": None} for i, key in enumerate(keys)]
     flow, straight, joined = Flow("order"), MemorySink(), MemorySink()
@@ -185,7 +186,7 @@ def test_rows_of_one_key_stay_in_order_through_exchanges_and_detours(keys, parti
 
 
 @given(st.lists(st.integers(0, 1 << 20), max_size=120), st.integers(1, 4), st.integers(0, 1 << 30), faults, frame_bytes)
-@settings(max_examples=20)
+@examples(20)
 def test_without_a_key_rows_stay_in_order_within_their_partition(numbers, partitions, seed, faults, frame_bytes):
     rows = [{"id": i, "n": n} for i, n in enumerate(numbers)]
     flow, out = Flow("order"), MemorySink()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.simulation.state_world import world
 
 pytestmark = pytest.mark.long
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 10))
-@settings(max_examples=30)
+@examples(30)
 def test_state_is_what_was_committed(rng: random.Random, steps: int):
     assert world(rng, steps).lineages
 

@@ -189,11 +189,10 @@ def test_a_transform_that_fails_while_it_runs_names_itself(spark: Any, tmp_path:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As inside a task, but with little patience for a coordinator that does not answer."""
+def in_a_task(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As inside a task."""
     context = SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 7)
     monkeypatch.setattr(worker, "TaskContext", SimpleNamespace(get=lambda: context))
-    monkeypatch.setattr(worker, "PATIENCE_S", 0.2)
     yield
     for thread in threading.enumerate():
         if thread.name == "midstream-lifeline":
@@ -209,7 +208,10 @@ def input_that_must_not_be_read() -> Iterator[pa.RecordBatch]:
     yield pytest.fail("the task read its input before it knew what to run")
 
 
-def test_a_task_that_cannot_reach_the_coordinator_fails_and_says_so(impatient: None, tmp_path: Path) -> None:
+def test_a_task_that_cannot_reach_the_coordinator_fails_and_says_so(
+    in_a_task: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "PATIENCE_S", 0.2)
     with Server(lambda peer, message: []) as server:
         address = server.address
     ticket = ticket_of(address, tmp_path)
@@ -218,7 +220,7 @@ def test_a_task_that_cannot_reach_the_coordinator_fails_and_says_so(impatient: N
     assert address.endpoint in str(caught.value)
 
 
-def test_a_task_of_a_run_that_is_over_is_fenced_off(impatient: None, tmp_path: Path) -> None:
+def test_a_task_of_a_run_that_is_over_is_fenced_off(in_a_task: None, tmp_path: Path) -> None:
     with Server(lambda peer, message: [(peer, Refused("epoch 0.0 is over"))]) as server:
         ticket = ticket_of(server.address, tmp_path)
         with pytest.raises(Fenced, match=r"refused TaskStarted: epoch 0\.0 is over"):

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from midstream.errors import SourceError
 from midstream.flow.sources import BLOCK, Constant, GeneratorSource, ListSource, Schedule, Step
-from midstream.runtime.generator import GeneratorReader, ListReader, stream_of
+from midstream.runtime.generator import GeneratorReader, stream_of
 
 Epochs = dict[int, pa.Table]
 
@@ -277,24 +277,3 @@ def test_a_first_epoch_that_is_replayed_keeps_the_start_that_was_logged():
     (partition,) = again.partitions(again.initialOffset(), logged)
     (batch,) = again.read(partition)
     assert started_at(pa.Table.from_batches([batch]), Constant(1_000_000)) == {logged["start_us"]}
-
-
-def test_spark_4_1_gives_no_arguments_and_tells_the_position_by_an_empty_range():
-    clock = Clock()
-    source = generator(rate=1000, max_rows_per_epoch=10)
-    reader = GeneratorReader(source, clock)
-    begin = reader.initialOffset()
-    clock.now += 1_000_000
-    end = reader.latestOffset()
-    assert end == begin | {"index": 10}
-    reader.partitions(begin, end)
-    assert reader.latestOffset() == begin | {"index": 20}
-
-    restarted = GeneratorReader(source, clock)
-    assert restarted.partitions(end, end) == []
-    assert restarted.latestOffset() == begin | {"index": 20}
-
-    lists = ListReader(LIST)
-    assert lists.latestOffset() == lists.latestOffset() == {"epoch": 1}
-    lists.partitions({"epoch": 4}, {"epoch": 4})
-    assert lists.latestOffset() == {"epoch": 4}

@@ -23,6 +23,7 @@ class Work:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.switched_by: list[str] = []
+        self.stays = False
         self.error = error
         self.is_exhausted = False
 
@@ -36,6 +37,9 @@ class Work:
 
     def switch(self) -> None:
         self.switched_by.append(threading.current_thread().name)
+
+    def stay(self) -> None:
+        self.stays = True
 
     def reached(self) -> None:
         return None
@@ -103,6 +107,7 @@ def test_a_task_that_must_stay_does_not_switch():
     with attention_of(work, Stay()) as attention, attention.waiting():
         tell(attention)
     assert work.switched_by == []
+    assert work.stays, "and forgets the change, as if nobody had told it"
 
 
 def test_what_fails_in_the_listener_fails_the_task():

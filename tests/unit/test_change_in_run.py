@@ -124,6 +124,37 @@ def test_stages_without_heads_have_no_points():
     assert made.points == ()
 
 
+# ── who knows of it: decided once for each place, because what is said at the end depends on it ───────────────────────
+
+
+def test_a_place_that_starts_after_the_change_knows_of_it():
+    made = change(attempts(), begun({0: ("FM",)}, {1: ("MC",)}))
+    made.start(place(), is_first=True)
+    made.start(place(1), is_first=True)
+    assert made.is_known_at(place())
+    assert made.is_known_at(place(1)), "a stage without heads, too"
+
+
+def test_a_place_without_heads_that_had_started_before_never_knows_of_it():
+    made = change(attempts(task(stage=1)), begun({0: ("FM",)}, {1: ("MC",)}))
+    assert not made.is_known_at(place(1))
+    made.start(place(1), is_first=False)
+    assert not made.is_known_at(place(1)), "the first attempt has not heard of it, and may have finished"
+
+
+def test_a_place_with_heads_that_had_started_before_knows_of_it_once_it_has_switched():
+    made = change(attempts(task()))
+    assert not made.is_known_at(place())
+    made.apply(place(), at(5))
+    assert made.is_known_at(place())
+
+
+def test_a_place_that_must_stay_does_not_know_of_it():
+    made = change(attempts(task(), over=(task(),), finished=(place(),)))
+    made.start(place(), is_first=False)
+    assert not made.is_known_at(place())
+
+
 # ── who is told ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 

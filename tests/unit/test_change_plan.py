@@ -535,7 +535,7 @@ def long_chain(count: int) -> Graph:
 @pytest.mark.parametrize("many", [False, True])
 def test_a_plan_of_five_thousand_operators_takes_less_than_a_second(graph, many):
     names = [each.name for each in graph][1:]
-    start = time.perf_counter()
+    start = time.process_time()  # what other processes take does not count
     plan = plan_change(graph, names[::2] if many else [names[len(names) // 2], names[-1]])
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert len(plan.members) > 2000

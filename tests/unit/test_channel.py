@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -36,8 +37,8 @@ from midstream.control.messages import (
 from midstream.errors import ChannelError
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex
 
-LONG = 10.0  # seconds that only a failing test waits
-LONG_MS = 10_000
+LONG = 60.0  # seconds that only a failing test waits
+LONG_MS = 60_000
 
 
 def started(attempt: int = 0) -> TaskStarted:
@@ -292,12 +293,23 @@ def test_a_client_with_another_key_is_refused_and_told_so_before_the_timeout():
         assert heard == []
 
 
+def told_in_the_end(client: Client, what: str) -> str:
+    """What a client with little patience is told; on a busy machine its handshake may take longer than one request."""
+    give_up = time.monotonic() + LONG
+    while True:
+        with pytest.raises(ChannelError) as caught:
+            client.request(started())
+        if what in str(caught.value) or time.monotonic() > give_up:
+            assert what in str(caught.value)
+            return str(caught.value)
+
+
 def test_an_address_with_another_server_key_fails_and_says_what_is_wrong():
     with Server(echo) as server:
         stale = replace(server.address, server_key=zmq.curve_keypair()[0])
-        told = r"no answer to TaskStarted within 0.15 s, at tcp://.*server key"
-        with Client(stale, timeout=0.15) as client, pytest.raises(ChannelError, match=told):
-            client.request(started())
+        with Client(stale, timeout=0.15) as client:
+            told = told_in_the_end(client, "server key")
+        assert told.startswith("no answer to TaskStarted within 0.15 s, at tcp://")
 
 
 def test_the_keys_of_one_job_do_not_open_another():
@@ -415,8 +427,8 @@ def test_a_timeout_tells_a_stuck_driver_from_nobody_there():
         return []
 
     with Server(handle) as server:
-        with Client(server.address, timeout=0.1) as client, pytest.raises(ChannelError, match="the connection stands"):
-            client.request(started())
+        with Client(server.address, timeout=0.1) as client:
+            assert told_in_the_end(client, "the connection stands").startswith("no answer to TaskStarted within 0.1 s")
         go_on.set()
     with Client(server.address, timeout=0.1) as client, pytest.raises(ChannelError, match="nobody answers there"):
         client.request(started())

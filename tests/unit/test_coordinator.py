@@ -639,7 +639,8 @@ def test_an_attempt_that_starts_before_the_first_has_switched_does_not_switch_no
     coordinator = running()
     listening(coordinator, task())
     coordinator.handle(begin())
-    assert start(coordinator, task(attempt=1)).switch_at is None
+    found = start(coordinator, task(attempt=1))
+    assert (found.change, found.switch_at) == (None, None), "what it says at its end must be what the first one says"
     assert ask(coordinator, task(), 17) == [Send(PEER, Stay())]
 
 
@@ -654,6 +655,32 @@ def test_tasks_behind_get_the_new_program_and_have_nothing_to_switch():
     coordinator.handle(begin({0: "FM"}, {1: "MC"}))
     found = start(coordinator, task(stage=1))
     assert (found.program, found.change, found.switch_at) == ("program 1", stage_change(1), None)
+
+
+def test_an_attempt_behind_is_not_told_of_a_change_that_the_first_one_did_not_know():
+    coordinator = running()
+    start(coordinator, task(stage=1))
+    coordinator.handle(begin({0: "FM"}, {1: "MC"}))
+    assert start(coordinator, task(stage=1, attempt=1)).change is None
+    coordinator.handle(Received(PEER, finished(task(stage=1))))
+    assert start(coordinator, task(stage=1, attempt=2)).change is None, "its output was lost and is computed again"
+
+
+def test_an_attempt_behind_is_told_of_a_change_that_the_first_one_knew():
+    coordinator = running()
+    coordinator.handle(begin({0: "FM"}, {1: "MC"}))
+    start(coordinator, task(stage=1))
+    coordinator.handle(Received(PEER, finished(task(stage=1))))
+    assert start(coordinator, task(stage=1, attempt=1)).change == stage_change(1)
+
+
+def test_a_partition_that_is_computed_again_after_it_had_finished_is_not_told():
+    coordinator = running()
+    start(coordinator, task())
+    tell(coordinator, finished(task()))
+    coordinator.handle(begin())
+    found = start(coordinator, task(attempt=1))
+    assert (found.change, found.switch_at) == (None, None)
 
 
 def test_before_a_change_tasks_are_told_of_none():

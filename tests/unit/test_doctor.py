@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
 import types
@@ -84,12 +85,12 @@ def test_a_missing_or_old_java_comes_with_how_to_install_one(probe, found):
 
 
 @pytest.mark.parametrize(
-    ("version", "ok"), [("4.0.1", False), ("4.1.0", True), ("4.1", True), ("4.9", True), ("5.0.0", False), ("?", False)]
+    ("version", "ok"), [("4.1.4", False), ("4.2.0", True), ("4.2", True), ("4.9", True), ("5.0.0", False), ("?", False)]
 )
 def test_a_package_must_lie_in_its_range(version, ok):
-    finding = judge_package("pyspark", version, (4, 1), (5,), "Install it.")
+    finding = judge_package("pyspark", version, (4, 2), (5,), "Install it.")
     assert finding.ok is ok
-    assert finding.advice == ("" if ok else "midstream needs pyspark 4.1 or later, before 5. Install it.")
+    assert finding.advice == ("" if ok else "midstream needs pyspark 4.2 or later, before 5. Install it.")
 
 
 def test_a_package_without_an_upper_bound_may_be_of_any_later_version():
@@ -112,12 +113,31 @@ def test_the_machine_itself_is_judged():
 
 
 def test_require_pyspark_accepts_the_range_and_names_what_it_refuses():
-    require_pyspark("4.1.1")
+    require_pyspark("4.2.1")
     with pytest.raises(
-        SetupError, match=r"pyspark 3\.5\.1 cannot run a flow.*4\.1 or later, before 5.*pip install"
+        SetupError, match=r"pyspark 3\.5\.1 cannot run a flow.*4\.2 or later, before 5.*pip install"
     ) as e:
         require_pyspark("3.5.1")
     assert e.value.version == "3.5.1"
+
+
+def test_spark_4_1_is_refused_with_the_reason_before_anything_of_it_is_used(tmp_path):
+    """There, a run would end after its first epoch and be called finished."""
+    code = """
+import pyspark, sys
+import pyspark.sql.streaming.datasource as datasource
+pyspark.__version__ = "4.1.4"
+del datasource.SupportsTriggerAvailableNow
+from midstream import Flow, ListSource, MemorySink
+flow = Flow("f")
+flow.source("in", ListSource([[]], "n bigint")).sink("out", MemorySink())
+flow.start(None, checkpoint=sys.argv[1])
+"""
+    checkpoint = tmp_path / "checkpoint"
+    run = subprocess.run([sys.executable, "-c", code, str(checkpoint)], capture_output=True, text=True)
+    assert "SetupError: pyspark 4.1.4 cannot run a flow. Spark 4.1 would end an available-now run" in run.stderr
+    assert "midstream needs pyspark 4.2 or later" in run.stderr
+    assert not checkpoint.exists()
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.errors import FlowError, SchemaError, SourceError
 from midstream.flow.sources import BLOCK, Constant, GeneratorSource, ListSource, SquareWave, Step
+from tests.examples import examples
 
 UTC = dt.UTC
 
@@ -98,7 +99,7 @@ def test_schedules_refuse_negative_indexes():
 
 
 @given(st.lists(st.integers(0, 3 * BLOCK), min_size=2, max_size=6).map(sorted))
-@settings(max_examples=25)
+@examples(25)
 def test_an_event_is_the_same_however_the_stream_is_cut(cuts: list[int]):
     source = generator(seed=7)
     whole = rows(source, cuts[0], cuts[-1])

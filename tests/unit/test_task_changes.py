@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from midstream import Flow, ListSource, NoopSink, Update
+from midstream import Flow, ListSource, NoopSink, State, Update
 from midstream.change.configuration import first_configuration
 from midstream.change.prepare import prepare
 from midstream.control.messages import Applied, Assignment, Exhausted, StageChange, TaskId
@@ -20,6 +21,8 @@ from midstream.engine.slices import SliceSizer
 from midstream.ids import Epoch, InputPosition, PartitionId, Revision, Run, StageIndex
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
+from midstream.state.lineage import Lineage
+from tests.oracle import Row
 
 OLD, NEW = Revision(1), Revision(2)
 TASK = TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(0), 1)
@@ -117,6 +120,7 @@ def test_a_task_that_may_not_switch_stays_to_its_end_and_does_not_ask_again(worl
         out += ready
         if number == 1:
             assert task.offer(world.change) is not None
+            task.stay()
         elif number > 1:
             assert task.offer(world.change) is None
     assert versions(out) == [1] * 40
@@ -139,3 +143,64 @@ def test_what_new_rows_have_reached_is_told_once(world: World):
     found = [each for each in told if each is not None]
     assert [(each.task, each.revision, each.operators) for each in found] == [(TASK, NEW, ("m",))]
     assert told[2] is not None, "after the slice in which they came"
+
+
+# ── what is said at the end ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Timed:
+    """Says its version when the epoch ends, once for each key."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def __call__(self, key: Any, row: Row, state: State) -> None:
+        state.clock_timer(state.now)
+
+    def on_timer(self, key: Any, time: datetime, state: State) -> Row:
+        return {"n": key, "v": self.version}
+
+
+class TimedWorld:
+    """A flow of a process with timers, behind an exchange, and a change of it that begins at another operator."""
+
+    def __init__(self, folder: Path) -> None:
+        flow = Flow("f")
+        rows = flow.source("in", ListSource([[]], "n bigint, v bigint"))
+        rows.key_by("by_n", "n").process("p", Timed(1)).sink("out", NoopSink())
+        store = BlobStore(str(folder / "blobs"))
+        self.before = first_configuration(flow.graph, store, 1)
+        after = prepare(self.before, [Update("p", Timed(2))], store, revision=NEW).after
+        self.change = StageChange(NEW, after.programs[1], ())
+        self.resources = Resources(store)
+        self.access = StateAccess("job", str(folder / "state"), str(folder / "local"))
+        first = self.task(0)
+        self.frames = [ready for pause in first.run([ROWS]) for ready in pause]
+
+    def task(self, stage: int = 1, change: StageChange | None = None) -> TaskRun:
+        lineages = {"p": Lineage.start("p").encode()} if stage else {}
+        who = TaskId(Epoch(0), Run(0), StageIndex(stage), PartitionId(0), 1)
+        assignment = Assignment(OLD, self.before.programs[stage], self.before.bins, lineages=lineages, change=change)
+        return TaskRun(who, assignment, self.resources, self.access, clock=ManualClock(), sizer=Fixed())
+
+
+@pytest.fixture
+def timed(tmp_path: Path) -> TimedWorld:
+    return TimedWorld(tmp_path)
+
+
+def test_a_task_that_knows_of_a_change_from_the_start_speaks_at_its_end_under_the_new_revision(timed: TimedWorld):
+    assert (
+        versions([ready for pause in timed.task(change=timed.change).run(timed.frames) for ready in pause]) == [2] * 40
+    )
+
+
+def test_a_task_that_may_not_switch_speaks_at_its_end_as_if_it_had_not_been_told(timed: TimedWorld):
+    task, out = timed.task(), []
+    for number, ready in enumerate(task.run(timed.frames)):
+        out += ready
+        if number == 1:
+            assert isinstance(task.offer(timed.change), Applied)
+            task.stay()
+    assert versions(out) == [1] * 40
+    assert task.revision == OLD

@@ -9,6 +9,11 @@ All attempts of the partition switch there, or none does. A point is fixed
   be anywhere.
 
 What stays behind in this way takes effect with the next epoch, which begins under the new revision.
+
+Whether a task knows of the change decides the revision of what it says at its end (timers, totals). So this, too, is
+decided once for each partition, in stages without heads as well: all attempts know of the change if the first one
+started after it began or has switched; else none does. Those that do not know of it meet no rows of the new revision:
+when the first attempt of a stage starts, the stage before has finished, and computing that again gives the same.
 """
 
 from __future__ import annotations
@@ -56,6 +61,7 @@ class ChangeInRun:
         self._points: dict[Place, InputPosition | None] = {}
         self._reached: set[Place] = set()
         self._exhausted: set[Place] = set()
+        self._started_before = frozenset(attempts.started)
         # What a later stage has begun to process was made before, by tasks that had not switched.
         self._too_late = any(attempts.places(stage) for stage in begun.followers)
         for stage in begun.heads:
@@ -88,6 +94,10 @@ class ChangeInRun:
         if not self.begun.heads.get(place[0]):
             return None
         return self._points.setdefault(place, {} if is_first else None)
+
+    def is_known_at(self, place: Place) -> bool:
+        """Whether attempts of this place know of the change. Ask after :meth:`start`."""
+        return place not in self._started_before or self._points.get(place) is not None
 
     def apply(self, place: Place, position: InputPosition) -> bool:
         """Whether a task that asks to switch here may."""

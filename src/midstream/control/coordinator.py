@@ -278,8 +278,8 @@ def _assignment(running: _Running, task: TaskId, worker: WorkerId | None) -> Ass
     attempts = running.attempts.started.setdefault(place, set())
     change, switch_at = None, None
     if running.change is not None:
-        change = running.change.stage_change(task.stage)
         switch_at = running.change.start(place, is_first=not attempts)
+        change = running.change.stage_change(task.stage) if running.change.is_known_at(place) else None
     attempts.add(task)
     running.workers[task] = worker
     return Assignment(

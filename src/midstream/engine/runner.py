@@ -140,6 +140,11 @@ class StageRunner:
         assert self._revised is not None, "prepare() comes first"
         self._switch_at = self.position if at is None else dict(at)
 
+    def stay(self) -> None:
+        """Forget what :meth:`prepare` was told: nothing of that revision comes here, nor is said at the end."""
+        assert self._switch_at is None, "it has switched"
+        self._revised = None
+
     def newly_reached(self) -> tuple[str, ...]:
         """Updated operators that rows of the new revision have reached since this was last asked."""
         reached, self._reached = self._reached, []

@@ -89,5 +89,8 @@ class Attention:
         asked = self._work.offer(change)
         if isinstance(asked, Exhausted):
             self._post(asked)
-        elif asked is not None and isinstance(self._ask(asked), Accepted):
-            self._work.switch()
+        elif asked is not None:
+            if isinstance(self._ask(asked), Accepted):
+                self._work.switch()
+            else:
+                self._work.stay()

@@ -9,8 +9,7 @@ nothing, and the same range of offsets gives the same rows again:
 - list: ``{"epoch": the next epoch}``.
 
 An available-now run reads a finite source to its end, without waiting for the clock; of an endless generator it reads
-what was due when it began. (Spark 4.1 does not tell a Python source about available-now: such a run there reads what
-is due, or one list epoch.)
+what was due when it began.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
@@ -31,14 +30,17 @@ from midstream.errors import SourceError
 from midstream.flow.functions import pack
 from midstream.flow.schema import to_ddl
 from midstream.flow.sources import GeneratorSource, ListSource
+from midstream.runtime.doctor import require_pyspark
 
-try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError:  # Spark 4.1: a source is neither given limits nor told about available-now.
+# Spark 4.1 lacks what is imported next. Users are told why that matters, not that a name is missing.
+require_pyspark(pyspark.__version__)
 
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Stands in for the mixin of Spark 4.2."""
-
+from pyspark.sql.streaming.datasource import (  # noqa: E402
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 __all__ = ["stream_of"]
 
@@ -112,14 +114,10 @@ class GeneratorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bound = self._source.max_rows_per_epoch
         return ReadAllAvailable() if bound is None else ReadMaxRows(bound)
 
-    def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
-        """End of the next epoch: what is due, bounded. (Spark 4.1 gives no arguments.)"""
-        if start is None:
-            start = self._seen or self.initialOffset()
-            bound = self._source.max_rows_per_epoch
-        else:
-            self._seen = start
-            bound = getattr(limit, "max_rows", None)
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """End of the next epoch: what is due, bounded."""
+        self._seen = start
+        bound = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         due = self._due(start)
         if bound is not None:
             due = min(due, start["index"] + bound)
@@ -133,7 +131,6 @@ class GeneratorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """One task for each share of the epoch."""
-        # On a restart, Spark 4.1 asks for an empty range where the checkpoint ends: how it tells where it is.
         self._seen = end
         # The start of a first epoch is asked of initialOffset() again after a crash; only the end is from the log.
         shares = self._source.split(start["index"], end["index"])
@@ -155,7 +152,6 @@ class ListReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, source: ListSource) -> None:
         self._source = source
-        self._seen: Offset | None = None
 
     def initialOffset(self) -> Offset:
         """Start of the list."""
@@ -164,9 +160,8 @@ class ListReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Nothing to fix: a list never grows."""
 
-    def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
-        """The next epoch, if there is one. (Spark 4.1 gives no arguments.)"""
-        start = start or self._seen or self.initialOffset()
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """The next epoch, if there is one."""
         return {"epoch": min(start["epoch"] + 1, max(start["epoch"], len(self._source.epochs)))}
 
     def reportLatestOffset(self) -> Offset:
@@ -175,7 +170,6 @@ class ListReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """One task for each share of each epoch, also for empty ones."""
-        self._seen = end
         shares = range(self._source.partitions)
         return [InputPartition((epoch, share)) for epoch in range(start["epoch"], end["epoch"]) for share in shares]
 

@@ -14,7 +14,6 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -50,37 +49,48 @@ from midstream.control.messages import (
     WorkerJoined,
 )
 from midstream.engine.clock import Clock, SystemClock
-from midstream.engine.frames import FRAME_ORDER
 from midstream.engine.packing import pack_blobs
 from midstream.engine.resources import Resources
 from midstream.errors import FlowError, MidstreamError, ProtocolError
 from midstream.flow.model import Graph, Sink, Transform
 from midstream.flow.updates import Update
-from midstream.ids import BINS, Epoch, PartitionId, Revision, Run, StageIndex
+from midstream.ids import BINS, Epoch, PartitionId, Revision, Run, StageIndex, WireId
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.planner.stages import Leaves, Plan, compile_plan
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.driver import BatchEntry, Driver, OpenRun
 from midstream.runtime.layouts import check_layouts
-from midstream.runtime.local_data import LocalData, by_destination, require_local, source_epochs
+from midstream.runtime.local_data import LocalData, require_local, source_epochs
+from midstream.runtime.local_exchange import Exchanged, StageInput, StageOutput
 from midstream.runtime.local_sinks import write
+from midstream.runtime.local_stage import StageTasks, thinned
 from midstream.runtime.local_tasks import Attempt, peer_of
 from midstream.runtime.recorded import check_audit, read_history
 from midstream.runtime.sweeping import Sweeper
 from midstream.state.access import StateAccess
 
 EAGERNESS = (0.3, 0.05, 0.01)
-"""Chances, at each step of its epoch, that a change is requested now: at its beginning, or anywhere in it."""
+"""Chances, at each step from the stage on in which it is to begin, that a change is requested now."""
+FULL_RUNS = 4
+"""Runs of an epoch in which faults come as often as they were wanted to; see :class:`Faults`."""
+BEFORE = StageIndex(-1)
+"""In place of a stage: before an epoch is opened."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Chances of things going wrong, each per opportunity."""
+    """Chances of things going wrong, each per step of a task. An epoch has dozens of steps, or thousands.
+
+    Faults thin out where they come again and again, so that every run ends: at 3% per step, an epoch of 300 steps would
+    get through once in ten thousand runs. What ends a run of an epoch (``give_up``, ``crash_driver``) comes half as
+    often with every run after the first four of that epoch; what ends an attempt of a task (``crash``,
+    ``lose_output``), with every attempt after the first four of that task.
+    """
 
     crash: float = 0.0
     """A task dies before its next slice; another attempt starts from the beginning."""
     speculate: float = 0.0
-    """A second attempt of a task starts beside the first."""
+    """A second attempt of a task starts beside the first, or a third."""
     repeat: float = 0.0
     """A message to the coordinator arrives once more, at some later time."""
     give_up: float = 0.0
@@ -89,6 +99,10 @@ class Faults:
     """The driver dies, at any step of an epoch and of its commit; another one goes on from the checkpoint."""
     lose: float = 0.0
     """A task is never told that it is to switch."""
+    lose_output: float = 0.0
+    """The output of a finished task is gone when a task of the next stage, or an outlet, wants to read it. The task is
+    run again as another attempt; who has read the output before keeps it, who reads it later gets the new one (as when
+    Spark fails to fetch a shuffle block)."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +276,8 @@ class _Runtime:
         self._wanted = deque(sorted(changes, key=lambda each: each.epoch))
         self._eagerness = rng.choice(EAGERNESS)
         self._epoch = Epoch(0)
+        self._begin_in = BEFORE
+        self._runs = 0
         self._is_cancelled = False
         # What Spark's log of offsets would say: it survives the driver.
         self._log: dict[Epoch, BatchEntry] = {}
@@ -324,17 +340,20 @@ class _Runtime:
         """Until it is committed, as Spark would: after a crash of the driver, the epoch it was in is run again."""
         self._epoch = epoch
         entry = self._log.setdefault(epoch, BatchEntry(self.clock.wall_us(), f"rows of epoch {epoch}"))
+        self._runs = 0
         while True:
+            self._runs += 1
             try:
                 if self._run_epoch(epoch, entry, rows):
-                    return self._maybe_change(certainly=True)
+                    return self._maybe_change(None)
             except _DriverCrashed:
                 self._start_driver()
 
     def _run_epoch(self, epoch: Epoch, entry: BatchEntry, rows: Mapping[str, LocalData]) -> bool:
         """Whether the epoch is committed now."""
         self._maybe_crash_driver()
-        self._maybe_change()
+        self._begin_in = self._some_stage()
+        self._maybe_change(BEFORE)
         run = self._driver.begin(epoch, entry)
         if run is None:
             return True
@@ -380,9 +399,20 @@ class _Runtime:
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _maybe_change(self, *, certainly: bool = False) -> None:
-        """Request a change whose epoch it is, now or at a later step; when the epoch is over, certainly."""
-        while self._wanted and self._wanted[0].epoch <= self._epoch and (certainly or self._chance(self._eagerness)):
+    def _some_stage(self) -> StageIndex:
+        """The stage in which changes of this epoch begin: each as often as the others, or they would hardly ever come
+        late in an epoch. None is drawn when nothing is wanted."""
+        if not (self._wanted and self._wanted[0].epoch <= self._epoch):
+            return BEFORE
+        return StageIndex(self.rng.randrange(BEFORE, len(self._driver.changes.configuration.plan.stages)))
+
+    def _maybe_change(self, stage: StageIndex | None) -> None:
+        """Request a change whose epoch it is, now or at a later step; when the epoch is over (None), certainly."""
+        if stage is not None and stage < self._begin_in:
+            return
+        while self._wanted and self._wanted[0].epoch <= self._epoch:
+            if stage is not None and not self._chance(self._eagerness):
+                return
             wanted = self._wanted.popleft()
             request = Request(wanted.updates, scheduler_of(wanted.scheduler), by="test", is_tried_before=False)
             self._driver.request(request)
@@ -403,79 +433,92 @@ class _Runtime:
         return self._switches.pop(peer).change
 
     def _compute(self, run: OpenRun, rows: Mapping[str, LocalData]) -> None:
-        plan = self.plan
+        plan, epoch, number = self.plan, run.epoch, run.run
         results: dict[str, LocalData] = dict(rows)
-        leaving: dict[int, LocalData] = {}
+        leaving: dict[int, StageOutput] = {}
         for segment in range(plan.segments):
             stages = plan.segment(segment)
             first = stages[0]
             inlets = [results[name] for name in first.inlets]
-            frames = leaving[segment - 1].of_wires({*first.receives, *first.carries}) if first.takes_frames else None
-            data = LocalData.united(inlets, frames)
+            frames = None
+            if first.takes_frames:
+                frames = self._read(epoch, number, leaving[segment - 1]).of_wires({*first.receives, *first.carries})
+            data: StageInput = LocalData.united(inlets, frames)
             for stage in stages:
-                data = self._run_stage(run.epoch, run.run, stage.index, data)
+                output = self._run_stage(epoch, number, stage.index, data)
                 if stage.leaves is Leaves.EXCHANGE:
-                    data = by_destination(data, run.configuration.partitions, FRAME_ORDER, self.rng)
-            leaving[segment] = data
-            self._transform(segment, leaving, results)
+                    data = Exchanged(output, run.configuration.partitions, self.rng)
+            leaving[segment] = output
+            self._transform(epoch, number, segment, leaving, results)
         for name, feed in plan.feeds.items():
             if isinstance(plan.graph[name].spec, Sink):
-                table = (results[feed] if isinstance(feed, str) else self._outlet(feed, leaving)).table(
-                    plan.graph[name].schema
-                )
-                write(plan.graph.payloads[name], table, run.epoch)
+                rows_out = results[feed] if isinstance(feed, str) else self._outlet(epoch, number, feed, leaving)
+                write(plan.graph.payloads[name], rows_out.table(plan.graph[name].schema), epoch)
                 self._maybe_give_up()
                 self._maybe_crash_driver()
 
-    def _outlet(self, wire: Any, leaving: Mapping[int, LocalData]) -> LocalData:
+    def _outlet(self, epoch: Epoch, run: Run, wire: WireId, leaving: Mapping[int, StageOutput]) -> LocalData:
         segment = self.plan.wires[wire].segment
-        typed = self.plan.segment(segment)[-1].leaves is Leaves.TYPED
-        return leaving[segment] if typed else leaving[segment].of_wires({wire}).decoded()
+        if self.plan.segment(segment)[-1].leaves is Leaves.TYPED:
+            return leaving[segment].data  # it went straight to the sink
+        return self._read(epoch, run, leaving[segment]).of_wires({wire}).decoded()
 
-    def _transform(self, segment: int, leaving: Mapping[int, LocalData], results: dict[str, LocalData]) -> None:
+    def _transform(
+        self, epoch: Epoch, run: Run, segment: int, leaving: Mapping[int, StageOutput], results: dict[str, LocalData]
+    ) -> None:
         graph = self.plan.graph
         for op in graph.of(Transform):
             feed = self.plan.feeds[op.name]
             ready = feed in results if isinstance(feed, str) else self.plan.wires[feed].segment == segment
             if op.name in results or not ready:
                 continue
-            rows = results[feed] if isinstance(feed, str) else self._outlet(feed, leaving)
+            rows = results[feed] if isinstance(feed, str) else self._outlet(epoch, run, feed, leaving)
             _, local = graph.payloads[op.name]
             results[op.name] = rows.transformed(op.name, local, graph.schema_of(op.inputs[0]), op.schema)
 
+    def _read(self, epoch: Epoch, run: Run, kept: StageOutput) -> LocalData:
+        """The frames that a segment has left, some of them perhaps computed again."""
+        if self._chance(self.faults.lose_output):
+            lost = self.rng.randrange(len(kept.batches))
+            kept.batches[lost] = self._run_tasks(epoch, run, kept.stage, kept.read, [lost])[lost]
+        return kept.data
+
     # ── one stage ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run_stage(self, epoch: Epoch, run: Run, stage: StageIndex, data: LocalData) -> LocalData:
-        """Interleave the stage's tasks until every partition has finished once."""
-        results: dict[int, list[pa.RecordBatch]] = {}
-        active = [self._attempt(epoch, run, stage, p, data) for p in range(len(data.partitions))]
+    def _run_stage(self, epoch: Epoch, run: Run, stage: StageIndex, data: StageInput) -> StageOutput:
+        """Run all tasks of a stage."""
+        results = self._run_tasks(epoch, run, stage, data, range(len(data)))
+        return StageOutput(stage, data, [results[partition] for partition in range(len(data))])
+
+    def _run_tasks(
+        self, epoch: Epoch, run: Run, stage: StageIndex, data: StageInput, wanted: Sequence[int]
+    ) -> dict[int, list[pa.RecordBatch]]:
+        """Interleave tasks of a stage until each partition that is wanted has finished once."""
+
+        def launch(of: StageIndex, partition: int, batches: Sequence[pa.RecordBatch]) -> Attempt:
+            self._attempts += 1
+            return Attempt(self, TaskId(epoch, run, of, PartitionId(partition), self._attempts), batches)
+
+        tasks = StageTasks(stage, data, wanted, launch)
         try:
-            while len(results) < len(data.partitions):
+            while not tasks.are_done:
                 self._maybe_give_up()
                 self._maybe_crash_driver()
-                self._maybe_change()
+                self._maybe_change(stage)
                 self._disturb()
-                attempt = self.rng.choice(active)
-                partition = attempt.task.partition
-                if self._chance(self.faults.crash):
-                    active.remove(attempt)
-                    attempt.close()
-                    if not any(other.task.partition == partition for other in active) and partition not in results:
-                        active.append(self._attempt(epoch, run, stage, partition, data))
+                attempt = self.rng.choice(tasks.active)
+                rarely = tasks.thinned(attempt)
+                if self._chance(rarely * self.faults.crash):
+                    tasks.crash(attempt)
+                    continue
+                if self._chance(rarely * self.faults.lose_output) and tasks.lose_input(attempt):
                     continue
                 if self._chance(self.faults.speculate):
-                    active.append(self._attempt(epoch, run, stage, partition, data))
-                if (output := attempt.step()) is not None:
-                    active.remove(attempt)
-                    results.setdefault(partition, output)
+                    tasks.speculate(attempt)
+                tasks.step(attempt)
         finally:
-            self._zombies += active  # also when the run is given up: its tasks do not know that yet
-        return LocalData([results[p] for p in range(len(data.partitions))])
-
-    def _attempt(self, epoch: Epoch, run: Run, stage: StageIndex, partition: int, data: LocalData) -> Attempt:
-        self._attempts += 1
-        task = TaskId(epoch, run, stage, PartitionId(partition), self._attempts)
-        return Attempt(self, task, data.partitions[partition])
+            self._zombies += tasks.active  # also when the run is given up: its tasks do not know that yet
+        return tasks.results
 
     def say(self, message: FromTask, to: Coordinator) -> ToTask:
         """Deliver a message; the answer comes back at once. It may be delivered again later, to no one's benefit."""
@@ -508,11 +551,11 @@ class _Runtime:
                 self._zombies.remove(zombie)
 
     def _maybe_crash_driver(self) -> None:
-        if self._chance(self.faults.crash_driver):
+        if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.crash_driver):
             raise _DriverCrashed
 
     def _maybe_give_up(self) -> None:
-        if self._chance(self.faults.give_up):
+        if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.give_up):
             self._driver.replay()
         if self._is_cancelled:
             raise _Cancelled

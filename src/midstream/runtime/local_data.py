@@ -25,6 +25,13 @@ class LocalData:
 
     partitions: Sequence[Sequence[pa.RecordBatch]]
 
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    def of(self, partition: int) -> Sequence[pa.RecordBatch]:
+        """The batches of one partition."""
+        return self.partitions[partition]
+
     @classmethod
     def united(cls, inlets: Sequence[LocalData], frames: LocalData | None) -> LocalData:
         """All that enters a stage, in the shape of :mod:`midstream.engine.intake`; partitions side by side."""

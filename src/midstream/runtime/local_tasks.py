@@ -130,8 +130,11 @@ class Attempt:
             asked = run.offer(change)
             if isinstance(asked, Exhausted):
                 self._world.say(asked, self._coordinator)
-            elif asked is not None and isinstance(self._ask(asked), Accepted):
-                run.switch()
+            elif asked is not None:
+                if isinstance(self._ask(asked), Accepted):
+                    run.switch()
+                else:
+                    run.stay()
         if (reached := run.reached()) is not None:
             self._world.say(reached, self._coordinator)
 

@@ -89,7 +89,7 @@ class TaskRun:
     def offer(self, change: StageChange) -> Applied | Exhausted | None:
         """What to ask the coordinator when the task was told to switch; nothing if it is too late for that.
 
-        Only between slices. If the coordinator agrees, :meth:`switch` comes next.
+        Only between slices. If the coordinator agrees, :meth:`switch` comes next, else :meth:`stay`.
         """
         if self._change is not None:
             return None
@@ -106,6 +106,10 @@ class TaskRun:
     def switch(self) -> None:
         """Run under the new revision from here on."""
         self._runner.switch()
+
+    def stay(self) -> None:
+        """Run to the end as if nobody had told of the change, as other attempts of the task may have to."""
+        self._runner.stay()
 
     def reached(self) -> Reached | None:
         """What to tell the coordinator of rows of the new revision that have come since this was last asked."""
