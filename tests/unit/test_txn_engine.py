@@ -204,7 +204,7 @@ def with_weights(weights: Any) -> Program:
 
     @numba.njit
     def scaled(amount: float) -> float:
-        return amount * weights[0]
+        return amount * float(weights[0])
 
     @transaction
     def scale(t: Any, e: Any) -> None:
