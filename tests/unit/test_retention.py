@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from midstream.change.configuration import FIRST_REVISION
 from midstream.change.records import ChangeRecord, Outcome, UpdateRecord
-from midstream.change.retention import blobs_on_record, revisions_to_revert_to
+from midstream.change.retention import blobs_on_record
+from midstream.change.reverting import reachable_revisions
 from midstream.ids import Digest, Revision
 
 OPERATORS = ["A", "B", "C"]
@@ -76,7 +77,7 @@ def test_restart_and_revert_find_what_they_need_and_nothing_else_stays(drawn):
 def test_the_revisions_that_can_be_gone_back_to_are_those_whose_functions_are_stored(drawn):
     records, at, _ = history(drawn)
     stored = blobs_on_record(records, KEPT) | set(at[max(at)].values())
-    found = revisions_to_revert_to(records, stored)
+    found = list(reachable_revisions(records, stored.__contains__))
     assert found == [revision for revision in sorted(at) if set(at[revision].values()) <= stored]
     assert set(sorted(at)[-KEPT - 1 :]) <= set(found)
 
@@ -96,4 +97,4 @@ def test_what_ran_before_the_script_was_gone_back_to_is_no_aim(tmp_path: Path):
     records, at, _ = history([(Outcome.APPLIED, frozenset({"A"}), False)])
     dropped = ChangeRecord(2, Revision(3), 0.0, "ann", "epoch", (), "", Outcome.APPLIED, drops=True)
     stored = {digest for runs in at.values() for digest in runs.values()}
-    assert revisions_to_revert_to([*records, dropped], stored) == [3]
+    assert list(reachable_revisions([*records, dropped], stored.__contains__)) == [3]

@@ -16,13 +16,12 @@ newest applied changes
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 
-from midstream.change.configuration import FIRST_REVISION
-from midstream.change.records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
-from midstream.ids import Digest, Revision
+from midstream.change.records import NOT_STORED, ChangeRecord, Outcome
+from midstream.ids import Digest
 
-__all__ = ["KEPT_REVISIONS", "blobs_on_record", "needed_to_revert", "revisions_to_revert_to"]
+__all__ = ["KEPT_REVISIONS", "blobs_on_record"]
 
 KEPT_REVISIONS = 10
 """So many of the newest applied changes can be taken back."""
@@ -44,35 +43,6 @@ def blobs_on_record(records: Iterable[ChangeRecord], kept: int = KEPT_REVISIONS)
         update.migrate for record in [*pending, *applied] for update in record.updates if update.migrate is not None
     }
     return frozenset({*newest.values(), *functions, *migrations} - {NOT_STORED})
-
-
-def needed_to_revert(records: Iterable[ChangeRecord], revision: Revision) -> dict[str, UpdateRecord]:
-    """By operator, the first update that was applied after a revision: it says what ran then (``before``)."""
-    first: dict[str, UpdateRecord] = {}
-    for record in _applied(records):
-        if record.revision > revision:
-            for update in record.updates:
-                first.setdefault(update.operator, update)
-    return first
-
-
-def revisions_to_revert_to(records: Sequence[ChangeRecord], stored: Collection[Digest]) -> list[Revision]:
-    """The revisions that the job has run and whose functions are all still stored, oldest first.
-
-    Not those before a start with ``changes="drop"``: what the script said then is not on record.
-    """
-    applied = _applied(records)
-    since = max((record.revision for record in applied if record.drops), default=FIRST_REVISION)
-    return [
-        revision
-        for revision in sorted({FIRST_REVISION, *(record.revision for record in applied)})
-        if revision >= since
-        and all(
-            update.before in stored
-            for update in needed_to_revert(records, revision).values()
-            if update.before != NOT_STORED
-        )
-    ]
 
 
 def _applied(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:

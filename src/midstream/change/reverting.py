@@ -9,6 +9,7 @@ from typing import Any
 from midstream.change.configuration import FIRST_REVISION, Configuration
 from midstream.change.records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
 from midstream.change.restart import load_function
+from midstream.change.retention import KEPT_REVISIONS
 from midstream.change.timeline import Course, courses, ended, in_force, known_revisions, listed
 from midstream.data.blobs import BlobStore
 from midstream.errors import CheckpointError, FlowError
@@ -16,7 +17,7 @@ from midstream.flow.updates import Update, declares_columns
 from midstream.ids import Digest, Revision
 from midstream.planner.change import Scheduler
 
-__all__ = ["TakenBack", "Undoing", "taken_back", "undoing"]
+__all__ = ["TakenBack", "Undoing", "reachable_revisions", "taken_back", "undoing"]
 
 Migrate = Mapping[str, Callable[[Any, Any], None]]
 
@@ -283,22 +284,27 @@ def _require_work(back: Mapping[str, _Back], revision: Revision) -> None:
         raise FlowError(f"the job runs what it ran at revision {revision}; there is nothing to revert")
 
 
+def reachable_revisions(records: Sequence[ChangeRecord], is_stored: Callable[[Digest], bool]) -> dict[Revision, str]:
+    """The revisions whose functions are all still stored, and what each one was."""
+    return {
+        revision: what
+        for revision, what in known_revisions(records).items()
+        if all(
+            each.function != NOT_STORED and is_stored(each.function)
+            for each in _way_back(records, _number_of(revision, records)).values()
+        )
+    }
+
+
 def _require_stored(
     back: Mapping[str, _Back], revision: Revision, records: Sequence[ChangeRecord], store: BlobStore
 ) -> None:
     gone = [name for name, each in back.items() if each.function != NOT_STORED and not store.has(each.function)]
     if gone:
-        ways = {
-            known: what
-            for known, what in known_revisions(records).items()
-            if all(
-                each.function != NOT_STORED and store.has(each.function)
-                for each in _way_back(records, _number_of(known, records)).values()
-            )
-        }
         raise FlowError(
             f"what {', '.join(map(repr, gone))} ran at revision {revision} is no longer stored: only the functions of "
-            f"recent changes are kept. The job can go back to {listed(ways)}; or update the operator by hand"
+            f"the newest {KEPT_REVISIONS} applied changes are kept. The job can go back to "
+            f"{listed(reachable_revisions(records, store.has))}; or update the operator by hand"
         )
 
 
