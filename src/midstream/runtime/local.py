@@ -56,6 +56,7 @@ from midstream.metrics import EpochProgress, JobMetrics
 from midstream.planner.change import Scheduler
 from midstream.planner.stages import Leaves, Plan, compile_plan
 from midstream.runtime.checkpoint import Checkpoint
+from midstream.runtime.database import check_tables, claim_tables
 from midstream.runtime.layouts import check_layouts
 from midstream.runtime.local_data import LocalData, by_destination, require_local, source_epochs
 from midstream.runtime.local_sinks import write
@@ -147,7 +148,13 @@ def run_graph(
     with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
         location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph)
         check_layouts(compile_plan(graph), location)
+        check_tables(graph, location.identity.job)
         location.claim()
+        try:
+            graph = claim_tables(graph, location.identity.job)
+        except BaseException:
+            location.release()
+            raise
         first = first_configuration(graph, location.blobs, partitions, blobs)
         access = StateAccess(location.identity.job, location.states.location, posixpath.join(folder, "bases"))
         runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
