@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from midstream import Flow, ListSource, NoopSink, Update
-from midstream.change.changes import Changes, Request
+from midstream.change.changes import Changes, Request, RunFailure
 from midstream.change.configuration import first_configuration
 from midstream.change.explaining import Explanation
 from midstream.change.handle import Change
@@ -25,7 +25,7 @@ from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.durations import duration
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
-from midstream.metrics import EpochProgress, JobMetrics
+from midstream.metrics import EpochProgress, JobMetrics, OperatorStats
 from midstream.server.serve import JobServer
 
 RATES = pa.table({"k": ["a"], "rate": [1.0]})
@@ -90,22 +90,30 @@ class StandInJob:
         scheduler: str = "fries",
         by: str | None = None,
     ) -> Change:
-        undone = undoing(self.history(), Revision(revision), self.changes.configuration, self._store, migrate)
+        undone = undoing(self.history(), Revision(revision), self.changes.newest(), self._store, migrate)
         return self._request(
-            Request(undone.updates, scheduler_of(scheduler), by or whoami(), stored=undone.stored, note="back")
+            Request(
+                undone.updates,
+                scheduler_of(scheduler),
+                by or whoami(),
+                stored=undone.stored,
+                note="back",
+                back_to=undone,
+            )
         )
 
     def commit(self, epoch: int = 0) -> None:
         """An epoch under the current configuration is committed."""
         self.changes.opened(Epoch(epoch))
-        self.changes.committed(Commit(Epoch(epoch), self.revision, (), 1, {}), self.changes.configuration)
+        met = tuple(OperatorStats(op.name, rows_in=1) for op in self.graph)
+        self.changes.committed(Commit(Epoch(epoch), self.revision, met, 1, {}), self.changes.configuration)
         progress = EpochProgress(epoch, self.revision, 0.0, 500.0, (), rows_in=1000, rows_out=900)
         self.progress, self.metrics = (*self.progress, progress), self.metrics.after(progress)
 
     def fail(self, why: str) -> None:
         """An epoch under the current configuration fails."""
         self.changes.opened(Epoch(0))
-        assert self.changes.failed(why, self.changes.configuration)
+        assert self.changes.failed(RunFailure(why), self.changes.configuration)
 
     def payload(self, operator: str) -> Any:
         """What an operator runs now."""

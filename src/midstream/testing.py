@@ -33,6 +33,7 @@ def run_local(
     checkpoint: str | None = None,
     changes: Sequence[ChangeAt] = (),
     audit: str | None = None,
+    durable: bool = False,
 ) -> LocalRun:
     """Run a flow over all epochs of its sources, in this process, and return when it is done.
 
@@ -43,7 +44,8 @@ def run_local(
     With a ``checkpoint`` (a folder), a later run goes on with the state of an earlier one: its sources' first epoch
     follows the last one of the run before. ``changes`` are made while it runs, each at some moment of its epoch that
     the seed decides; with ``audit``, a column that identifies the source's rows, the run tells which row met which
-    operator under which revision, for :mod:`midstream.audit`.
+    operator under which revision, for :mod:`midstream.audit`. ``durable`` makes the checkpoint survive a loss of power,
+    as it does on Spark by default; tests rarely need that.
 
     >>> from midstream import Update
     >>> flow, out = Flow("doubles"), MemorySink()
@@ -62,6 +64,7 @@ def run_local(
         checkpoint=checkpoint,
         changes=changes,
         audit=audit,
+        durable=durable,
     )
 
 

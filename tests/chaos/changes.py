@@ -105,8 +105,8 @@ def problems(folder: Path) -> Iterator[str]:
             yield f"the versions of key {key} go back"
     records = checkpoint.changes.records()
     for record in records:
-        if record.outcome is Outcome.ROLLED_BACK:
-            yield f"a change was rolled back, although all were good: {record.error}"
+        if record.outcome in (Outcome.ROLLED_BACK, Outcome.REVERTED):
+            yield f"a change was {record.outcome}, although all were good: {record.error}"
     applied = sum(record.outcome is Outcome.APPLIED for record in records)
     if applied < 2:
         yield f"only {applied} of {len(records)} changes were applied; this proves little"

@@ -233,6 +233,8 @@ class ChangingCase:
     faults: Faults = field(default_factory=Faults)
     frame_bytes: int = FRAME_BYTES
     max_slice: int = MAX_SLICE
+    drivers: int = 0
+    """How many there were: one at first, and one after each crash."""
     disagreements: list[str] = field(default_factory=list)
     """What the ledger said when a driver had crashed."""
 
@@ -247,6 +249,7 @@ class ChangingCase:
 
     def run(self) -> LocalRun:
         def restarted(runtime: Any) -> None:
+            self.drivers += 1
             self.disagreements += self.ledger.problems(self.checkpoint)
             start_driver(runtime)
 

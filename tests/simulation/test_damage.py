@@ -17,6 +17,7 @@ import pytest
 from midstream import Flow, ListSource, MemorySink, Stream, agg, sliding, tumbling
 from midstream.errors import CheckpointError, FlowError, JobFailed
 from midstream.flow.builder import KeyedStream
+from midstream.flow.functions import Blob
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.state import lineage
 from midstream.state.files import StateFiles
@@ -137,21 +138,46 @@ def test_a_damaged_file_of_state_is_named_and_restoring_it_is_enough(world: Worl
 
 
 @pytest.mark.parametrize("damage", DAMAGES[:-1], ids=lambda damage: damage.__name__)
-def test_a_damaged_manifest_is_named_and_restoring_it_is_enough(world: World, damage: Any) -> None:
+def test_a_damaged_manifest_of_an_epoch_that_spark_has_committed_is_named_and_restoring_it_is_enough(
+    world: World, damage: Any
+) -> None:
     newest = max((world.folder / "epochs").iterdir())
-    with damaged(newest, damage), pytest.raises(CheckpointError, match=newest.name):
+    commit = world.folder / "spark" / "commits" / str(int(newest.name))
+    commit.parent.mkdir(parents=True)
+    commit.touch()
+    with (
+        damaged(newest, damage),
+        pytest.raises(CheckpointError, match=rf"{newest.name}.*go back to epoch {BEFORE - 2}"),
+    ):
         world.run(BEFORE, len(EPOCHS))
     world.run(BEFORE, len(EPOCHS))
     world.check()
 
 
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_without_the_manifest_of_an_epoch_that_spark_has_not_committed_it_is_run_again(
+    world: World, damage: Any
+) -> None:
+    damage(max((world.folder / "epochs").iterdir()))
+    world.run(BEFORE - 1, len(EPOCHS))
+    world.check()
+
+
 @pytest.mark.parametrize("damage", DAMAGES[:-1], ids=lambda damage: damage.__name__)
-def test_a_damaged_blob_is_named_and_restoring_it_is_enough(world: World, damage: Any) -> None:
+def test_a_damaged_blob_is_written_again_or_named_and_restoring_it_is_enough(world: World, damage: Any) -> None:
     blobs = [path for path in (world.folder / "blobs").rglob("*") if path.is_file()]
     assert len(blobs) > 2
+    errors = {}
     for path in blobs:
-        with damaged(path, damage), pytest.raises((CheckpointError, JobFailed), match=path.name[:12]):
-            world.run(BEFORE, len(EPOCHS))
+        with damaged(path, damage):
+            try:
+                world.run(BEFORE, BEFORE)
+            except (CheckpointError, JobFailed) as error:
+                errors[path.name] = str(error)
+            else:
+                assert Blob.of(path.read_bytes()).digest == path.name, "the script has it, so it was written again"
+    assert 0 < len(errors) < len(blobs)
+    assert all(name in error for name, error in errors.items())
     world.run(BEFORE, len(EPOCHS))
     world.check()
 

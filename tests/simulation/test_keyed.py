@@ -189,7 +189,8 @@ def test_the_driver_and_its_hosts_may_die_at_every_single_step(tmp_path: Path) -
 @pytest.mark.long
 def test_the_driver_that_takes_over_may_crash_as_well(tmp_path: Path) -> None:
     count, apart = opportunities(tmp_path), 3
-    for n in range(1, count + 1, 9):
+    # The last two steps come after the last manifest: nothing is left to be run again, and to crash in.
+    for n in range(1, count - 1, 9):
         case, asked = small_case(tmp_path / str(n)), iter(range(1, 10_000))
 
         def maybe(self: Any, asked: Iterator[int] = asked, crashes: tuple[int, ...] = (n, n + apart)) -> None:
@@ -202,10 +203,6 @@ def test_the_driver_that_takes_over_may_crash_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.xfail(
-    reason="an epoch that has a manifest is run again, at another time: the database has its new rows, state the old",
-    strict=True,
-)
 def test_after_two_crashes_around_a_commit_the_database_agrees_with_state(tmp_path: Path) -> None:
     """The first crash comes when the epoch's manifest is written; the second one anywhere after it."""
     count = opportunities(tmp_path, length=1, quick=True)

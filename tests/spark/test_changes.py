@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -11,11 +14,14 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
+from typer.testing import CliRunner
 
 from midstream import FileSink, Flow, MemorySink, NoopSink, State, Update
 from midstream.audit import decide
+from midstream.change.log import ChangeLog
 from midstream.change.records import Outcome
-from midstream.errors import ChangeFailed, FlowError, FunctionError, MidstreamError, SchemaError
+from midstream.cli.app import app
+from midstream.errors import ChangeFailed, CheckpointError, FlowError, FunctionError, MidstreamError, SchemaError
 from midstream.runtime.job import Job
 from midstream.runtime.recorded import read_history
 
@@ -228,7 +234,7 @@ def test_a_change_that_fails_is_rolled_back_and_the_job_goes_on(
     limit = "3 seconds" if how == "hangs" else None
     change = job.update(Update("A", broken), Update("B", count_in_list), time_limit=limit)
     gate.open()
-    assert change.wait(WAIT_S) is Outcome.ROLLED_BACK
+    assert change.wait(WAIT_S) is Outcome.REVERTED, "the epoch in the midst of which it took effect is committed"
     error = change.error or ""
     match how:
         case "raises":
@@ -239,7 +245,7 @@ def test_a_change_that_fails_is_rolled_back_and_the_job_goes_on(
             assert "column 'n': the key is missing" in error
         case "hangs":
             assert "time limit of 3 s" in error
-    with pytest.raises(ChangeFailed, match="rolled back"):
+    with pytest.raises(ChangeFailed, match="is reverted"):
         change.require()
     again = job.update(*NEW)
     assert again.wait(WAIT_S) is Outcome.APPLIED, again.error
@@ -247,7 +253,45 @@ def test_a_change_that_fails_is_rolled_back_and_the_job_goes_on(
     epochs = stop_after(job, job.metrics.epochs + 1)
     rows = committed(out.rows, epochs)
     assert sorted(row["n"] for row in rows) == list(range(epochs * ROWS)), "nothing is lost or doubled"
-    assert [record.outcome for record in job.history()] == [Outcome.ROLLED_BACK, Outcome.APPLIED]
+    assert [record.outcome for record in job.history()] == [Outcome.REVERTED, Outcome.APPLIED]
+
+
+def test_a_worker_that_is_lost_is_not_the_fault_of_the_change_on_trial(spark: Any, tmp_path: Path) -> None:
+    flag = tmp_path / "killed"
+
+    def unlucky(row: Row) -> Row:
+        """Once, the process that runs it is killed, as by a kernel that is out of memory."""
+        if row["n"] % ROWS == 7 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {**row, "a": 2}
+
+    out = MemorySink()
+    with two_stages(spark, out).start(spark, checkpoint=str(tmp_path / "c")) as job:
+        assert job.await_epoch(1, WAIT_S)
+        change = job.update(Update("A", unlucky), scheduler="epoch", preflight=False)
+        assert change.wait(WAIT_S) is Outcome.APPLIED, change.error
+        assert flag.exists()
+        assert "lost through no function" in str(change.events)
+        epochs = stop_after(job, job.metrics.epochs + 1)
+    assert sorted(row["n"] for row in committed(out.rows, epochs)) == list(range(epochs * ROWS))
+
+
+def test_a_time_limit_covers_functions_on_the_driver(spark: Any, tmp_path: Path) -> None:
+    """A transform runs on the driver, where there is no job to cancel."""
+    flow = Flow("driver")
+    flow.source("rows", numbers(spark, 10)).transform("same", lambda df: df).sink("out", NoopSink())
+
+    def hangs(df: Any) -> Any:
+        while True:
+            threading.Event().wait(0.05)
+
+    with flow.start(spark, checkpoint=str(tmp_path / "c")) as job:
+        assert job.await_epoch(1, WAIT_S)
+        change = job.update(Update("same", hangs), time_limit="1 second", preflight=False)
+        assert change.wait(WAIT_S) is Outcome.ROLLED_BACK
+        assert "time limit of 1 s" in str(change.error)
+        assert job.await_epoch(job.metrics.epochs + 1, WAIT_S), "the job goes on"
 
 
 def test_going_back_to_an_earlier_revision(spark: Any, tmp_path: Path) -> None:
@@ -261,7 +305,7 @@ def test_going_back_to_an_earlier_revision(spark: Any, tmp_path: Path) -> None:
         with pytest.raises(FlowError, match="there is nothing to revert"):
             job.revert(1)
         assert job.update(*NEW).require(WAIT_S).revision == 2
-        with pytest.raises(FlowError, match="there is no revision 9 to go back to; the job has run 1, 2"):
+        with pytest.raises(FlowError, match=r"no revision 9 to go back to; the job has run 1 \(the script\), 2 \(A: "):
             job.revert(9)
         with pytest.raises(FlowError, match="say how it gets back: migrate="):
             job.revert(1)
@@ -372,12 +416,96 @@ def test_a_change_survives_a_restart_of_the_old_script(
     # An epoch that we had committed, but Spark had not yet, is run again and gives the same.
     check_numbers(list({row["n"]: row for row in (*rows, *out.rows)}.values()))
 
+    # A log that is damaged is refused, but for those who want nothing of it.
     out = MemorySink()
+    (tmp_path / "c" / "changes" / "0000000001.json").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"entry 1 of the log of changes .* is damaged.*changes='drop'"):
+        two_stages(spark, out).start(spark, checkpoint=folder)
     caplog.clear()
     with two_stages(spark, out).start(spark, checkpoint=folder, changes="drop") as job:
         assert job.revision == 3
         assert job.history()[-1].drops
         job.update(Update("B", count_in_dict), preflight=False)
-    assert caplog.text == ""
+    [message] = [record.getMessage() for record in caplog.records if record.name == "midstream"]
+    assert "entry 1 of the log of changes" in message
     with pytest.raises(FlowError, match="changes='both' is not known; allowed: 'keep', 'drop'"):
         two_stages(spark, out).start(spark, checkpoint=folder, changes="both")
+
+
+# ── the way back of a job that cannot start ───────────────────────────────────────────────────────────────────────
+
+
+class ModelFromFile:
+    """A model that is loaded from a file wherever it is unpickled, as one of an installed package would be."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.mark = int(Path(path).read_text())
+
+    def __reduce__(self) -> Any:
+        return ModelFromFile, (self.path,)
+
+    def __call__(self, row: Row) -> Row:
+        return {**row, "a": self.mark}
+
+
+def test_a_job_that_cannot_start_goes_back(spark: Any, tmp_path: Path) -> None:
+    folder, model = str(tmp_path / "c"), tmp_path / "model"
+    model.write_text("5")
+    rows: list[Row] = []
+
+    def life(out: MemorySink, **options: Any) -> Job:
+        return two_stages(spark, out).start(spark, checkpoint=folder, **options)
+
+    with life(out := MemorySink()) as job:
+        assert job.await_epoch(1, WAIT_S)
+        job.update(Update("C", marking("c", 3))).require(WAIT_S)
+        job.update(Update("A", ModelFromFile(str(model)))).require(WAIT_S)
+        epochs = stop_after(job, job.metrics.epochs + 1)
+    rows += committed(out.rows, epochs)
+    model.unlink()
+    with pytest.raises(CheckpointError, match=r"cannot be loaded any more.*'midstream revert CHECKPOINT 2'"):
+        life(MemorySink())
+    with pytest.raises(FlowError, match="revert_to=2 and changes='drop' contradict each other"):
+        life(MemorySink(), revert_to=2, changes="drop")
+    with pytest.raises(FlowError, match=r"no revision 7 to go back to; the job has run 1 \(the script\), 2 \(C: "):
+        life(MemorySink(), revert_to=7)
+    with pytest.raises(CheckpointError, match="cannot be loaded any more"):
+        life(MemorySink(), revert_to=3)
+    assert len(ChangeLog(f"{folder}/changes").records()) == 2, "what was refused has changed nothing"
+
+    result = CliRunner().invoke(app, ["revert", folder, "2"])
+    assert result.exit_code == 0, result.output
+    with life(out := MemorySink()) as job:
+        assert job.await_epoch(2, WAIT_S)
+        assert (job.revision, job.history()[-1].note) == (4, "back to revision 2, offline")
+    newest = {row["n"]: row for row in out.rows}
+    assert {(row["a"], row["c"]) for row in newest.values()} == {(1, 3)}
+    rows += newest.values()
+
+    with life(out := MemorySink(), revert_to=1) as job:
+        assert job.await_epoch(2, WAIT_S)
+        assert (job.revision, job.history()[-1].note) == (5, "back to revision 1, at a start")
+    assert {(row["a"], row["c"]) for row in out.rows} == {(1, 1)}
+    rows += out.rows
+    # An epoch that was cut off by a stop is run again and gives the same counts.
+    check_numbers(list({row["n"]: row for row in rows}.values()))
+
+
+def test_a_transform_that_spark_cannot_analyse_is_refused(spark: Any, tmp_path: Path) -> None:
+    flow = Flow("transforming")
+    stream = flow.source("numbers", numbers(spark)).map("A", marking("a", 1), adds="a int")
+    stream.transform("T", lambda df: df.select("n", "a"), returns="n bigint, a int").sink("out", NoopSink())
+    with flow.start(spark, checkpoint=str(tmp_path / "c")) as job:
+        assert job.await_epoch(1, WAIT_S)
+        with pytest.raises(FlowError, match=r"transform 'T' fails on an empty DataFrame .*\n?.*missing"):
+            job.update(Update("T", lambda df: df.select("n", "missing")))
+        with pytest.raises(SchemaError, match="column 'a' is string, declared is int"):
+            job.update(Update("T", lambda df: df.selectExpr("n", "'x' AS a")))
+        with pytest.raises(FlowError, match="transform 'T' fails on an empty DataFrame"):
+            job.update(Update("A", lambda row: {"n": 1}, returns="n bigint"), scheduler="epoch")
+        assert job.revision == 1
+        assert {record.outcome for record in job.history()} == {Outcome.REFUSED}
+        job.update(Update("T", lambda df: df.selectExpr("n", "a + 1 AS a"))).require(WAIT_S)
+        back = job.revert(1).require(WAIT_S)
+        assert back.record.operators == ("T",)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from midstream import FileSink, Flow, ListSource, State, agg
-from midstream.errors import JobFailed
+from midstream.errors import CheckpointError, JobFailed
 from midstream.testing import run_spark
 
 Row = dict[str, Any]
@@ -76,6 +76,21 @@ def test_an_epoch_that_fails_leaves_state_as_it_was(spark: Any, tmp_path: Path) 
         run_spark(counting(EPOCHS, tmp_path, stumble), spark, checkpoint=str(tmp_path / "c"))
     assert (caught.value.operator, caught.value.epoch) == ("count", 1)
     run_spark(counting(EPOCHS, tmp_path), spark, checkpoint=str(tmp_path / "c"))
+    assert found(spark, tmp_path) == expected(EPOCHS)
+
+
+def test_a_torn_manifest_is_set_aside_if_spark_has_not_committed_its_epoch(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_spark(counting(EPOCHS[:2], tmp_path), spark, checkpoint=str(tmp_path / "c"))
+    (tmp_path / "c" / "epochs" / "0000000001").write_bytes(b"")
+    commit = tmp_path / "c" / "spark" / "commits" / "1"
+    with pytest.raises(CheckpointError, match=r"the manifest of epoch 1 .* is damaged.*go back to epoch 0, the last"):
+        counting(EPOCHS, tmp_path).start(spark, checkpoint=str(tmp_path / "c"))
+    commit.unlink()
+    run_spark(counting(EPOCHS, tmp_path), spark, checkpoint=str(tmp_path / "c"))
+    assert "the manifest of epoch 1" in caplog.text
+    assert (tmp_path / "c" / "epochs" / "0000000001.torn").read_bytes() == b""
     assert found(spark, tmp_path) == expected(EPOCHS)
 
 

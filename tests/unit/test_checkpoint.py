@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from midstream import Flow, ListSource, NoopSink
 from midstream.errors import CheckpointError
 from midstream.flow.functions import Blob
 from midstream.flow.model import Graph
-from midstream.ids import Digest, Epoch, Revision
+from midstream.ids import Digest, Epoch, PartitionId, Revision, Run
 from midstream.runtime.checkpoint import FORMAT, KEPT_MANIFESTS, Checkpoint, Manifest
+from midstream.state.files import Author, FileKind, table_of
+from midstream.state.lineage import Lineage
+from tests.power_loss import AllSynced, Recorder, Synced
 
 
 def graph_of(name: str = "fraud", sources: tuple[str, ...] = ("payments", "cards")) -> Graph:
@@ -70,14 +75,143 @@ def test_a_lock_that_a_dead_driver_left_behind_does_not_matter(tmp_path):
     assert claimed(tmp_path).identity.flow == "fraud"
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-10], lambda data: data.replace(b"9", b"8"), lambda data: b""])
-def test_a_damaged_manifest_is_an_error_and_not_a_wrong_answer(tmp_path, damage):
-    checkpoint = claimed(tmp_path)
-    checkpoint.commit(manifest(3))
-    path = tmp_path / "epochs" / "0000000003"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(CheckpointError, match=r"the manifest of epoch 3 .* is damaged"):
-        checkpoint.manifest(Epoch(3))
+DAMAGES = {
+    "cut": lambda data: data[:-10],
+    "other": lambda data: data.replace(b"9", b"8"),
+    "empty": lambda data: b"",
+    "zeros": lambda data: bytes(len(data)),
+    "without its last line": lambda data: data.rpartition(b"\n")[0],
+}
+
+
+def damage(folder: Path, epoch: int, how: str) -> None:
+    path = folder / "epochs" / f"{epoch:010d}"
+    path.write_bytes(DAMAGES[how](path.read_bytes()))
+
+
+def committed_by_spark(folder: Path, *epochs: int) -> None:
+    for epoch in epochs:
+        path = folder / "spark" / "commits" / str(epoch)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("v1\n{}")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Checkpoint]:
+    """A checkpoint in use, with three epochs."""
+    checkpoint = Checkpoint.look(str(tmp_path), graph_of())
+    checkpoint.claim()
+    for epoch in range(3):
+        checkpoint.commit(manifest(epoch))
+    yield checkpoint
+    checkpoint.release()
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_torn_newest_manifest_of_an_epoch_that_spark_has_not_committed_is_set_aside(running, tmp_path, caplog, how):
+    committed_by_spark(tmp_path, 0, 1)
+    damage(tmp_path, 2, how)
+    torn = (tmp_path / "epochs" / "0000000002").read_bytes()
+    assert running.newest_manifest() == manifest(1)
+    assert running.manifest(Epoch(2)) is None
+    assert running.manifest_before(Epoch(2)) == manifest(1)
+    [message] = [record.getMessage() for record in caplog.records]
+    assert "the manifest of epoch 2" in message
+    assert "torn by a crash" in message
+    assert (tmp_path / "epochs" / "0000000002.torn").read_bytes() == torn
+    running.commit(manifest(2))
+    assert running.newest_manifest() == manifest(2)
+
+
+def test_who_only_looks_does_without_a_torn_manifest_and_changes_nothing(running, tmp_path):
+    damage(tmp_path, 2, "empty")
+    running.release()
+    before = sorted(path.name for path in (tmp_path / "epochs").iterdir())
+    for looking in (Checkpoint.look(str(tmp_path), graph_of()), Checkpoint.of_any_flow(str(tmp_path))):
+        assert looking.newest_manifest() == manifest(1)
+    assert sorted(path.name for path in (tmp_path / "epochs").iterdir()) == before
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_torn_manifest_of_an_epoch_that_spark_has_committed_names_the_epoch_to_go_back_to(running, tmp_path, how):
+    committed_by_spark(tmp_path, 0, 1, 2)
+    damage(tmp_path, 2, how)
+    for read in (
+        running.newest_manifest,
+        lambda: running.manifest(Epoch(2)),
+        lambda: running.manifest_before(Epoch(3)),
+    ):
+        with pytest.raises(
+            CheckpointError, match=r"the manifest of epoch 2 .* is damaged.*go back to epoch 1, the last"
+        ):
+            read()
+    assert (tmp_path / "epochs" / "0000000002").exists()
+
+
+def test_going_back_as_the_message_says_is_enough(running, tmp_path):
+    committed_by_spark(tmp_path, 0, 1, 2)
+    damage(tmp_path, 2, "cut")
+    for folder in ("epochs", "spark/commits"):
+        for path in (tmp_path / folder).iterdir():
+            if int(path.name) > 1:
+                path.unlink()
+    assert running.newest_manifest() == manifest(1)
+    assert running.manifest(Epoch(2)) is None
+
+
+def test_only_the_newest_manifest_can_be_torn_by_a_crash(running, tmp_path):
+    damage(tmp_path, 1, "empty")
+    with pytest.raises(CheckpointError, match=r"the manifest of epoch 1 .* is damaged.*go back to epoch 0"):
+        running.manifest(Epoch(1))
+    damage(tmp_path, 2, "empty")
+    with pytest.raises(CheckpointError, match=r"the manifest of epoch 1 .* is damaged.*go back to epoch 0"):
+        running.newest_manifest()
+
+
+def test_an_epoch_whose_files_of_state_are_gone_is_no_epoch_to_go_back_to(running, tmp_path):
+    author = Author("total", Epoch(1), Run(0), PartitionId(0), attempt=0)
+    ref = running.states.write(table_of([b"\x01\x00a"], [b"1"]), FileKind.DELTA, author)
+    lineage = Lineage.start("total").after(Epoch(1), [ref]).encode()
+    running.commit(msgspec.structs.replace(manifest(1), lineages={"total": lineage}))
+    committed_by_spark(tmp_path, 2)
+    damage(tmp_path, 2, "cut")
+    with pytest.raises(CheckpointError, match="go back to epoch 1"):
+        running.manifest(Epoch(2))
+    running.states.remove([ref.name])
+    with pytest.raises(CheckpointError, match="go back to epoch 0"):
+        running.manifest(Epoch(2))
+    for epoch in (0, 1):
+        (tmp_path / "epochs" / f"{epoch:010d}").unlink()
+    with pytest.raises(CheckpointError, match=r"there is no earlier epoch.*must begin anew"):
+        running.manifest(Epoch(2))
+
+
+def test_a_first_start_that_was_killed_at_once_can_be_done_again(tmp_path):
+    (tmp_path / "lock").touch()
+    (tmp_path / "midstream.json.4711.tmp").write_bytes(b'{"form')
+    assert claimed(tmp_path).identity.flow == "fraud"
+
+
+def test_what_an_earlier_process_left_is_on_disk_before_anything_is_done_with_it(tmp_path):
+    recorder = Recorder()
+    with recorder.recording():
+        claimed(tmp_path / "job")
+        assert AllSynced() not in recorder.operations  # there was nothing
+        claimed(tmp_path / "job")
+        assert recorder.operations.count(AllSynced()) == 1
+
+
+def test_without_durability_nothing_waits_for_the_disk(tmp_path):
+    recorder = Recorder()
+    with recorder.recording():
+        for _ in range(2):
+            checkpoint = Checkpoint.look(str(tmp_path / "job"), graph_of(), durable=False)
+            checkpoint.claim()
+            checkpoint.commit(manifest(0))
+            checkpoint.blobs.put(Blob.of(b"model"))
+            checkpoint.release()
+    assert recorder.operations
+    assert not any(isinstance(operation, Synced | AllSynced) for operation in recorder.operations)
 
 
 def test_an_epoch_goes_on_from_the_manifest_of_the_one_before(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from midstream import Flow, ListSource, MemorySink, agg
 from midstream.errors import CheckpointError
 from midstream.ids import BinId, Epoch, PartitionId, Run
 from midstream.state import access
@@ -13,6 +15,7 @@ from midstream.state.access import StateAccess, mapped_bytes
 from midstream.state.base import Base
 from midstream.state.files import Author, StateFiles
 from midstream.state.lineage import Lineage
+from midstream.testing import run_local
 
 
 def test_bases_are_let_go_only_when_too_much_is_mapped_and_nothing_is_lost(
@@ -80,3 +83,31 @@ def test_a_start_with_the_same_local_folder_fetches_only_what_it_lacks(tmp_path:
 
 def test_the_system_tells_how_much_is_mapped() -> None:
     assert mapped_bytes() >= 0
+
+
+@pytest.mark.parametrize("letter", ["ä", "語", "\U00020000", "x"])
+def test_names_of_a_hundred_letters_of_any_alphabet_have_folders_for_their_state(tmp_path: Path, letter: str) -> None:
+    def run(names: list[str]) -> dict[str, list[int]]:
+        flow, sinks = Flow("names"), {name: MemorySink() for name in names}
+        rows = flow.source("rows", ListSource([[{"k": 1, "n": 2}], [{"k": 1, "n": 3}]], "k int, n int")).key_by(
+            "by", "k"
+        )
+        for index, name in enumerate(names):
+            rows.aggregate(name, n=agg.sum("n")).sink(f"out{index}", sinks[name])
+        run_local(flow, checkpoint=str(tmp_path / "checkpoint"))
+        return {name: [row["n"] for row in sink.rows] for name, sink in sinks.items()}
+
+    names = [letter * 99 + last for last in ("a", "b")]
+    assert run(names) == {name: [2, 5] for name in names}
+    assert run(names) == {name: [7, 10] for name in names}, "another life finds the state of each again"
+    assert len(list((tmp_path / "checkpoint" / "state").iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", ["語" * 100, "x" * 100, "a.b", "A b"], ids=["wide", "long", "dot", "space"])
+def test_copies_of_state_lie_below_their_folder_whatever_the_operator_is_called(tmp_path: Path, name: str) -> None:
+    state = StateAccess("job", str(tmp_path / "files"), str(tmp_path / "local"))
+    with state.open(Lineage.start(name), [BinId(7)]) as task:
+        assert task.get_many([b"\x07\x00ann"]) == [None]
+    [folder] = (tmp_path / "local").iterdir()
+    assert len(os.fsencode(folder.name)) <= 255
+    state.close()

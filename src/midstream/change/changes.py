@@ -1,11 +1,17 @@
 """The changes of a job: what it runs now, which change is on trial, which ones wait, and how each one ends.
 
-One change is on its way at a time. It is *on trial* from the moment it is enacted until an epoch that began under it is
-committed; if a run fails meanwhile that had to do with it, it is rolled back: the job runs the epoch again with what it
-ran before, under yet another revision. What was committed under a revision on trial stays; so if that includes state in
-a new layout, there is no way back.
+One change is on its way at a time. It is *on trial* from the moment it is enacted until every operator that it updates
+has met rows in epochs that began under it and are committed, or :data:`TRIAL_EPOCHS` such epochs are.
 
-No threads, no Spark: the runtimes call in with a lock held, and do what the answers say.
+If a run fails meanwhile, the question is who is to blame:
+
+* A run that began under an older revision: not the change, unless one of its functions failed. The epoch is run again,
+  wholly under the change, which may well be the fix.
+* Nobody's function (a worker was lost): the epoch is run again, :data:`LOSSES_BEFORE_BLAME` times.
+* Otherwise the change. It is rolled back: the job runs the epoch again with what it ran before, under yet another
+  revision. What was committed under the change stays; so if that includes state in a new layout, there is no way back.
+
+No threads, no Spark: the driver calls in with a lock held, and does what the answers say.
 """
 
 from __future__ import annotations
@@ -13,22 +19,29 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from midstream.change.configuration import Configuration
-from midstream.change.handle import Change
+from midstream.change.handle import Change, TrialProgress
 from midstream.change.log import ChangeLog
-from midstream.change.prepare import Prepared, prepare
+from midstream.change.prepare import Prepared, prepare, store_updates
 from midstream.change.records import ChangeRecord, Outcome
 from midstream.change.restart import Pending
+from midstream.change.reverting import Undoing
 from midstream.control.messages import ChangeNoted, Commit
 from midstream.data.blobs import BlobStore
 from midstream.errors import MidstreamError
+from midstream.flow.model import Transform
 from midstream.flow.updates import Update
 from midstream.ids import Digest, Epoch, Revision
 from midstream.planner.change import Scheduler
 
-__all__ = ["Changes", "Request"]
+__all__ = ["LOSSES_BEFORE_BLAME", "TRIAL_EPOCHS", "Changes", "Request", "RunFailure"]
+
+TRIAL_EPOCHS = 10
+"""Most epochs that a change is on trial for, if an operator that it updates meets no rows."""
+LOSSES_BEFORE_BLAME = 2
+"""How often an epoch is run again under a change when a run was lost through nobody's function."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +53,41 @@ class Request:
     by: str
     stored: Mapping[str, Digest] = field(default_factory=dict)
     """Functions that are in the store already, by operator."""
+    migrates: Mapping[str, Digest] = field(default_factory=dict)
+    """Migrations that are in the store already, by operator."""
     time_limit_s: float | None = None
     """How long an epoch may take from when the change takes effect in it, as long as it is on trial."""
     is_tried_before: bool = True
     """Whether new functions are called on a few real rows, on the driver, before anything is sent."""
     note: str | None = None
+    back_to: Undoing | None = None
+    """For a revert: what it undoes, which depends on how the changes before it end."""
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """Why a run of an epoch failed."""
+
+    why: str
+    revisions: frozenset[Revision] = frozenset()
+    """The revisions under which functions failed in tasks."""
+    is_lost: bool = False
+    """Nobody's function failed: Spark lost a worker, or could not run its tasks."""
+    is_overdue: bool = False
+    """The time limit of the change on trial was reached."""
 
 
 @dataclass
 class _Trial:
     change: Change
-    is_begun: bool = False
-    """The run in progress has been told of it."""
+    epochs: int = 0
+    """Committed epochs that began under it."""
+    met: set[str] = field(default_factory=set)
+    """Operators that have met rows in these epochs."""
+    losses: int = 0
+    """Runs under it that were lost through nobody's function, since the last commit."""
     is_committed: bool = False
-    """An epoch in part of which it was in effect is committed."""
+    """An epoch in all or part of which it was in effect is committed."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +123,25 @@ class Changes:
         """The change that can still be rolled back."""
         return None if self._trial is None else self._trial.change
 
+    def store(self, request: Request) -> Request:
+        """Pack and store what a change brings. The user's code runs here, so it is called without the job's lock."""
+        stored = store_updates(
+            self.newest().graph, request.updates, self._store, stored=request.stored, migrates=request.migrates
+        )
+        return replace(request, stored=stored.functions, migrates=stored.migrations)
+
     def check(self, request: Request) -> Prepared:
-        """What a change would be, if it were requested now. Stores functions, but changes nothing."""
-        return self._prepare(self._newest(), request)
+        """What a change would be, if it were requested now. Stores programs, but changes nothing; needs no lock."""
+        return self._prepare(self.newest(), request)
 
     def is_current(self, prepared: Prepared) -> bool:
         """Whether nothing has changed since this was checked."""
-        return prepared.before is self._newest() and prepared.after.revision > self._highest
+        return prepared.before is self.newest() and prepared.after.revision > self._highest
 
-    def _newest(self) -> Configuration:
-        return self._queue[-1].change.prepared.after if self._queue else self.configuration
+    def newest(self) -> Configuration:
+        """What the job runs once all changes that wait have taken effect."""
+        queue = tuple(self._queue)
+        return queue[-1].change.prepared.after if queue else self.configuration
 
     def request(self, request: Request, prepared: Prepared, preparation_ms: float) -> Change:
         """Take a change that was checked; it waits if another one is on its way. The caller enacts what is ready."""
@@ -112,10 +155,11 @@ class Changes:
             plan=prepared.describe(),
             preparation_ms=round(preparation_ms, 3),
             note=request.note,
+            time_limit_s=request.time_limit_s,
         )
         self._log.keep(record)
         self._highest = Revision(prepared.after.revision)
-        change = Change(prepared, record, self._stopwatch, request.time_limit_s)
+        change = Change(prepared, record, self._stopwatch)
         if self._trial is None:
             self._enact(change)
         else:
@@ -143,25 +187,21 @@ class Changes:
         self._highest = Revision(max(self._highest, change.revision))
         self._trial = _Trial(change, is_committed=pending.is_committed)
         self.configuration = pending.prepared.after
+        self._tell_progress(self._trial)
         return change
 
     def _enact(self, change: Change) -> None:
         self._trial = _Trial(change)
         self.configuration = change.prepared.after
+        self._tell_progress(self._trial)
 
     # ── what happens to it ────────────────────────────────────────────────────────────────────────────────────────
-
-    def began(self) -> None:
-        """The run in progress has been told of the change on trial."""
-        assert self._trial is not None
-        self._trial.is_begun = True
 
     def opened(self, epoch: Epoch) -> Revision | None:
         """An epoch begins with :attr:`configuration`; gives the revision on trial."""
         trial = self._trial
         if trial is None:
             return None
-        trial.is_begun = True
         trial.change.took_effect_in(epoch)
         trial.change.note(f"epoch {epoch} begins under it", in_effect=True)
         return trial.change.revision
@@ -187,41 +227,69 @@ class Changes:
         trial = self._trial
         if trial is None or commit.revision != trial.change.revision:
             return
-        if opened.revision == commit.revision:
+        trial.is_committed, trial.losses = True, 0
+        if opened.revision != commit.revision:
+            return
+        trial.epochs += 1
+        trial.met.update(stats.operator for stats in commit.operators if stats.rows_in)
+        if trial.epochs >= TRIAL_EPOCHS or not self._unmet(trial):
             self._settle(trial.change)
         else:
-            trial.is_committed = True
+            self._tell_progress(trial)
 
-    def failed(self, why: str, opened: Configuration) -> bool:
-        """A run that began with ``opened`` has failed. Whether the epoch is to be run again, without the change."""
+    def failed(self, failure: RunFailure, opened: Configuration) -> bool:
+        """A run that began with ``opened`` has failed. Whether the epoch is to be run again, with or without a change.
+
+        Each answer of True leaves less that may be tried: a run under the change instead of one before it, one loss
+        more, or no change on trial any more. So an epoch that always fails fails the job in the end.
+        """
         trial = self._trial
-        if trial is None or not (trial.is_begun or opened.revision == trial.change.revision):
+        if trial is None:
             return False
-        if trial.is_committed and any(update.migrate for update in trial.change.record.updates):
+        change = trial.change
+        if not (failure.is_overdue or change.revision in failure.revisions):
+            if opened.revision != change.revision:
+                change.note(f"the run under revision {opened.revision} failed; it runs again under this one")
+                return True
+            if failure.is_lost and trial.losses < LOSSES_BEFORE_BLAME:
+                trial.losses += 1
+                change.note("the run was lost through no function; it runs again")
+                return True
+        if trial.is_committed and any(update.migrate for update in change.record.updates):
+            change.note(f"failed, and cannot be rolled back because state was migrated: {failure.why}")
             return False
-        before = trial.change.prepared.before
         self._highest = Revision(self._highest + 1)
-        self.configuration = before.as_revision(self._highest)
+        self.configuration = change.prepared.before.as_revision(self._highest)
         self._trial = None
-        self._end(trial.change, Outcome.ROLLED_BACK, why)
+        self._end(change, Outcome.REVERTED if trial.is_committed else Outcome.ROLLED_BACK, failure.why)
         self._next()
         return True
 
     def abandon(self, why: str) -> None:
-        """The job ends: nothing that is on its way will come to its end here."""
+        """The job ends: nothing that is on its way will come to its end here.
+
+        The change on trial stays pending in the log, and a restart goes on with it.
+        """
         trial, self._trial = self._trial, None
         if trial is not None:
-            if trial.is_committed:
-                self._end(trial.change, Outcome.APPLIED)
-            else:
-                # It stays pending in the log: a restart goes on with it.
-                trial.change.end(Outcome.PENDING, why)
+            self._end(trial.change, Outcome.PENDING, why)
         while self._queue:
             self._end(self._queue.popleft().change, Outcome.REFUSED, why)
 
+    def _unmet(self, trial: _Trial) -> tuple[str, ...]:
+        """Updated operators that have met no rows. What a transform meets is not counted: Catalyst runs it."""
+        graph = trial.change.prepared.after.graph
+        return tuple(
+            name
+            for name in trial.change.plan.updated
+            if name not in trial.met and not isinstance(graph[name].spec, Transform)
+        )
+
+    def _tell_progress(self, trial: _Trial) -> None:
+        trial.change.progressed(TrialProgress(trial.epochs, TRIAL_EPOCHS, self._unmet(trial)))
+
     def _end(self, change: Change, outcome: Outcome, error: str | None = None) -> None:
-        self._log.keep(change.final(outcome, error))
-        change.end(outcome, error)
+        change.end(outcome, error, self._log.keep)
 
     def _settle(self, change: Change) -> None:
         self._trial = None
@@ -229,21 +297,38 @@ class Changes:
         self._next()
 
     def _next(self) -> None:
-        """Enact the next one that waits and still fits; the one before it may have been rolled back meanwhile."""
-        while self._queue and self._trial is None:
-            queued = self._queue.popleft()
+        """Enact the next one that waits."""
+        self._prepare_anew()
+        if self._queue:
+            self._enact(self._queue.popleft().change)
+
+    def _prepare_anew(self) -> None:
+        """What waits was prepared on top of what was to come before it, which may have been rolled back meanwhile.
+
+        All of it at once, so that the log and :meth:`newest` never tell of a change that has failed. What no longer
+        fits is refused.
+        """
+        base, waiting = self.configuration, tuple(self._queue)
+        self._queue.clear()
+        for queued in waiting:
             change = queued.change
-            if change.prepared.before != self.configuration:
+            if change.prepared.before != base:
                 try:
-                    prepared = self._prepare(self.configuration, queued.request)
+                    prepared = self._prepare(base, queued.request, change.record.number)
                 except MidstreamError as error:
                     self._end(change, Outcome.REFUSED, str(error))
                     continue
                 self._highest = prepared.after.revision
                 self._log.keep(change.replan(prepared))
-            self._enact(change)
+            base = change.prepared.after
+            self._queue.append(queued)
 
-    def _prepare(self, base: Configuration, request: Request) -> Prepared:
+    def _prepare(self, base: Configuration, request: Request, number: int | None = None) -> Prepared:
+        """Prepare a change; of one that is in the log already, by its number, what it undoes is found anew."""
+        if request.back_to is not None:
+            records = [record for record in self._log.records() if number is None or record.number < number]
+            undone = request.back_to.again(records)
+            request = replace(request, updates=undone.updates, stored=undone.stored)
         return prepare(
             base,
             request.updates,
@@ -251,4 +336,5 @@ class Changes:
             revision=Revision(max(self._highest, base.revision) + 1),
             scheduler=request.scheduler,
             stored=request.stored,
+            migrates=request.migrates,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -13,7 +14,21 @@ from midstream.errors import ChangeFailed
 from midstream.ids import Epoch, Revision
 from midstream.planner.change import ChangePlan
 
-__all__ = ["Change"]
+__all__ = ["Change", "TrialProgress"]
+
+
+@dataclass(frozen=True)
+class TrialProgress:
+    """How far a change's trial is.
+
+    It ends when no operator is ``unmet`` any more, or after ``at_most`` committed epochs.
+    """
+
+    epochs: int
+    """Committed epochs that began under the change."""
+    at_most: int
+    unmet: tuple[str, ...]
+    """Updated operators that have met no rows in these epochs."""
 
 
 class Change:
@@ -22,16 +37,10 @@ class Change:
     All methods may be called from any thread.
     """
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        record: ChangeRecord,
-        stopwatch: Callable[[], float],
-        time_limit_s: float | None = None,
-    ) -> None:
+    def __init__(self, prepared: Prepared, record: ChangeRecord, stopwatch: Callable[[], float]) -> None:
         self.prepared = prepared
-        self.time_limit_s = time_limit_s
         self._record = record
+        self._trial: TrialProgress | None = None
         self._stopwatch = stopwatch
         self._began = stopwatch()
         self._is_over = False
@@ -57,8 +66,18 @@ class Change:
 
     @property
     def outcome(self) -> Outcome:
-        """Pending, applied, rolled back or refused."""
+        """Pending, applied, rolled back, reverted or refused."""
         return self._record.outcome
+
+    @property
+    def trial(self) -> TrialProgress | None:
+        """How far its trial is; None while it waits for a change before it."""
+        return self._trial
+
+    @property
+    def time_limit_s(self) -> float | None:
+        """How long an epoch on trial may take from when the change takes effect in it."""
+        return self._record.time_limit_s
 
     @property
     def delay_ms(self) -> float | None:
@@ -78,8 +97,8 @@ class Change:
     def wait(self, timeout: float | None = None) -> Outcome:
         """Wait until the outcome is known; it is still pending if the time is up or the job ended before.
 
-        Applied means that an epoch has run wholly under it and is committed. Does not raise when the change failed:
-        see :attr:`outcome` and :attr:`error`, or use :meth:`require`.
+        Applied means that its trial is over: epochs that ran wholly under it are committed. Does not raise when the
+        change failed: see :attr:`outcome` and :attr:`error`, or use :meth:`require`.
         """
         with self._moved:
             self._moved.wait_for(lambda: self._is_over, timeout)
@@ -104,36 +123,46 @@ class Change:
 
     # ── what the job tells it ─────────────────────────────────────────────────────────────────────────────────────
 
-    def note(self, what: str, task: str | None = None, operators: tuple[str, ...] = (), *, in_effect: bool) -> None:
-        """Something happened."""
-        at_ms = 1000 * (self._stopwatch() - self._began)
-        events = (*self._record.events, ChangeEvent(round(at_ms, 3), what, task, operators))
-        fields: dict[str, object] = {"events": events}
-        if in_effect and self._record.delay_ms is None:
-            fields["delay_ms"] = round(at_ms, 3)
-        self._set(**fields)
+    def note(
+        self, what: str, task: str | None = None, operators: tuple[str, ...] = (), *, in_effect: bool = False
+    ) -> None:
+        """Something happened. Called from several threads."""
+        at_ms = round(1000 * (self._stopwatch() - self._began), 3)
+        with self._moved:
+            fields: dict[str, object] = {"events": (*self._record.events, ChangeEvent(at_ms, what, task, operators))}
+            if in_effect and self._record.delay_ms is None:
+                fields["delay_ms"] = at_ms
+            self._set(**fields)
 
     def took_effect_in(self, epoch: Epoch) -> None:
         """The first epoch in which it has an effect."""
-        if self._record.epoch is None:
-            self._set(epoch=epoch)
+        with self._moved:
+            if self._record.epoch is None:
+                self._set(epoch=epoch)
+
+    def progressed(self, trial: TrialProgress) -> None:
+        """Its trial has begun, or has come further."""
+        with self._moved:
+            self._trial = trial
+            self._moved.notify_all()
 
     def replan(self, prepared: Prepared) -> ChangeRecord:
         """It was prepared anew, because what it waited for came out otherwise; gives the record."""
-        self.prepared = prepared
-        self._set(revision=prepared.after.revision, updates=prepared.updates, plan=prepared.describe())
-        return self._record
+        with self._moved:
+            self.prepared = prepared
+            self._set(revision=prepared.after.revision, updates=prepared.updates, plan=prepared.describe())
+            return self._record
 
-    def final(self, outcome: Outcome, error: str | None = None) -> ChangeRecord:
-        """The record as it will be when it has ended like this."""
-        return msgspec.structs.replace(self._record, outcome=outcome, error=error)
-
-    def end(self, outcome: Outcome, error: str | None = None) -> None:
-        """It has ended. Whoever waits may look at the history next, so it must be on record by now."""
-        self._is_over = True
-        self._set(outcome=outcome, error=error)
+    def end(self, outcome: Outcome, error: str | None, keep: Callable[[ChangeRecord], None]) -> None:
+        """It has ended. Whoever waits may look at the history next, so the record is kept before they are told."""
+        with self._moved:
+            ended = msgspec.structs.replace(self._record, outcome=outcome, error=error)
+            keep(ended)
+            self._record = ended
+            self._is_over = True
+            self._moved.notify_all()
 
     def _set(self, **fields: object) -> None:
-        with self._moved:
-            self._record = msgspec.structs.replace(self._record, **fields)
-            self._moved.notify_all()
+        """Only with the lock held, or what two threads tell at once could get lost."""
+        self._record = msgspec.structs.replace(self._record, **fields)
+        self._moved.notify_all()

@@ -21,12 +21,12 @@ from midstream.flow.functions import Blob, label_of, pack
 from midstream.flow.model import Aggregate, Distinct, Graph, Join, Lookup, Operator, Sink, Transact, Transform
 from midstream.flow.schema import to_ddl
 from midstream.flow.transactions import Transaction
-from midstream.flow.updates import Update, revise
+from midstream.flow.updates import Update, declares_columns, revise
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.planner.change import ChangePlan, Scheduler, plan_change
 from midstream.planner.stages import Plan
 
-__all__ = ["Prepared", "prepare", "scheduler_of"]
+__all__ = ["Prepared", "StoredUpdates", "prepare", "scheduler_of", "store_updates"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,34 @@ def scheduler_of(name: str | Scheduler) -> Scheduler:
     return Scheduler(name)
 
 
+@dataclass(frozen=True)
+class StoredUpdates:
+    """Where the functions and migrations of some updates are stored, by operator."""
+
+    functions: Mapping[str, Digest]
+    migrations: Mapping[str, Digest]
+
+
+def store_updates(
+    graph: Graph,
+    updates: Sequence[Update],
+    store: BlobStore,
+    *,
+    stored: Mapping[str, Digest] | None = None,
+    migrates: Mapping[str, Digest] | None = None,
+) -> StoredUpdates:
+    """Pack and store what updates of ``graph`` bring, but for what is stored already.
+
+    Apart from :func:`prepare` because only this runs code of the user's (``__getstate__``, a table's Spark job), which
+    may take its time. Raises :class:`FlowError` and stores nothing when the updates do not fit.
+    """
+    blobs, steps = _packed(revise(graph, updates), updates, stored or {}, migrates or {})
+    return StoredUpdates(
+        {name: _kept(store, blob) for name, blob in blobs.items()},
+        {name: _kept(store, blob) for name, blob in steps.items()},
+    )
+
+
 def prepare(
     current: Configuration,
     updates: Sequence[Update],
@@ -100,8 +128,8 @@ def prepare(
 ) -> Prepared:
     """Check a change against what the job runs, and store its functions.
 
-    ``stored`` and ``migrates`` are functions and migrations that are in the store already, by operator. Raises
-    :class:`FlowError` and stores nothing when the change does not fit.
+    ``stored`` and ``migrates`` are functions and migrations that are in the store already, by operator (see
+    :func:`store_updates`). Raises :class:`FlowError` and stores nothing when the change does not fit.
     """
     graph = revise(current.graph, updates)
     plan = plan_change(graph, [update.operator for update in updates], scheduler)
@@ -110,7 +138,9 @@ def prepare(
     if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
         _check_outlets(current.graph, graph)
     blobs, steps = _packed(graph, updates, stored or {}, migrates or {})
-    digests = {**current.blobs, **{name: _kept(store, blob) for name, blob in blobs.items()}}
+    # What could not be stored must not leave the digest of the function before it.
+    kept = {**current.blobs, **{name: _kept(store, blob) for name, blob in blobs.items()}}
+    digests = {name: digest for name, digest in kept.items() if digest != NOT_STORED}
     migrations = {
         **current.migrations,
         **{
@@ -126,13 +156,19 @@ def prepare(
             function=digests.get(update.operator, NOT_STORED),
             source=_source(update.function),
             before=current.blobs.get(update.operator, NOT_STORED),
-            returns=to_ddl(graph[update.operator].schema),
-            returned=to_ddl(current.graph[update.operator].schema),
+            returns=_declared(graph[update.operator]),
+            returned=_declared(current.graph[update.operator]),
             migrate=_newest(migrations, update.operator) if update.migrate is not None else None,
+            takes=tuple(to_ddl(schema) for schema in _takes(graph, graph[update.operator])),
         )
         for update in updates
     )
     return Prepared(current, after, plan, records, waits_for)
+
+
+def _declared(op: Operator) -> str | None:
+    """The columns of an operator, if they are what the user says they are."""
+    return to_ddl(op.schema) if declares_columns(op.spec) else None
 
 
 def _check_transforms(graph: Graph, plan: ChangePlan) -> None:
@@ -183,8 +219,10 @@ def _packed(
             blobs[name] = stored[name]
         elif isinstance(spec, Transform):
             # It runs on the driver and may hold DataFrames, which cannot be stored. Then a restart goes by the script.
-            with contextlib.suppress(FunctionError):
+            try:
                 blobs[name] = pack(update.function, name)
+            except FunctionError:
+                blobs[name] = NOT_STORED
         elif isinstance(spec, Lookup):
             blobs[name] = table_to_blob(lookup_table(name, spec, graph.payloads[name]))
         else:

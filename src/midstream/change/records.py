@@ -34,9 +34,12 @@ class Outcome(enum.StrEnum):
     PENDING = "pending"
     """Waits for a change before it, or for rows to meet it."""
     APPLIED = "applied"
-    """An epoch has run wholly under it and is committed."""
+    """Its trial is over: epochs that ran wholly under it are committed."""
     ROLLED_BACK = "rolled back"
-    """It failed; the epoch was run again as if it had not been."""
+    """It failed; the epoch was run again without it, and nothing of it was ever committed."""
+    REVERTED = "reverted"
+    """It failed after an epoch in which it was in effect had been committed. That epoch stays as it is; the job went
+    back to what it ran before."""
     REFUSED = "refused"
     """It was never sent to a task."""
 
@@ -44,7 +47,9 @@ class Outcome(enum.StrEnum):
 class UpdateRecord(msgspec.Struct, frozen=True):
     """What was done to one operator. Functions are in the blob store, by digest.
 
-    ``before`` and ``returned`` are its function and columns until then: what a revert goes back to.
+    ``before`` and ``returned`` are its function and columns until then: what a revert goes back to. Columns are None if
+    they follow from its inputs'. ``takes`` are the columns that each of its inputs had after the change: what the
+    function was written for.
     """
 
     operator: str
@@ -55,6 +60,7 @@ class UpdateRecord(msgspec.Struct, frozen=True):
     returns: str | None = None
     returned: str | None = None
     migrate: Digest | None = None
+    takes: tuple[str, ...] | None = None
 
 
 class ChangeEvent(msgspec.Struct, frozen=True):
@@ -87,6 +93,8 @@ class ChangeRecord(msgspec.Struct, frozen=True):
     events: tuple[ChangeEvent, ...] = ()
     error: str | None = None
     note: str | None = None
+    time_limit_s: float | None = None
+    """How long an epoch on trial may take from when the change takes effect in it."""
     drops: bool = False
     """It took all earlier changes back: the job was started by its script alone."""
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
+import pyarrow as pa
 
-from midstream.change.configuration import Configuration, configured
+from midstream.change.configuration import FIRST_REVISION, Configuration, configured
 from midstream.change.log import ChangeLog
 from midstream.change.prepare import Prepared, prepare
-from midstream.change.records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
+from midstream.change.records import NOT_STORED, ChangeRecord, Outcome
+from midstream.change.timeline import Course, Step, courses, known_revisions, listed, migrations_of, settled
 from midstream.data.blobs import BlobStore
 from midstream.engine.resources import table_from_bytes
 from midstream.errors import CheckpointError, MidstreamError
-from midstream.flow.model import Lookup
-from midstream.flow.updates import Update
-from midstream.ids import Revision
+from midstream.flow.model import Graph, Lookup, Spec
+from midstream.flow.schema import parse_ddl, to_ddl
+from midstream.flow.updates import Update, declares_columns, revise
+from midstream.ids import Digest, Revision
 from midstream.planner.change import Scheduler
 
-__all__ = ["Pending", "Restart", "drop_changes", "load_update", "restored"]
+__all__ = ["Pending", "Restart", "drop_changes", "load_function", "restart_of", "restored"]
 
 
 @dataclass(frozen=True)
@@ -33,63 +38,134 @@ class Pending:
 
 @dataclass(frozen=True)
 class Restart:
-    """What to go on with; ``messages`` are for the user."""
+    """What to go on with; ``messages`` are for the user, ``settled`` the records whose outcome is known only now."""
 
     configuration: Configuration
     pending: Pending | None
     messages: tuple[str, ...]
+    settled: tuple[ChangeRecord, ...] = ()
 
 
 def restored(first: Configuration, store: BlobStore, log: ChangeLog, committed: Revision | None) -> Restart:
-    """What to run, given the script's configuration and the revision of the last committed epoch.
+    """What to run, see :func:`restart_of`; and keep on record what became of changes that were on their way."""
+    restart = restart_of(first, store, log.records(), committed)
+    for record in restart.settled:
+        log.keep(record)
+    return restart
 
-    A change whose outcome is open goes on trial again. If it is the revision of the last committed epoch, then that
-    epoch was one of its own, or it took effect in a part of it: so it keeps its number, by which the levels of state
-    go. If it is an older one, then the driver died before it could write down that it was applied.
+
+def restart_of(
+    first: Configuration, store: BlobStore, records: Sequence[ChangeRecord], committed: Revision | None
+) -> Restart:
+    """What to run, given the script's configuration, all changes, and the revision of the last committed epoch.
+
+    Operators that were changed run the newest function that is on record, and only that is loaded: what came before it
+    may be gone by now. A change whose outcome is open goes on trial again. If it is the revision of the last committed
+    epoch, then that epoch was one of its own, or it took effect in a part of it: so it keeps its number, by which the
+    levels of state go. If it is an older one, then the driver died before it could write down that it was applied.
     """
-    configuration, messages = first, list[str]()
-    pending: ChangeRecord | None = None
-    for record in log.records():
-        if record.drops:
-            if pending is not None:
-                log.keep(msgspec.structs.replace(pending, outcome=Outcome.REFUSED, error="changes='drop' left it out"))
-                pending = None
-            configuration = configured(
-                first.graph, store, record.revision, first.partitions, first.blobs, configuration.migrations
-            )
-            messages.clear()
-            continue
-        if record.outcome is Outcome.PENDING and committed is not None and record.revision < committed:
-            record = msgspec.structs.replace(record, outcome=Outcome.APPLIED)
-            log.keep(record)
-        if record.outcome is Outcome.PENDING:
-            # Only the first one was on trial; those that waited behind it were never sent to anybody.
-            if pending is None:
-                pending = record
-            else:
-                log.keep(msgspec.structs.replace(record, outcome=Outcome.REFUSED, error="the driver died before"))
-        elif record.outcome is Outcome.APPLIED and record.updates:
-            prepared = _again(configuration, record, store)
-            configuration = configuration if prepared is None else prepared.after
-            messages += _messages(record)
+    outcomes, pending = settled(records, committed)
+    applied = [record for record in outcomes if record.outcome is Outcome.APPLIED]
     is_committed = pending is not None and pending.revision == committed
+    revision = max([FIRST_REVISION, *(record.revision for record in applied)])
     if not is_committed:
-        configuration = configuration.as_revision(Revision(max(configuration.revision, committed or 0)))
-    if pending is None:
-        return Restart(configuration, None, tuple(messages))
-    number = Revision(max(pending.revision, configuration.revision + 1))
-    resumed = msgspec.structs.replace(pending, revision=number)
-    prepared = _again(configuration, resumed, store)
-    if prepared is None:
-        log.keep(msgspec.structs.replace(pending, outcome=Outcome.REFUSED, error="the flow has no such operator now"))
-        return Restart(
-            configuration.as_revision(Revision(max(configuration.revision, committed or 0))), None, tuple(messages)
+        revision = Revision(max(revision, committed or 0))
+    known = {name: course for name, course in courses(applied).items() if name in first.graph}
+    configuration = _in_force(first, store, known, applied, revision)
+    messages = [_message(course.newest) for name, course in known.items() if not _is_scripts(first, name, course)]
+    resumed = None if pending is None else _resumed(configuration, pending, store, outcomes)
+    if pending is not None and resumed is None:
+        refused = msgspec.structs.replace(pending, outcome=Outcome.REFUSED, error="the flow has no such operator now")
+        outcomes = [refused if record.number == pending.number else record for record in outcomes]
+        configuration = configuration.as_revision(Revision(max(revision, committed or 0)))
+    if resumed is not None:
+        messages.append(
+            f"the change to revision {resumed.record.revision} ({', '.join(resumed.record.operators)}) was on its way "
+            f"when the driver ended; it takes effect with the first epoch of this start"
         )
-    messages.append(
-        f"the change to revision {pending.revision} ({', '.join(pending.operators)}) was on its way when the driver "
-        f"ended; it takes effect with the first epoch of this start"
-    )
-    return Restart(configuration, Pending(resumed, prepared, is_committed), tuple(messages))
+        resumed = replace(resumed, is_committed=is_committed)
+    changed = tuple(after for before, after in zip(records, outcomes, strict=True) if before != after)
+    return Restart(configuration, resumed, tuple(messages), changed)
+
+
+def _in_force(
+    first: Configuration,
+    store: BlobStore,
+    known: Mapping[str, Course],
+    applied: Sequence[ChangeRecord],
+    revision: Revision,
+) -> Configuration:
+    """The script with the newest function of each operator that was changed."""
+    if not applied:
+        return first.as_revision(revision)
+    stored = {name: course for name, course in known.items() if course.newest.update.function != NOT_STORED}
+    updates = []
+    for course in stored.values():
+        returns = course.newest.update.returns if course.changed_columns else None
+        updates.append(_load(course.newest, first.graph, store, returns, applied))
+    try:
+        graph = revise(first.graph, updates) if updates else first.graph
+        graph = replace(graph, written_for={**graph.written_for, **_written_for(graph, stored)})
+        blobs = {**first.blobs, **{name: course.newest.update.function for name, course in stored.items()}}
+        return configured(graph, store, revision, first.partitions, blobs, migrations_of(applied))
+    except MidstreamError as error:
+        steps = [course.newest for course in known.values()]
+        what = ", ".join(f"{step.update.operator} by revision {step.record.revision}" for step in steps)
+        raise CheckpointError(
+            f"what was changed while the job ran ({what}) does not fit the flow any more: {error}. Start a flow that "
+            f"it fits; {_ways_out(applied, min(step.record.revision for step in steps))}"
+        ) from error
+
+
+def _written_for(graph: Graph, stored: Mapping[str, Course]) -> dict[str, tuple[pa.Schema, ...]]:
+    """The columns that recorded functions were written for, where their inputs have more by now."""
+    found = {}
+    for name, course in stored.items():
+        update = course.newest.update
+        if update.takes is None:  # recorded by an older version, or while the job was not running
+            continue
+        takes = tuple(parse_ddl(ddl) for ddl in update.takes)
+        inputs = tuple(graph.schema_of(port) for port in graph[name].inputs)
+        if takes != inputs and len(takes) == len(inputs) and all(map(_is_part_of, takes, inputs)):
+            found[name] = takes
+    return found
+
+
+def _is_part_of(part: pa.Schema, whole: pa.Schema) -> bool:
+    return all(field.name in whole.names and whole.field(field.name).type.equals(field.type) for field in part)
+
+
+def _resumed(
+    configuration: Configuration, pending: ChangeRecord, store: BlobStore, records: Sequence[ChangeRecord]
+) -> Pending | None:
+    """A change that goes on trial again, on the flow as the script has it now; None if nothing of it is left."""
+    record = msgspec.structs.replace(pending, revision=Revision(max(pending.revision, configuration.revision + 1)))
+    known = [
+        update for update in record.updates if update.operator in configuration.graph and update.function != NOT_STORED
+    ]
+    if not known:
+        return None
+    updates = []
+    for each in known:
+        returns = None if each.returns == each.returned else each.returns
+        updates.append(_load(Step(record, each), configuration.graph, store, returns, records))
+    try:
+        prepared = prepare(
+            configuration,
+            updates,
+            store,
+            revision=record.revision,
+            scheduler=Scheduler(record.scheduler),
+            stored={update.operator: update.function for update in known},
+            migrates={update.operator: update.migrate for update in known if update.migrate is not None},
+        )
+    except MidstreamError as error:
+        raise CheckpointError(
+            f"the change to revision {record.revision} ({', '.join(record.operators)}), which was on its way when the "
+            f"driver ended, does not fit the flow any more: {error}. Start a flow that it fits; "
+            f"{_ways_out(records, pending.revision)}"
+        ) from error
+    return Pending(record, prepared, is_committed=False)
 
 
 def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | None, *, by: str, now: float) -> None:
@@ -113,63 +189,53 @@ def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | Non
     )
 
 
-def load_update(update: UpdateRecord, current: Configuration, store: BlobStore) -> Update:
-    """A stored update, as a user would give it."""
-    spec = current.graph[update.operator].spec
+def load_function(spec: Spec, digest: Digest, store: BlobStore) -> Any:
+    """What was stored of an operator: its function, or its table. Raises whatever the user's modules raise."""
+    data = store.get(digest)
+    return table_from_bytes(data) if isinstance(spec, Lookup) else pickle.loads(data)
+
+
+def _load(step: Step, graph: Graph, store: BlobStore, returns: str | None, records: Iterable[ChangeRecord]) -> Update:
+    """A recorded update, as a user would give it. Its migration is loaded only if it has yet to be checked."""
+    update, spec = step.update, graph[step.update.operator].spec
     try:
-        data = store.get(update.function)
-        function = table_from_bytes(data) if isinstance(spec, Lookup) else pickle.loads(data)
-        migrate = None if update.migrate is None else pickle.loads(store.get(update.migrate))
-    except MidstreamError:
-        raise
+        function = load_function(spec, update.function, store)
+        is_new = step.record.outcome is Outcome.PENDING
+        migrate = pickle.loads(store.get(update.migrate)) if is_new and update.migrate is not None else None
     except Exception as error:  # a user's module may raise anything when it is imported
         raise CheckpointError(
             f"operator {update.operator!r} was changed while the job ran, to {update.label}, which cannot be loaded "
-            f"any more: {type(error).__name__}: {error}. Bring back what it needs, or start the flow with "
-            f"changes='drop', which leaves such changes out"
+            f"any more: {type(error).__name__}: {error}. Bring back what it needs; "
+            f"{_ways_out(records, step.record.revision)}"
         ) from error
-    is_declared = not isinstance(spec, Lookup) and update.returns != update.returned
-    return Update(update.operator, function, migrate=migrate, returns=update.returns if is_declared else None)
+    return Update(update.operator, function, migrate=migrate, returns=returns if declares_columns(spec) else None)
 
 
-def _again(configuration: Configuration, record: ChangeRecord, store: BlobStore) -> Prepared | None:
-    """A recorded change, on the flow as the script has it now; None if nothing of it is left."""
-    known = [
-        update for update in record.updates if update.operator in configuration.graph and update.function != NOT_STORED
-    ]
-    if not known:
-        return None
-    try:
-        updates = [load_update(update, configuration, store) for update in known]
-        return prepare(
-            configuration,
-            updates,
-            store,
-            revision=record.revision,
-            scheduler=Scheduler(record.scheduler),
-            stored={update.operator: update.function for update in known},
-            migrates={update.operator: update.migrate for update in known if update.migrate is not None},
+def _ways_out(records: Iterable[ChangeRecord], revision: Revision) -> str:
+    """What to do about a change that keeps a job from starting."""
+    earlier = {known: what for known, what in known_revisions(records).items() if known < revision}
+    target = max(earlier, default=FIRST_REVISION)
+    return (
+        f"or take it back: flow.start(…, revert_to={target}) or 'midstream revert CHECKPOINT {target}' (it has run "
+        f"{listed(earlier)}); or start with changes='drop', which goes by the script alone"
+    )
+
+
+def _is_scripts(first: Configuration, operator: str, course: Course) -> bool:
+    """Whether changes have led an operator back to what the script says."""
+    update = course.newest.update
+    ddl = to_ddl(first.graph[operator].schema)
+    return update.function == first.blobs.get(operator) and (not course.changed_columns or update.returns == ddl)
+
+
+def _message(step: Step) -> str:
+    record, update = step.record, step.update
+    if update.function == NOT_STORED:
+        return (
+            f"transform {update.operator!r} was changed by revision {record.revision}, to a function that is not "
+            f"stored; the script's is used"
         )
-    except CheckpointError:
-        raise
-    except MidstreamError as error:
-        raise CheckpointError(
-            f"the change to revision {record.revision} ({', '.join(record.operators)}), made while the job ran, does "
-            f"not fit the flow any more: {error}. Start the flow with changes='drop' to leave such changes out"
-        ) from error
-
-
-def _messages(record: ChangeRecord) -> list[str]:
-    found = []
-    for update in record.updates:
-        if update.function == NOT_STORED:
-            found.append(
-                f"transform {update.operator!r} was changed by revision {record.revision}, but its function could not "
-                f"be stored; the script's is used"
-            )
-        else:
-            found.append(
-                f"operator {update.operator!r} runs {update.label} of revision {record.revision}, to which {record.by} "
-                f"changed it while the job ran, and not what the script says; changes='drop' goes by the script"
-            )
-    return found
+    return (
+        f"operator {update.operator!r} runs {update.label} of revision {record.revision}, to which {record.by} changed "
+        f"it, and not what the script says; changes='drop' goes by the script"
+    )

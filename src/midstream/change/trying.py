@@ -23,7 +23,7 @@ from midstream.engine.frames import decode_rows
 from midstream.engine.operators.registry import Parts, at_work
 from midstream.engine.program import StageProgram
 from midstream.engine.resources import Resources
-from midstream.errors import FunctionError, MidstreamError, OperatorFailed
+from midstream.errors import CheckpointError, FunctionError, MidstreamError, OperatorFailed, StateError
 from midstream.flow.model import Lookup, Operator, Process, Transact, Transform
 from midstream.ids import BINS, BinId, Epoch, Revision
 from midstream.state.base import Base
@@ -47,6 +47,10 @@ class Samples:
     revision: Revision = FIRST_REVISION
     rows: Mapping[str, bytes] = field(default_factory=dict)
     deltas: Mapping[str, tuple[FileRef, ...]] = field(default_factory=dict)
+
+    def files(self) -> list[str]:
+        """The names of these files."""
+        return [delta.name for deltas in self.deltas.values() for delta in deltas]
 
     def after(self, commit: Commit) -> Samples:
         """With those of one more epoch; one without rows, or in the midst of which was a change, leaves the earlier."""
@@ -97,6 +101,9 @@ def _try(prepared: Prepared, name: str, samples: Samples, resources: Resources, 
             _call(operator, program, resources, states, rows)
     except OperatorFailed as error:
         raise _refusal(prepared, name, samples, rows.num_rows, error) from error
+    except (CheckpointError, StateError) as error:
+        # Nothing is known against the function.
+        return f"the state of these rows cannot be read any more: {error}"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +13,12 @@ from rich.console import Console
 from midstream.change.records import ChangeRecord, Outcome
 from midstream.cli.functions import named_functions, updates_of
 from midstream.cli.served import NONE_SERVED, NoSuchJob, client_of, find_job
-from midstream.cli.tables import history_table, jobs_table, outcome_of, print_state
+from midstream.cli.tables import history_table, jobs_table, outcome_of, print_state, taken_back_text
 from midstream.cli.telling import errors_told, failed
 from midstream.errors import MidstreamError
 from midstream.planner.change import Scheduler
 from midstream.runtime.checkpoint import Checkpoint
+from midstream.runtime.offline import revert_offline
 from midstream.server.client import JobClient
 from midstream.server.messages import JobState
 from midstream.server.registry import Entry, served_jobs
@@ -125,16 +127,27 @@ def history(
 
 
 def revert(
-    job: JobArgument,
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|CHECKPOINT",
+            help="A served job; or the folder of one that is not running, whose next start is to go back.",
+            show_default=False,
+        ),
+    ],
     revision: Annotated[int, typer.Argument(help="The revision to go back to.", show_default=False)],
     migrate: MigrateOption = None,
-    scheduler: SchedulerOption = Scheduler.FRIES,
+    scheduler: Annotated[Scheduler, typer.Option(help="How a running job is changed.")] = Scheduler.FRIES,
     no_wait: NoWaitOption = False,
 ) -> None:
-    """Go back to what a job ran at an earlier revision."""
+    """Go back to what a job ran at an earlier revision: while it runs, or if it cannot start any more."""
     with errors_told():
-        client = client_of(job)
-        record = client.revert(revision, migrate=named_functions(migrate or []), scheduler=scheduler)
+        steps = named_functions(migrate or [])
+        client = _client_of_job_or_folder(job)
+        if client is None:
+            typer.echo(taken_back_text(revert_offline(job, revision, steps)))
+            return
+        record = client.revert(revision, migrate=steps, scheduler=scheduler)
         _tell_outcome(client, record, job, no_wait)
 
 
@@ -152,12 +165,23 @@ def _tell_outcome(client: JobClient, record: ChangeRecord, job: str, no_wait: bo
 
 
 def _records(text: str) -> list[ChangeRecord]:
+    client = _client_of_job_or_folder(text)
+    return Checkpoint.of_any_flow(text).changes.records() if client is None else client.history()
+
+
+def _client_of_job_or_folder(text: str) -> JobClient | None:
+    """The client of a served job, which may be named by its checkpoint; None if it is a folder that nobody serves."""
     try:
-        return client_of(text).history()
+        return client_of(text)
     except NoSuchJob:
         if not ("/" in text or Path(text).exists()):
             raise
-    return Checkpoint.of_any_flow(text).changes.records()
+    if "://" not in text:
+        folder = os.path.realpath(text)
+        for entry in served_jobs():
+            if os.path.realpath(entry.checkpoint) == folder:
+                return JobClient(entry.url, entry.token)
+    return None
 
 
 def _state_of(entry: Entry) -> JobState | None:

@@ -10,13 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.change.records import ChangeRecord, Outcome
+from midstream.change.reverting import TakenBack
 from midstream.cli.served import SHORT
 from midstream.server.messages import JobState
 from midstream.server.registry import Entry
 
-__all__ = ["history_table", "jobs_table", "outcome_of", "print_state"]
+__all__ = ["history_table", "jobs_table", "outcome_of", "print_state", "taken_back_text"]
 
-_STYLES = {Outcome.APPLIED: "green", Outcome.ROLLED_BACK: "bold red", Outcome.REFUSED: "red", Outcome.PENDING: "yellow"}
+_STYLES = {
+    Outcome.APPLIED: "green",
+    Outcome.ROLLED_BACK: "bold red",
+    Outcome.REVERTED: "bold red",
+    Outcome.REFUSED: "red",
+    Outcome.PENDING: "yellow",
+}
 
 
 def jobs_table(jobs: Sequence[tuple[Entry, JobState | None]]) -> Table:
@@ -92,6 +99,17 @@ def outcome_of(record: ChangeRecord) -> str:
     if record.delay_ms is not None:
         text += f", in effect after {record.delay_ms:,.1f} ms"
     return text if record.error is None else f"{text}: {record.error}"
+
+
+def taken_back_text(taken: TakenBack) -> str:
+    """What was done to the changes of a job that is not running."""
+    assert taken.record is not None
+    lines = [outcome_of(record) for record in taken.changed if record is not taken.record]
+    what = f" ({', '.join(taken.record.operators)})" if taken.record.updates else ""
+    lines.append(
+        f"revision {taken.record.revision}{what}: {taken.record.note}; the next start of the job begins with it"
+    )
+    return "\n".join(lines)
 
 
 def _first_line(text: str | None) -> str:

@@ -9,15 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+import threading
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from midstream.data import disk
 from midstream.data.fsspec_bridge import FsspecHandler, open_fsspec
 from midstream.errors import CheckpointError
 from midstream.flow.functions import Blob
 from midstream.ids import Digest
+
+ASIDE = ".torn"
+"""How the name of a file ends that was set aside."""
 
 
 def filesystem_of(location: str) -> tuple[pafs.FileSystem, str]:
@@ -96,11 +101,16 @@ def spark_path(location: str) -> str:
     return location if _is_uri(location) else f"file://{os.path.abspath(location)}"
 
 
-def write_atomically(fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer) -> None:
-    """Write a file so that a reader sees all of it or nothing."""
+def write_atomically(fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer, *, durable: bool = True) -> None:
+    """Write a file so that a reader sees all of it or nothing.
+
+    ``durable``: on a local disk, it is on disk before this returns. Other file systems do as they do.
+    """
     handler = fs.handler if isinstance(fs, pafs.PyFileSystem) else None
     try:
-        if isinstance(handler, FsspecHandler) and not handler.renames:
+        if is_local(fs):
+            disk.write_file(path, data, durable=durable)
+        elif isinstance(handler, FsspecHandler) and not handler.renames:
             handler.put(path, data)
         else:
             _write_and_rename(fs, path, data)
@@ -121,8 +131,34 @@ def _write_and_rename(fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer) -
         raise
 
 
+def remove_file(fs: pafs.FileSystem, path: str) -> None:
+    """Remove a file; on a local disk a crash of the machine may bring it back, which must not matter."""
+    if is_local(fs):
+        disk.remove_file(path)
+    else:
+        fs.delete_file(path)
+
+
+def set_aside(fs: pafs.FileSystem, path: str, *, durable: bool = True) -> str:
+    """Give a file that is of no use any more a name that nobody looks for, so that it can be examined; the name."""
+    other = f"{path}{ASIDE}"
+    try:
+        if is_local(fs):
+            disk.rename_file(path, other, durable=durable)
+        else:
+            fs.move(path, other)
+    except OSError as error:
+        raise CheckpointError(f"cannot rename {path!r} to {other!r}: {error}") from error
+    return other
+
+
+def is_local(fs: pafs.FileSystem) -> bool:
+    """Whether files are reached by the calls of this machine's operating system."""
+    return isinstance(fs, pafs.LocalFileSystem)
+
+
 class BlobStore:
-    """Blobs below one folder.
+    """Blobs below one folder. With ``durable``, a blob that was put on a local disk survives a loss of power.
 
     >>> import tempfile
     >>> store = BlobStore(tempfile.mkdtemp())
@@ -131,16 +167,39 @@ class BlobStore:
     b'model'
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, *, durable: bool = True) -> None:
         self.location = location
+        self._durable = durable
         self._fs, self._root = filesystem_of(location)
+        self._compared: set[Digest] = set()
+        self._writing = threading.Lock()  # two changes that are prepared at once may bring the same blob
 
     def put(self, blob: Blob) -> Digest:
-        """Keep a blob; does nothing if it is there already."""
+        """Keep a blob; does nothing if it is there already. What a crash has left torn is written again."""
         path = self._path(blob.digest)
-        if self._fs.get_file_info(path).type == pafs.FileType.NotFound:
-            write_atomically(self._fs, path, blob.data)
+        with self._writing:
+            if not self._holds(path, blob):
+                write_atomically(self._fs, path, blob.data, durable=self._durable)
+            self._compared.add(blob.digest)
         return blob.digest
+
+    def _holds(self, path: str, blob: Blob) -> bool:
+        """Whether a blob is there, and whole.
+
+        A torn file may have the right size and be full of zeros. Looking at the content costs a download where it is
+        not local, and stores that show whole objects only do not need it.
+        """
+        info = self._fs.get_file_info(path)
+        if info.type == pafs.FileType.NotFound or info.size != len(blob.data):
+            return False
+        if blob.digest in self._compared or not is_local(self._fs):
+            return True
+        with self._fs.open_input_stream(path) as stream:
+            return bytes(stream.read()) == blob.data
+
+    def holds(self, digest: Digest) -> bool:
+        """Whether a blob is here."""
+        return bool(self._fs.get_file_info(self._path(digest)).type == pafs.FileType.File)
 
     def get(self, digest: Digest) -> bytes:
         """Fetch a blob and check that it is what its name says."""
@@ -150,12 +209,14 @@ class BlobStore:
                 data = bytes(stream.read())
         except OSError as error:
             raise CheckpointError(
-                f"blob {digest[:12]}… cannot be read from {self.location!r}: {error}. The checkpoint location must be "
+                f"blob {digest} cannot be read from {self.location!r}: {error}. The checkpoint location must be "
                 f"storage that the driver and all executors share"
             ) from error
         if Blob.of(data).digest != digest:
             raise CheckpointError(
-                f"blob {digest[:12]}… in {self.location!r} is damaged: its {len(data)} bytes do not match its name"
+                f"blob {digest} in {self.location!r} is damaged: its {len(data)} bytes do not match its name. Restore "
+                f"the file from a copy. If there is none, remove it: a start writes it again if it belongs to the "
+                f"script; if it belongs to a change that was made while the job ran, start with changes='drop'"
             )
         return data
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pyarrow as pa
 
 from midstream.engine.join_index import JoinIndex
 from midstream.engine.resources import table_to_blob
-from midstream.errors import FlowError
+from midstream.errors import FlowError, FunctionError
 from midstream.flow.functions import Blob, pack
-from midstream.flow.model import Filter, FlatMap, Graph, Lookup, Map, Process, Route, Transact
+from midstream.flow.model import Filter, FlatMap, Graph, Lookup, Map, Process, Route, Transact, Transform
 from midstream.flow.schema import conform
 
 
@@ -24,6 +25,11 @@ def pack_blobs(graph: Graph) -> dict[str, Blob]:
                 blobs[op.name] = pack(payload, op.name)
             case Lookup() as spec:
                 blobs[op.name] = table_to_blob(lookup_table(op.name, spec, payload))
+            case Transform():
+                # For those who go back to it later. It runs on the driver and may hold DataFrames, which cannot be
+                # stored.
+                with contextlib.suppress(FunctionError):
+                    blobs[op.name] = pack(graph.payloads[op.name][0], op.name)
             case _:
                 pass
     return blobs

@@ -92,13 +92,18 @@ def link(
                 schemas={wire.id: plan.graph.schema_of(wire.port) for wire in plan.wires if wire.id in touched},
                 inputs={op.name: _input_schemas(plan.graph, op) for op in operators},
                 event_times={op.name: times[op.name] for op in operators if op.name in times},
-                blobs={op.name: blobs[op.name] for op in operators if op.name in blobs},
+                # A transform runs on the driver; workers must not load it.
+                blobs={op.name: blobs[op.name] for op in operators if _has_blob(op, blobs)},
                 onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
                 combines=_combinable(plan, stage),
                 migrations={op.name: migrations[op.name] for op in operators if op.name in migrations},
             )
         )
     return tuple(programs)
+
+
+def _has_blob(op: Operator, blobs: Mapping[str, Digest]) -> bool:
+    return op.name in blobs and not isinstance(op.spec, Transform)
 
 
 def _combinable(plan: Plan, stage: Stage) -> dict[WireId, Operator]:

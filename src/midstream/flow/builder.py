@@ -162,6 +162,8 @@ class Flow:
         changes: str = "keep",
         audit: str | None = None,
         serve: bool | int = False,
+        revert_to: int | None = None,
+        durable: bool = True,
     ) -> Job:
         """Run this flow on a SparkSession; it goes on in the background until it is stopped or fails.
 
@@ -180,6 +182,12 @@ class Flow:
             under which revision, for :mod:`midstream.audit`. Costs time and space; for tests.
         :param serve: let the command line of this machine's user look at the job and change it, over HTTP on the
             loopback address: ``True`` for any port that is free, or a port. Needs ``midstream[server]``.
+        :param revert_to: a revision, to begin with what the job ran then: for a job that cannot start, or fails again
+            and again, because of a change. It goes into the history as a change. State that was migrated since needs
+            ``midstream revert CHECKPOINT REVISION --migrate …`` instead.
+        :param durable: on a local disk, what an epoch has committed survives a loss of power: files are synced before
+            anything they replace is removed. ``False`` saves the time that takes, a few milliseconds per epoch; a crash
+            of a process is survived either way.
         """
         from midstream.runtime.start import start
 
@@ -193,6 +201,8 @@ class Flow:
             changes=changes,
             audit=audit,
             serve=serve,
+            revert_to=revert_to,
+            durable=durable,
         )
 
     def _event_time_of(self, port: Port) -> str | None:

@@ -16,7 +16,9 @@ import io
 import site
 import sys
 import sysconfig
+import threading
 import types
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,19 +125,31 @@ def _cached_property(function: Any, name: str) -> functools.cached_property[Any]
     return made
 
 
+# cloudpickle's registry is the process's, and several threads may pack at once: how many of them need each module.
+_by_value: Counter[types.ModuleType] = Counter()
+_registering = threading.Lock()
+
+
 @contextlib.contextmanager
 def _user_modules_by_value() -> Iterator[None]:
     """Within this block, modules that are not installed are pickled by value."""
-    registered = []
-    for name, module in list(sys.modules.items()):
-        if _is_users(name, module):
+    modules = {module: None for name, module in list(sys.modules.items()) if _is_users(name, module)}
+    with _registering:
+        known = cloudpickle.list_registry_pickle_by_value()
+        # What the user has registered stays so.
+        needed = [module for module in modules if module in _by_value or module.__name__ not in known]
+        for module in needed:
             cloudpickle.register_pickle_by_value(module)
-            registered.append(module)
+            _by_value[module] += 1
     try:
         yield
     finally:
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
+        with _registering:
+            for module in needed:
+                _by_value[module] -= 1
+                if not _by_value[module]:
+                    del _by_value[module]
+                    cloudpickle.unregister_pickle_by_value(module)
 
 
 def _installed_roots() -> tuple[Path, ...]:

@@ -282,11 +282,14 @@ class Graph:
     """A whole flow. ``operators`` stand in an order in which inputs come before their consumers.
 
     ``payloads`` holds what the user handed over, by operator name: the function, table, stream or sink target.
+    ``written_for`` holds the columns that an operator's inputs had when it was given its function, if they have had
+    other ones since. Changes must leave the operator those, and not what happened to be added meanwhile.
     """
 
     name: str
     operators: tuple[Operator, ...]
     payloads: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    written_for: Mapping[str, tuple[pa.Schema, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def _by_name(self) -> dict[str, Operator]:

@@ -42,7 +42,7 @@ from midstream.flow.model import (
 from midstream.flow.schema import joined_schema, parse_ddl, to_ddl, type_name
 from midstream.flow.transacting import check_events, described, schema_of, traced, transactions_of
 
-__all__ = ["Update", "function_takes", "revise"]
+__all__ = ["Update", "declares_columns", "function_takes", "revise"]
 
 _FUNCTIONS = Map | Filter | FlatMap | Route | Process | Transform | Transact
 _DECLARED = Map | FlatMap | Process | Transform
@@ -72,6 +72,11 @@ class Update:
     local: Callable[[pa.Table], pa.Table] | None = None
 
 
+def declares_columns(spec: Spec) -> bool:
+    """Whether the columns of an operator are what the user says, and do not follow from its inputs."""
+    return isinstance(spec, _DECLARED)
+
+
 def function_takes(spec: Spec) -> tuple[str, ...]:
     """What the function of an operator is called with, in words."""
     match spec:
@@ -91,18 +96,23 @@ def revise(graph: Graph, updates: Sequence[Update]) -> Graph:
     """The graph after a change. Raises :class:`FlowError` when the change does not fit it.
 
     An operator that is not updated keeps its function, so it must be able to take what it is given then: all the
-    columns that it had, and perhaps more. What a join keeps in state are whole rows, which may not change at all.
+    columns that it had when it was given that function, and perhaps more. What a join keeps in state are whole rows,
+    which may not change at all.
     """
     wanted = _by_operator(graph, updates)
     revised: dict[str, Operator] = {}
     payloads = dict(graph.payloads)
+    written_for: dict[str, tuple[pa.Schema, ...]] = {}
     for op in graph:
         spec = op.spec
         if (update := wanted.get(op.name)) is not None:
             spec, payloads[op.name] = _updated(op, update)
         inputs = [port_schema(revised, port) for port in op.inputs]
         before = [graph.schema_of(port) for port in op.inputs]
-        _check_inputs(op, before, inputs, is_updated=update is not None)
+        needed = graph.written_for.get(op.name, before)
+        _check_inputs(op, before, inputs, None if update is not None else needed)
+        if update is None and inputs != list(needed):
+            written_for[op.name] = tuple(needed)
         schema = op.schema
         if update is not None and update.returns is not None:
             schema = parse_ddl(update.returns)
@@ -111,7 +121,7 @@ def revise(graph: Graph, updates: Sequence[Update]) -> Graph:
         elif not isinstance(spec, _DECLARED):
             schema = _derived(replace(op, spec=spec), inputs)
         revised[op.name] = replace(op, spec=spec, schema=schema)
-    return Graph(graph.name, tuple(revised.values()), payloads)
+    return Graph(graph.name, tuple(revised.values()), payloads, written_for)
 
 
 def _by_operator(graph: Graph, updates: Iterable[Update]) -> dict[str, Update]:
@@ -202,9 +212,14 @@ def _updated_lookup(spec: Lookup, update: Update, what: str) -> tuple[Spec, Any]
     return replace(spec, table_schema=schema), table
 
 
-def _check_inputs(op: Operator, before: list[pa.Schema], after: list[pa.Schema], *, is_updated: bool) -> None:
-    """Whether an operator can take what it is given after the change."""
-    for old, new in zip(before, after, strict=True):
+def _check_inputs(
+    op: Operator, before: Sequence[pa.Schema], after: Sequence[pa.Schema], written_for: Sequence[pa.Schema] | None
+) -> None:
+    """Whether an operator can take what it is given after the change.
+
+    ``written_for`` are the columns that its function was made for; None if the change brings another function.
+    """
+    for i, (old, new) in enumerate(zip(before, after, strict=True)):
         if new.equals(old):
             continue
         what = f"the change gives {op.kind} {op.name!r} other columns: ({to_ddl(new)}) instead of ({to_ddl(old)})"
@@ -221,10 +236,10 @@ def _check_inputs(op: Operator, before: list[pa.Schema], after: list[pa.Schema],
                 # Aggregates with windows and distinct may need the event time as well.
                 times = [time for time in (getattr(op.spec, "time", None),) if time is not None]
                 _require([*keys, *times], old, new, f"{what}, and it needs")
-                if isinstance(op.spec, Process) and not is_updated:
-                    _require(old.names, old, new, _advice(op, what))
-            case _ if not is_updated:
-                _require(old.names, old, new, _advice(op, what))
+                if isinstance(op.spec, Process) and written_for is not None:
+                    _require(written_for[i].names, written_for[i], new, _advice(op, what))
+            case _ if written_for is not None:
+                _require(written_for[i].names, written_for[i], new, _advice(op, what))
             case _:
                 pass
 

@@ -5,20 +5,25 @@ Layout::
     midstream.json        identity: which flow, which sources, which job; written once
     blobs/ab/ab12…        functions, tables and stage programs, by digest
     epochs/0000000007     manifest of epoch 7, written before Spark commits the batch
-    changes/0000000001.json  a change that was made while the job ran
+    changes/0000000001.json  an entry of the log of changes that were made while the job ran
     audit/…               which rows met which operator under which revision, if that was wanted
     state/FC/…            what tasks changed of an operator's state, and snapshots of it
     lock                  held by the driver that uses this checkpoint, on file systems that have locks
     journal/0000000008.0  journal of a run of epoch 8 that failed; the newest few are kept
     spark/                Spark's own checkpoint: offsets and commits
+
+On a local disk, unless that is turned off, everything that a manifest names is on disk before the manifest is, and the
+manifest is on disk before anything that it supersedes is removed (:mod:`midstream.data.disk`). So after a loss of power
+the newest manifest is whole and can be gone on from.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
+import logging
 import os
 import posixpath
+import re
 import socket
 import uuid
 from typing import IO
@@ -27,16 +32,34 @@ import msgspec
 import pyarrow.fs as pafs
 
 from midstream.change.log import ChangeLog
-from midstream.data.blobs import BlobStore, below, filesystem_of, spark_path, write_atomically
+from midstream.data import disk
+from midstream.data.blobs import (
+    ASIDE,
+    BlobStore,
+    below,
+    filesystem_of,
+    is_local,
+    remove_file,
+    set_aside,
+    spark_path,
+    write_atomically,
+)
+from midstream.data.checksums import with_checksum, without_checksum
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
 from midstream.ids import Digest, Epoch, Revision, Run
 from midstream.state.files import StateFiles
+from midstream.state.lineage import Lineage
 from midstream.version import __version__
 
-FORMAT = 2
+_log = logging.getLogger("midstream")
+
+FORMAT = 3
 KEPT_MANIFESTS = 100
 KEPT_JOURNALS = 20
+FOLDERS = ("blobs", "changes", "epochs", "state")
+
+_UNFINISHED_IDENTITY = re.compile(r"midstream\.json\.\d+\.tmp")
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -63,6 +86,10 @@ class Manifest(msgspec.Struct, frozen=True):
     """Per operator that keeps state: its encoded lineage."""
     event_times: dict[str, int] = {}
     """Per source: the latest event time seen, in microseconds."""
+    began_under: Revision = Revision(0)
+    """The revision with which the epoch began; ``revision`` is the one it ended with."""
+    offsets: str = ""
+    """Identifies the rows of the epoch: a digest of what Spark's log says of them."""
 
 
 class Checkpoint:
@@ -70,17 +97,21 @@ class Checkpoint:
 
     Spark numbers a query's sources by position, so a flow whose sources changed cannot go on from old offsets: it is
     refused, as is a flow of another name. Everything else about a flow may change between two lives of a job.
+
+    ``durable``: what was committed on a local disk survives a loss of power. Without it, only crashes of processes.
     """
 
-    def __init__(self, location: str, identity: Identity) -> None:
+    def __init__(self, location: str, identity: Identity, *, durable: bool = True) -> None:
         self.location = location
         self.identity = identity
+        self.durable = durable
         self._fs, self._root = filesystem_of(location)
+        self._is_claimed = False
         # Workers have a working directory of their own, so a relative path must not reach them.
-        self._shared = self._root if isinstance(self._fs, pafs.LocalFileSystem) else location
-        self.blobs = BlobStore(below(self._shared, "blobs"))
-        self.states = StateFiles(below(self._shared, "state"))
-        self.changes = ChangeLog(below(self._shared, "changes"))
+        self._shared = self._root if is_local(self._fs) else location
+        self.blobs = BlobStore(below(self._shared, "blobs"), durable=durable)
+        self.states = StateFiles(below(self._shared, "state"), durable=durable)
+        self.changes = ChangeLog(below(self._shared, "changes"), durable=durable)
         self.audit_location = below(self._shared, "audit")
         self._lock: IO[bytes] | None = None
 
@@ -93,7 +124,7 @@ class Checkpoint:
         return below(spark_path(self._shared), "spark")
 
     @classmethod
-    def look(cls, location: str, graph: Graph) -> Checkpoint:
+    def look(cls, location: str, graph: Graph, *, durable: bool = True) -> Checkpoint:
         """The checkpoint of a flow: the one that is there, or a new one for an empty or missing folder."""
         fs, root = filesystem_of(location)
         sources = tuple(sorted(op.name for op in graph.of(Source)))
@@ -106,7 +137,7 @@ class Checkpoint:
         except OSError as error:
             raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
         _require_same(found, graph.name, sources, location)
-        return cls(location, found)
+        return cls(location, found, durable=durable)
 
     @classmethod
     def of_any_flow(cls, location: str) -> Checkpoint:
@@ -122,39 +153,71 @@ class Checkpoint:
         return cls(location, found)
 
     def claim(self) -> None:
-        """Make the location this flow's own, and keep other drivers out until :meth:`release`."""
-        self._lock = _lock(self._fs, posixpath.join(self._root, "lock"), self.location)
+        """Make the location this flow's own, and keep other drivers out until :meth:`release`.
+
+        What an earlier process left to the kernel is on disk from here on: it may have been killed between two steps,
+        or not have cared for durability.
+        """
+        self._lock = _lock(self._fs, posixpath.join(self._root, "lock"), self.location, self.durable)
+        try:
+            self._settle()
+        except BaseException:
+            self.release()
+            raise
+        self._is_claimed = True
+
+    def _settle(self) -> None:
         path = posixpath.join(self._root, "midstream.json")
-        if self._fs.get_file_info(path).type == pafs.FileType.NotFound:
-            write_atomically(self._fs, path, msgspec.json.encode(self.identity))
+        is_new = self._fs.get_file_info(path).type == pafs.FileType.NotFound
+        if is_new:
+            write_atomically(self._fs, path, msgspec.json.encode(self.identity), durable=self.durable)
+        if is_local(self._fs) and self.durable:
+            if not is_new:
+                disk.sync_filesystem(self._root)
+            for name in FOLDERS:  # so that workers find them made and on disk
+                disk.make_folder(posixpath.join(self._root, name), durable=True)
 
     def release(self) -> None:
         """Let other drivers use it. The system does so, too, when this process dies."""
+        self._is_claimed = False
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def commit(self, manifest: Manifest) -> None:
         """Write an epoch's manifest; from here on the epoch's results count. Old manifests are removed."""
-        data = msgspec.json.encode(manifest)
-        write_atomically(self._fs, self._manifest_path(manifest.epoch), data + b"\n" + _checksum(data))
+        data = with_checksum(msgspec.json.encode(manifest))
+        write_atomically(self._fs, self._manifest_path(manifest.epoch), data, durable=self.durable)
         stale = self._manifest_path(Epoch(manifest.epoch - KEPT_MANIFESTS))
         if manifest.epoch >= KEPT_MANIFESTS and self._fs.get_file_info(stale).type != pafs.FileType.NotFound:
-            self._fs.delete_file(stale)
+            remove_file(self._fs, stale)
 
     def manifest(self, epoch: Epoch) -> Manifest | None:
-        """The manifest of an epoch, if it was committed and not yet removed."""
-        path = self._manifest_path(epoch)
-        if self._fs.get_file_info(path).type == pafs.FileType.NotFound:
+        """The manifest of an epoch, if it was committed and not yet removed.
+
+        The newest one may be torn, of an epoch that Spark has not committed: then there is none, and the epoch is run
+        again. If the checkpoint is claimed, it is set aside.
+        """
+        data = self._read(epoch)
+        if data is None:
             return None
-        with self._fs.open_input_stream(path) as stream:
-            data, _, checksum = stream.read().rpartition(b"\n")
-        if checksum != _checksum(data):
+        if (content := without_checksum(data)) is not None:
+            return msgspec.json.decode(content, type=Manifest)
+        if not self._may_run_again(epoch):
             raise CheckpointError(
-                f"the manifest of epoch {epoch} in {self.location!r} is damaged: its checksum is {_checksum(data)!r}, "
-                f"recorded is {checksum[:64]!r}. Restore the file {posixpath.basename(path)!r} from a copy"
+                f"the manifest of epoch {epoch} in {self.location!r} is damaged: its checksum does not match its "
+                f"{len(data)} bytes. Restore epochs/{epoch:010d} from a copy{self._way_back(epoch)}"
             )
-        return msgspec.json.decode(data, type=Manifest)
+        if self._is_claimed:
+            aside = set_aside(self._fs, self._manifest_path(epoch), durable=self.durable)
+            _log.warning(
+                "the manifest of epoch %d in %r was torn by a crash, before Spark committed the epoch. The epoch is "
+                "run again; the file is now %r",
+                epoch,
+                self.location,
+                posixpath.basename(aside),
+            )
+        return None
 
     def manifest_before(self, epoch: Epoch) -> Manifest | None:
         """What an epoch goes on from: the manifest of the one before; None before the first."""
@@ -164,41 +227,81 @@ class Checkpoint:
         if found is None:
             raise CheckpointError(
                 f"the checkpoint {self.location!r} has no manifest of epoch {epoch - 1}, from which epoch {epoch} goes "
-                f"on; restore epochs/{epoch - 1:010d} from a copy"
+                f"on. Restore epochs/{epoch - 1:010d} from a copy{self._way_back(Epoch(epoch - 1))}"
             )
         return found
 
     def newest_manifest(self) -> Manifest | None:
         """The manifest of the last epoch that was committed here; of a crash, Spark may still run that epoch again."""
+        epochs = self._epochs()
+        found = self.manifest(epochs[-1]) if epochs else None
+        if found is None and len(epochs) > 1:  # the newest was torn; the one before it must not be
+            return self.manifest(epochs[-2])
+        return found
+
+    def _read(self, epoch: Epoch) -> bytes | None:
+        try:
+            with self._fs.open_input_stream(self._manifest_path(epoch)) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def _epochs(self) -> list[Epoch]:
+        """The epochs that have a manifest, whole or not, ascending."""
         selector = pafs.FileSelector(posixpath.join(self._root, "epochs"), allow_not_found=True)
-        names = [posixpath.basename(info.path) for info in self._fs.get_file_info(selector)]
-        epochs = [int(name) for name in names if name.isdigit()]
-        return self.manifest(Epoch(max(epochs))) if epochs else None
+        names = (posixpath.basename(info.path) for info in self._fs.get_file_info(selector))
+        return sorted(Epoch(int(name)) for name in names if name.isdigit())
+
+    def _may_run_again(self, epoch: Epoch) -> bool:
+        """Whether an epoch without a manifest is simply run again: it is the newest, and Spark has not committed it.
+
+        A manifest is on disk before the next epoch begins, so a crash can tear one of them. If the next one was set
+        aside, this is the second, and other things are wrong.
+        """
+        later = self._manifest_path(Epoch(epoch + 1))
+        committed = posixpath.join(self._root, "spark", "commits", str(epoch))
+        found = self._fs.get_file_info([later, f"{later}{ASIDE}", committed])
+        return all(info.type == pafs.FileType.NotFound for info in found)
+
+    def _way_back(self, epoch: Epoch) -> str:
+        """For an epoch whose manifest is lost: from where the job could go on, and what to do about it."""
+        for earlier in reversed([each for each in self._epochs() if each < epoch]):
+            content = without_checksum(self._read(earlier) or b"")
+            if content is None:
+                continue
+            manifest = msgspec.json.decode(content, type=Manifest)
+            lineages = [Lineage.decode(data) for data in manifest.lineages.values()]
+            if not self.states.lacks(entry.file for lineage in lineages for entry in lineage.entries):
+                return (
+                    f"; or go back to epoch {earlier}, the last one that is whole: remove from epochs/ and "
+                    f"spark/commits/ what has a higher number, and from spark/offsets/ what is above {earlier + 1}. "
+                    f"Epochs after {earlier} are then run again"
+                )
+        return (
+            "; there is no earlier epoch whose manifest and files of state are all there, so without a copy the job "
+            "must begin anew"
+        )
 
     def keep_journal(self, epoch: Epoch, run: Run, data: bytes) -> str:
         """Keep the journal of a run that failed; returns where. Old ones are removed."""
         folder = posixpath.join(self._root, "journal")
         path = posixpath.join(folder, f"{epoch:010d}.{run}")
-        write_atomically(self._fs, path, data)
+        write_atomically(self._fs, path, data, durable=False)  # for people, not for a restart
         kept = sorted(self._fs.get_file_info(pafs.FileSelector(folder)), key=lambda info: info.mtime_ns or 0)
         for stale in kept[:-KEPT_JOURNALS]:
-            self._fs.delete_file(stale.path)
+            remove_file(self._fs, stale.path)
         return path
 
     def _manifest_path(self, epoch: Epoch) -> str:
         return posixpath.join(self._root, "epochs", f"{epoch:010d}")
 
 
-def _checksum(data: bytes) -> bytes:
-    return hashlib.sha256(data).hexdigest().encode()
-
-
-def _lock(fs: pafs.FileSystem, path: str, location: str) -> IO[bytes] | None:
+def _lock(fs: pafs.FileSystem, path: str, location: str, durable: bool) -> IO[bytes] | None:
     """Lock a file for as long as it is open. File systems other than local ones have no such thing."""
-    if not isinstance(fs, pafs.LocalFileSystem):
+    if not is_local(fs):
         return None
     try:
-        fs.create_dir(posixpath.dirname(path), recursive=True)
+        disk.make_folder(posixpath.dirname(path), durable=durable)
         file = open(path, "a+b")  # noqa: SIM115 (held open as long as the job lives)
     except OSError as error:
         raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
@@ -210,7 +313,8 @@ def _lock(fs: pafs.FileSystem, path: str, location: str) -> IO[bytes] | None:
         file.close()
         raise CheckpointError(
             f"the checkpoint {location!r} is in use by {holder or 'another process'}; stop that job first, or give "
-            f"this one a checkpoint of its own"
+            f"this one a checkpoint of its own",
+            holder=holder or "another process",
         ) from None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -237,7 +341,9 @@ def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
         raise CheckpointError(f"the checkpoint {location!r} is a file; give a folder")
     if info.type == pafs.FileType.NotFound:
         return
-    held = sorted({posixpath.basename(entry.path) for entry in fs.get_file_info(pafs.FileSelector(root))} - {"lock"})
+    names = {posixpath.basename(entry.path) for entry in fs.get_file_info(pafs.FileSelector(root))}
+    # What a first start leaves that was killed at once: the lock, and an identity that was not written to its end.
+    held = sorted(name for name in names if name != "lock" and not _UNFINISHED_IDENTITY.fullmatch(name))
     if held:
         raise CheckpointError(
             f"the checkpoint {location!r} holds other things ({', '.join(held[:5])}{', …' if len(held) > 5 else ''}) "

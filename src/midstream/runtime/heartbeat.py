@@ -1,60 +1,44 @@
-"""What happens in ``foreachBatch``: an epoch is run, until it is committed; and changes take effect meanwhile.
+"""What happens in ``foreachBatch``: an epoch is run on Spark until the driver says that it is committed.
 
-Two kinds of threads meet here. Spark's callback runs epochs; users' threads change what is run. One lock keeps them
-apart at the few moments that count: when a run is opened, when it is sealed and committed, when it has failed, and when
-a change is requested. It is not held while Spark computes.
+The decisions are :mod:`.driver`'s. Here are its hands: Spark plans and sinks, cancelling, timers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
+from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from midstream.change.changes import Changes, Request
 from midstream.change.configuration import Configuration
 from midstream.change.handle import Change
 from midstream.change.prepare import Prepared
-from midstream.change.trying import Samples, try_updates
-from midstream.control.messages import (
-    AuditOrder,
-    ChangeNoted,
-    Commit,
-    EpochAbandoned,
-    EpochOpened,
-    EpochSealed,
-    GiveUpRun,
-    Instruction,
-)
+from midstream.control.messages import AuditOrder, Commit
 from midstream.engine.collector import FRAME_BYTES
-from midstream.errors import CheckpointError, MidstreamError
 from midstream.flow.model import Sink
 from midstream.flow.sinks import SinkTarget
-from midstream.ids import Epoch, Run
+from midstream.ids import Epoch
 from midstream.metrics import EpochProgress
-from midstream.planner.change import Scheduler
 from midstream.runtime.batching import BatchLimit, is_chosen_by_user
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.control_plane import ControlPlane
+from midstream.runtime.driver import Driver, OpenRun
 from midstream.runtime.epoch import compile_epoch
-from midstream.runtime.offset_log import forget_settings
-from midstream.runtime.recorded import keep_index
-from midstream.runtime.reporting import epoch_progress, explain
+from midstream.runtime.offset_log import OffsetLog, forget_settings
 from midstream.runtime.sinks import write_sinks
-from midstream.runtime.standing import Standing
-from midstream.runtime.sweeping import Sweeper
+from midstream.runtime.transform_check import check_changed_transforms
 from midstream.runtime.worker import Ticket, Whereabouts
 
 __all__ = ["Heartbeat"]
 
-_log = logging.getLogger("midstream")
-
 CANCEL_AGAIN_S = 0.1
+INTERRUPT_AFTER_S = 1.0
 
 # Set on the query's own copy of the session, so the user's settings stay as they are. Adaptive execution would merge
 # or skip partitions that the coordinator expects to hear from. The buffer towards Python takes a whole frame.
@@ -64,23 +48,12 @@ QUERY_CONF = {
 }
 
 
-class _RunAgain(Exception):
-    """The run was given up for a change; the epoch is to be run once more."""
-
-
-@dataclass(frozen=True)
-class _Open:
-    """The run in progress."""
-
-    epoch: Epoch
-    run: Run
-    configuration: Configuration
-    standing: Standing
-    is_over: threading.Event
+class _Interrupted(BaseException):
+    """Raised inside a sink's or a transform's function on the driver when an epoch's time is up."""
 
 
 class Heartbeat:
-    """Runs the epochs of a job."""
+    """Runs the epochs of a job. The driver's edge to Spark (:class:`midstream.runtime.driver.Edge`)."""
 
     def __init__(
         self,
@@ -93,146 +66,70 @@ class Heartbeat:
         audit: str | None,
         on_commit: Callable[[EpochProgress], None],
     ) -> None:
-        self.changes = changes
         self._spark = spark
-        self._checkpoint = checkpoint
-        self._control = control
-        self._on_commit = on_commit
+        self._on_progress = on_commit
         self._at = Whereabouts(
-            control.address, checkpoint.identity.job, checkpoint.blobs.location, checkpoint.states.location, local_state
+            control.address,
+            checkpoint.identity.job,
+            checkpoint.blobs.location,
+            checkpoint.states.location,
+            local_state,
+            checkpoint.durable,
         )
-        self._audit = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
-        self._standing: Standing | None = None  # known when Spark says with which epoch it goes on
-        self._sweeper = Sweeper(checkpoint.states)
-        self._samples = Samples()
+        self._log = OffsetLog(checkpoint.spark_location)
+        self._syncer = ThreadPoolExecutor(1, "midstream-sync") if checkpoint.durable else None
+        self._synced: Future[None] | None = None
         self._user_limits = is_chosen_by_user(spark)
         self._limit = BatchLimit()
         self._set: dict[str, str] = {}
-        self._run = Run(0)
-        self._lock = threading.RLock()
-        self._open: _Open | None = None
-        self._wants_replay = False
-        self._time_is_up: str | None = None
         self._timer: threading.Timer | None = None
-        self.is_stopping = False
-        control.listen(self._from_coordinator)
+        self._guard = threading.Lock()
+        self._computing: int | None = None
+        """The thread that computes a run, as long as it may be interrupted."""
+        order = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
+        self._driver = Driver(changes, checkpoint, control, self, audit=order, on_commit=self._committed)
+        control.listen(self._driver.hear)
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def beat(self, rows: DataFrame, epoch: Epoch) -> None:
         """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be."""
+        entry = self._log.entry(epoch)
+        if self._syncer is not None:  # beside the epoch, which takes longer
+            self._synced = self._syncer.submit(self._log.sync, epoch)
         while True:
+            began = time.perf_counter()
+            self._configure(rows.sparkSession)
+            run = self._driver.begin(epoch, entry)
+            if run is None:
+                return
             try:
-                return self._try(rows, epoch)
-            except _RunAgain:
+                with self._cancellable(run), self._interruptible():
+                    self._compute(run, rows)
+            except BaseException as error:
+                self._driver.failed(run, error, is_lost=_is_nobodys(error))
                 continue
+            if self._driver.commit(run, 1000 * (time.perf_counter() - began)):
+                return
 
-    def _try(self, rows: DataFrame, epoch: Epoch) -> None:
-        began = time.perf_counter()
-        self._configure(rows.sparkSession)
-        opened = self._begin(epoch)
-        try:
-            with self._cancellable(opened):
-                self._compute(opened, rows)
-        except BaseException as error:
-            self._failed(opened, error)
-            raise _RunAgain from None
-        with self._lock:
-            opened.is_over.set()
-            if self._wants_replay:  # it came when there was nothing left to cancel
-                self._open = None
-                self._control.abandon(EpochAbandoned(epoch, opened.run))
-                raise _RunAgain
-            # The epoch is whole only if Spark and the coordinator agree; then its manifest is written, then Spark
-            # commits.
-            commit = self._control.seal(EpochSealed(epoch, opened.run))
-            self._commit(opened, commit, 1000 * (time.perf_counter() - began))
-
-    def _compute(self, opened: _Open, rows: DataFrame) -> None:
-        configuration = opened.configuration
+    def _compute(self, run: OpenRun, rows: DataFrame) -> None:
+        configuration = run.configuration
         frames = compile_epoch(
             configuration.plan,
             rows,
-            lambda stage: Ticket(self._at, opened.epoch, opened.run, stage),
+            lambda stage: Ticket(self._at, run.epoch, run.run, stage),
             configuration.partitions,
             self._limit,
         )
         try:
-            write_sinks(self._targets(configuration), frames.sinks, opened.epoch)
+            write_sinks(self._targets(configuration), frames.sinks, run.epoch)
         finally:
             frames.release()
 
-    @contextlib.contextmanager
-    def _cancellable(self, opened: _Open) -> Iterator[None]:
-        """What this thread has Spark do here can be cancelled by its tag, and nothing else: each run has its own."""
-        context, tag = self._spark.sparkContext, self._tag(opened.epoch, opened.run)
-        context.addJobTag(tag)
-        try:
-            yield
-        finally:
-            context.removeJobTag(tag)
-
-    def _tag(self, epoch: Epoch, run: Run) -> str:
-        return f"midstream-{self._at.job}-{epoch}.{run}"
-
-    def _begin(self, epoch: Epoch) -> _Open:
-        with self._lock:
-            standing = self._stand_before(epoch)
-            configuration, run = self.changes.configuration, self._run
-            self._run = Run(run + 1)
-            self._wants_replay, self._time_is_up = False, None
-            opened = _Open(epoch, run, configuration, standing, threading.Event())
-            self._control.open(
-                EpochOpened(
-                    epoch=epoch,
-                    run=run,
-                    revision=configuration.revision,
-                    programs=configuration.programs,
-                    bins=configuration.bins,
-                    lineages=standing.by_stage(configuration.plan),
-                    clock=time.time_ns() // 1000,
-                    watermarks=standing.watermarks,
-                    on_trial=self.changes.opened(epoch),
-                    audit=self._audit,
-                )
-            )
-            self._open = opened
-            self._start_timer()
-            return opened
-
-    def _failed(self, opened: _Open, error: BaseException) -> None:
-        """Returns if the epoch is to be run again, else raises."""
-        with self._lock:
-            opened.is_over.set()
-            failures = self._control.abandon(EpochAbandoned(opened.epoch, opened.run))
-            self._open = None
-            self._stop_timer()
-            if self._wants_replay and not self.is_stopping:
-                return
-            failed = explain(opened.configuration.graph.name, opened.epoch, error, failures)
-            if not self.is_stopping:
-                with contextlib.suppress(CheckpointError, OSError):  # what failed matters more than its record
-                    self._checkpoint.keep_journal(opened.epoch, opened.run, self._control.journal())
-                if self.changes.failed(self._time_is_up or str(failed), opened.configuration):
-                    return
-        raise failed from None
-
-    def _commit(self, opened: _Open, commit: Commit, duration_ms: float) -> None:
-        now = time.time()
-        ended_with = self.changes.run_of(commit, opened.configuration)
-        standing = opened.standing.after(commit)
-        if self._audit is not None:
-            keep_index(self._audit.location, commit.epoch, commit.audits)
-        self._checkpoint.commit(standing.manifest(commit, ended_with.programs, ended_with.bins, committed_at=now))
-        self._open = None
-        self._stop_timer()
-        self._standing = standing
-        self.changes.committed(commit, opened.configuration)
-        self._samples = self._samples.after(commit)
+    def _committed(self, commit: Commit, progress: EpochProgress) -> None:
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row)
-        self._sweeper.after(standing)
-        self._on_commit(epoch_progress(ended_with.plan, commit, now, duration_ms))
+        self._on_progress(progress)
 
     def _configure(self, session: SparkSession) -> None:
         """Set what the query's own copy of the session lacks; each setting costs a call to the JVM."""
@@ -244,14 +141,6 @@ class Heartbeat:
                 session.conf.set(key, value)
         self._set = wanted
 
-    def _stand_before(self, epoch: Epoch) -> Standing:
-        """What the epoch goes on from. Read only after a start; from then on the job knows."""
-        if self._standing is None or self._standing.epoch != epoch - 1:
-            graph = self.changes.configuration.graph
-            self._standing = Standing.of(graph, self._checkpoint.manifest_before(epoch))
-            self._sweeper.after(self._standing)
-        return self._standing
-
     @staticmethod
     def _targets(configuration: Configuration) -> Mapping[str, SinkTarget]:
         graph = configuration.graph
@@ -261,98 +150,107 @@ class Heartbeat:
 
     def check(self, request: Request) -> Prepared:
         """What a change would be, if it were requested now."""
-        with self._lock:
-            return self.changes.check(request)
+        return self._driver.check(request)
 
     def request(self, request: Request) -> Change:
         """Check a change and let it take effect as soon as it can. What does not fit is refused, and put on record."""
-        began = time.perf_counter()
-        try:
-            prepared = self.check(request)
-            if request.is_tried_before:
-                # The user's code may take its time; epochs go on meanwhile.
-                for note in try_updates(prepared, self._samples, self._checkpoint.blobs, self._checkpoint.states):
-                    _log.info("%s", note)
-        except MidstreamError as error:
-            with self._lock:
-                self.changes.refuse(request, error)
-            raise
-        with self._lock:
-            if not self.changes.is_current(prepared):
-                prepared = self.changes.check(request)
-            change = self.changes.request(request, prepared, 1000 * (time.perf_counter() - began))
-            if self.changes.on_trial is change:
-                self._enact(change)
-            return change
+        return self._driver.request(request)
 
-    def _enact(self, change: Change) -> None:
-        prepared = change.prepared
-        if self._open is None:
-            change.note("no epoch is running; the next one begins under it", in_effect=True)
-        elif prepared.plan.scheduler is Scheduler.REPLAY:
-            change.note("the running epoch is cancelled", in_effect=False)
-            self._wants_replay = True
-            self._cancel(self._open)
-        elif prepared.from_next_epoch:
-            change.note("waits for the next epoch", in_effect=False)
-        else:
-            self.changes.began()
-            self._from_coordinator(self._control.begin(prepared.begun))
-            self._start_timer()
+    def stopping(self) -> None:
+        """The job is being stopped."""
+        self._driver.stopping()
 
     def ended(self, why: str) -> None:
         """The job is over; so are its changes."""
-        with self._lock:
-            self._stop_timer()
-            self.changes.abandon(why)
+        self._driver.ended(why)
+        if self._syncer is not None:
+            self._syncer.shutdown()
 
-    def _from_coordinator(self, instructions: Sequence[Instruction]) -> None:
-        """Called by the channel's thread, too, which must not wait: so without the lock."""
-        for instruction in instructions:
-            match instruction:
-                case ChangeNoted():
-                    self.changes.noted(instruction)
-                case GiveUpRun(epoch, run):
-                    opened = self._open
-                    if opened is not None and (opened.epoch, opened.run) == (epoch, run):
-                        self._cancel(opened)
-                case _:
-                    pass
+    # ── the driver's hands ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _cancel(self, opened: _Open) -> None:
+    @contextlib.contextmanager
+    def _cancellable(self, run: OpenRun) -> Iterator[None]:
+        """What this thread has Spark do here can be cancelled by its tag, and nothing else: each run has its own."""
+        context, tag = self._spark.sparkContext, self._tag(run)
+        context.addJobTag(tag)
+        try:
+            yield
+        finally:
+            context.removeJobTag(tag)
+
+    def _tag(self, run: OpenRun) -> str:
+        return f"midstream-{self._at.job}-{run.epoch}.{run.run}"
+
+    def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
         """Cancel a run, and return at once. The callback notices: its write fails.
 
-        Between two jobs of a run there is nothing to cancel, so it is done again until the run is over.
+        Between two jobs of a run there is nothing to cancel, so it is done again until the run is over. A function of
+        the user's that keeps the callback busy on the driver has no job: it is interrupted, once, if that is wanted.
         """
 
         def cancel() -> None:
-            while not opened.is_over.is_set():
-                self._spark.sparkContext.cancelJobsWithTag(self._tag(opened.epoch, opened.run))
-                opened.is_over.wait(CANCEL_AGAIN_S)
+            began, wanted = time.monotonic(), interrupt
+            while not run.is_over.is_set():
+                self._spark.sparkContext.cancelJobsWithTag(self._tag(run))
+                run.is_over.wait(CANCEL_AGAIN_S)
+                if wanted and time.monotonic() - began >= INTERRUPT_AFTER_S:
+                    wanted = False
+                    self._interrupt(run)
 
         threading.Thread(target=cancel, name="cancel", daemon=True).start()
 
-    # ── time limits ───────────────────────────────────────────────────────────────────────────────────────────────
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Inside, this thread may be interrupted."""
+        me = threading.get_ident()
+        self._computing = me
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._computing = None
+                _raise_in(me, None)  # what has not arrived by now must not arrive later
 
-    def _start_timer(self) -> None:
-        """An epoch on trial has so much time, from when the change takes effect in it."""
-        change = self.changes.on_trial
-        if change is not None and change.time_limit_s is not None:
-            self._timer = threading.Timer(change.time_limit_s, self._give_up, (change, self._open))
-            self._timer.daemon = True
-            self._timer.start()
+    def _interrupt(self, run: OpenRun) -> None:
+        with self._guard:
+            if self._computing is not None and not run.is_over.is_set():
+                _raise_in(self._computing, _Interrupted)
 
-    def _stop_timer(self) -> None:
+    def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
+        """Call ``then`` after so many seconds, instead of what was to be called before."""
+        self.stop_timer()
+        self._timer = threading.Timer(seconds, then)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop_timer(self) -> None:
+        """Call nothing."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self, change: Change, opened: _Open) -> None:
-        with self._lock:
-            if self._open is not opened or self.changes.on_trial is not change:
-                return
-            self._time_is_up = (
-                f"epoch {opened.epoch} was not done within the time limit of {change.time_limit_s:g} s after the "
-                f"change took effect in it"
-            )
-            self._cancel(opened)
+    def preflight(self, prepared: Prepared) -> None:
+        """Ask Spark's analyser about transforms."""
+        check_changed_transforms(prepared, self._spark)
+
+    def secure(self, run: OpenRun) -> None:
+        """Spark does not sync its log."""
+        if self._synced is not None:
+            self._synced.result()
+
+    def at(self, step: str) -> None:
+        """Nothing to do here: real processes are killed from outside."""
+
+
+def _is_nobodys(error: BaseException) -> bool:
+    """Whether Spark failed to run its jobs, rather than a function or a plan was wrong."""
+    if isinstance(error, AnalysisException | ParseException | IllegalArgumentException):
+        return False
+    return isinstance(error, PySparkException) or hasattr(error, "java_exception")
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Have another thread raise an error before its next step in Python; None takes that back."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
+    )

@@ -216,19 +216,28 @@ class Job:
         scheduler: str = "fries",
         by: str | None = None,
     ) -> Change:
-        """Go back to what the job ran at an earlier revision: a change like any other, to yet another revision.
+        """Go back to what the job ran at an earlier revision, its functions, tables and columns.
 
+        It is a change like any other, to yet another revision. If changes are on their way, it waits for its turn and
+        undoes them as well; what has been rolled back by then needs no undoing. A job that cannot start any more goes
+        back by ``flow.start(…, revert_to=…)`` or ``midstream revert``.
+
+        :param revision: 1 for what the script says, or that of a change which was applied.
         :param migrate: how the state of processes, by operator, gets back into the layout of that time; needed for
             those whose state was migrated since.
         """
         self._require_running()
-        undone = undoing(
-            self.history(), Revision(revision), self._changes.configuration, self._checkpoint.blobs, migrate
+        newest, store = self._changes.newest(), self._checkpoint.blobs
+        undone = undoing(self.history(), Revision(revision), newest, store, migrate)
+        request = Request(
+            undone.updates,
+            scheduler_of(scheduler),
+            by or whoami(),
+            stored=undone.stored,
+            note=f"back to revision {revision}",
+            back_to=undone,
         )
-        note = f"back to revision {revision}"
-        return self._heartbeat.request(
-            Request(undone.updates, scheduler_of(scheduler), by or whoami(), stored=undone.stored, note=note)
-        )
+        return self._heartbeat.request(request)
 
     def _require_running(self) -> None:
         if self._over.is_set():
@@ -263,7 +272,8 @@ class Job:
         if query is None:
             raise MidstreamError(f"job {self.name!r} has not been started")
         if not self._over.is_set():
-            self._stopping = self._heartbeat.is_stopping = True
+            self._stopping = True
+            self._heartbeat.stopping()
             query.stop()
         self._over.wait()
 

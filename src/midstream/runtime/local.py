@@ -7,11 +7,12 @@ Users' unit tests run flows on it, and our simulations compare what it gives wit
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import random
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +20,20 @@ import pyarrow as pa
 
 from midstream.change.changes import Changes, Request
 from midstream.change.configuration import Configuration, first_configuration
-from midstream.change.prepare import scheduler_of
+from midstream.change.prepare import Prepared, scheduler_of
 from midstream.change.records import ChangeRecord
 from midstream.change.restart import restored
 from midstream.control.coordinator import Coordinator
+from midstream.control.journal import Journal
 from midstream.control.messages import (
     Accepted,
     AuditOrder,
-    ChangeNoted,
+    ChangeBegun,
     Commit,
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
+    Event,
     FromTask,
     Instruction,
     Received,
@@ -39,6 +42,7 @@ from midstream.control.messages import (
     Send,
     StageChange,
     Switch,
+    TaskFailed,
     TaskId,
     ToTask,
     WorkerId,
@@ -53,18 +57,15 @@ from midstream.flow.model import Graph, Sink, Transform
 from midstream.flow.updates import Update
 from midstream.ids import BINS, Epoch, PartitionId, Revision, Run, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
-from midstream.planner.change import Scheduler
 from midstream.planner.stages import Leaves, Plan, compile_plan
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.database import check_tables, claim_tables
+from midstream.runtime.driver import BatchEntry, Driver, OpenRun
 from midstream.runtime.layouts import check_layouts
 from midstream.runtime.local_data import LocalData, by_destination, require_local, source_epochs
 from midstream.runtime.local_sinks import write
 from midstream.runtime.local_tasks import Attempt, peer_of
-from midstream.runtime.recorded import check_audit, keep_index, read_history
-from midstream.runtime.reporting import epoch_progress, explain
-from midstream.runtime.standing import Standing
-from midstream.runtime.sweeping import Sweeper
+from midstream.runtime.recorded import check_audit, read_history
 from midstream.state.access import StateAccess
 
 EAGERNESS = (0.3, 0.05, 0.01)
@@ -117,8 +118,8 @@ class LocalRun:
     """Which rows met which operator under which revision, if that was wanted."""
 
 
-class _GivenUp(Exception):
-    """The driver gives up the run of the epoch in progress."""
+class _Cancelled(Exception):
+    """The run in progress is cancelled."""
 
 
 class _DriverCrashed(Exception):
@@ -135,6 +136,7 @@ def run_graph(
     checkpoint: str | None = None,
     changes: Sequence[ChangeAt] = (),
     audit: str | None = None,
+    durable: bool = False,
 ) -> LocalRun:
     """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`."""
     if type(partitions) is not int or not 1 <= partitions <= BINS:
@@ -144,30 +146,95 @@ def run_graph(
     require_local(graph)
     check_audit(graph, audit)
     epochs = source_epochs(graph)
+    with runtime_of(
+        graph,
+        partitions=partitions,
+        seed=seed,
+        faults=faults,
+        clock=clock,
+        checkpoint=checkpoint,
+        changes=changes,
+        audit=audit,
+        durable=durable,
+    ) as runtime:
+        newest = runtime.checkpoint.newest_manifest()
+        for epoch, rows in enumerate(epochs, 0 if newest is None else newest.epoch + 1):
+            runtime.run_epoch(Epoch(epoch), rows)
+    return runtime.result
+
+
+@contextlib.contextmanager
+def runtime_of(
+    graph: Graph,
+    *,
+    partitions: int = 2,
+    seed: int = 0,
+    faults: Faults | None = None,
+    clock: Clock | None = None,
+    checkpoint: str | None = None,
+    changes: Sequence[ChangeAt] = (),
+    audit: str | None = None,
+    durable: bool = False,
+) -> Iterator[_Runtime]:
+    """All that runs epochs of a graph, until the end of the block."""
     blobs = pack_blobs(graph)
     with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
-        location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph)
+        location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
         check_layouts(compile_plan(graph), location)
         check_tables(graph, location.identity.job)
         location.claim()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(location.release)
             graph = claim_tables(graph, location.identity.job)
-        except BaseException:
-            location.release()
-            raise
-        first = first_configuration(graph, location.blobs, partitions, blobs)
-        access = StateAccess(location.identity.job, location.states.location, posixpath.join(folder, "bases"))
-        runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
+            first = first_configuration(graph, location.blobs, partitions, blobs)
+            bases = posixpath.join(folder, "bases")
+            access = StateAccess(location.identity.job, location.states.location, bases, durable)
+            runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
+            undo.pop_all()  # from here on the runtime lets go of it
         try:
-            newest = location.newest_manifest()
-            for epoch, rows in enumerate(epochs, 0 if newest is None else newest.epoch + 1):
-                runtime.run_epoch(Epoch(epoch), rows)
+            yield runtime
         finally:
             runtime.close()
-        return runtime.result()
+
+
+class _Control:
+    """A coordinator that is called directly (:class:`midstream.runtime.driver.Control`)."""
+
+    def __init__(self, enact: Callable[[Sequence[Instruction]], None]) -> None:
+        self.coordinator = Coordinator()
+        self._journal = Journal()
+        self._enact = enact
+
+    def open(self, event: EpochOpened) -> None:
+        self.tell(event)
+
+    def begin(self, event: ChangeBegun) -> Sequence[Instruction]:
+        self._enact(instructions := self.tell(event))
+        return instructions
+
+    def seal(self, event: EpochSealed) -> Commit:
+        [verdict] = self.tell(event)
+        if isinstance(verdict, Reject):
+            raise ProtocolError(f"epoch {event.epoch} is not whole: {verdict.reason}")
+        assert isinstance(verdict, Commit)
+        return verdict
+
+    def abandon(self, event: EpochAbandoned) -> tuple[TaskFailed, ...]:
+        failures = self.coordinator.failures
+        self.tell(event)
+        return failures
+
+    def journal(self) -> bytes:
+        return self._journal.to_bytes()
+
+    def tell(self, event: Event) -> list[Instruction]:
+        self._journal.append(event)
+        return self.coordinator.handle(event)
 
 
 class _Runtime:
+    """The driver's edge (:class:`midstream.runtime.driver.Edge`) to tasks in this process."""
+
     def __init__(
         self,
         first: Configuration,
@@ -185,7 +252,7 @@ class _Runtime:
         self.faults = faults or Faults()
         self.clock = clock or SystemClock()
         self._first = first
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._audit = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
         self._attempts = 0
         self._zombies: list[Attempt] = []
@@ -196,147 +263,132 @@ class _Runtime:
         self._wanted = deque(sorted(changes, key=lambda each: each.epoch))
         self._eagerness = rng.choice(EAGERNESS)
         self._epoch = Epoch(0)
+        self._is_cancelled = False
+        # What Spark's log of offsets would say: it survives the driver.
+        self._log: dict[Epoch, BatchEntry] = {}
+        self.result: LocalRun
         self._start_driver()
 
     def _start_driver(self) -> None:
         """A driver that knows nothing yet. Tasks of the one before it reach nobody any more."""
-        self.coordinator = Coordinator()
-        self._run = Run(0)
-        self._standing: Standing | None = None
-        self._sweeper = Sweeper(self._checkpoint.states)
+        self._control = _Control(self._deliver)
         self._echoes.clear()
         self._switches.clear()
-        newest = self._checkpoint.newest_manifest()
-        log, store = self._checkpoint.changes, self._checkpoint.blobs
+        newest = self.checkpoint.newest_manifest()
+        log, store = self.checkpoint.changes, self.checkpoint.blobs
         restart = restored(self._first, store, log, None if newest is None else newest.revision)
-        self._changes = Changes(restart.configuration, store, log, wall=lambda: self.clock.wall_us() / 1e6)
+        changes = Changes(restart.configuration, store, log, wall=self._wall)
         if restart.pending is not None:
-            self._changes.resume(restart.pending)
+            changes.resume(restart.pending)
+        self._driver = Driver(
+            changes,
+            self.checkpoint,
+            self._control,
+            self,
+            audit=self._audit,
+            on_commit=self._committed,
+            wall=self._wall,
+        )
+
+    def _wall(self) -> float:
+        return self.clock.wall_us() / 1e6
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The one of the driver that is alive."""
+        return self._control.coordinator
 
     def close(self) -> None:
         for attempt in self._zombies:
             attempt.close()
-        self._changes.abandon("the run is over")
+        self._driver.ended("the run is over")
         self.resources.close()
         self.access.close()
-        self._checkpoint.release()
-
-    def result(self) -> LocalRun:
-        return LocalRun(
+        self.checkpoint.release()
+        self.result = LocalRun(
             progress=tuple(self._progress),
             metrics=self._metrics,
-            revision=self._changes.configuration.revision,
+            revision=self._driver.changes.configuration.revision,
             story=self.coordinator.story,
-            history=tuple(self._checkpoint.changes.records()),
+            history=tuple(self.checkpoint.changes.records()),
             audit=None if self._audit is None else read_history(self._audit.location),
         )
 
     @property
     def plan(self) -> Plan:
         """Of the epoch in progress."""
-        return self._opened.plan
+        return self._open.configuration.plan
 
     # ── one epoch ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData]) -> None:
         """Until it is committed, as Spark would: after a crash of the driver, the epoch it was in is run again."""
+        self._epoch = epoch
+        entry = self._log.setdefault(epoch, BatchEntry(self.clock.wall_us(), f"rows of epoch {epoch}"))
         while True:
             try:
-                return self._run_epoch(epoch, rows)
+                if self._run_epoch(epoch, entry, rows):
+                    return self._maybe_change(certainly=True)
             except _DriverCrashed:
                 self._start_driver()
-            except _GivenUp:
-                continue
 
-    def _run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData]) -> None:
-        self._epoch = epoch
+    def _run_epoch(self, epoch: Epoch, entry: BatchEntry, rows: Mapping[str, LocalData]) -> bool:
+        """Whether the epoch is committed now."""
         self._maybe_crash_driver()
         self._maybe_change()
-        opened = self._opened = self._changes.configuration
-        if self._standing is None:
-            self._standing = Standing.of(opened.graph, self._checkpoint.manifest_before(epoch))
-            self._sweeper.after(self._standing)
-        run = self._run
-        self._run = Run(run + 1)
-        self.coordinator.handle(
-            EpochOpened(
-                epoch=epoch,
-                run=run,
-                revision=opened.revision,
-                programs=opened.programs,
-                bins=opened.bins,
-                lineages=self._standing.by_stage(opened.plan),
-                clock=self.clock.wall_us(),
-                watermarks=self._standing.watermarks,
-                on_trial=self._changes.opened(epoch),
-                audit=self._audit,
-            )
-        )
+        run = self._driver.begin(epoch, entry)
+        if run is None:
+            return True
+        self._open, self._is_cancelled = run, False
         try:
-            self._compute(epoch, run, rows)
+            self._compute(run, rows)
         except _DriverCrashed:
             raise
-        except _GivenUp:
-            self.coordinator.handle(EpochAbandoned(epoch, run))
-            raise
         except Exception as error:
-            failures = self.coordinator.failures
-            self.coordinator.handle(EpochAbandoned(epoch, run))
-            # A failure that a task reported brings its traceback; others (of a sink, a transform) keep theirs.
-            failed = explain(opened.graph.name, epoch, error, failures)
-            if self._changes.failed(str(failed), opened):
-                raise _GivenUp from None
-            raise failed from (None if failures else error)
-        [verdict] = self.coordinator.handle(EpochSealed(epoch, run))
-        if isinstance(verdict, Reject):
-            raise ProtocolError(f"epoch {epoch} is not whole: {verdict.reason}")
-        assert isinstance(verdict, Commit)
-        self._commit(verdict, self._standing.after(verdict))
+            self._driver.failed(run, error)
+            return False
+        return self._driver.commit(run, 0.0)
 
-    def _commit(self, commit: Commit, standing: Standing) -> None:
-        now = self.clock.wall_us() / 1e6
-        ended_with = self._changes.run_of(commit, self._opened)
-        progress = epoch_progress(ended_with.plan, commit, now, 0.0)
-        self._maybe_crash_driver()
-        if self._audit is not None:
-            keep_index(self._audit.location, commit.epoch, commit.audits)
-        self._checkpoint.commit(standing.manifest(commit, ended_with.programs, ended_with.bins, committed_at=now))
-        # A crash from here on leaves a manifest of an epoch that is run again.
-        self._maybe_crash_driver()
-        self._standing = standing
-        self._changes.committed(commit, self._opened)
-        self._sweeper.after(standing)
-        self._maybe_crash_driver()
+    def _committed(self, commit: Commit, progress: EpochProgress) -> None:
         self._progress.append(progress)
         self._metrics = self._metrics.after(progress)
-        self._maybe_change(certainly=True)
+
+    # ── the driver's hands ────────────────────────────────────────────────────────────────────────────────────────
+
+    def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
+        """It is noticed at the next step."""
+        self._is_cancelled = True
+
+    def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
+        """Time does not pass by itself here."""
+
+    def stop_timer(self) -> None:
+        """There is none."""
+
+    def preflight(self, prepared: Prepared) -> None:
+        """There is nothing here that the driver could not try itself."""
+
+    def secure(self, run: OpenRun) -> None:
+        """The log is in memory, and survives whatever happens here."""
+
+    def at(self, step: str) -> None:
+        """A driver may crash anywhere."""
+        self._maybe_crash_driver()
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _maybe_change(self, *, certainly: bool = False) -> None:
         """Request a change whose epoch it is, now or at a later step; when the epoch is over, certainly."""
         while self._wanted and self._wanted[0].epoch <= self._epoch and (certainly or self._chance(self._eagerness)):
-            self._request(self._wanted.popleft())
+            wanted = self._wanted.popleft()
+            request = Request(wanted.updates, scheduler_of(wanted.scheduler), by="test", is_tried_before=False)
+            self._driver.request(request)
 
-    def _request(self, wanted: ChangeAt) -> None:
-        request = Request(tuple(wanted.updates), scheduler_of(wanted.scheduler), by="test")
-        prepared = self._changes.check(request)
-        change = self._changes.request(request, prepared, 0.0)
-        if self._changes.on_trial is not change or self.coordinator.is_idle:
-            return
-        if prepared.plan.scheduler is Scheduler.REPLAY:
-            raise _GivenUp
-        if not prepared.from_next_epoch:
-            self._enact(self.coordinator.handle(prepared.begun))
-            self._changes.began()
-
-    def _enact(self, instructions: Sequence[Instruction]) -> None:
+    def _deliver(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case Send(peer, Switch() as switch) if not self._chance(self.faults.lose):
                     self._switches[peer] = switch
-                case ChangeNoted():
-                    self._changes.noted(instruction)
                 case _:
                     pass
 
@@ -347,7 +399,7 @@ class _Runtime:
             return None
         return self._switches.pop(peer).change
 
-    def _compute(self, epoch: Epoch, run: Run, rows: Mapping[str, LocalData]) -> None:
+    def _compute(self, run: OpenRun, rows: Mapping[str, LocalData]) -> None:
         plan = self.plan
         results: dict[str, LocalData] = dict(rows)
         leaving: dict[int, LocalData] = {}
@@ -358,9 +410,9 @@ class _Runtime:
             frames = leaving[segment - 1].of_wires({*first.receives, *first.carries}) if first.takes_frames else None
             data = LocalData.united(inlets, frames)
             for stage in stages:
-                data = self._run_stage(epoch, run, stage.index, data)
+                data = self._run_stage(run.epoch, run.run, stage.index, data)
                 if stage.leaves is Leaves.EXCHANGE:
-                    data = by_destination(data, self._opened.partitions, FRAME_ORDER, self.rng)
+                    data = by_destination(data, run.configuration.partitions, FRAME_ORDER, self.rng)
             leaving[segment] = data
             self._transform(segment, leaving, results)
         for name, feed in plan.feeds.items():
@@ -368,7 +420,7 @@ class _Runtime:
                 table = (results[feed] if isinstance(feed, str) else self._outlet(feed, leaving)).table(
                     plan.graph[name].schema
                 )
-                write(plan.graph.payloads[name], table, epoch)
+                write(plan.graph.payloads[name], table, run.epoch)
                 self._maybe_give_up()
                 self._maybe_crash_driver()
 
@@ -430,8 +482,9 @@ class _Runtime:
             self._echoes.append(message)
         # A worker that listens is known by its own name, as on Spark.
         peer = peer_of(message.worker) if isinstance(message, WorkerJoined) else b"task"
-        instructions = self.coordinator.handle(Received(peer, message))
-        self._enact(instructions)
+        instructions = self._control.tell(Received(peer, message))
+        self._deliver(instructions)
+        self._driver.hear(instructions)
         answers = [each.message for each in instructions if isinstance(each, Send) and each.peer == peer]
         return answers[0] if answers else Accepted()
 
@@ -439,7 +492,9 @@ class _Runtime:
         """Let the past speak: repeated messages, and tasks that nobody waits for any more."""
         if self._echoes and self.rng.random() < 0.5:
             echo = self._echoes.pop(self.rng.randrange(len(self._echoes)))
-            self._enact(self.coordinator.handle(Received(b"echo", echo)))
+            instructions = self._control.tell(Received(b"echo", echo))
+            self._deliver(instructions)
+            self._driver.hear(instructions)
         if self._zombies:
             zombie = self.rng.choice(self._zombies)
             try:
@@ -455,7 +510,9 @@ class _Runtime:
 
     def _maybe_give_up(self) -> None:
         if self._chance(self.faults.give_up):
-            raise _GivenUp
+            self._driver.replay()
+        if self._is_cancelled:
+            raise _Cancelled
 
     def _chance(self, probability: float) -> bool:
         return probability > 0 and self.rng.random() < probability

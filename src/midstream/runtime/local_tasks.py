@@ -39,11 +39,14 @@ MAX_SLICE = 64
 class World(Protocol):
     """What an attempt needs of the runtime that it lives in."""
 
-    coordinator: Coordinator
     resources: Resources
     access: StateAccess
     rng: random.Random
     clock: Clock
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The one of the driver that is alive."""
 
     def say(self, message: FromTask, to: Coordinator) -> ToTask:
         """Deliver a message; the answer comes back at once."""

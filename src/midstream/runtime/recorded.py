@@ -1,4 +1,7 @@
-"""Histories for the auditor in the checkpoint location: written by tasks, counted when their epoch is committed."""
+"""Histories for the auditor in the checkpoint location: written by tasks, counted when their epoch is committed.
+
+They are for tests, so they are not synced to disk: a restart does without them.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +39,13 @@ def write_history(location: str, name: str, history: pa.Table) -> None:
     with pa.ipc.new_file(out, HISTORY) as writer:
         writer.write_table(history)
     fs, root = filesystem_of(location)
-    write_atomically(fs, posixpath.join(root, name), out.getvalue())
+    write_atomically(fs, posixpath.join(root, name), out.getvalue(), durable=False)
 
 
 def keep_index(location: str, epoch: Epoch, names: tuple[str, ...]) -> None:
     """The tasks whose results count: other attempts have recorded as well."""
     fs, root = filesystem_of(location)
-    write_atomically(fs, posixpath.join(root, f"{epoch:010d}.json"), msgspec.json.encode(names))
+    write_atomically(fs, posixpath.join(root, f"{epoch:010d}.json"), msgspec.json.encode(names), durable=False)
 
 
 def read_history(location: str) -> pa.Table:

@@ -9,7 +9,7 @@ from itertools import chain
 from midstream.control.messages import Commit
 from midstream.data.times import Watermarks
 from midstream.flow.model import Graph, Source, Stateful
-from midstream.ids import Digest, Epoch, StageIndex
+from midstream.ids import Digest, Epoch, Revision, StageIndex
 from midstream.planner.stages import Plan
 from midstream.runtime.checkpoint import Manifest
 from midstream.state.lineage import Lineage
@@ -59,7 +59,14 @@ class Standing:
         return Standing(commit.epoch, lineages, commit.watermarks)
 
     def manifest(
-        self, commit: Commit, programs: tuple[Digest, ...], bins: tuple[int, ...], *, committed_at: float
+        self,
+        commit: Commit,
+        programs: tuple[Digest, ...],
+        bins: tuple[int, ...],
+        *,
+        committed_at: float,
+        began_under: Revision,
+        offsets: str,
     ) -> Manifest:
         """What to write down of the epoch that led here."""
         return Manifest(
@@ -71,6 +78,8 @@ class Standing:
             rows={stats.operator: (stats.rows_in, stats.rows_out) for stats in commit.operators},
             lineages={operator: lineage.encode() for operator, lineage in self.lineages.items()},
             event_times=self.watermarks.latest,
+            began_under=began_under,
+            offsets=offsets,
         )
 
     def files(self) -> Iterator[str]:

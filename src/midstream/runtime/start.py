@@ -12,30 +12,31 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from midstream.change.changes import Changes
-from midstream.change.configuration import first_configuration
-from midstream.change.records import whoami
-from midstream.change.restart import drop_changes, restored
+from midstream.change.configuration import FIRST_REVISION, first_configuration
+from midstream.change.records import ChangeRecord, whoami
+from midstream.change.restart import drop_changes, restart_of
+from midstream.change.reverting import taken_back
 from midstream.engine.packing import pack_blobs
-from midstream.errors import CheckpointError, FlowError, MidstreamError, SetupError, SourceError
+from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
 from midstream.flow.durations import microseconds
 from midstream.flow.model import Graph, Source, Transform
-from midstream.flow.schema import to_ddl
 from midstream.flow.sources import GeneratorSource, ListSource
-from midstream.ids import BINS
+from midstream.ids import BINS, Revision
 from midstream.planner.stages import compile_plan
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.control_plane import ControlPlane
 from midstream.runtime.database import check_tables, claim_tables
 from midstream.runtime.doctor import require_pyspark
-from midstream.runtime.epoch import apply_transform, unite_inlets
+from midstream.runtime.epoch import unite_inlets
 from midstream.runtime.generator import stream_of
 from midstream.runtime.job import Job
 from midstream.runtime.layouts import check_layouts
-from midstream.runtime.offset_log import start_query
+from midstream.runtime.offset_log import OffsetLog, start_query
 from midstream.runtime.reaching import hadoop_knows, require_reachable
 from midstream.runtime.recorded import check_audit
 from midstream.runtime.shipping import ship
 from midstream.runtime.sinks import check_file_sinks, mark_folders
+from midstream.runtime.transform_check import check_transforms
 from midstream.server.wanted import port_wanted
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def start(
     changes: str = "keep",
     audit: str | None = None,
     serve: bool | int = False,
+    revert_to: int | None = None,
+    durable: bool = True,
 ) -> Job:
     """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
     # 1. Look: nothing is written, nothing runs yet.
@@ -65,13 +68,14 @@ def start(
     trigger_options = parse_trigger(trigger)
     if changes not in (KEEP, DROP):
         raise FlowError(f"changes={changes!r} is not known; allowed: {KEEP!r}, {DROP!r}")
+    check_revert_to(revert_to, changes)
     check_audit(graph, audit)
     port = port_wanted(serve)
     partitions = check_partitions(partitions, spark)
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
-    try_transforms(graph, spark)
-    location = Checkpoint.look(str(checkpoint), graph)
+    check_transforms(graph, [op.name for op in graph.of(Transform)], spark)
+    location = Checkpoint.look(str(checkpoint), graph, durable=durable)
     query_name = f"{graph.name} {location.identity.job}"
     require_not_running(spark, query_name, location)
     if changes == DROP or not location.changes.records():
@@ -83,6 +87,8 @@ def start(
     location.claim()
     with contextlib.ExitStack() as undo:
         undo.callback(location.release)
+        for message in OffsetLog(location.spark_location).set_torn_aside():
+            _log.warning("%s", message)
         mark_folders(free_folders)
         graph = claim_tables(graph, location.identity.job)
         # 3. Store what workers will fetch.
@@ -90,9 +96,28 @@ def start(
         newest = location.newest_manifest()
         committed = None if newest is None else newest.revision
         if changes == DROP:
+            for message in location.changes.set_damage_aside():
+                _log.warning("%s", message)
             drop_changes(first, location.changes, committed, by=whoami(), now=time.time())
-        restart = restored(first, location.blobs, location.changes, committed)
+        records = location.changes.records()
+        settled: tuple[ChangeRecord, ...] = ()
+        if revert_to is not None:
+            # The next start must not do it again to changes that are made from now on; so it is a change on record.
+            taken = taken_back(
+                records,
+                Revision(revert_to),
+                committed,
+                location.blobs,
+                {},
+                by=whoami(),
+                now=time.time(),
+                how="at a start",
+            )
+            records, settled = list(taken.records), taken.changed
+        restart = restart_of(first, location.blobs, records, committed)
         check_layouts(restart.configuration.plan, location)
+        for record in (*settled, *restart.settled):
+            location.changes.keep(record)
         for message in restart.messages:
             _log.warning("%s", message)
         ship(spark.sparkContext)
@@ -121,6 +146,19 @@ def serve_job(job: Job, port: int, location: Checkpoint) -> JobServer:
 
     folder = location.location
     return JobServer(job, port=port, checkpoint=folder if "://" in folder else os.path.abspath(folder))
+
+
+def check_revert_to(revert_to: int | None, changes: str) -> None:
+    """Refuse what is no revision, and what contradicts itself."""
+    if revert_to is None:
+        return
+    if type(revert_to) is not int or revert_to < FIRST_REVISION:
+        raise FlowError(f"revert_to={revert_to!r}: give the number of a revision; 'midstream history' lists them")
+    if changes == DROP:
+        raise FlowError(
+            f"revert_to={revert_to} and changes={DROP!r} contradict each other: one goes back to what the job ran at a "
+            f"revision, the other to what the script says. Give one of them"
+        )
 
 
 def require_not_running(spark: SparkSession, query_name: str, location: Checkpoint) -> None:
@@ -181,21 +219,6 @@ def source_stream(spark: SparkSession, name: str, stream: Any) -> DataFrame:
     if stream.sparkSession.sparkContext is not spark.sparkContext:
         raise SourceError(f"source {name!r} was made with another Spark application than the one the job is started on")
     return stream
-
-
-def try_transforms(graph: Graph, spark: SparkSession) -> None:
-    """Call every transform on an empty DataFrame, so that one that cannot work is refused before the job starts."""
-    for op in graph.of(Transform):
-        empty = spark.createDataFrame([], to_ddl(graph.schema_of(op.inputs[0])))
-        try:
-            apply_transform(op.name, graph.payloads[op.name][0], empty, op.schema)
-        except MidstreamError:
-            raise
-        except Exception as error:
-            raise FlowError(
-                f"transform {op.name!r} fails on an empty DataFrame of its input's schema: {type(error).__name__}: "
-                f"{str(error).splitlines()[0] if str(error) else ''}"
-            ) from error
 
 
 def driver_host(spark: SparkSession) -> str:

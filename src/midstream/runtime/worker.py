@@ -59,6 +59,7 @@ class Whereabouts:
     """Where a job's things are: its coordinator, its functions, its state.
 
     ``local_state`` is a folder on the worker's own disk for its copy of state; None leaves the choice to Spark.
+    ``durable``: what a task writes survives a loss of power before the task reports it.
     """
 
     address: Address
@@ -66,6 +67,7 @@ class Whereabouts:
     blobs: str
     state: str
     local_state: str | None = None
+    durable: bool = True
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class _Worker:
         self.resources = Resources(BlobStore(at.blobs))
         # Spark removes its own folder when the application ends, and with it a copy of state that nobody needs.
         local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
-        self.state = StateAccess(at.job, at.state, os.path.join(local, at.job))
+        self.state = StateAccess(at.job, at.state, os.path.join(local, at.job), at.durable)
         self.name = WorkerId(socket.gethostname(), os.getpid())
         self._guard = threading.Lock()
         # A process runs one task at a time. What it is told may be there before the task is.

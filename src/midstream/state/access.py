@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from urllib.parse import quote
 
 from midstream.ids import BinId
 from midstream.state.base import Base
-from midstream.state.files import StateFiles
+from midstream.state.files import StateFiles, folder_of
 from midstream.state.lineage import Lineage
 from midstream.state.task import TaskState
 
@@ -33,11 +32,13 @@ class StateAccess:
     """Opens the state of operators of one job.
 
     ``location`` is the folder of state in the checkpoint location, ``local`` a folder on this host's disk for bases.
+    ``durable``: files of state survive a loss of power once they are written.
     """
 
     job: str
     location: str
     local: str
+    durable: bool = True
 
     def close(self) -> None:
         """Let go of all bases of this job in this process."""
@@ -54,6 +55,6 @@ class StateAccess:
 
     def open(self, lineage: Lineage, bins: Iterable[BinId]) -> TaskState:
         """The state of an operator as its lineage says, for one task."""
-        folder = os.path.join(self.local, quote(lineage.operator, safe=" "))
-        base = Base.shared(folder, f"{self.job} {lineage.operator}", StateFiles(self.location))
+        folder = os.path.join(self.local, folder_of(lineage.operator))
+        base = Base.shared(folder, f"{self.job} {lineage.operator}", StateFiles(self.location, durable=self.durable))
         return TaskState(base, lineage, bins)

@@ -72,7 +72,7 @@ class Base:
         """The one base of this process for a folder: LMDB must not be opened twice."""
         with cls._shared_lock:
             base = cls._shared.get(folder)
-            if base is None or base._mapped.owner != owner or base.files.location != files.location:
+            if base is None or base._mapped.owner != owner or base.files != files:
                 if base is not None:
                     base.close()
                 base = cls._shared[folder] = Base(folder, owner, files)

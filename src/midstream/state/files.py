@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from midstream.data.blobs import filesystem_of, write_atomically
+from midstream.data.blobs import filesystem_of, remove_file, write_atomically
 from midstream.errors import CheckpointError
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
 
@@ -34,6 +34,7 @@ __all__ = [
     "StateFiles",
     "bin_ranges",
     "epoch_and_operator",
+    "folder_of",
     "table_of",
 ]
 
@@ -83,7 +84,7 @@ class FileRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateFiles:
-    """The files of state below one location.
+    """The files of state below one location. With ``durable``, one that was written survives a loss of power.
 
     >>> import tempfile
     >>> files = StateFiles(tempfile.mkdtemp())
@@ -95,9 +96,16 @@ class StateFiles:
     [{'key': b'\\x07\\x00ann', 'value': b'5'}]
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, *, durable: bool = True) -> None:
         self.location = location
+        self.durable = durable
         self._fs, self._root = filesystem_of(location)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StateFiles) and (self.location, self.durable) == (other.location, other.durable)
+
+    def __hash__(self) -> int:
+        return hash((self.location, self.durable))
 
     def write(self, table: pa.Table, kind: FileKind, author: Author) -> FileRef:
         """Write rows that are ascending by key, atomically, and say what was written."""
@@ -108,10 +116,15 @@ class StateFiles:
         data = sink.getvalue()
         digest = _digest(data)
         stem = f"{author.epoch:010d}-{author.run}-{author.partition}-{author.attempt}-{kind}"
-        name = f"{_folder(author.operator)}/{stem}-{digest[:8].hex()}.arrow"
-        write_atomically(self._fs, self._path(name), data)
+        name = f"{folder_of(author.operator)}/{stem}-{digest[:8].hex()}.arrow"
+        write_atomically(self._fs, self._path(name), data, durable=self.durable)
         bins, counts = np.unique(_first_bytes(table), return_counts=True)
         return FileRef(name, data.size, digest, table.num_rows, bins.tobytes(), tuple(counts.tolist()))
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Those of ``names`` that are not there."""
+        found = {name: self._fs.get_file_info(self._path(name)).type for name in names}
+        return sorted(name for name, kind in found.items() if kind == pafs.FileType.NotFound)
 
     def read(self, ref: FileRef) -> pa.Table:
         """The rows of a file; an error unless it is, to the last bit, what was written."""
@@ -138,11 +151,17 @@ class StateFiles:
         found = [posixpath.relpath(info.path, self._root) for info in self._fs.get_file_info(selector) if info.is_file]
         return sorted(name for name in found if _NAME.fullmatch(name))
 
+    def lacks(self, refs: Iterable[FileRef]) -> list[str]:
+        """The names of those files that are missing, or have another size than they should. Content is not read."""
+        wanted = {self._path(ref.name): ref for ref in refs}
+        found = {info.path: info for info in self._fs.get_file_info(list(wanted))}
+        return sorted(ref.name for path, ref in wanted.items() if found[path].size != ref.size)
+
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; those that are gone already do not matter."""
         for name in names:
             try:
-                self._fs.delete_file(self._path(name))
+                remove_file(self._fs, self._path(name))
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -216,8 +235,12 @@ def _epoch_of(name: str) -> Epoch:
     return found[0]
 
 
-def _folder(operator: str) -> str:
-    """A folder for any operator's name, whatever is in it, and never too long for a file system."""
+def folder_of(operator: str) -> str:
+    """A folder for any operator's name, whatever is in it, and never too long for a file system.
+
+    >>> folder_of("FC"), folder_of("a/b"), len(folder_of("ä" * 100))
+    ('FC', 'a%2Fb', 97)
+    """
     quoted = quote(operator, safe=" ").replace(".", "%2E")
     if len(quoted) <= 100:
         return quoted

@@ -1,0 +1,173 @@
+"""What the records of changes tell: which revisions a job has run, and what happened to each operator since.
+
+Pure: records in, answers out. Restarts and reverts both go by it, so that they mean the same by "revision 3".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from midstream.change.configuration import FIRST_REVISION
+from midstream.change.records import ChangeRecord, Outcome, UpdateRecord
+from midstream.engine.program import Migration
+from midstream.ids import Revision
+
+__all__ = [
+    "Course",
+    "Step",
+    "courses",
+    "ended",
+    "in_force",
+    "known_revisions",
+    "listed",
+    "migrations_of",
+    "settled",
+]
+
+LISTED = 10
+"""How many revisions a message lists."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """An update of an operator, and the change that it was part of."""
+
+    record: ChangeRecord
+    update: UpdateRecord
+
+
+@dataclass(frozen=True)
+class Course:
+    """The updates of one operator, oldest first; there is at least one."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def first(self) -> UpdateRecord:
+        """The oldest: it tells what was there before."""
+        return self.steps[0].update
+
+    @property
+    def newest(self) -> Step:
+        """What is in force."""
+        return self.steps[-1]
+
+    @property
+    def changed_columns(self) -> bool:
+        """Whether changes gave the operator other columns. If not, its columns are what the flow says."""
+        return any(step.update.returns != step.update.returned for step in self.steps)
+
+
+def in_force(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:
+    """The changes that were applied; those that are on their way count as if they were.
+
+    >>> in_force([ChangeRecord(1, Revision(2), 0.0, "ann@host", "fries", (), "", Outcome.ROLLED_BACK)])
+    []
+    """
+    return [record for record in records if record.outcome in (Outcome.APPLIED, Outcome.PENDING)]
+
+
+def courses(records: Iterable[ChangeRecord]) -> dict[str, Course]:
+    """What happened to each operator since the script alone was last in force."""
+    found: dict[str, list[Step]] = {}
+    for record in records:
+        if record.drops:
+            found.clear()
+        for update in record.updates:
+            found.setdefault(update.operator, []).append(Step(record, update))
+    return {operator: Course(tuple(steps)) for operator, steps in found.items()}
+
+
+def migrations_of(records: Iterable[ChangeRecord]) -> dict[str, tuple[Migration, ...]]:
+    """All that state may have to go through, by operator, oldest first. It outlives the functions it was made for."""
+    found: dict[str, tuple[Migration, ...]] = {}
+    for record in records:
+        for update in record.updates:
+            if update.migrate is not None:
+                step = Migration(record.revision, update.migrate)
+                found[update.operator] = (*found.get(update.operator, ()), step)
+    return found
+
+
+def known_revisions(records: Iterable[ChangeRecord]) -> dict[Revision, str]:
+    """The revisions whose functions are known, and what each one was. What ran before ``changes="drop"`` is not."""
+    known = {FIRST_REVISION: "the script"}
+    for record in in_force(records):
+        if record.drops:
+            known = {record.revision: "the script, by changes='drop'"}
+        else:
+            known[record.revision] = _described(record)
+    return known
+
+
+def listed(known: Mapping[Revision, str]) -> str:
+    """For messages; of very many, the first one and the newest.
+
+    >>> listed({Revision(1): "the script", Revision(2): "FM: score"})
+    '1 (the script), 2 (FM: score)'
+    """
+    texts = [f"{revision} ({what})" for revision, what in known.items()]
+    if len(texts) > LISTED + 1:
+        texts = [texts[0], "…", *texts[-LISTED:]]
+    return ", ".join(texts)
+
+
+def settled(
+    records: Iterable[ChangeRecord], committed: Revision | None
+) -> tuple[list[ChangeRecord], ChangeRecord | None]:
+    """The records of a job whose driver has ended, with the outcomes that are known; and the change that goes on trial.
+
+    ``committed`` is the revision of the last committed epoch. A change on trial that is older was applied; the driver
+    died before it could write that down. Changes behind the one on trial were never sent to a task. Nor was one whose
+    revision is lower than that of a change before it: it waited to be prepared anew.
+    """
+    found: list[ChangeRecord] = []
+    pending: ChangeRecord | None = None
+    highest = FIRST_REVISION
+    for record in records:
+        if record.drops and pending is not None:
+            _replace(found, _taken_off(pending, committed, "changes='drop' left it out"))
+            pending = None
+        if record.outcome is Outcome.PENDING:
+            if pending is not None or record.revision < highest:
+                record = msgspec.structs.replace(record, outcome=Outcome.REFUSED, error="the driver died before")
+            elif committed is not None and record.revision < committed:
+                record = msgspec.structs.replace(record, outcome=Outcome.APPLIED, error=None)
+            else:
+                pending = record
+        if record.outcome is not Outcome.REFUSED:
+            highest = max(highest, record.revision)
+        found.append(record)
+    return found, pending
+
+
+def ended(records: Iterable[ChangeRecord], committed: Revision | None, why: str) -> list[ChangeRecord]:
+    """The same, after the change that would have gone on trial has been taken off it."""
+    found, pending = settled(records, committed)
+    if pending is not None:
+        _replace(found, _taken_off(pending, committed, why))
+    return found
+
+
+def _taken_off(pending: ChangeRecord, committed: Revision | None, why: str) -> ChangeRecord:
+    """How a change on trial ends that is not to go on.
+
+    If it was in effect in a committed epoch, it was applied: its rows, and the state that it migrated, are there to
+    stay. If not, it is as if it had never been.
+    """
+    if committed is not None and pending.revision <= committed:
+        return msgspec.structs.replace(pending, outcome=Outcome.APPLIED, error=None)
+    return msgspec.structs.replace(pending, outcome=Outcome.ROLLED_BACK, error=why)
+
+
+def _replace(records: list[ChangeRecord], record: ChangeRecord) -> None:
+    records[[each.number for each in records].index(record.number)] = record
+
+
+def _described(record: ChangeRecord) -> str:
+    what = ", ".join(f"{update.operator}: {update.label}" for update in record.updates)
+    text = "; ".join(part for part in (record.note, what) if part)
+    return f"{text}, on its way" if record.outcome is Outcome.PENDING else text

@@ -1,0 +1,28 @@
+"""Small files that tell whether they are whole: the content, a line break, and the content's SHA-256 in hex."""
+
+from __future__ import annotations
+
+import hashlib
+
+__all__ = ["with_checksum", "without_checksum"]
+
+
+def with_checksum(data: bytes) -> bytes:
+    """What to write of some content. Used for manifests and entries of the log of changes."""
+    return data + b"\n" + _checksum(data)
+
+
+def without_checksum(data: bytes) -> bytes | None:
+    """The content of what was read, or None if it is not what was written.
+
+    >>> without_checksum(with_checksum(b"content"))
+    b'content'
+    >>> without_checksum(with_checksum(b"content")[:-1]), without_checksum(b"")
+    (None, None)
+    """
+    content, _, checksum = data.rpartition(b"\n")
+    return content if checksum == _checksum(content) else None
+
+
+def _checksum(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()

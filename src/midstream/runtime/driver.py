@@ -1,0 +1,418 @@
+"""The driver of a job's epochs and changes: what to run, whether it counts, and what follows from a failure.
+
+Both runtimes use it, so that simulations run what production runs. It knows neither Spark nor sockets: a runtime
+computes the epochs, says what became of them, and lends it a control plane and a few hands (:class:`Edge`).
+
+An epoch goes through these steps::
+
+    begin ──► (the runtime computes, sinks write) ──► commit: 1. sealed  2. manifest written  3. counted
+      │                      │
+      │                      └──► failed: run again, or the job fails
+      └──► None: the epoch has a manifest already, so nothing is owed (a crash came before Spark's own commit)
+
+Two kinds of threads meet here: the runtime's, which runs epochs, and users', which request changes. A lock keeps them
+apart at the few moments that count. It is not held while an epoch is computed, nor while code of the user's runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from midstream.change.changes import Changes, Request, RunFailure
+from midstream.change.configuration import Configuration
+from midstream.change.handle import Change
+from midstream.change.prepare import Prepared
+from midstream.change.trying import Samples, try_updates
+from midstream.control.messages import (
+    AuditOrder,
+    ChangeBegun,
+    ChangeNoted,
+    Commit,
+    EpochAbandoned,
+    EpochOpened,
+    EpochSealed,
+    GiveUpRun,
+    Instruction,
+    TaskFailed,
+)
+from midstream.errors import CheckpointError, MidstreamError, ProtocolError
+from midstream.ids import Epoch, Run
+from midstream.metrics import EpochProgress
+from midstream.planner.change import Scheduler
+from midstream.runtime.checkpoint import Checkpoint, Manifest
+from midstream.runtime.recorded import keep_index
+from midstream.runtime.reporting import epoch_progress, explain
+from midstream.runtime.standing import Standing
+from midstream.runtime.sweeping import Sweeper
+
+__all__ = ["BatchEntry", "Control", "Driver", "Edge", "OpenRun"]
+
+_log = logging.getLogger("midstream")
+
+
+class Control(Protocol):
+    """The coordinator, as the driver speaks to it."""
+
+    def open(self, event: EpochOpened) -> None:
+        """A run begins."""
+
+    def begin(self, event: ChangeBegun) -> Sequence[Instruction]:
+        """A change is to take effect in the run in progress; gives what the driver must know."""
+
+    def seal(self, event: EpochSealed) -> Commit:
+        """What to commit; raises :class:`ProtocolError` if the epoch is not whole."""
+
+    def abandon(self, event: EpochAbandoned) -> tuple[TaskFailed, ...]:
+        """The run is over without success; gives the failures that its tasks reported."""
+
+    def journal(self) -> bytes:
+        """The events of the newest run."""
+
+
+class Edge(Protocol):
+    """What only the runtime can do."""
+
+    def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
+        """Make the runtime stop computing this run, soon; it reports a failure then. Returns at once.
+
+        ``interrupt`` includes functions of the user's that run on the driver.
+        """
+
+    def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
+        """Call ``then`` after so many seconds, instead of what was to be called before."""
+
+    def stop_timer(self) -> None:
+        """Call nothing."""
+
+    def preflight(self, prepared: Prepared) -> None:
+        """Try what only this runtime can try of a change; raises :class:`~midstream.errors.FlowError` if it fails."""
+
+    def secure(self, run: OpenRun) -> None:
+        """Have what the engine's own log says of this run on disk, because a manifest is about to refer to it."""
+
+    def at(self, step: str) -> None:
+        """The driver is at this step of a commit. For tests, which may make it crash there."""
+
+
+@dataclass(frozen=True)
+class BatchEntry:
+    """What the engine's own log says of an epoch; the same in every try, also after a restart."""
+
+    clock: int
+    """When the epoch was planned, in microseconds since 1970."""
+    offsets: str = ""
+    """Identifies the rows of the epoch."""
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run in progress. It is over when it is committed or has failed."""
+
+    epoch: Epoch
+    run: Run
+    entry: BatchEntry
+    configuration: Configuration
+    standing: Standing
+    is_over: threading.Event = field(default_factory=threading.Event, compare=False)
+
+
+class Driver:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        changes: Changes,
+        checkpoint: Checkpoint,
+        control: Control,
+        edge: Edge,
+        *,
+        audit: AuditOrder | None,
+        on_commit: Callable[[Commit, EpochProgress], None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.changes = changes
+        self._checkpoint = checkpoint
+        self._control = control
+        self._edge = edge
+        self._audit = audit
+        self._on_commit = on_commit
+        self._wall = wall
+        self._sweeper = Sweeper(checkpoint.states)
+        self._samples = Samples()
+        self._standing: Standing | None = None  # known when the runtime says with which epoch it goes on
+        newest = checkpoint.newest_manifest()
+        self._found = Epoch(-1) if newest is None else newest.epoch
+        """The newest epoch that has a manifest from before this start."""
+        self._next_run = Run(0)
+        self._lock = threading.RLock()
+        self._open: OpenRun | None = None
+        self._wants_replay = False
+        self._overdue: str | None = None
+        self._is_stopping = False
+
+    # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, epoch: Epoch, entry: BatchEntry) -> OpenRun | None:
+        """Open a run of an epoch; None if the epoch is committed already, so that there is nothing to compute."""
+        with self._lock:
+            if epoch <= self._found and (manifest := self._committed_before(epoch, entry)) is not None:
+                _log.info("epoch %s was committed before the job was started again", epoch)
+                self._standing = Standing.of(self.changes.configuration.graph, manifest)
+                self._sweeper.after(self._standing)
+                return None
+            standing = self._stand_before(epoch)
+            configuration = self.changes.configuration
+            run = OpenRun(epoch, self._next_run, entry, configuration, standing)
+            self._next_run = Run(run.run + 1)
+            self._wants_replay, self._overdue = False, None
+            self._control.open(
+                EpochOpened(
+                    epoch=epoch,
+                    run=run.run,
+                    revision=configuration.revision,
+                    programs=configuration.programs,
+                    bins=configuration.bins,
+                    lineages=standing.by_stage(configuration.plan),
+                    clock=entry.clock,
+                    watermarks=standing.watermarks,
+                    on_trial=self.changes.opened(epoch),
+                    audit=self._audit,
+                )
+            )
+            self._open = run
+            self._start_timer()
+            return run
+
+    def commit(self, run: OpenRun, duration_ms: float) -> bool:
+        """The runtime has computed a run and written its sinks. False if the epoch is to be run again all the same.
+
+        1. The coordinator agrees that the epoch is whole, or there is nothing to commit.
+        2. The manifest is written. From here on the epoch counts, whatever happens.
+        3. The job goes on from it: changes, samples, housekeeping and progress follow.
+        """
+        with self._lock:
+            if self._wants_replay or self._overdue is not None:  # too late to cancel anything
+                self._give_up(run, MidstreamError(self._overdue or "the run is cancelled"))
+                return False
+            # 1.
+            self._edge.at("computed")
+            try:
+                commit = self._control.seal(EpochSealed(run.epoch, run.run))
+            except ProtocolError as error:
+                self._over(run)
+                self._judge(run, error, (), is_lost=True)
+                return False
+            # 2.
+            now = self._wall()
+            ended_with = self.changes.run_of(commit, run.configuration)
+            standing = run.standing.after(commit)
+            if self._audit is not None:
+                keep_index(self._audit.location, commit.epoch, commit.audits)
+            manifest = standing.manifest(
+                commit,
+                ended_with.programs,
+                ended_with.bins,
+                committed_at=now,
+                began_under=run.configuration.revision,
+                offsets=run.entry.offsets,
+            )
+            self._edge.at("sealed")
+            self._edge.secure(run)
+            self._checkpoint.commit(manifest)
+            self._edge.at("manifest written")
+            # 3.
+            self._over(run)
+            self._standing = standing
+            self.changes.committed(commit, run.configuration)
+            self._samples = self._samples.after(commit)
+            self._sweeper.after(standing, self._samples.files())
+            self._edge.at("counted")
+            self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms))
+            return True
+
+    def replay(self) -> None:
+        """Give up the run in progress, if there is one, and run its epoch again."""
+        with self._lock:
+            if self._open is not None:
+                self._wants_replay = True
+                self._edge.cancel(self._open)
+
+    def failed(self, run: OpenRun, error: BaseException, *, is_lost: bool = False) -> None:
+        """A run has failed. Returns if the epoch is to be run again, else raises :class:`~midstream.errors.JobFailed`.
+
+        ``is_lost`` says that the error is no function's, if no task has reported one.
+        """
+        with self._lock:
+            self._give_up(run, error, is_lost=is_lost)
+
+    def _give_up(self, run: OpenRun, error: BaseException, *, is_lost: bool = False) -> None:
+        failures = self._control.abandon(EpochAbandoned(run.epoch, run.run))
+        self._over(run)
+        if self._wants_replay and not self._is_stopping:
+            return
+        self._judge(run, error, failures, is_lost=is_lost)
+
+    def _judge(
+        self, run: OpenRun, error: BaseException, failures: tuple[TaskFailed, ...], *, is_lost: bool = False
+    ) -> None:
+        """Returns if the epoch is to be run again, else raises."""
+        failed = explain(run.configuration.graph.name, run.epoch, error, failures)
+        if not self._is_stopping:
+            with contextlib.suppress(CheckpointError, OSError):  # what failed matters more than its record
+                self._checkpoint.keep_journal(run.epoch, run.run, self._control.journal())
+            failure = RunFailure(
+                self._overdue or str(failed),
+                frozenset(each.revision for each in failures),
+                is_lost=is_lost and not failures,
+                is_overdue=self._overdue is not None,
+            )
+            if self.changes.failed(failure, run.configuration):
+                return
+        # A failure that a task reported brings its traceback; others (of a sink, a transform) keep theirs.
+        raise failed from (None if failures else error)
+
+    def _over(self, run: OpenRun) -> None:
+        run.is_over.set()
+        self._open = None
+        self._edge.stop_timer()
+
+    def _stand_before(self, epoch: Epoch) -> Standing:
+        """What the epoch goes on from. Read only after a start; from then on the job knows."""
+        if self._standing is None or self._standing.epoch != epoch - 1:
+            graph = self.changes.configuration.graph
+            self._standing = Standing.of(graph, self._checkpoint.manifest_before(epoch))
+            if epoch < self._found:
+                self._require_state(epoch, self._standing)
+            self._sweeper.after(self._standing)
+        return self._standing
+
+    def _committed_before(self, epoch: Epoch, entry: BatchEntry) -> Manifest | None:
+        """The manifest of an epoch that was committed before this start, for the same rows.
+
+        Sinks were written before the manifest, so nothing is owed: to run the epoch again could only make sinks and
+        state differ, if the script, a function or a pending change is another one now. For other rows (the engine's
+        log was lost, and the epoch planned anew) the manifest says nothing.
+        """
+        manifest = self._checkpoint.manifest(epoch)
+        if manifest is None or manifest.offsets != entry.offsets:
+            return None
+        return manifest
+
+    def _require_state(self, epoch: Epoch, standing: Standing) -> None:
+        """The engine's log leads back further than a crash can; the state of that time may have been swept."""
+        if missing := self._checkpoint.states.missing(standing.files()):
+            raise CheckpointError(
+                f"Spark's log in the checkpoint {self._checkpoint.location!r} goes on with epoch {epoch}, but state "
+                f"was committed up to epoch {self._found}, and {len(missing)} file(s) that epoch {epoch} needs are "
+                f"gone, such as {missing[0]!r}. Restore the folder 'spark' as it was after epoch {self._found}"
+            )
+
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check(self, request: Request) -> Prepared:
+        """What a change would be, if it were requested now."""
+        return self.changes.check(self.changes.store(request))
+
+    def request(self, request: Request) -> Change:
+        """Check a change and let it take effect as soon as it can. What does not fit is refused, and put on record."""
+        began = time.perf_counter()
+        try:
+            # All that the user's code has a part in comes first, without the lock; epochs go on meanwhile.
+            request = self.changes.store(request)
+            prepared = self.changes.check(request)
+            if request.is_tried_before:
+                self._try(prepared)
+            while True:
+                with self._lock:
+                    self._require_not_stopping()
+                    if self.changes.is_current(prepared):
+                        return self._take(request, prepared, 1000 * (time.perf_counter() - began))
+                prepared = self.changes.check(request)  # another change came first
+        except MidstreamError as error:
+            with self._lock:
+                if not self._is_stopping:
+                    self.changes.refuse(request, error)
+            raise
+
+    def _try(self, prepared: Prepared) -> None:
+        self._edge.preflight(prepared)
+        with contextlib.ExitStack() as stack:
+            with self._lock:
+                samples = self._samples
+                stack.enter_context(self._sweeper.keeping(samples.files()))
+            for note in try_updates(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
+                _log.info("%s", note)
+
+    def _take(self, request: Request, prepared: Prepared, preparation_ms: float) -> Change:
+        change = self.changes.request(request, prepared, preparation_ms)
+        if self.changes.on_trial is change:
+            self._enact(change)
+        return change
+
+    def _enact(self, change: Change) -> None:
+        prepared = change.prepared
+        if self._open is None:
+            change.note("no epoch is running; the next one begins under it", in_effect=True)
+        elif prepared.plan.scheduler is Scheduler.REPLAY:
+            change.note("the running epoch is cancelled")
+            self.replay()
+        elif prepared.from_next_epoch:
+            change.note("waits for the next epoch")
+        else:
+            self.hear(self._control.begin(prepared.begun))
+            self._start_timer()
+
+    def hear(self, instructions: Sequence[Instruction]) -> None:
+        """The coordinator has decided something. Called by the channel's thread, which must not wait: no lock."""
+        for instruction in instructions:
+            match instruction:
+                case ChangeNoted():
+                    self.changes.noted(instruction)
+                case GiveUpRun(epoch, run):
+                    opened = self._open
+                    if opened is not None and (opened.epoch, opened.run) == (epoch, run):
+                        self._edge.cancel(opened)
+                case _:
+                    pass
+
+    # ── time limits, and the end ──────────────────────────────────────────────────────────────────────────────────
+
+    def _start_timer(self) -> None:
+        """An epoch on trial has so much time, from when the change takes effect in it."""
+        change, run = self.changes.on_trial, self._open
+        if change is not None and run is not None and change.time_limit_s is not None:
+            self._edge.start_timer(change.time_limit_s, lambda: self._time_is_up(change, run))
+
+    def _time_is_up(self, change: Change, run: OpenRun) -> None:
+        with self._lock:
+            if self._open is not run or self.changes.on_trial is not change:
+                return
+            self._overdue = (
+                f"epoch {run.epoch} was not done within the time limit of {change.time_limit_s:g} s after the change "
+                f"took effect in it"
+            )
+            self._edge.cancel(run, interrupt=True)
+
+    def stopping(self) -> None:
+        """The job is being stopped: failures are no longer anybody's fault, and no change is taken any more."""
+        with self._lock:
+            self._is_stopping = True
+
+    def _require_not_stopping(self) -> None:
+        if self._is_stopping:
+            raise MidstreamError(
+                f"job {self.changes.configuration.graph.name!r} is stopping, so it cannot be changed; start the flow "
+                f"again with the same checkpoint"
+            )
+
+    def ended(self, why: str) -> None:
+        """The job is over; so are its changes."""
+        with self._lock:
+            self._edge.stop_timer()
+            self.changes.abandon(why)

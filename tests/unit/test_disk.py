@@ -1,0 +1,208 @@
+"""What is written to a local disk is there after a loss of power, from the moment that it is said to be."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from midstream.data import disk
+from tests.power_loss import (
+    AllSynced,
+    Created,
+    Disk,
+    Killed,
+    Made,
+    Operation,
+    Recorder,
+    Removed,
+    Renamed,
+    Synced,
+    Written,
+)
+
+
+def recorded(*calls: Any) -> list[Operation]:
+    recorder = Recorder()
+    with recorder.recording():
+        for call in calls:
+            call()
+    return recorder.operations
+
+
+def left(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_content_is_on_disk_before_the_name_and_the_name_before_the_end(tmp_path: Path) -> None:
+    path = str(tmp_path / "file")
+    temporary = f"{path}.{os.getpid()}.tmp"
+    disk.make_folder(str(tmp_path), durable=True)
+    assert recorded(lambda: disk.write_file(path, b"data", durable=True)) == [
+        Synced(str(tmp_path.parent), is_folder=True),  # once: this process does not know who made the folder
+        Created(temporary),
+        Written(temporary, b"data"),
+        Synced(temporary, is_folder=False),
+        Renamed(temporary, path),
+        Synced(str(tmp_path), is_folder=True),
+    ]
+    assert left(tmp_path) == {"file": b"data"}
+
+
+def test_new_folders_are_on_disk_in_their_parents_and_each_is_synced_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "a" / "b" / "file")
+    found = recorded(*[lambda: disk.write_file(path, b"data", durable=True)] * 2)
+    assert [operation for operation in found if isinstance(operation, Made | Synced)] == [
+        Made(str(tmp_path / "a")),
+        Synced(str(tmp_path), is_folder=True),
+        Made(str(tmp_path / "a" / "b")),
+        Synced(str(tmp_path / "a"), is_folder=True),
+        *[Synced(f"{path}.{os.getpid()}.tmp", is_folder=False), Synced(str(tmp_path / "a" / "b"), is_folder=True)] * 2,
+    ]
+
+
+def test_a_folder_that_another_process_has_just_made_is_synced_by_this_one_too(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    found = recorded(lambda: disk.write_file(str(tmp_path / "a" / "file"), b"data", durable=True))
+    assert found[0] == Synced(str(tmp_path), is_folder=True)
+
+
+def test_what_need_not_be_durable_is_not_synced(tmp_path: Path) -> None:
+    path = str(tmp_path / "a" / "file")
+    found = recorded(
+        lambda: disk.write_file(path, b"data", durable=False),
+        lambda: disk.rename_file(path, path + "2", durable=False),
+        lambda: disk.remove_file(path + "2"),
+    )
+    assert [type(operation) for operation in found] == [Made, Created, Written, Renamed, Renamed, Removed]
+    assert left(tmp_path) == {}
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 3_000_000, pa.py_buffer(b"of arrow")])
+def test_any_data_can_be_written_and_replaces_what_was_there(tmp_path: Path, data: Any) -> None:
+    for content in (b"before", data):
+        disk.write_file(str(tmp_path / "file"), content, durable=True)
+    assert left(tmp_path) == {"file": bytes(data)}
+
+
+def test_a_rename_is_on_disk(tmp_path: Path) -> None:
+    path = str(tmp_path / "file")
+    disk.write_file(path, b"data", durable=True)
+    found = recorded(lambda: disk.rename_file(path, path + "2", durable=True))
+    assert found == [Renamed(path, path + "2"), Synced(str(tmp_path), is_folder=True)]
+
+
+def test_what_others_wrote_can_be_synced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"of Spark")
+    path = str(tmp_path / "file")
+    assert recorded(lambda: disk.sync_file(path), lambda: disk.sync_filesystem(str(tmp_path))) == [
+        Synced(path, is_folder=False),
+        Synced(str(tmp_path), is_folder=True),
+        AllSynced(),
+    ]
+    disk.sync_filesystem(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        disk.sync_file(path + "2")
+
+
+def test_a_system_that_cannot_sync_one_file_system_syncs_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    monkeypatch.setattr(disk, "_syncfs", lambda _: -1)
+    monkeypatch.setattr(os, "sync", lambda: called.append("sync"))
+    disk.sync_filesystem(str(tmp_path))
+    assert called == ["sync"]
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "file"
+    disk.write_file(str(path), b"one", durable=True)
+    path.unlink()
+    path.parent.rmdir()
+    found = recorded(lambda: disk.write_file(str(path), b"two", durable=True))
+    assert Made(str(path.parent)) in found
+    assert Synced(str(tmp_path), is_folder=True) in found
+    assert left(tmp_path) == {"a/file": b"two"}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_an_error_of_syncing_is_an_error_of_writing_and_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = str(tmp_path / "file")
+    disk.write_file(path, b"before", durable=True)
+
+    def failing(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        disk.write_file(path, b"after", durable=True)
+    assert left(tmp_path) == {"file": b"before"}
+
+
+def test_a_file_system_that_cannot_sync_folders_is_used_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def only_files(file: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{file}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    disk.write_file(str(tmp_path / "a" / "file"), b"data", durable=True)
+    assert left(tmp_path) == {"a/file": b"data"}
+
+
+# ── what a crash leaves ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def trees(operations: list[Operation], root: Path, folder: Path) -> list[dict[str, bytes]]:
+    """What many crashes may leave, at each point of a recording."""
+    found = []
+    for end in range(len(operations) + 1):
+        for seed in range(40):
+            place = folder / f"{end}-{seed}"
+            Disk(str(root)).after(operations[:end]).crash(random.Random(seed), place)
+            found.append(left(place))
+    return found
+
+
+def test_a_crash_leaves_the_old_file_or_the_new_one_and_after_the_end_the_new_one(tmp_path: Path) -> None:
+    root, path = tmp_path / "root", str(tmp_path / "root" / "a" / "file")
+    root.mkdir()
+    first = recorded(lambda: disk.write_file(path, b"before", durable=True))
+    second = recorded(lambda: disk.write_file(path, b"afterwards", durable=True))
+    found = trees([*first, *second], root, tmp_path)
+    assert {tree.get("a/file") for tree in found} == {None, b"before", b"afterwards"}
+    assert {tree["a/file"] for tree in trees(first, root, tmp_path / "x")[-40:]} == {b"before"}
+    assert {tree["a/file"] for tree in found[-40:]} == {b"afterwards"}
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_without_any_one_of_the_syncs_a_crash_may_leave_something_else(tmp_path: Path, lost: int) -> None:
+    root, path = tmp_path / "root", str(tmp_path / "root" / "a" / "file")
+    root.mkdir()
+    operations = recorded(lambda: disk.write_file(path, b"data", durable=True))
+    syncs = [operation for operation in operations if isinstance(operation, Synced)]
+    assert len(syncs) == 3
+    kept = [operation for operation in operations if lost == 3 or operation is not syncs[lost]]
+    after = trees(kept, root, tmp_path)[-40:]
+    assert all(tree.get("a/file") == b"data" for tree in after) == (lost == 3)
+
+
+def test_a_killed_process_does_nothing_more(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.kill_at = 3
+    with recorder.recording():
+        for name in ("one", "two"):
+            with pytest.raises(Killed):
+                disk.write_file(str(tmp_path / name), b"data", durable=True)
+    assert len(recorder.operations) == 3
+    assert left(tmp_path) == {f"one.{os.getpid()}.tmp": b"data"}

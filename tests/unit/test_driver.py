@@ -1,0 +1,385 @@
+"""The driver of epochs: a committed epoch is final; the user's code never runs under the job's lock; time limits."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream import Flow, ListSource, MemorySink, Update
+from midstream.change.changes import Request
+from midstream.change.configuration import first_configuration
+from midstream.change.records import Outcome
+from midstream.errors import JobFailed, MidstreamError
+from midstream.flow.model import Graph
+from midstream.ids import Epoch
+from midstream.planner.change import Scheduler
+from midstream.runtime import local
+from midstream.runtime.driver import BatchEntry, Driver
+from midstream.runtime.local_data import source_epochs
+from midstream.runtime.looking import read_state
+from midstream.testing import ChangeAt, run_local
+
+EPOCHS = [[{"k": "ab"[n % 2]} for n in range(6)] for _ in range(4)]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Adds to a key's total, and emits what it added."""
+
+    amount: int | None
+
+    def __call__(self, key: Any, row: Any, state: Any) -> Any:
+        added = int(state.now.timestamp()) if self.amount is None else self.amount
+        state.set(state.get(0) + added)
+        return {"k": row["k"], "added": added}
+
+
+class ReplacesAnEpoch:
+    """What the docs recommend: an epoch that comes again replaces what it wrote."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, list[Any]] = {}
+
+    def __call__(self, rows: Any, epoch: int) -> None:
+        self.epochs[epoch] = rows.to_pylist()
+
+    def totals(self) -> dict[str, int]:
+        found = Counter[str]()
+        for rows in self.epochs.values():
+            for row in rows:
+                found[row["k"]] += row["added"]
+        return dict(found)
+
+
+class SkipsAnEpoch(ReplacesAnEpoch):
+    """What people write, too: an epoch that is done is not written again."""
+
+    def __call__(self, rows: Any, epoch: int) -> None:
+        self.epochs.setdefault(epoch, rows.to_pylist())
+
+
+class LateClock:
+    """Every look at the clock is a second later than the one before."""
+
+    def __init__(self) -> None:
+        self.seconds = 0
+
+    def wall_us(self) -> int:
+        self.seconds += 1
+        return 1_000_000 * self.seconds
+
+    def stopwatch_ns(self) -> int:
+        return 0
+
+
+def tally_flow(function: Any, *sinks: Any, epochs: Any = EPOCHS) -> Flow:
+    flow = Flow("tally")
+    keyed = flow.source("in", ListSource(epochs, "k string", partitions=2)).key_by("key", "k")
+    added = keyed.process("P", function, returns="k string, added bigint")
+    for number, sink in enumerate(sinks):
+        added.sink(f"out{number}", sink)
+    return flow
+
+
+def state_totals(checkpoint: Path) -> dict[str, int]:
+    return {row["k"]: int(row["value"]) for row in read_state(str(checkpoint), "P").to_pylist()}
+
+
+@pytest.fixture
+def crash_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the driver crash, once, at a step of the commit of epoch 1; the next one may find another script."""
+
+    def crash_at(step: str, script: Graph | None = None) -> None:
+        def at(runtime: Any, found: str) -> None:
+            if found == step and runtime._epoch == 1 and not crashed:
+                crashed.append(step)
+                if script is not None:
+                    runtime._first = first_configuration(script, runtime.checkpoint.blobs, 2)
+                raise local._DriverCrashed
+
+        crashed: list[str] = []
+        monkeypatch.setattr(local._Runtime, "at", at)
+
+    return crash_at
+
+
+# ── a committed epoch is final ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("step", ["computed", "sealed", "manifest written", "counted"])
+@pytest.mark.parametrize("another", ["clock", "script", "change"])
+def test_sinks_and_state_agree_after_a_crash_at_any_step_of_a_commit(
+    tmp_path: Path, crash_at: Any, step: str, another: str
+):
+    replaced, skipped = ReplacesAnEpoch(), SkipsAnEpoch()
+    flow = tally_flow(Tally(None if another == "clock" else 1), replaced, skipped)
+    crash_at(step, tally_flow(Tally(100), replaced, skipped).graph if another == "script" else None)
+    changes = [ChangeAt.of(1, Update("P", Tally(100)), scheduler="epoch")] if another == "change" else []
+
+    run_local(flow, clock=LateClock(), checkpoint=str(tmp_path / "c"), changes=changes)
+
+    assert replaced.totals() == state_totals(tmp_path / "c")
+    if another == "clock" or step in ("manifest written", "counted"):
+        assert skipped.totals() == state_totals(tmp_path / "c"), "what a sink has skipped was the same"
+
+
+def test_an_epoch_that_is_committed_already_is_not_computed_again(tmp_path: Path, crash_at: Any):
+    calls = Counter[int]()
+
+    def counted(rows: Any, epoch: int) -> None:
+        calls[epoch] += 1
+
+    crash_at("manifest written")
+    run_local(tally_flow(Tally(1), counted), checkpoint=str(tmp_path / "c"))
+    assert calls == {0: 1, 1: 1, 2: 1, 3: 1}
+
+
+def test_an_epoch_that_was_planned_anew_for_other_rows_is_computed_again(
+    tmp_path: Path, crash_at: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """As when Spark's log was lost with the machine's power, and the manifest was not."""
+    calls = Counter[int]()
+
+    def counted(rows: Any, epoch: int) -> None:
+        calls[epoch] += 1
+
+    def begin(driver: Driver, epoch: Epoch, entry: BatchEntry) -> Any:
+        return real_begin(driver, epoch, BatchEntry(entry.clock, f"planned for the {1 + calls[epoch]}. time"))
+
+    crash_at("manifest written")
+    real_begin = Driver.begin
+    monkeypatch.setattr(Driver, "begin", begin)
+    out = MemorySink()
+    run_local(tally_flow(Tally(1), counted, out), checkpoint=str(tmp_path / "c"))
+    assert calls == {0: 1, 1: 2, 2: 1, 3: 1}
+    assert state_totals(tmp_path / "c") == {"a": 12, "b": 12}
+
+
+def test_a_pending_change_does_not_take_effect_in_an_epoch_that_has_a_manifest(tmp_path: Path, crash_at: Any):
+    out = ReplacesAnEpoch()
+    crash_at("manifest written")
+    change = ChangeAt.of(1, Update("P", Tally(100)), scheduler="epoch")
+    run = run_local(tally_flow(Tally(1), out), checkpoint=str(tmp_path / "c"), changes=[change])
+    assert run.history[0].epoch == 2
+    assert run.history[0].outcome is Outcome.APPLIED
+    assert [{row["added"] for row in rows} for rows in out.epochs.values()] == [{1}, {1}, {100}, {100}]
+
+
+def test_the_clock_of_an_epoch_is_the_same_in_every_try(tmp_path: Path, crash_at: Any):
+    seen: dict[int, set[int]] = {}
+
+    def clocks(rows: Any, epoch: int) -> None:
+        seen.setdefault(epoch, set()).update(row["added"] for row in rows.to_pylist())
+
+    crash_at("sealed")
+    run_local(tally_flow(Tally(None), clocks), clock=LateClock(), checkpoint=str(tmp_path / "c"))
+    assert [len(found) for found in seen.values()] == [1, 1, 1, 1]
+
+
+# ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class SlowToPack:
+    """A function of which ``__getstate__`` takes as long as a test wants."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_go_on = threading.Event(), threading.Event()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.asked.set()
+        assert self.may_go_on.wait(60)
+        return {}
+
+    def __call__(self, key: Any, row: Any, state: Any) -> Any:
+        return {"k": row["k"], "added": 0}
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    """The driver of a job whose epochs happen when a test says so."""
+    graph = tally_flow(Tally(1), MemorySink()).graph
+    with local.runtime_of(graph, checkpoint=str(tmp_path / "c")) as runtime:
+        yield runtime._driver
+
+
+def requested(update: Update, **options: Any) -> Request:
+    return Request((update,), Scheduler.FRIES, by="ann@host", **options)
+
+
+def test_epochs_go_on_while_a_function_is_packed(driver: Driver):
+    slow = SlowToPack()
+    changing = threading.Thread(target=partial(driver.request, requested(Update("P", slow))))
+    changing.start()
+    assert slow.asked.wait(60)
+    begun = threading.Event()
+
+    def begin() -> None:
+        driver.begin(Epoch(0), BatchEntry(0))
+        begun.set()
+
+    threading.Thread(target=begin).start()
+    try:
+        assert begun.wait(60), "the lock was held while __getstate__ ran"
+    finally:
+        slow.may_go_on.set()
+        changing.join(60)
+    assert driver.changes.on_trial is not None
+
+
+def test_a_change_that_another_one_overtook_is_checked_again(driver: Driver):
+    slow = SlowToPack()
+    changing = threading.Thread(target=partial(driver.request, requested(Update("P", slow))))
+    changing.start()
+    assert slow.asked.wait(60)
+    first = driver.request(requested(Update("P", Tally(7)), is_tried_before=False))
+    slow.may_go_on.set()
+    changing.join(60)
+    assert driver.changes.on_trial is first
+    assert driver.changes.newest().revision == first.revision + 1, "the other one waits behind it"
+
+
+def test_a_change_of_a_job_that_is_stopping_is_refused_and_does_not_come_back(driver: Driver):
+    slow = SlowToPack()
+    refused: list[MidstreamError] = []
+
+    def change() -> None:
+        try:
+            driver.request(requested(Update("P", slow)))
+        except MidstreamError as error:
+            refused.append(error)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    assert slow.asked.wait(60)
+    driver.stopping()
+    slow.may_go_on.set()
+    changing.join(60)
+    assert "is stopping" in str(refused[0])
+    assert driver._checkpoint.changes.records() == []
+
+
+def test_a_time_limit_is_on_record_and_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    flow, checkpoint = tally_flow(Tally(1), MemorySink()), str(tmp_path / "c")
+    with local.runtime_of(flow.graph, checkpoint=checkpoint) as runtime:
+        runtime._driver.request(requested(Update("P", Tally(7)), time_limit_s=1.5, is_tried_before=False))
+    limits: list[float] = []
+    monkeypatch.setattr(local._Runtime, "start_timer", lambda runtime, seconds, then: limits.append(seconds))
+    run = run_local(flow, checkpoint=checkpoint)
+    assert limits == [1.5]
+    assert run.history[0].outcome is Outcome.APPLIED
+
+
+def test_an_epoch_that_is_overdue_when_its_sinks_are_done_is_not_committed(tmp_path: Path):
+    """A function on the driver cannot always be interrupted; it is too late all the same."""
+    out = ReplacesAnEpoch()
+    timers: list[Callable[[], None]] = []
+
+    def slow(rows: Any, epoch: int) -> None:
+        out(rows, epoch)
+        if timers:
+            timers.pop()()  # the time is up while the sink is at work
+
+    class Timed(local._Runtime):
+        def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
+            timers.append(then)
+
+        def _maybe_give_up(self) -> None:
+            """Nothing notices that the run is cancelled."""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "_Runtime", Timed)
+        patch.setattr(local, "Request", partial(Request, time_limit_s=1.0))
+        change = ChangeAt.of(1, Update("P", Tally(100)), scheduler="epoch")
+        run = run_local(tally_flow(Tally(1), slow), checkpoint=str(tmp_path / "c"), changes=[change])
+    assert run.history[0].outcome is Outcome.ROLLED_BACK
+    assert "was not done within the time limit of 1 s" in str(run.history[0].error)
+    assert out.totals() == state_totals(tmp_path / "c") == {"a": 12, "b": 12}
+
+
+class SlowToOpen:
+    """A model that takes as long to load as a test wants: until something is written to a pipe."""
+
+    def __init__(self, pipe: Path) -> None:
+        self.pipe = pipe
+
+    def open(self) -> None:
+        self.pipe.read_text()
+
+    def __call__(self, key: Any, row: Any, state: Any) -> Any:
+        assert state.get() >= 1, "the state that the sample's epoch left"
+        self.pipe.with_name("called").touch()
+        return {"k": row["k"], "added": 0}
+
+
+def test_state_of_the_sample_stays_while_a_model_loads(tmp_path: Path):
+    epochs = [[{"k": "ab"[n % 2]} for n in range(6)] for _ in range(80)]
+    flow, pipe = tally_flow(Tally(1), MemorySink(), epochs=epochs), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with local.runtime_of(flow.graph, partitions=1, checkpoint=str(tmp_path / "c")) as runtime:
+        rows = list(source_epochs(flow.graph))
+        for epoch in range(4):
+            runtime.run_epoch(Epoch(epoch), rows[epoch])
+        samples = runtime._driver._samples.files()
+        assert samples
+        update = requested(Update("P", SlowToOpen(pipe)))
+        changing = threading.Thread(target=partial(runtime._driver.request, update))
+        changing.start()
+        with pipe.open("w"):  # waits until the model is being loaded
+            for epoch in range(4, 80):
+                runtime.run_epoch(Epoch(epoch), rows[epoch])
+            standing = runtime._driver._standing
+            assert standing is not None
+            assert not set(standing.files()).issuperset(samples), "without the preflight they would have been removed"
+        changing.join(60)
+        assert (tmp_path / "called").exists()
+        assert runtime._driver.changes.on_trial is not None
+
+
+def test_a_function_is_not_refused_because_the_state_of_its_sample_is_gone(tmp_path: Path):
+    flow, checkpoint = tally_flow(Tally(1), MemorySink()), tmp_path / "c"
+    with local.runtime_of(flow.graph, partitions=1, checkpoint=str(checkpoint)) as runtime:
+        [rows, *_] = source_epochs(flow.graph)
+        runtime.run_epoch(Epoch(0), rows)
+        samples = runtime._driver._samples.files()
+        assert samples
+        for name in samples:
+            (checkpoint / "state" / name).unlink()
+        change = runtime._driver.request(requested(Update("P", Tally(2))))
+        assert change.outcome is Outcome.PENDING
+
+
+# ── blame ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def broken(key: Any, row: Any, state: Any) -> Any:
+    raise ValueError("broken")
+
+
+def test_a_fix_that_comes_while_an_epoch_fails_is_not_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The run began under the broken function; it runs again wholly under the fix."""
+    out = ReplacesAnEpoch()
+    fixes: list[Any] = []
+
+    def fix(runtime: Any, message: Any, to: Any) -> Any:
+        if type(message).__name__ == "TaskFailed" and not fixes:
+            fixes.append(runtime._driver.request(requested(Update("P", Tally(5)), is_tried_before=False)))
+        return real_say(runtime, message, to)
+
+    real_say = local._Runtime.say
+    monkeypatch.setattr(local._Runtime, "say", fix)
+    run_local(tally_flow(broken, out), checkpoint=str(tmp_path / "c"))
+    assert fixes[0].outcome is Outcome.APPLIED
+    assert out.totals() == state_totals(tmp_path / "c") == {"a": 60, "b": 60}
+
+
+def test_without_a_fix_the_job_fails(tmp_path: Path):
+    with pytest.raises(JobFailed, match="ValueError: broken"):
+        run_local(tally_flow(broken, MemorySink()), checkpoint=str(tmp_path / "c"))
