@@ -13,6 +13,7 @@ import pytest
 from midstream import Flow
 from midstream.metrics import JobMetrics
 from midstream.testing import run_local, run_spark
+from tests.databases import Database, Postgres, Sqlite, postgres_server
 from tests.examples import register_profiles
 
 register_profiles()
@@ -73,3 +74,29 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Flow], JobM
         return metrics
 
     return on_spark
+
+
+@pytest.fixture(scope="session")
+def postgres_port() -> Iterator[int]:
+    """A PostgreSQL server for the whole run."""
+    with postgres_server() as port:
+        yield port
+
+
+@pytest.fixture
+def postgres(postgres_port: int) -> Postgres:
+    """A database of that server, with nothing in it."""
+    database = Postgres(postgres_port, "postgres")
+    own = "nspname !~ '^pg_' AND nspname != 'information_schema'"
+    schemas = database.run(f"SELECT nspname FROM pg_namespace WHERE {own}")
+    database.run(*(f'DROP SCHEMA "{name}" CASCADE' for (name,) in schemas), "CREATE SCHEMA public")
+    return database
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    """An empty database of each kind in turn."""
+    if request.param == "sqlite":
+        return Sqlite(tmp_path / "database.db")
+    found: Database = request.getfixturevalue("postgres")
+    return found

@@ -3,7 +3,7 @@
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
 from midstream.flow.builder import Flow, KeyedStream, Stream
-from midstream.flow.sinks import ConsoleSink, FileSink, MemorySink, NoopSink
+from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
 from midstream.flow.transactions import Table, transaction
 from midstream.flow.transactions.tracing import Access
@@ -16,6 +16,7 @@ __all__ = [
     "Access",
     "ConsoleSink",
     "Constant",
+    "DatabaseSink",
     "FileSink",
     "Flow",
     "GeneratorSource",

@@ -7,8 +7,8 @@
     │   ├── SchemaError                 a column or a type is not what was declared
     │   ├── FunctionError               a function cannot be called or shipped
     │   └── SourceError                 a source cannot feed a stream
-    ├── SetupError (RuntimeError)       Java, pyspark or an option of the session is missing or too old
-    ├── CheckpointError (RuntimeError)  a checkpoint or an output folder belongs to something else, or is damaged
+    ├── SetupError (RuntimeError)       Java, pyspark, a database or an option of the session is missing or unfit
+    ├── CheckpointError (RuntimeError)  a checkpoint, or what a sink writes to, belongs to something else, or is damaged
     ├── StateError (RuntimeError)       keyed state cannot be read, written or addressed
     ├── OperatorFailed (RuntimeError)   the user's code failed on a row, inside a task
     ├── ChangeFailed (RuntimeError)     a change of a running job was rolled back or refused
@@ -93,11 +93,11 @@ class SourceError(FlowError):
 
 
 class SetupError(MidstreamError, RuntimeError):
-    """The machine or the Spark session lacks something midstream needs."""
+    """The machine, the Spark session or a database lacks something midstream needs."""
 
 
 class CheckpointError(MidstreamError, RuntimeError):
-    """A checkpoint or output folder belongs to another job, or is damaged."""
+    """A checkpoint, or the folder or table of a sink, belongs to another job, or is damaged."""
 
 
 class StateError(MidstreamError, RuntimeError):

@@ -1,7 +1,8 @@
 """Rounds of kills while a job is changed again and again: ``python -m tests.chaos.changes --rounds 3 --kill all``.
 
-After each round: every number came out once; each met one version of all three operators; counts per key have no gap;
-the versions of a key never go back; and the history says of each change what became of it.
+After each life of the driver: the rows in a database add up to the state. After each round: every number came out once;
+each met one version of all operators; counts per key have no gap; the versions of a key never go back; and the history
+says of each change what became of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 from midstream.change.records import Outcome
 from midstream.runtime.checkpoint import Checkpoint
 from tests.chaos.changing_job import EPOCHS, ROWS
+from tests.chaos.job import ledger_of
 from tests.chaos.processes import Life, Victim, end, left_behind
 from tests.chaos.run import CLUSTER, LOCAL
 
@@ -41,17 +43,21 @@ def run_round(kind: str, seed: int, folder: Path) -> tuple[list[str], list[str]]
     epochs = sorted(rng.sample(range(1, EPOCHS - 2), len(victims)))
     kills = [(victim, epoch, rng.random() * 0.8) for victim, epoch in zip(victims, epochs, strict=True)]
     done: list[str] = []
+    wrong: list[str] = []
     try:
         lives = 0
         while True:
             life = Life(folder, lives, master, None, PROGRAM)
             lives += 1
-            if not _die(life, folder, kills, rng, done):
-                code = life.finish()
-                wrong = [f"the driver ended with {code}:\n{life.last_words()}"] if code else []
+            died = _die(life, folder, kills, rng, done)
+            code = 0 if died else life.finish()
+            disagreements = ledger_of(folder).problems(str(folder / "checkpoint"))
+            wrong += [f"life {lives}, {'; '.join(done)}: {each}" for each in disagreements[:3]]
+            if not died:
+                wrong += [f"the driver ended with {code}:\n{life.last_words()}"] if code else []
                 return done, [*wrong, *problems(folder), *left_behind(folder)]
     except Exception:
-        return done, [traceback.format_exc()]
+        return done, [*wrong, traceback.format_exc()]
     finally:
         end(folder)
 

@@ -1,8 +1,9 @@
 """The driver of a round of changes: ``python -m tests.chaos.changing_job FOLDER MASTER [LOCAL_STATE]``.
 
-It changes three operators together, again and again, while its processes are killed. Version v of each puts v on the
-rows that it meets; the state of the second one says which version's layout it has, and both the function and the
-migration insist on it. Started again in the same folder, it goes on with the versions that are in force.
+It changes four operators together, again and again, while its processes are killed. Version v of three of them puts v
+on the rows that they meet, and the ledger adds other amounts; the state of the second one says which version's layout
+it has, and both the function and the migration insist on it. Started again in the same folder, it goes on with the
+versions that are in force.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 from midstream import FileSink, Flow, State, Update
 from midstream.change.records import Outcome
-from tests.chaos.job import PARTITIONS, session
+from tests.chaos.job import PARTITIONS, ledger_of, session
+from tests.ledger import Add
 
 Row = dict[str, Any]
 
@@ -72,20 +74,23 @@ class Migrate:
 def build(numbers: Any, out: Path) -> Flow:
     """Version 1 of the flow."""
     flow = Flow("changing")
-    marked = flow.source("numbers", numbers).map("A", Mark("a", 1), adds="a int")
+    source = flow.source("numbers", numbers)
+    marked = source.map("A", Mark("a", 1), adds="a int")
     counted = marked.key_by("by k", "k").process(
         "B", Count(1), returns="n bigint, k bigint, a int, b int, seen int", one_to_one=True
     )
     counted.map("C", Mark("c", 1), adds="c int").sink("out", FileSink(out))
+    ledger_of(out.parent).keep(source.key_by("by k too", "k"), "n")
     return flow
 
 
 def updates(version: int) -> tuple[Update, ...]:
-    """All three operators, to this version."""
+    """All operators, to this version."""
     return (
         Update("A", Mark("a", version)),
         Update("B", Count(version), migrate=Migrate(version)),
         Update("C", Mark("c", version)),
+        Update("ledger", Add("n", version)),
     )
 
 
@@ -100,6 +105,7 @@ def main(place: str, master: str, local_state: str | None = None) -> None:
     folder, spark = Path(place), session(master)
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", 2)
     numbers = source.load().selectExpr("value AS n", f"value % {KEYS} AS k")
+    ledger_of(folder).create()
     job = build(numbers, folder / "out").start(
         spark, checkpoint=str(folder / "checkpoint"), partitions=PARTITIONS, local_state=local_state
     )

@@ -15,6 +15,7 @@ from midstream import FileSink, Flow, Table, agg, transaction, tumbling
 from midstream.flow.transactions import Transaction
 from midstream.state import lineage
 from tests.chaos.events import ORDERS_PER_STEP, PAYMENTS_PER_STEP
+from tests.ledger import Ledger
 
 Row = dict[str, Any]
 
@@ -133,7 +134,13 @@ def build(orders: Any, payments: Any, out: Path) -> Flow:
     numbers[0].union("all numbers", *numbers[1:]).sink("numbers", FileSink(out / "numbers"))
     pairs.sink("pairs", FileSink(out / "pairs"))
     late[0].union("all late", *late[1:]).sink("late", FileSink(out / "late"))
+    ledger_of(out.parent).keep(placed, "value")
     return flow
+
+
+def ledger_of(folder: Path) -> Ledger:
+    """The transactional sink: what it holds is compared with state after every kill that ends the driver."""
+    return Ledger(folder / "ledger.db")
 
 
 def streams(spark: Any, folder: Path) -> Iterator[Any]:
@@ -164,6 +171,7 @@ def main(place: str, master: str, local_state: str | None = None) -> None:
     """Run until all input is read."""
     folder, spark = Path(place), session(master)
     orders, payments = streams(spark, folder / "in")
+    ledger_of(folder).create()
     flow = build(orders, payments, folder / "out")
     job = flow.start(
         spark,

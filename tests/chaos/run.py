@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tests.chaos.check import SINKS, problems, rows_read
 from tests.chaos.events import write_events
+from tests.chaos.job import ledger_of
 from tests.chaos.processes import Life, Victim, end, left_behind
 
 KINDS = ("worker", "driver", "executor")
@@ -133,9 +134,11 @@ def _live(plan: Plan, folder: Path, rng: random.Random, outcome: Outcome) -> Non
             if not life.is_over and life.kill(kill.victim, rng):
                 outcome.done.append(str(kill))
                 ended = kill.victim.ends_life
+        if not ended and (code := life.finish()):
+            outcome.problems.append(f"the driver ended with {code}:\n{life.last_words()}")
+        disagreements = ledger_of(folder).problems(str(folder / "checkpoint"))
+        outcome.problems += [f"life {outcome.lives}, {'; '.join(outcome.done)}: {each}" for each in disagreements[:3]]
         if not ended:
-            if code := life.finish():
-                outcome.problems.append(f"the driver ended with {code}:\n{life.last_words()}")
             return
 
 

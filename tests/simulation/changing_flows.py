@@ -24,9 +24,11 @@ from midstream import Flow, ListSource, MemorySink, State, Stream, Update, agg
 from midstream.change import prepare
 from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.builder import KeyedStream
-from midstream.runtime import local_tasks
+from midstream.flow.model import Port
+from midstream.runtime import local, local_tasks
 from midstream.runtime.local_tasks import MAX_SLICE
 from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, run_local
+from tests.ledger import Add, Ledger
 from tests.oracle import Row
 from tests.simulation.flows import small_frames
 
@@ -264,6 +266,14 @@ class ChangingCase:
     faults: Faults = field(default_factory=Faults)
     frame_bytes: int = FRAME_BYTES
     max_slice: int = MAX_SLICE
+    drivers: int = 0
+    """How many there were: one at first, and one after each crash."""
+    disagreements: list[str] = field(default_factory=list)
+    """What the ledger said when a driver had crashed."""
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(Path(self.checkpoint).parent / "ledger.db")
 
     @property
     def length(self) -> int:
@@ -271,10 +281,18 @@ class ChangingCase:
         return max(map(len, self.epochs.values()))
 
     def run(self) -> LocalRun:
+        def restarted(runtime: Any) -> None:
+            self.drivers += 1
+            self.disagreements += self.ledger.problems(self.checkpoint)
+            start_driver(runtime)
+
+        start_driver = local._Runtime._start_driver
+        self.ledger.create()
         # To find the source of a class, Python parses its whole module, which would take most of the time here.
         with (
             small_frames(self.frame_bytes),
             patch.object(local_tasks, "MAX_SLICE", self.max_slice),
+            patch.object(local._Runtime, "_start_driver", restarted),
             patch.object(prepare, "_source", lambda function: ""),
         ):
             return run_local(
@@ -598,9 +616,26 @@ def changing_case_of(
     """The case that a seed stands for."""
     rng = random.Random(seed)
     case = _Builder(rng, str(folder / "checkpoint"), schedulers, broken).build()
+    keep_ledger(case, random.Random(f"ledger {seed}"), broken)
     if faults and rng.random() < 0.7:
         case.faults = changing_faults(rng)
     return case
+
+
+def keep_ledger(case: ChangingCase, rng: random.Random, broken: bool) -> None:
+    """Add a ledger of a source's rows. Most changes change what it adds; some so that a sink behind it fails."""
+    source = next(iter(case.epochs))
+    stream = Stream(case.flow, Port(source), case.flow._operators[source].schema)
+    case.ledger.keep(stream.key_by("by ledger", "k"), "n")
+    name = case.ledger.operator
+    case.functions[name] = Add("n")
+    for number, change in enumerate(case.changes, 1):
+        if rng.random() < 0.7:
+            change.functions[name] = Add("n", number)
+            # Without a migration: there would be no way back once it is committed.
+            if broken and change.how is None and not change.moves and not change.returns and rng.random() < 0.3:
+                change.functions[name] = Add("n", number, is_refused=True)
+                change.how = "refused"
 
 
 def changing_faults(rng: random.Random) -> Faults:

@@ -35,6 +35,7 @@ from midstream.state import lineage, mapped
 from midstream.testing import Faults, LocalRun, ManualClock
 from tests.epochs import small_blocks
 from tests.keyed_oracle import KeyedOracle
+from tests.ledger import Ledger
 from tests.oracle import Answer, Row, multiset
 from tests.simulation.flows import Add, Odd, Pick, Repeat, random_faults, small_frames
 from tests.simulation.keyed_state import compare_state
@@ -206,6 +207,17 @@ class KeyedCase:
     """Whether tasks and local copies of state are gone, too, when the driver crashes."""
     clocks: dict[int, int] = field(default_factory=dict)
     """What the clock said when the last run of each epoch began."""
+    ledger: Ledger | None = None
+    drivers: int = 0
+    """How many there were: one in each life, and one after each crash."""
+    disagreements: list[str] = field(default_factory=list)
+    """What the ledger said when a driver had crashed."""
+
+    def keep_ledger(self, stream: Stream) -> None:
+        """Let the flow keep a ledger of a source's rows."""
+        self.ledger = Ledger(self.folder / "ledger.db")
+        self.ledger.keep(stream.key_by("by ledger", "k"), "n")
+        self.outputs[self.ledger.rows_sink] = self.ledger.by_epoch
 
     @property
     def checkpoint(self) -> str:
@@ -228,6 +240,8 @@ class KeyedCase:
         """Live all lives."""
         clock = ManualClock(start_us=1_000_000)
         runs, start = [], 0
+        if self.ledger is not None:
+            self.ledger.create()
         with self.watched(clock):
             for number, life in enumerate(self.lives):
                 runs.append(
@@ -248,6 +262,14 @@ class KeyedCase:
         """Small thresholds, and a clock that moves on with every run of an epoch."""
         case, pauses = self, itertools.cycle(self.pauses)
 
+        def restarted(runtime: Any) -> None:
+            case.drivers += 1
+            if case.ledger is not None:
+                case.disagreements += case.ledger.problems(case.checkpoint)
+            if case.hosts_die:
+                _end_hosts(runtime)
+            _start_driver(runtime)
+
         class Watched(Coordinator):
             def handle(self, event: Event) -> list[Instruction]:
                 if isinstance(event, EpochOpened):
@@ -259,8 +281,7 @@ class KeyedCase:
             stack.enter_context(small_frames(self.frame_bytes))
             stack.enter_context(small_thresholds(self.small))
             stack.enter_context(patch.object(local, "Coordinator", Watched))
-            if self.hosts_die:
-                stack.enter_context(patch.object(local._Runtime, "_start_driver", _on_new_hosts))
+            stack.enter_context(patch.object(local._Runtime, "_start_driver", restarted))
             yield
 
     def expected(self) -> tuple[list[Answer], KeyedOracle]:
@@ -288,14 +309,13 @@ class KeyedCase:
 _start_driver = local._Runtime._start_driver
 
 
-def _on_new_hosts(runtime: Any) -> None:
-    """Start a driver in a world in which there is nothing but the checkpoint."""
+def _end_hosts(runtime: Any) -> None:
+    """Leave nothing of this world but the checkpoint and the sinks."""
     for attempt in runtime._zombies:
         attempt.close()
     runtime._zombies.clear()
     runtime.access.close()
     shutil.rmtree(runtime.access.local, ignore_errors=True)
-    _start_driver(runtime)
 
 
 @contextmanager
@@ -586,6 +606,9 @@ def keyed_case_of(seed: int, folder: Path, only: str | None = None) -> KeyedCase
     rng = random.Random(seed)
     case = _Builder(rng, folder, only).build()
     case.faults = rare_faults(rng)
+    if case.faults.crash_driver:
+        source = next(iter(case.epochs))
+        case.keep_ledger(Stream(case.flow, Port(source), case.flow._operators[source].schema))
     return case
 
 
@@ -601,13 +624,21 @@ def rare_faults(rng: random.Random) -> Faults:
 def check_keyed(case: KeyedCase) -> list[LocalRun]:
     """Run the case and compare rows, counts and what is left of state with the oracle's."""
     runs = case.run()
+    assert not case.disagreements, f"{case.disagreements[:3]}\n{case}"
     answers, oracle = case.expected()
     check_answers(case, answers)
     progress = [each for run in runs for each in run.progress]
-    assert [each.epoch for each in progress] == list(range(case.length)), case
+    assert_counted([each.epoch for each in progress], case.length, case.drivers - len(runs), str(case))
     _check_counts(case, progress, answers)
     compare_state(case.checkpoint, case.flow.graph, oracle, str(case))
     return runs
+
+
+def assert_counted(epochs: Sequence[int], length: int, crashes: int, story: str) -> None:
+    """Every epoch was counted once, but for such as were committed by a driver that did not live to count them."""
+    assert list(epochs) == sorted(set(epochs)), story
+    assert set(epochs) <= set(range(length)), story
+    assert length - len(epochs) <= crashes, story
 
 
 def check_answers(case: KeyedCase, answers: Sequence[Answer]) -> None:
@@ -622,7 +653,8 @@ def check_answers(case: KeyedCase, answers: Sequence[Answer]) -> None:
 
 
 def _check_counts(case: KeyedCase, progress: Sequence[EpochProgress], answers: Sequence[Answer]) -> None:
-    for each, answer in zip(progress, answers, strict=True):
+    for each in progress:
+        answer = answers[each.epoch]
         for stats in each.operators:
             name = stats.operator
             got = stats.rows_in, stats.rows_out, stats.rows_late

@@ -5,6 +5,7 @@ Thousands more: ``python -m tests.simulation.run --only keyed``.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -119,6 +120,7 @@ def small_case(folder: Path, *, length: int = 3, partitions: int = 1, quick: boo
     ]
     case.source_partitions["rows"] = 1
     source = case.flow.source("rows", ListSource(case.epochs["rows"], SCHEMA, event_time="t"), delay="2 seconds")
+    case.keep_ledger(source)
     keyed = source.key_by("by_k", "k")
     remembered = keyed.process("remember", Numbered() if quick else Remember(("k",), True, 4))
     window = None if quick else tumbling("5 seconds")
@@ -187,7 +189,8 @@ def test_the_driver_and_its_hosts_may_die_at_every_single_step(tmp_path: Path) -
 @pytest.mark.long
 def test_the_driver_that_takes_over_may_crash_as_well(tmp_path: Path) -> None:
     count, apart = opportunities(tmp_path), 3
-    for n in range(1, count + 1, 9):
+    # The last two steps come after the last manifest: nothing is left to be run again, and to crash in.
+    for n in range(1, count - 1, 9):
         case, asked = small_case(tmp_path / str(n)), iter(range(1, 10_000))
 
         def maybe(self: Any, asked: Iterator[int] = asked, crashes: tuple[int, ...] = (n, n + apart)) -> None:
@@ -197,6 +200,21 @@ def test_the_driver_that_takes_over_may_crash_as_well(tmp_path: Path) -> None:
         with patch.object(local._Runtime, "_maybe_crash_driver", maybe):
             check_keyed(case)
         assert next(asked) > n + apart
+
+
+@pytest.mark.long
+def test_after_two_crashes_around_a_commit_the_database_agrees_with_state(tmp_path: Path) -> None:
+    """The first crash comes when the epoch's manifest is written; the second one anywhere after it."""
+    count = opportunities(tmp_path, length=1, quick=True)
+    for first, later in itertools.product((count, count - 1), range(1, count + 1)):
+        case, asked = small_case(tmp_path / f"{first}+{later}", length=1, quick=True), itertools.count(1)
+
+        def maybe(self: Any, asked: Iterator[int] = asked, crashes: Any = (first, first + later)) -> None:
+            if next(asked) in crashes:
+                raise local._DriverCrashed
+
+        with patch.object(local._Runtime, "_maybe_crash_driver", maybe):
+            check_keyed(case)
 
 
 @contextmanager

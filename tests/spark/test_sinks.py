@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from midstream import ConsoleSink, FileSink, Flow, ListSource, MemorySink, NoopSink
+from midstream import ConsoleSink, FileSink, Flow, ListSource, MemorySink, NoopSink, Update
+from midstream.change.records import Outcome
 from midstream.errors import CheckpointError, FlowError, JobFailed
-from midstream.testing import run_spark
+from midstream.testing import run_local, run_spark
+from tests.databases import Sqlite
+from tests.ledger import REFUSED, Add, Ledger
+from tests.spark.conftest import PATIENCE_S
 
 Row = dict[str, Any]
 ROWS = [{"n": n, "name": None if n == 3 else f"naïve {n}"} for n in range(9)]
@@ -104,6 +111,85 @@ def test_folders_that_are_not_the_sinks_own_are_refused_and_nothing_is_written(s
     refused(r"_midstream\.json in the folder .* is damaged", taken, checkpoint="c")
     marker.write_bytes(whole)
     assert run_spark(flow_to(taken), spark, checkpoint=str(tmp_path / "c")).metrics.epochs == 0
+
+
+# ── databases ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_database_gets_the_same_from_spark_as_from_the_local_runtime(spark: Any, tmp_path: Path) -> None:
+    """Whatever the session's time zone and however columns are called; in portions of several partitions."""
+    ddl = "`a.b` bigint, `c``d` string, at timestamp, day date, price decimal(9, 2), raw binary, yes boolean, x float"
+    time = datetime(2026, 7, 1, 23, 30, tzinfo=UTC)
+    rows: list[Row] = [
+        {"a.b": n, "c`d": "" if n % 2 else None, "at": time + timedelta(microseconds=n), "day": time.date()}
+        | {"price": Decimal(f"-{n}.10"), "raw": bytes([n % 256, 0]), "yes": n % 3 == 0, "x": n / 4}
+        for n in range(50)
+    ]
+
+    def written(where: str, run: Callable[[Flow], Any]) -> list[tuple[Any, ...]]:
+        database = Sqlite(tmp_path / f"{where}.db")
+        names = ", ".join(f'"{name}"' for name in rows[0])
+        database.run(f"CREATE TABLE out ({names}, epoch)")
+        flow = Flow("types")
+        flow.source("in", ListSource([rows[:20], rows[20:]], ddl, partitions=3)).sink("out", database.sink())
+        run(flow)
+        return database.run(f"SELECT epoch, {names} FROM out ORDER BY 2")
+
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        found = written("spark", lambda flow: run_spark(flow, spark, checkpoint=str(tmp_path / "c")))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert len(found) == 50
+    assert found == written("local", run_local)
+
+
+def ledger_flow(spark: Any, ledger: Ledger, connect: Callable[[], Any] | None = None) -> Flow:
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).option("numPartitions", 2)
+    flow = Flow("ledger")
+    ledger.create()
+    stream = flow.source("numbers", source.load().selectExpr("value AS n", "value % 7 AS k"))
+    ledger.keep(stream.key_by("by k", "k"), "n", connect)
+    return flow
+
+
+def test_of_two_sinks_and_a_change_that_the_second_one_refuses_nothing_is_left(spark: Any, tmp_path: Path) -> None:
+    """The database has the change's rows when the other sink fails. The epoch is run again without the change."""
+    ledger, checkpoint = Ledger(tmp_path / "ledger.db"), str(tmp_path / "c")
+    job = ledger_flow(spark, ledger).start(spark, checkpoint=checkpoint)
+    assert job.await_epoch(0, PATIENCE_S)
+    change = job.update(Update("ledger", Add("n", 1, is_refused=True)))
+    assert change.wait(PATIENCE_S) is Outcome.ROLLED_BACK
+    assert "an amount that nobody pays" in str(change.error)
+    applied = job.update(Update("ledger", Add("n", 2)))
+    assert applied.wait(PATIENCE_S) is Outcome.APPLIED
+    job.stop()
+    assert ledger.problems(checkpoint) == []
+    assert {len(rows) for rows in ledger.by_epoch().values()} == {100}, "every epoch once, and as a whole"
+    assert max(amount for _, amount, _ in ledger.rows()) < REFUSED
+
+
+def test_a_run_that_is_given_up_in_the_midst_of_a_transaction_leaves_nothing(spark: Any, tmp_path: Path) -> None:
+    ledger, checkpoint = Ledger(tmp_path / "ledger.db"), str(tmp_path / "c")
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def connect() -> Any:
+        if go_on.is_set() or not (tmp_path / "c" / "epochs" / f"{1:010d}").exists():
+            return ledger.connect()
+        connection = ledger.connect()
+        arrived.set()
+        assert go_on.wait(PATIENCE_S)
+        return connection
+
+    job = ledger_flow(spark, ledger, connect).start(spark, checkpoint=checkpoint)
+    assert arrived.wait(PATIENCE_S)
+    change = job.update(Update("ledger", Add("n", 1)), scheduler="replay")
+    go_on.set()
+    assert change.wait(PATIENCE_S) is Outcome.APPLIED
+    job.stop()
+    assert ledger.problems(checkpoint) == []
+    assert {len(rows) for rows in ledger.by_epoch().values()} == {100}, "every epoch once, and as a whole"
 
 
 # ── others ────────────────────────────────────────────────────────────────────────────────────────────────────────

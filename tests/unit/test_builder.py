@@ -461,7 +461,8 @@ def test_a_file_sink_knows_its_formats():
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        (None, "expected a FileSink, MemorySink, ConsoleSink, NoopSink or a function(df, epoch), found NoneType None"),
+        (None, "expected a FileSink, DatabaseSink, MemorySink, ConsoleSink, NoopSink or a function(df, epoch), found"),
+        (None, "found NoneType None"),
         ("out/", "found str 'out/'"),
         (lambda df: None, "the function is called with (df, epoch), but too many positional arguments"),
     ],

@@ -20,6 +20,7 @@ def test_the_exported_names_are_these():
         "Access",
         "ConsoleSink",
         "Constant",
+        "DatabaseSink",
         "FileSink",
         "Flow",
         "GeneratorSource",

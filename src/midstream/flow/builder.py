@@ -52,13 +52,14 @@ from midstream.flow.schema import (
     type_name,
 )
 from midstream.flow.sinks import (
-    EPOCH_COLUMN,
     CallSink,
     ConsoleSink,
+    DatabaseSink,
     FileSink,
     MemorySink,
     NoopSink,
     SinkTarget,
+    check_columns,
 )
 from midstream.flow.transacting import (
     Handed,
@@ -451,13 +452,13 @@ class Stream:
         return self._flow._add(name, Transform(), (self._port,), schema, (function, local))
 
     def sink(self, name: str, target: SinkTarget | Callable[[Any, int], Any]) -> None:
-        """Rows go out: to a :class:`FileSink`, :class:`MemorySink`, … or any ``callable(df, epoch)``."""
+        """Rows go out: to a :class:`FileSink`, a :class:`DatabaseSink`, … or any ``callable(df, epoch)``."""
         what = f"sink {check_name(name, 'sink')!r}"
-        if not isinstance(target, FileSink | MemorySink | ConsoleSink | NoopSink | CallSink):
+        if not isinstance(target, FileSink | DatabaseSink | MemorySink | ConsoleSink | NoopSink | CallSink):
             if not callable(target):
                 raise FlowError(
-                    f"{what}: expected a FileSink, MemorySink, ConsoleSink, NoopSink or a function(df, epoch), "
-                    f"found {type(target).__name__} {target!r:.60}"
+                    f"{what}: expected a FileSink, DatabaseSink, MemorySink, ConsoleSink, NoopSink or a "
+                    f"function(df, epoch), found {type(target).__name__} {target!r:.60}"
                 )
             if inspect.isclass(target):  # could be called with (df, epoch), and would swallow the rows
                 raise FlowError(
@@ -465,11 +466,7 @@ class Stream:
                 )
             check_sink_signature(target, what)
             target = CallSink(target)
-        if isinstance(target, FileSink) and EPOCH_COLUMN in self.schema.names:
-            raise SchemaError(
-                f"{what}: a FileSink adds the column {EPOCH_COLUMN!r} (its folders), but the rows have one of that "
-                f"name already; rename it with a map before the sink"
-            )
+        check_columns(target, self.schema, what)
         self._flow._add(name, Sink(target.drains), (self._port,), self.schema, target)
 
     def _function(

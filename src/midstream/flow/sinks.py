@@ -1,22 +1,33 @@
-"""Where rows go. Each sink states what it guarantees when an epoch is run again after a crash.
+"""Where rows go. Each sink states what it guarantees when an epoch is run again.
+
+An epoch is run again after a crash, after a failure, and without a change that was rolled back; in that last case its
+rows are other ones than before. A sink that is to agree with state therefore *replaces* what it wrote of an epoch.
 
 Sinks are descriptions: the runtime does the writing. Any ``callable(df, epoch)`` is a sink too.
 """
 
 from __future__ import annotations
 
+import copy
 import enum
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from midstream.errors import FlowError
+from midstream.errors import FlowError, SchemaError
+from midstream.flow.schema import type_name
 
 EPOCH_COLUMN = "epoch"
-"""The partition column that a :class:`FileSink` adds: its folders are called ``epoch=0``, ``epoch=1``, …"""
+"""The column that sinks add to rows: a :class:`FileSink` by its folders (``epoch=0``, ``epoch=1``, …)."""
+
+EPOCHS_TABLE = "midstream_epochs"
+"""Where a :class:`DatabaseSink` notes whose table it writes to, and up to which epoch."""
+
+PARAMSTYLES = ("qmark", "numeric", "named", "format", "pyformat")
+"""How statements name their parameters, as DB-API 2.0 calls it."""
 
 
 class FileFormat(enum.StrEnum):
@@ -122,8 +133,9 @@ class CallSink:
     """Hands each epoch to a function, which may do anything with it, as often as it likes.
 
     On Spark the function gets a DataFrame, on the local runtime a ``pyarrow.Table``. **Guarantee: at least once.** An
-    epoch that runs again is handed over again, with the same rows and number; a function that remembers the epoch in
-    the same transaction as its rows makes it exactly once.
+    epoch that runs again is handed over again, under the same number. Its rows are the same if the flow is: after a
+    change was rolled back they are not. A function that replaces what it wrote of an epoch, in one transaction, agrees
+    with state; one that skips an epoch it has seen does not.
     """
 
     function: Callable[[Any, int], Any]
@@ -131,4 +143,122 @@ class CallSink:
     drains = False
 
 
-SinkTarget = FileSink | MemorySink | ConsoleSink | NoopSink | CallSink
+@dataclass(frozen=True)
+class SinkOwner:
+    """Who writes to a table: a sink of a job, in one life of its driver."""
+
+    job: str
+    flow: str
+    sink: str
+    driver: str
+
+
+@dataclass(frozen=True)
+class DatabaseSink:
+    """Writes to a table of any database that has a DB-API 2.0 driver, an epoch in one transaction.
+
+    **Guarantee: exactly once.** In one transaction, what the job wrote of this epoch is deleted, the epoch's rows
+    are inserted with the epoch's number in ``epoch_column``, and the epoch is noted in ``epochs_table``. So rows and
+    state agree for every committed epoch: after a crash, a retry, or a change that was rolled back.
+
+    ``connect`` is called on the driver, for each epoch, and gives a new connection that is not in autocommit mode. It
+    is closed after the epoch. The table must exist, with the rows' columns and ``epoch_column``. It may have other
+    columns (with defaults), and rows of yours whose ``epoch_column`` is null, which are left alone. One sink of one job
+    writes to it; ``epochs_table`` says which, and is created if it is missing.
+
+    A dot in ``table`` separates schema and name; a name that has a dot is given as a tuple of parts. Names are quoted
+    with ``quote`` and taken as they are. ``paramstyle`` is the driver's own unless you say otherwise.
+
+    >>> import os, sqlite3, tempfile
+    >>> from midstream import Flow, ListSource
+    >>> from midstream.testing import run_local
+    >>> path = os.path.join(tempfile.mkdtemp(), "shop.db")
+    >>> database = sqlite3.connect(path)
+    >>> _ = database.execute("CREATE TABLE paid (user TEXT, amount REAL, epoch INTEGER)")
+    >>> flow = Flow("payments")
+    >>> rows = flow.source("in", ListSource([[{"user": "ann", "amount": 3.0}]], "user string, amount double"))
+    >>> rows.sink("paid", DatabaseSink(lambda: sqlite3.connect(path), "paid"))
+    >>> _ = run_local(flow)
+    >>> database.execute("SELECT * FROM paid").fetchall()
+    [('ann', 3.0, 0)]
+    """
+
+    connect: Callable[[], Any]
+    table: tuple[str, ...]
+    epoch_column: str
+    epochs_table: tuple[str, ...]
+    paramstyle: str | None
+    quote: str
+    owner: SinkOwner | None
+
+    drains = False
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        table: str | Sequence[str],
+        *,
+        epoch_column: str = EPOCH_COLUMN,
+        epochs_table: str | Sequence[str] = EPOCHS_TABLE,
+        paramstyle: str | None = None,
+        quote: str = '"',
+    ) -> None:
+        if not callable(connect):
+            raise FlowError(
+                f"DatabaseSink: connect must be a function that gives a new connection, found "
+                f"{type(connect).__name__}; write e.g. lambda: sqlite3.connect('shop.db')"
+            )
+        if paramstyle is not None and paramstyle not in PARAMSTYLES:
+            raise FlowError(
+                f"DatabaseSink: paramstyle {paramstyle!r} is not known; allowed: {', '.join(PARAMSTYLES)}, or None to "
+                f"ask the driver"
+            )
+        if len(quote) != 1:
+            raise FlowError(f"DatabaseSink: quote must be one character, found {quote!r}")
+        values = {
+            "connect": connect,
+            "table": _name_parts(table, "table"),
+            "epoch_column": _name_parts((epoch_column,), "epoch_column")[0],
+            "epochs_table": _name_parts(epochs_table, "epochs_table"),
+            "paramstyle": paramstyle,
+            "quote": quote,
+            "owner": None,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def owned_by(self, owner: SinkOwner) -> DatabaseSink:
+        """The same sink, as one that may write. Called by the runtime."""
+        owned = copy.copy(self)
+        object.__setattr__(owned, "owner", owner)
+        return owned
+
+
+def _name_parts(name: Any, what: str) -> tuple[str, ...]:
+    parts = tuple(name.split(".")) if isinstance(name, str) else tuple(name)
+    if not parts or not all(isinstance(part, str) and part and "\0" not in part for part in parts):
+        raise FlowError(
+            f"DatabaseSink: {what} {name!r} is not a name; give e.g. 'payments', 'sales.payments', or a tuple of parts"
+        )
+    return parts
+
+
+def check_columns(target: SinkTarget, schema: pa.Schema, what: str) -> None:
+    """Refuse columns that a sink cannot write."""
+    added = {FileSink: EPOCH_COLUMN, DatabaseSink: getattr(target, "epoch_column", "")}.get(type(target))
+    if added in schema.names:
+        instead = ", or give the sink another epoch_column" if isinstance(target, DatabaseSink) else ""
+        raise SchemaError(
+            f"{what}: a {type(target).__name__} adds the column {added!r} (the number of the epoch), but the rows have "
+            f"one of that name already; rename it with a map before the sink{instead}"
+        )
+    for column in schema:
+        if isinstance(target, DatabaseSink) and pa.types.is_nested(column.type):
+            raise SchemaError(
+                f"{what}: column {column.name!r} is {type_name(column.type)}; a DatabaseSink writes plain columns "
+                f"only. Turn it into text with a map before the sink, e.g. by json.dumps",
+                column=column.name,
+            )
+
+
+SinkTarget = FileSink | MemorySink | ConsoleSink | NoopSink | CallSink | DatabaseSink

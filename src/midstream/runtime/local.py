@@ -58,6 +58,7 @@ from midstream.ids import BINS, Epoch, PartitionId, Revision, Run, StageIndex, W
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.planner.stages import Leaves, Plan, compile_plan
 from midstream.runtime.checkpoint import Checkpoint
+from midstream.runtime.database import check_tables, claim_tables
 from midstream.runtime.driver import BatchEntry, Driver, OpenRun
 from midstream.runtime.layouts import check_layouts
 from midstream.runtime.local_data import LocalData, require_local, source_epochs
@@ -196,9 +197,11 @@ def runtime_of(
     with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
         location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
         check_layouts(compile_plan(graph), location)
+        check_tables(graph, location.identity.job)
         location.claim()
         with contextlib.ExitStack() as undo:
             undo.callback(location.release)
+            graph = claim_tables(graph, location.identity.job)
             first = first_configuration(graph, location.blobs, partitions, blobs)
             bases = posixpath.join(folder, "bases")
             access = StateAccess(location.identity.job, location.states.location, bases, durable)

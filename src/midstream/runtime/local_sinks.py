@@ -15,6 +15,7 @@ from midstream.flow.sinks import (
     EPOCH_COLUMN,
     CallSink,
     ConsoleSink,
+    DatabaseSink,
     FileFormat,
     FileSink,
     MemorySink,
@@ -22,6 +23,7 @@ from midstream.flow.sinks import (
     SinkTarget,
 )
 from midstream.ids import Epoch
+from midstream.runtime.database import replace_epoch
 
 
 def write(target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
@@ -38,6 +40,8 @@ def write(target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
             pass
         case CallSink(function):
             function(rows, epoch)
+        case DatabaseSink():
+            replace_epoch(target, rows.to_batches(), epoch)
 
 
 def _write_files(path: str, format: FileFormat, rows: pa.Table, epoch: Epoch) -> None:

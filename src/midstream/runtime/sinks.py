@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pyarrow.fs as pafs
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from midstream.data.blobs import filesystem_of, spark_path, write_atomically
 from midstream.engine.failure import USER_ERRORS, failed
+from midstream.engine.frames import decode_rows
 from midstream.errors import CheckpointError, FlowError
 from midstream.flow.model import Graph, Sink
-from midstream.flow.sinks import EPOCH_COLUMN, CallSink, ConsoleSink, FileSink, MemorySink, NoopSink, SinkTarget
+from midstream.flow.sinks import (
+    EPOCH_COLUMN,
+    CallSink,
+    ConsoleSink,
+    DatabaseSink,
+    FileSink,
+    MemorySink,
+    NoopSink,
+    SinkTarget,
+)
 from midstream.ids import Epoch
+from midstream.runtime.database import replace_epoch
+from midstream.runtime.worker import pack_portions
 
 MARKER = "_midstream.json"
 
@@ -62,6 +75,25 @@ def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
             _drain(df)
         case CallSink(function):
             _call(function, name, df, epoch)
+        case DatabaseSink():
+            _call(lambda df, epoch: replace_epoch(target, portions(df), Epoch(epoch)), name, df, epoch)
+
+
+def portions(df: DataFrame) -> Iterator[pa.RecordBatch]:
+    """The rows, fetched one partition after the other: the driver never holds more than the largest one.
+
+    Each partition is a Spark job of its own, so this is for rows that were computed and kept before. Times are in UTC,
+    whatever the session's time zone.
+    """
+    columns = df.columns
+    plain = df.toDF(*[f"c{i}" for i in range(len(columns))])  # mapInArrow takes names apart at dots and backticks
+    for row in plain.mapInArrow(pack_portions, "portion binary").toLocalIterator():
+        batch = decode_rows(pa.py_buffer(row.portion))
+        fields = [
+            pa.field(name, pa.timestamp("us", "UTC") if getattr(kind, "tz", None) else kind)
+            for name, kind in zip(columns, batch.schema.types, strict=True)
+        ]
+        yield batch.rename_columns(columns).cast(pa.schema(fields))
 
 
 def _call(function: Callable[[DataFrame, int], Any], name: str, df: DataFrame, epoch: Epoch) -> None:

@@ -25,6 +25,7 @@ from midstream.ids import BINS, Revision
 from midstream.planner.stages import compile_plan
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.control_plane import ControlPlane
+from midstream.runtime.database import check_tables, claim_tables
 from midstream.runtime.doctor import require_pyspark
 from midstream.runtime.epoch import unite_inlets
 from midstream.runtime.generator import stream_of
@@ -81,13 +82,15 @@ def start(
         check_layouts(compile_plan(graph), location)
     require_reachable(graph, location, hadoop_knows(spark))
     free_folders = check_file_sinks(graph, location.identity.job)
-    # 2. Claim the checkpoint and the sinks' folders.
+    check_tables(graph, location.identity.job)
+    # 2. Claim the checkpoint, and the sinks' folders and tables.
     location.claim()
     with contextlib.ExitStack() as undo:
         undo.callback(location.release)
         for message in OffsetLog(location.spark_location).set_torn_aside():
             _log.warning("%s", message)
         mark_folders(free_folders)
+        graph = claim_tables(graph, location.identity.job)
         # 3. Store what workers will fetch.
         first = first_configuration(graph, location.blobs, partitions, blobs)
         newest = location.newest_manifest()

@@ -34,7 +34,7 @@ from midstream.control.messages import (
 )
 from midstream.data.blobs import BlobStore
 from midstream.engine.clock import SystemClock
-from midstream.engine.frames import decode_rows, frames_of
+from midstream.engine.frames import decode_rows, encode_rows, frames_of
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced, OperatorFailed
@@ -125,6 +125,12 @@ def decode_frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     for batch in batches:
         for _, payload in frames_of(batch):
             yield decode_rows(payload)
+
+
+def pack_portions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each batch as one value, so that the driver can fetch batches, not rows."""
+    for batch in batches:
+        yield pa.record_batch({"portion": pa.array([encode_rows(batch).to_pybytes()], pa.binary())})
 
 
 class _Worker:

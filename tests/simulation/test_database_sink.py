@@ -1,0 +1,181 @@
+"""Rows in a database and state agree: two sinks and a change on trial, and a driver that dies anywhere in the sink."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream import DatabaseSink, Flow, ListSource, State, Update
+from midstream.runtime.checkpoint import Checkpoint
+from midstream.runtime.looking import read_state
+from midstream.testing import ChangeAt, ManualClock, run_local
+from tests.databases import Database
+from tests.ledger import DDL, Add, Ledger
+
+Row = dict[str, Any]
+EPOCHS = [[{"k": "ab"[i % 2], "n": 1} for i in range(6)] for _ in range(4)]
+Sink = Callable[[Any, int], None] | DatabaseSink
+
+
+def add(key: str, row: Row, state: State) -> Row:
+    """A running total; what a row adds to it goes out."""
+    state.set(state.get(0) + row["n"])
+    return row
+
+
+def add_ten_times(key: str, row: Row, state: State) -> Row:
+    return add(key, {**row, "n": 10 * row["n"]}, state)
+
+
+def fails_on_tens(rows: Any, epoch: int) -> None:
+    """The second sink: it fails on what the change has made."""
+    if any(row["n"] == 10 for row in rows.to_pylist()):
+        raise OSError("disk full")
+
+
+def flow_to(sink: Sink) -> Flow:
+    flow = Flow("totals")
+    rows = flow.source("in", ListSource(EPOCHS, "k string, n bigint", partitions=2))
+    added = rows.key_by("by k", "k").process("add", add)
+    added.sink("a", sink)
+    added.sink("b", fails_on_tens)
+    return flow
+
+
+def skipping(database: Database) -> Callable[[Any, int], None]:
+    """How such functions used to be written: an epoch that is in the database is skipped."""
+    database.run("CREATE TABLE done (epoch BIGINT PRIMARY KEY)")
+
+    def save(rows: Any, epoch: int) -> None:
+        with closing(database.connect()) as connection:
+            cursor = connection.cursor()
+            cursor.execute(f"SELECT 1 FROM done WHERE epoch = {epoch}")
+            if cursor.fetchall():
+                return
+            cursor.execute(f"INSERT INTO done VALUES ({epoch})")
+            for row in rows.to_pylist():
+                cursor.execute(f"INSERT INTO out VALUES ('{row['k']}', {row['n']}, {epoch})")
+            connection.commit()
+
+    return save
+
+
+def in_database(database: Database) -> dict[str, int]:
+    return {k: int(n) for k, n in database.run("SELECT k, SUM(n) FROM out GROUP BY k")}
+
+
+def in_state(checkpoint: Path) -> dict[str, int]:
+    return {row["k"]: int(row["value"]) for row in read_state(str(checkpoint), "add").to_pylist()}
+
+
+@pytest.fixture
+def out(database: Database) -> Database:
+    database.run("CREATE TABLE out (k TEXT, n BIGINT, epoch BIGINT)")
+    return database
+
+
+def try_a_change(sink: Sink, checkpoint: Path) -> None:
+    """The change is made, sink a writes its rows, sink b fails; the change is undone, and its epoch is run again."""
+    change = ChangeAt.of(1, Update("add", add_ten_times), scheduler="epoch")
+    run = run_local(flow_to(sink), checkpoint=str(checkpoint), changes=[change], clock=ManualClock())
+    assert [str(record.outcome) for record in run.history] == ["rolled back"]
+    assert len(run.progress) == len(EPOCHS)
+
+
+def test_after_a_change_was_rolled_back_the_database_agrees_with_state(out: Database, tmp_path: Path) -> None:
+    try_a_change(out.sink(), tmp_path / "c")
+    assert in_database(out) == in_state(tmp_path / "c") == {"a": 12, "b": 12}
+
+
+def test_a_function_that_skips_what_is_done_keeps_rows_that_were_rolled_back(out: Database, tmp_path: Path) -> None:
+    """This is why a sink has to replace."""
+    try_a_change(skipping(out), tmp_path / "c")
+    assert in_state(tmp_path / "c") == {"a": 12, "b": 12}
+    assert in_database(out) == {"a": 39, "b": 39}
+
+
+# ── a driver that dies ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Died(BaseException):
+    """The end of a driver. Nothing in it can handle that."""
+
+
+class Steps:
+    """Counts steps, and is the end of the driver at some of them."""
+
+    def __init__(self, *ends: int) -> None:
+        self.ends = ends
+        self.taken = 0
+
+    def take(self) -> None:
+        self.taken += 1
+        if self.taken in self.ends:
+            raise Died
+
+    def connection(self, path: Path) -> sqlite3.Connection:
+        """A real connection with a step before each statement, and before and after each commit."""
+        take = self.take
+
+        class Cursor(sqlite3.Cursor):
+            def execute(self, *args: Any) -> Any:
+                take()
+                return super().execute(*args)
+
+            def executemany(self, *args: Any) -> Any:
+                take()
+                return super().executemany(*args)
+
+        class Connection(sqlite3.Connection):
+            def cursor(self, factory: Any = Cursor) -> Any:
+                return super().cursor(factory)
+
+            def commit(self) -> None:
+                take()
+                super().commit()
+                take()
+
+        return sqlite3.connect(path, factory=Connection)
+
+
+def live(folder: Path, steps: Steps, pause_s: int) -> int:
+    """All lives of a job with a ledger; how many. After each of them, database and state agree."""
+    ledger, checkpoint = Ledger(folder / "ledger.db"), str(folder / "c")
+    ledger.create()
+    clock = ManualClock(start_us=0)
+    lives = 0
+    while (done := committed(checkpoint)) < len(EPOCHS):
+        lives += 1
+        flow = Flow("lives")
+        rows = flow.source("in", ListSource(EPOCHS[done:], "k string, n bigint"))
+        added = rows.key_by("by k", "k").process("ledger", Add("n"), returns=DDL)
+        added.sink("rows", DatabaseSink(lambda: steps.connection(ledger.path), "ledger"))
+        with contextlib.suppress(Died):
+            run_local(flow, partitions=1, checkpoint=checkpoint, clock=clock)
+        clock.advance(seconds=pause_s)
+        assert ledger.problems(checkpoint) == []
+    assert {epoch: len(rows) for epoch, rows in ledger.by_epoch().items()} == dict.fromkeys(range(len(EPOCHS)), 6)
+    return lives
+
+
+def committed(checkpoint: str) -> int:
+    """How many epochs are."""
+    if not (Path(checkpoint) / "midstream.json").exists():
+        return 0
+    newest = Checkpoint.of_any_flow(checkpoint).newest_manifest()
+    return 0 if newest is None else newest.epoch + 1
+
+
+@pytest.mark.long
+def test_the_driver_may_die_at_every_single_step_of_the_sink(tmp_path: Path) -> None:
+    calm = Steps()
+    assert live(tmp_path / "calm", calm, 1) == 1
+    assert calm.taken > 30, "the start counts, too"
+    for end in range(1, calm.taken + 1):
+        assert live(tmp_path / str(end), Steps(end), pause_s=1) == 2
