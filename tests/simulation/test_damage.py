@@ -144,7 +144,7 @@ def test_a_damaged_manifest_of_an_epoch_that_spark_has_committed_is_named_and_re
     newest = max((world.folder / "epochs").iterdir())
     commit = world.folder / "spark" / "commits" / str(int(newest.name))
     commit.parent.mkdir(parents=True)
-    commit.touch()
+    commit.write_text("v1\n{}")
     with (
         damaged(newest, damage),
         pytest.raises(CheckpointError, match=rf"{newest.name}.*go back to epoch {BEFORE - 2}"),

@@ -148,6 +148,20 @@ def test_a_torn_manifest_of_an_epoch_that_spark_has_committed_names_the_epoch_to
     assert (tmp_path / "epochs" / "0000000002").exists()
 
 
+@pytest.mark.parametrize("torn", [b"", b"v1\n", b'v1\n{"nextBatch', bytes(30)])
+def test_a_torn_commit_of_sparks_is_no_commit_and_is_set_aside(running, tmp_path, torn, caplog):
+    committed_by_spark(tmp_path, 0, 1, 2)
+    commits = tmp_path / "spark" / "commits"
+    (commits / "2").write_bytes(torn)
+    (commits / ".2.crc").write_bytes(b"of Hadoop")
+    running.release()
+    running.claim()
+    assert sorted(path.name for path in commits.iterdir()) == [".2.crc", "0", "1", "2.torn"]
+    assert "Spark's commit of epoch 2" in caplog.text
+    damage(tmp_path, 2, "cut")
+    assert running.newest_manifest() == manifest(1), "nobody has committed epoch 2"
+
+
 def test_going_back_as_the_message_says_is_enough(running, tmp_path):
     committed_by_spark(tmp_path, 0, 1, 2)
     damage(tmp_path, 2, "cut")

@@ -172,6 +172,8 @@ class Checkpoint:
         is_new = self._fs.get_file_info(path).type == pafs.FileType.NotFound
         if is_new:
             write_atomically(self._fs, path, msgspec.json.encode(self.identity), durable=self.durable)
+        if is_local(self._fs):
+            self._mend_spark_log()
         if is_local(self._fs) and self.durable:
             if not is_new:
                 disk.sync_filesystem(self._root)
@@ -196,7 +198,7 @@ class Checkpoint:
         The newest one may be torn, of an epoch that Spark has not committed: then there is none, and the epoch is run
         again. If the checkpoint is claimed, it is set aside.
         """
-        data = self._read(epoch)
+        data = _content(self._fs, self._manifest_path(epoch))
         if data is None:
             return None
         if (content := without_checksum(data)) is not None:
@@ -237,18 +239,9 @@ class Checkpoint:
             return self.manifest(epochs[-2])
         return found
 
-    def _read(self, epoch: Epoch) -> bytes | None:
-        try:
-            with self._fs.open_input_stream(self._manifest_path(epoch)) as stream:
-                return bytes(stream.read())
-        except FileNotFoundError:
-            return None
-
     def _epochs(self) -> list[Epoch]:
         """The epochs that have a manifest, whole or not, ascending."""
-        selector = pafs.FileSelector(posixpath.join(self._root, "epochs"), allow_not_found=True)
-        names = (posixpath.basename(info.path) for info in self._fs.get_file_info(selector))
-        return sorted(Epoch(int(name)) for name in names if name.isdigit())
+        return _numbered(self._fs, posixpath.join(self._root, "epochs"))
 
     def _may_run_again(self, epoch: Epoch) -> bool:
         """Whether an epoch without a manifest is simply run again: it is the newest, and Spark has not committed it.
@@ -257,14 +250,26 @@ class Checkpoint:
         aside, this is the second, and other things are wrong.
         """
         later = self._manifest_path(Epoch(epoch + 1))
-        committed = posixpath.join(self._root, "spark", "commits", str(epoch))
-        found = self._fs.get_file_info([later, f"{later}{ASIDE}", committed])
-        return all(info.type == pafs.FileType.NotFound for info in found)
+        found = self._fs.get_file_info([later, f"{later}{ASIDE}"])
+        return all(info.type == pafs.FileType.NotFound for info in found) and not self._spark_committed(epoch)
+
+    def _spark_committed(self, epoch: Epoch) -> bool:
+        """Whether Spark's log says so. Spark does not sync it, so its last entries may be torn, which is no word."""
+        data = _content(self._fs, posixpath.join(self._root, "spark", "commits", str(epoch)))
+        return data is not None and data.startswith(b"v") and data.rstrip().endswith(b"}")
+
+    def _mend_spark_log(self) -> None:
+        """Set a torn newest commit aside: Spark would not start with it. Without it, it runs the epoch again."""
+        commits = posixpath.join(self._root, "spark", "commits")
+        epochs = _numbered(self._fs, commits)
+        if epochs and not self._spark_committed(epochs[-1]):
+            set_aside(self._fs, posixpath.join(commits, str(epochs[-1])), durable=self.durable)
+            _log.warning("Spark's commit of epoch %d in %r was torn by a crash; it is set aside", epochs[-1], commits)
 
     def _way_back(self, epoch: Epoch) -> str:
         """For an epoch whose manifest is lost: from where the job could go on, and what to do about it."""
         for earlier in reversed([each for each in self._epochs() if each < epoch]):
-            content = without_checksum(self._read(earlier) or b"")
+            content = without_checksum(_content(self._fs, self._manifest_path(earlier)) or b"")
             if content is None:
                 continue
             manifest = msgspec.json.decode(content, type=Manifest)
@@ -312,6 +317,23 @@ class Checkpoint:
 
     def _manifest_path(self, epoch: Epoch) -> str:
         return posixpath.join(self._root, "epochs", f"{epoch:010d}")
+
+
+def _content(fs: pafs.FileSystem, path: str) -> bytes | None:
+    """What a file holds; None if there is none."""
+    try:
+        with fs.open_input_stream(path) as stream:
+            return bytes(stream.read())
+    except FileNotFoundError:
+        return None
+
+
+def _numbered(fs: pafs.FileSystem, folder: str) -> list[Epoch]:
+    """The epochs after which files in a folder are named, ascending."""
+    names = (
+        posixpath.basename(info.path) for info in fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    )
+    return sorted(Epoch(int(name)) for name in names if name.isdigit())
 
 
 def _lock(fs: pafs.FileSystem, path: str, location: str, durable: bool) -> IO[bytes] | None:
