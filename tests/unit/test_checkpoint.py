@@ -157,7 +157,7 @@ def test_a_torn_commit_of_sparks_is_no_commit_and_is_set_aside(running, tmp_path
     running.release()
     running.claim()
     assert sorted(path.name for path in commits.iterdir()) == [".2.crc", "0", "1", "2.torn"]
-    assert "Spark's commit of epoch 2" in caplog.text
+    assert "Spark's commits of epoch 2" in caplog.text
     damage(tmp_path, 2, "cut")
     assert running.newest_manifest() == manifest(1), "nobody has committed epoch 2"
 

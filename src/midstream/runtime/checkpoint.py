@@ -255,16 +255,23 @@ class Checkpoint:
 
     def _spark_committed(self, epoch: Epoch) -> bool:
         """Whether Spark's log says so. Spark does not sync it, so its last entries may be torn, which is no word."""
-        data = _content(self._fs, posixpath.join(self._root, "spark", "commits", str(epoch)))
-        return data is not None and data.startswith(b"v") and data.rstrip().endswith(b"}")
+        return _is_whole_entry(_content(self._fs, posixpath.join(self._root, "spark", "commits", str(epoch))))
 
     def _mend_spark_log(self) -> None:
-        """Set a torn newest commit aside: Spark would not start with it. Without it, it runs the epoch again."""
-        commits = posixpath.join(self._root, "spark", "commits")
-        epochs = _numbered(self._fs, commits)
-        if epochs and not self._spark_committed(epochs[-1]):
-            set_aside(self._fs, posixpath.join(commits, str(epochs[-1])), durable=self.durable)
-            _log.warning("Spark's commit of epoch %d in %r was torn by a crash; it is set aside", epochs[-1], commits)
+        """Set aside the newest commit, and the newest offsets, if they are torn: Spark would not start with them.
+
+        Without a commit, Spark asks for that epoch again, and finds it committed if it has a manifest. Offsets are on
+        disk before the manifest of their epoch is; without them the epoch is planned anew.
+        """
+        for log in ("commits", "offsets"):
+            folder = posixpath.join(self._root, "spark", log)
+            epochs = _numbered(self._fs, folder)
+            path = posixpath.join(folder, str(epochs[-1])) if epochs else ""
+            if path and not _is_whole_entry(_content(self._fs, path)):
+                set_aside(self._fs, path, durable=self.durable)
+                _log.warning(
+                    "Spark's %s of epoch %d in %r were torn by a crash; they are set aside", log, epochs[-1], folder
+                )
 
     def _way_back(self, epoch: Epoch) -> str:
         """For an epoch whose manifest is lost: from where the job could go on, and what to do about it."""
@@ -326,6 +333,15 @@ def _content(fs: pafs.FileSystem, path: str) -> bytes | None:
             return bytes(stream.read())
     except FileNotFoundError:
         return None
+
+
+def _is_whole_entry(data: bytes | None) -> bool:
+    """Whether this is a file of Spark's log: a line that says the version, a line of JSON, and perhaps more."""
+    lines = (data or b"").split(b"\n")
+    try:
+        return lines[0].startswith(b"v") and isinstance(msgspec.json.decode(lines[1]), dict)
+    except (IndexError, msgspec.MsgspecError):
+        return False
 
 
 def _numbered(fs: pafs.FileSystem, folder: str) -> list[Epoch]:

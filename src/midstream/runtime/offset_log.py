@@ -16,13 +16,12 @@ import threading
 from typing import Any
 
 import msgspec
-import pyarrow.fs as pafs
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from midstream.data import disk
-from midstream.data.blobs import filesystem_of, is_local, set_aside
+from midstream.data.blobs import filesystem_of, is_local
 from midstream.errors import CheckpointError
 from midstream.ids import Epoch
 from midstream.runtime.driver import BatchEntry
@@ -78,34 +77,6 @@ class OffsetLog:
             for path in (self._path("commits", Epoch(epoch - 1)), self._path("offsets", epoch)):
                 with contextlib.suppress(FileNotFoundError):  # before the first epoch none is committed
                     disk.sync_file(path)
-
-    def set_torn_aside(self) -> list[str]:
-        """Rename the newest file of each of the two logs if a loss of power has torn it; what was done, for the user.
-
-        Spark could not start with it. Without the file of a commit, Spark asks for that epoch once more, and finds it
-        committed by its manifest; without that of offsets, it plans the epoch anew.
-        """
-        done = []
-        for log in ("offsets", "commits"):
-            selector = pafs.FileSelector(posixpath.join(self._root, log), allow_not_found=True)
-            names = [posixpath.basename(info.path) for info in self._fs.get_file_info(selector)]
-            epochs = [int(name) for name in names if name.isdigit()]
-            if epochs and is_local(self._fs) and self._is_torn(path := self._path(log, Epoch(max(epochs)))):
-                aside = posixpath.basename(set_aside(self._fs, path))
-                done.append(
-                    f"the newest file of Spark's own log of {log} in {self.location!r} is torn: the machine crashed "
-                    f"before it was on disk. It is set aside as {aside!r}"
-                )
-        return done
-
-    def _is_torn(self, path: str) -> bool:
-        """A whole one begins with a line that says the version, and a line of JSON."""
-        with self._fs.open_input_stream(path) as stream:
-            lines = bytes(stream.read()).split(b"\n")
-        try:
-            return not (lines[0].startswith(b"v") and isinstance(msgspec.json.decode(lines[1]), dict))
-        except (IndexError, msgspec.MsgspecError):
-            return True
 
     def _path(self, log: str, epoch: Epoch) -> str:
         return posixpath.join(self._root, log, str(epoch))

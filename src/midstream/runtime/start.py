@@ -31,7 +31,7 @@ from midstream.runtime.epoch import unite_inlets
 from midstream.runtime.generator import stream_of
 from midstream.runtime.job import Job
 from midstream.runtime.layouts import check_layouts
-from midstream.runtime.offset_log import OffsetLog, start_query
+from midstream.runtime.offset_log import start_query
 from midstream.runtime.reaching import hadoop_knows, require_reachable
 from midstream.runtime.recorded import check_audit
 from midstream.runtime.shipping import ship
@@ -87,8 +87,6 @@ def start(
     location.claim()
     with contextlib.ExitStack() as undo:
         undo.callback(location.release)
-        for message in OffsetLog(location.spark_location).set_torn_aside():
-            _log.warning("%s", message)
         mark_folders(free_folders)
         graph = claim_tables(graph, location.identity.job)
         # 3. Store what workers will fetch.
