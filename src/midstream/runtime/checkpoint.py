@@ -28,6 +28,7 @@ import pyarrow.fs as pafs
 
 from midstream.change.log import ChangeLog
 from midstream.data.blobs import BlobStore, below, filesystem_of, spark_path, write_atomically
+from midstream.data.ownership import make_private, warn_if_others_can_write
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
 from midstream.ids import Digest, Epoch, Revision, Run
@@ -198,7 +199,8 @@ def _lock(fs: pafs.FileSystem, path: str, location: str) -> IO[bytes] | None:
     if not isinstance(fs, pafs.LocalFileSystem):
         return None
     try:
-        fs.create_dir(posixpath.dirname(path), recursive=True)
+        make_private(posixpath.dirname(path))
+        warn_if_others_can_write(posixpath.dirname(path))
         file = open(path, "a+b")  # noqa: SIM115 (held open as long as the job lives)
     except OSError as error:
         raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
