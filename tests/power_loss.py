@@ -132,12 +132,12 @@ class Recorder:
         self.note(Removed(path))
         os.unlink(path)
 
-    def mkdir(self, path: str) -> None:
+    def mkdir(self, path: str, mode: int = 0o777) -> None:
         if os.path.exists(path):
             raise FileExistsError(path)
         os.stat(os.path.dirname(path))
         self.note(Made(path))
-        os.mkdir(path)
+        os.mkdir(path, mode)
 
     def syncfs(self, _: int) -> int:
         self.note(AllSynced())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from functools import partial
 from types import SimpleNamespace
@@ -9,9 +10,10 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as papq
 import pytest
 
-from midstream import FileSink, Flow, GeneratorSource, ListSource, MemorySink, NoopSink, Stream
+from midstream import ConsoleSink, FileSink, Flow, GeneratorSource, ListSource, MemorySink, NoopSink, Stream
 from midstream.errors import FlowError, FunctionError, SchemaError, SourceError
 from midstream.flow.model import (
     Contract,
@@ -456,6 +458,85 @@ def test_a_file_sink_knows_its_formats():
         FileSink("out", "orc")
     with pytest.raises(FlowError, match="FileSink: the path is empty"):
         FileSink("")
+
+
+def test_a_file_sink_refuses_options_that_its_format_does_not_know():
+    with pytest.raises(FlowError, match=r"csv has no option 'headers'; did you mean 'header'\? Allowed: charset, "):
+        FileSink("out", "csv", headers=True)
+    with pytest.raises(FlowError, match=r"FileSink: parquet has no option 'header'.* Allowed: compression, maxRec"):
+        FileSink("out", header=True)
+    with pytest.raises(FlowError, match="FileSink: json has no option 'mode'"):
+        FileSink("out", "json", mode="append")
+    with pytest.raises(FlowError, match="option 'header' must be a text, a number or a truth, found NoneType None"):
+        FileSink("out", "csv", header=None)
+
+
+def test_a_file_sink_takes_the_options_of_sparks_writers():
+    csv = FileSink("out", "csv", header=True, SEP=";", quoteAll=True, maxRecordsPerFile=10)
+    assert csv.options == (("SEP", ";"), ("header", "True"), ("maxRecordsPerFile", "10"), ("quoteAll", "True"))
+    options: dict[str, Any] = {"compression": "zstd", "parquet.block.size": 1 << 20}
+    parquet = FileSink("out", **options)
+    assert dict(parquet.options) == {"compression": "zstd", "parquet.block.size": "1048576"}
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 2.5, "20", None])
+def test_a_console_sink_shows_a_number_of_rows(limit):
+    with pytest.raises(FlowError, match=r"ConsoleSink: limit=.* is not a number of rows"):
+        ConsoleSink(limit)
+
+
+def test_the_local_runtime_writes_what_options_say_or_refuses_them(flow, tmp_path):
+    rows = flow.source("s", ListSource([[{"a": 1, "b": "x"}]], "a int, b string"))
+    rows.sink("csv", FileSink(tmp_path / "csv", "csv", Header=True, delimiter=";", compression="gzip"))
+    rows.sink("parquet", FileSink(tmp_path / "parquet", compression="zstd"))
+    run_local(flow)
+    [file] = (tmp_path / "csv" / "epoch=0").iterdir()
+    assert file.name.endswith(".csv.gz")
+    assert gzip.decompress(file.read_bytes()).decode().splitlines() == ['"a";"b"', '1;"x"']
+    [file] = (tmp_path / "parquet" / "epoch=0").iterdir()
+    assert papq.ParquetFile(file).metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"quoteAll": True}, "cannot write csv files with quoteall; it knows compression, header, sep"),
+        ({"compression": "deflate"}, "cannot write csv files with compression='deflate'"),
+    ],
+)
+def test_options_that_only_spark_knows_are_refused_before_a_local_run(flow, tmp_path, options, says):
+    rows = flow.source("s", ListSource([[{"a": 1}]], "a int"))
+    rows.sink("csv", FileSink(tmp_path / "csv", "csv", **options))
+    with pytest.raises(FlowError, match=f"sink 'csv': the local runtime {says}"):
+        run_local(flow)
+    assert not (tmp_path / "csv").exists()
+
+
+def test_two_sinks_cannot_share_a_memory_sink(rows):
+    memory = MemorySink()
+    rows.sink("one", memory)
+    with pytest.raises(FlowError, match="sink 'two': its MemorySink is that of sink 'one'; give each sink one of its"):
+        rows.sink("two", memory)
+    rows.sink("two", MemorySink())
+
+
+class Alarmed:
+    def __call__(self, row: Any) -> Any:
+        return row
+
+    def on_timer(self, key: Any, time: Any, state: Any) -> None:
+        pass
+
+
+def test_on_timer_is_refused_where_nobody_calls_it(rows):
+    for add in (
+        lambda: rows.map("m", Alarmed()),
+        lambda: rows.filter("m", Alarmed()),
+        lambda: rows.flat_map_batches("m", Alarmed()),
+        lambda: rows.route("m", Alarmed(), branches=("a", "b")),
+    ):
+        with pytest.raises(FunctionError, match="operator 'm': Alarmed has a method on_timer, which only a process"):
+            add()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -60,6 +61,20 @@ def test_a_replay_decides_as_the_coordinator_did():
     again = replay(read(kept(EVENTS)))
     assert again.story == first.story
     assert again.failures == first.failures
+    seal = EpochSealed(Epoch(4), Run(0))
+    assert again.handle(seal) == first.handle(seal)
+
+
+def test_rows_of_users_are_not_kept_and_decisions_are_the_same():
+    finished = EVENTS[-1].message  # type: ignore[union-attr]
+    with_rows = Received(b"c", msgspec.structs.replace(finished, samples={"score": b"ann's salary"}))
+    data = kept([*EVENTS[:-1], with_rows])
+    assert b"salary" not in data
+    first = Coordinator()
+    for event in [*EVENTS[:-1], with_rows]:
+        first.handle(event)
+    again = replay(read(data))
+    assert (again.story, again.failures) == (first.story, first.failures)
     seal = EpochSealed(Epoch(4), Run(0))
     assert again.handle(seal) == first.handle(seal)
 

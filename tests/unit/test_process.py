@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream import Flow, ListSource, MemorySink, State
+from midstream import Flow, ListSource, MemorySink, NoopSink, State
 from midstream.engine.operators.process import process_at_work
 from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError
 from midstream.flow.builder import KeyedStream
@@ -283,6 +283,72 @@ def test_event_timers_fire_in_order_once_the_watermark_is_there() -> None:
         ("z", 21, 2),
     ]
     assert {epoch: len(found) for epoch, found in out.tables.items()} == {0: 0, 1: 0, 2: 2, 3: 2}
+
+
+def sets_event_timer(key: str, row: Row, state: State) -> None:
+    state.event_timer(START)
+
+
+def sets_clock_timer(key: str, row: Row, state: State) -> None:
+    state.clock_timer(START)
+
+
+def sets_both(keys: Any, batch: pa.RecordBatch, states: Any) -> pa.RecordBatch:
+    states[0].event_timer(START)
+    return batch
+
+
+@pytest.mark.parametrize(("function", "called"), [(sets_event_timer, "event_timer"), (sets_clock_timer, "clock_timer")])
+def test_a_timer_that_nobody_would_hear_is_an_error_that_names_the_operator_and_the_row(function, called) -> None:
+    flow, rows = keyed([[{"k": "a", "n": 7, "t": START}]], "k string, n int, t timestamp", event_time="t")
+    rows.process("p", function).sink("out", MemorySink())
+    with pytest.raises(JobFailed, match=rf"process 'p': {called} was called, but sets_{called} has no method on_timer"):
+        run_local(flow)
+    with pytest.raises(JobFailed, match="'n': 7"):
+        run_local(flow)
+
+
+def test_so_is_one_of_a_function_on_batches() -> None:
+    flow, rows = keyed([[{"k": "a", "n": 7}]], "k string, n int")
+    rows.process_batches("p", sets_both).sink("out", MemorySink())
+    with pytest.raises(JobFailed, match="process 'p': event_timer was called, but sets_both has no method on_timer"):
+        run_local(flow)
+
+
+class Snooze:
+    """Sets a timer of each kind that is asked for, and another one of its kind when it fires."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = kinds
+
+    def __call__(self, key: str, row: Row, state: State) -> None:
+        getattr(state, self.kinds[0])(state.now + timedelta(seconds=60))
+
+    def on_timer(self, key: str, time: datetime, state: State) -> None:
+        if len(self.kinds) > 1:
+            getattr(state, self.kinds[1])(time + timedelta(seconds=10))
+
+
+@pytest.mark.parametrize("kinds", [("event_timer",), ("clock_timer", "event_timer")])
+def test_an_event_timer_without_event_times_is_an_error_in_rows_and_in_timers(kinds) -> None:
+    flow, rows = keyed([[{"k": "a", "n": 7}], [], []], "k string, n int")  # a timer fires in an epoch without rows
+    rows.process("p", Snooze(*kinds)).sink("out", MemorySink())
+    with pytest.raises(JobFailed, match="event_timer was called, but no source of the flow has an event time"):
+        run_local(flow, clock=Ticking())
+
+
+def test_a_clock_timer_needs_no_event_times_and_cancelling_needs_nothing() -> None:
+    def cancels(key: str, row: Row, state: State) -> Row:
+        state.cancel_event_timer(START)
+        state.cancel_clock_timer(START)
+        return row
+
+    flow, rows = keyed([[{"k": "a", "n": 7}]], "k string, n int")
+    out = MemorySink()
+    rows.process("p", Snooze("clock_timer")).sink("timers", NoopSink())
+    rows.process("q", cancels).sink("out", out)
+    run_local(flow)
+    assert out.rows == [{"k": "a", "n": 7}]
 
 
 class Metronome:

@@ -215,6 +215,13 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
     assert compiling._from_disk("x = 1\n") is None
 
 
+def test_a_folder_that_others_can_write_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("MIDSTREAM_CACHE", str(tmp_path))
+    assert compiling._from_disk("x = 1\n") is not None
+    (compiling.cache_folder() / "transactions").chmod(0o777)
+    assert compiling._from_disk("x = 1\n") is None
+
+
 def test_strings_in_several_columns_and_types_are_keys_of_one_table():
     purse = Table("purse", key="string", value="double", default=1.0)
 

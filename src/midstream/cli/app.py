@@ -20,6 +20,7 @@ from midstream.cli.live import print_summary, watch
 from midstream.cli.states import held_table, parse_key, state_table
 from midstream.cli.target import find, needs_session, to_flow
 from midstream.cli.telling import errors_told, failed
+from midstream.cli.trust import TrustOption, require_trust
 from midstream.control.journal import read, tell
 from midstream.flow.builder import Flow
 from midstream.flow.model import Graph
@@ -156,9 +157,11 @@ def state(
         str | None, typer.Argument(help="Show only this key; several columns are separated by commas.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show at most so many rows.")] = 20,
+    trust: TrustOption = False,
 ) -> None:
-    """Look at the keyed state of a job, as of its last committed epoch."""
+    """Look at the keyed state of a job, as of its last committed epoch. This unpickles what lies in the checkpoint."""
     with errors_told():
+        require_trust(checkpoint, trust)
         reader = StateReader.at(checkpoint)
         if operator is None:
             Console().print(held_table(reader.epoch, reader.overview()))

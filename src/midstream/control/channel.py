@@ -2,7 +2,8 @@
 
 The :class:`Server` holds a ROUTER, each :class:`Client` a DEALER. A job makes one key pair for the server and one for
 all its clients; the :class:`Address` carries what a client needs and travels in Spark's task closure. A peer without
-the clients' key is turned away in the handshake, before any of its bytes are decoded.
+the clients' key is turned away in the handshake, before any of its bytes are decoded. Of those that do not even begin
+with it, only so many are kept: see :mod:`midstream.control.connection_limit`.
 
 A packet is a request number (eight bytes; 0 says that no answer is wanted, or none is given) and a message in msgpack.
 An answer carries the number of its request, so one that comes too late is never taken for the answer to the next.
@@ -28,6 +29,8 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
+from midstream.control.connection_limit import ConnectionLimit
+from midstream.control.descriptors import make_room
 from midstream.control.messages import Accepted, Assignment, FromTask, Refused, Stay, ToTask
 from midstream.errors import ChannelError
 
@@ -81,7 +84,8 @@ class Server(contextlib.AbstractContextManager["Server"]):
     The first `Assignment`, `Accepted` or `Refused` among it that is for the sender answers the sender's request; the
     rest is unsolicited. ``handle`` runs in the server's thread only. When it raises, ``error`` keeps the first
     exception, the sender is refused, and the server lives on. ``dropped`` counts packets that could not be decoded,
-    ``undelivered`` messages for peers that are gone or have stopped reading.
+    ``undelivered`` messages for peers that are gone or have stopped reading, ``crowded_out`` connections that were
+    closed because too many had not shown the clients' key.
 
     >>> from midstream.control.messages import WorkerId, WorkerJoined
     >>> with Server(lambda peer, message: [(peer, Accepted())]) as server, Client(server.address) as client:
@@ -125,7 +129,15 @@ class Server(contextlib.AbstractContextManager["Server"]):
         self._router.router_mandatory = True
         # A client that reconnects keeps its identity, even before its old connection is known to be dead.
         self._router.router_handover = True
-        return Address(_bind(self._router, host), server_key, client_public, client_secret)
+        self._limit = ConnectionLimit(self._router, make_room())
+        endpoint = _bind(self._router, host)
+        self._limit.start(endpoint)
+        return Address(endpoint, server_key, client_public, client_secret)
+
+    @property
+    def crowded_out(self) -> int:
+        """Connections without the clients' key that were one too many."""
+        return self._limit.closed
 
     def send(self, peer: bytes, message: ToTask) -> None:
         """Give a peer an unsolicited message. Any thread may call this; it returns at once."""
@@ -170,6 +182,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
                     self._deliver(first, rest[0])
                 else:
                     serving = False
+        self._limit.stop(self._router)
         for socket in (self._router, self._outlet, self._zap):
             socket.close(linger=_LINGER)
 

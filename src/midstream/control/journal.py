@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from midstream.control.coordinator import Coordinator, line_of
-from midstream.control.messages import EpochOpened, Event
+from midstream.control.messages import EpochOpened, Event, Received, TaskFinished
 from midstream.errors import CheckpointError
 
 _encoder = msgspec.msgpack.Encoder()
@@ -35,9 +35,15 @@ class Journal:
         self._events: list[Event] = []
 
     def append(self, event: Event) -> None:
-        """Note an event before it is handled. The opening of a run starts a new journal."""
-        if isinstance(event, EpochOpened):
-            self._events.clear()
+        """Note an event before it is handled. The opening of a run starts a new journal.
+
+        Samples are left out: they are rows of users, and no decision depends on them.
+        """
+        match event:
+            case EpochOpened():
+                self._events.clear()
+            case Received(peer, TaskFinished(samples=samples) as report) if samples:
+                event = Received(peer, msgspec.structs.replace(report, samples={}))
         self._events.append(event)
 
     def to_bytes(self) -> bytes:

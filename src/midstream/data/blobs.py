@@ -254,7 +254,7 @@ class BlobStore:
 
     def _delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._fs.delete_file(posixpath.join(self._root, name[:2], name))
+            remove_file(self._fs, posixpath.join(self._root, name[:2], name))
 
     def _path(self, digest: Digest) -> str:
         return posixpath.join(self._root, digest[:2], digest)

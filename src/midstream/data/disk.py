@@ -58,8 +58,8 @@ def write_file(path: str, data: bytes | pa.Buffer, *, durable: bool) -> None:
         _sync_folder(folder)
 
 
-def make_folder(path: str, *, durable: bool) -> None:
-    """Have a folder, and those above it that are missing.
+def make_folder(path: str, *, durable: bool, mode: int = 0o777) -> None:
+    """Have a folder, and those above it that are missing; ``mode`` is for the folder itself, if it is made.
 
     A folder that another process has just made is synced as well, once: it may not have come to that yet.
     """
@@ -67,14 +67,14 @@ def make_folder(path: str, *, durable: bool) -> None:
         return
     parent = os.path.dirname(path)
     try:
-        os.mkdir(path)
+        os.mkdir(path, mode)
     except FileExistsError:
         if not os.path.isdir(path):
             raise
     except FileNotFoundError:
         make_folder(parent, durable=durable)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
+            os.mkdir(path, mode)
     if durable:
         _sync_folder(parent)
         _on_disk.add(path)

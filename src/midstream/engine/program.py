@@ -46,6 +46,8 @@ class StageProgram:
     """Wires that start here and lead to nothing but one operator whose rows may be added up before."""
     migrations: Mapping[str, tuple[Migration, ...]]
     """How operators bring state that older revisions have left up to date, oldest first."""
+    has_event_times: bool = True
+    """Whether any source of the flow has event times. Without, there is never a watermark."""
 
     def runs_of(self, name: str) -> tuple[object, ...]:
         """All that decides what an operator does; equal in two programs if it does the same in both."""
@@ -88,6 +90,7 @@ def link(
     """One program per stage. ``blobs`` names the stored function or table of each operator that has one."""
     migrations = migrations or {}
     times = plan.graph.event_times
+    has_event_times = any(op.spec.event_time is not None for op in plan.graph if isinstance(op.spec, Source))
     programs = []
     for stage in plan.stages:
         operators = tuple(plan.graph[name] for name in stage.operators)
@@ -106,6 +109,7 @@ def link(
                 onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
                 combines=_combinable(plan, stage),
                 migrations={op.name: migrations[op.name] for op in operators if op.name in migrations},
+                has_event_times=has_event_times,
             )
         )
     return tuple(programs)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.durations import duration
-from midstream.flow.functions import check_callable
+from midstream.flow.functions import check_callable, refuse_timers
 from midstream.flow.handed import (
     check_comparable,
     check_sink_signature,
@@ -466,6 +466,10 @@ class Stream:
                 )
             check_sink_signature(target, what)
             target = CallSink(target)
+        if isinstance(target, MemorySink):
+            for other, known in self._flow._payloads.items():
+                if known is target:  # each would replace what the other one wrote
+                    raise FlowError(f"{what}: its MemorySink is that of sink {other!r}; give each sink one of its own")
         check_columns(target, self.schema, what)
         self._flow._add(name, Sink(target.drains), (self._port,), self.schema, target)
 
@@ -479,6 +483,7 @@ class Stream:
     ) -> Stream:
         name = check_name(name, "operator")
         check_callable(function, name, _A_ROW if spec.form is Form.ROWS else _A_BATCH)
+        refuse_timers(function, name)
         schema = self._returned(name, returns, adds)
         return self._flow._add(name, spec, (self._port,), schema, function)
 
@@ -500,6 +505,7 @@ class Stream:
         for branch in branches:
             check_name(branch, f"{what}, branch")
         check_callable(function, name, _A_ROW if form is Form.ROWS else _A_BATCH)
+        refuse_timers(function, name)
         self._flow._add(name, Route(form, tuple(branches)), (self._port,), self.schema, function)
         return Branches(name, {b: Stream(self._flow, Port(name, b), self.schema) for b in branches})
 

@@ -83,6 +83,15 @@ def check_callable(function: Any, operator: str, *takes: str) -> None:
         ) from None
 
 
+def refuse_timers(function: Any, operator: str) -> None:
+    """Refuse a function with ``on_timer`` where nobody would call that."""
+    if hasattr(function, "on_timer"):
+        raise FunctionError(
+            f"operator {operator!r}: {label_of(function)} has a method on_timer, which only a process calls: "
+            f"key_by(…).process(…). Use it there, or give a function without on_timer"
+        )
+
+
 def pack(function: Any, operator: str) -> Blob:
     """Pickle a function (or a source) so that a worker can load it; says which object is to blame when it cannot be.
 

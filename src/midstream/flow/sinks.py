@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.errors import FlowError, SchemaError
+from midstream.flow.file_options import file_options
 from midstream.flow.schema import type_name
 
 EPOCH_COLUMN = "epoch"
@@ -46,6 +47,8 @@ class FileSink:
     holds anything else, or another job's output, is refused before the job starts. A reader that looks while an
     epoch is being written may see a part of that epoch; readers that must not, read up to ``job.progress``.
 
+    ``options`` are those of Spark's writer for the format, such as ``compression`` or, for csv, ``header`` and ``sep``.
+
     >>> FileSink("out/alerts", "json").format
     <FileFormat.JSON: 'json'>
     """
@@ -63,7 +66,7 @@ class FileSink:
             raise FlowError("FileSink: the path is empty; give a folder that this job may own")
         object.__setattr__(self, "path", str(path))
         object.__setattr__(self, "format", FileFormat(format))
-        object.__setattr__(self, "options", tuple(sorted((key, str(value)) for key, value in options.items())))
+        object.__setattr__(self, "options", file_options(format, options))
 
 
 @dataclass(eq=False)
@@ -119,6 +122,10 @@ class ConsoleSink:
     limit: int = 20
 
     drains = False
+
+    def __post_init__(self) -> None:
+        if type(self.limit) is not int or self.limit < 1:
+            raise FlowError(f"ConsoleSink: limit={self.limit!r} is not a number of rows; give a whole number from 1")
 
 
 @dataclass(frozen=True)

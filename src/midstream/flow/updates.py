@@ -15,7 +15,7 @@ import pyarrow as pa
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.aggregations import result_type
 from midstream.flow.ddl import closest
-from midstream.flow.functions import check_callable
+from midstream.flow.functions import check_callable, refuse_timers
 from midstream.flow.handed import describe_table
 from midstream.flow.model import (
     Aggregate,
@@ -176,6 +176,7 @@ def _updated(op: Operator, update: Update) -> tuple[Spec, Any]:
         if on_timer is not None:
             check_callable(on_timer, op.name, "a key", "a time", "its state")
         return replace(spec, has_timers=on_timer is not None), update.function
+    refuse_timers(update.function, op.name)
     if isinstance(spec, Transform):
         if update.local is not None:
             check_callable(update.local, op.name, "a pyarrow.Table")

@@ -46,6 +46,7 @@ from midstream.data.blobs import (
     write_atomically,
 )
 from midstream.data.checksums import with_checksum, without_checksum
+from midstream.data.ownership import warn_if_others_can_write
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
 from midstream.ids import Digest, Epoch, Revision, Run
@@ -357,7 +358,8 @@ def _lock(fs: pafs.FileSystem, path: str, location: str, durable: bool) -> IO[by
     if not is_local(fs):
         return None
     try:
-        disk.make_folder(posixpath.dirname(path), durable=durable)
+        disk.make_folder(posixpath.dirname(path), durable=durable, mode=0o700)
+        warn_if_others_can_write(posixpath.dirname(path))
         file = open(path, "a+b")  # noqa: SIM115 (held open as long as the job lives)
     except OSError as error:
         raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error

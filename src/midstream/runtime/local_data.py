@@ -13,8 +13,10 @@ import pyarrow.compute as pc
 from midstream.engine.frames import FRAME_SCHEMA, decode_rows, frames_of
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import FlowError, SchemaError, SourceError
-from midstream.flow.model import Graph, Source, Transform
+from midstream.flow.file_options import LocalOptions
+from midstream.flow.model import Graph, Sink, Source, Transform
 from midstream.flow.schema import conform
+from midstream.flow.sinks import FileSink
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.ids import WireId
 
@@ -96,7 +98,10 @@ def by_destination(frames: LocalData, partitions: int, order: Sequence[str], rng
 
 
 def require_local(graph: Graph) -> None:
-    """Refuse transforms that only Spark can run."""
+    """Refuse transforms that only Spark can run, and options of files that only Spark can write."""
+    for op in graph.of(Sink):
+        if isinstance(target := graph.payloads[op.name], FileSink):
+            LocalOptions.of(target.format, target.options, f"sink {op.name!r}")
     for op in graph.of(Transform):
         _, local = graph.payloads[op.name]
         if local is None:

@@ -11,6 +11,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as papq
 
 from midstream.data.blobs import filesystem_of
+from midstream.flow.file_options import LocalOptions
 from midstream.flow.sinks import (
     EPOCH_COLUMN,
     CallSink,
@@ -29,8 +30,8 @@ from midstream.runtime.database import replace_epoch
 def write(target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
     """Write one epoch to one sink."""
     match target:
-        case FileSink(path, format):
-            _write_files(path, format, rows, epoch)
+        case FileSink(path, format, options):
+            _write_files(path, format, LocalOptions.of(format, options, "FileSink"), rows, epoch)
         case MemorySink():
             target.put(epoch, rows)
         case ConsoleSink(limit):
@@ -44,17 +45,21 @@ def write(target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
             replace_epoch(target, rows.to_batches(), epoch)
 
 
-def _write_files(path: str, format: FileFormat, rows: pa.Table, epoch: Epoch) -> None:
+def _write_files(path: str, format: FileFormat, options: LocalOptions, rows: pa.Table, epoch: Epoch) -> None:
     fs, folder = filesystem_of(path)
     root = posixpath.join(folder, f"{EPOCH_COLUMN}={epoch}")
     if fs.get_file_info(root).type != pafs.FileType.NotFound:
         fs.delete_dir(root)
     fs.create_dir(root, recursive=True)
-    with fs.open_output_stream(posixpath.join(root, f"part-0.{format}")) as out:
+    # Parquet compresses its own pages; text is compressed as a whole.
+    codec = None if format is FileFormat.PARQUET else options.codec
+    name = f"part-0.{format}" if codec is None else f"part-0.{format}.gz"
+    with fs.open_output_stream(posixpath.join(root, name), compression=codec) as out:
         match format:
             case FileFormat.PARQUET:
-                papq.write_table(rows, out)
+                papq.write_table(rows, out, compression=options.codec or "none")
             case FileFormat.CSV:
-                pacsv.write_csv(rows, out, pacsv.WriteOptions(include_header=False))  # as Spark does by default
+                layout = pacsv.WriteOptions(include_header=options.header, delimiter=options.separator)
+                pacsv.write_csv(rows, out, layout)
             case FileFormat.JSON:
                 out.write("".join(json.dumps(row, default=str) + "\n" for row in rows.to_pylist()).encode())

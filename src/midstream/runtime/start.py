@@ -38,6 +38,7 @@ from midstream.runtime.shipping import ship
 from midstream.runtime.sinks import check_file_sinks, mark_folders
 from midstream.runtime.transform_check import check_transforms
 from midstream.server.wanted import port_wanted
+from midstream.state.local_folder import check_local_state
 
 if TYPE_CHECKING:
     from midstream.server.serve import JobServer
@@ -70,6 +71,8 @@ def start(
         raise FlowError(f"changes={changes!r} is not known; allowed: {KEEP!r}, {DROP!r}")
     check_revert_to(revert_to, changes)
     check_audit(graph, audit)
+    if local_state is not None and str(spark.sparkContext.master).startswith("local"):
+        check_local_state(local_state)  # on a cluster, each worker looks at its own
     port = port_wanted(serve)
     partitions = check_partitions(partitions, spark)
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}

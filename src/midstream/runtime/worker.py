@@ -44,6 +44,7 @@ from midstream.runtime.garbage import Settled
 from midstream.runtime.reporting import failure_of
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
+from midstream.state.local_folder import own_local_folder
 
 LISTEN_S = 3600.0
 # A lost connection is noticed at once; this is for a driver that is merely very busy.
@@ -143,7 +144,7 @@ class _Worker:
         self.resources = Resources(BlobStore(at.blobs))
         # Spark removes its own folder when the application ends, and with it a copy of state that nobody needs.
         local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
-        self.state = StateAccess(at.job, at.state, os.path.join(local, at.job), at.durable)
+        self.state = StateAccess(at.job, at.state, own_local_folder(local, at.job), at.durable)
         self.name = WorkerId(socket.gethostname(), os.getpid())
         self._guard = threading.Lock()
         # A process runs one task at a time. What it is told may be there before the task is.

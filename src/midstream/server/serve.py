@@ -11,8 +11,10 @@ import time
 
 import uvicorn
 
+from midstream.control.descriptors import make_room
 from midstream.errors import FlowError, SetupError
 from midstream.server.app import ServedJob, application
+from midstream.server.connection_limit import BACKLOG, limited_protocol
 from midstream.server.registry import Entry, enter
 
 __all__ = ["JobServer"]
@@ -29,13 +31,15 @@ class JobServer:
     """
 
     def __init__(self, job: ServedJob, host: str = "127.0.0.1", port: int = 0, *, checkpoint: str = "") -> None:
+        make_room()
         self._listener = _listen(host, port)
         self.token = secrets.token_urlsafe(32)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._server = uvicorn.Server(
             uvicorn.Config(
                 application(job, self.token),
-                http="h11",
+                http=limited_protocol(),
+                backlog=BACKLOG,
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -93,7 +97,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((LOOPBACK[host], port))
-        listener.listen(128)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise SetupError(

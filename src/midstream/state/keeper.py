@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from midstream.data.times import EpochTimes
@@ -46,6 +46,8 @@ class HandleKeeper:
         self.clock = times.clock
         self.watermark = times.watermark
         self.firing: int | None = None
+        self.idle_timers: Mapping[Namespace, str] = {}
+        """Timers that would never do anything for the function that is at work, and why."""
         self._task = task
         self._codec = codec
         self._has_levels = has_levels
@@ -134,6 +136,8 @@ class HandleKeeper:
         if not wanted:
             self._task.delete_many([stored])
             return
+        if (why := self.idle_timers.get(namespace)) is not None:
+            raise StateError(f"{self.what}: {why}")
         if self.firing is not None and time <= self.firing:
             raise StateError(
                 f"{self.what}: on_timer set a timer for {time} µs while the one for {self.firing} µs fires; it must be "

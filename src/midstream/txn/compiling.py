@@ -24,6 +24,7 @@ from weakref import WeakValueDictionary, finalize
 import numba
 import numpy as np
 
+from midstream.data.ownership import others_can_write
 from midstream.txn import kernels
 from midstream.txn.codegen import Generated, adapted, generate
 from midstream.txn.digests import digest_of
@@ -150,11 +151,13 @@ def _compile_functions(program: Program) -> None:
 
 
 def _from_disk(text: str, functions: dict[str, Any] | None = None, digests: str = "") -> ModuleType | None:
-    """The text as a module in the cache folder; None where nothing can be written."""
+    """The text as a module in the cache folder; None where nothing can be written, or others can write."""
     # numba does not see when the functions change that this text uses, so they are part of the name.
     stamp = text + digests + inspect.getsource(kernels)  # by its loader: midstream may lie in an archive
     name = f"transactions_{hashlib.sha256(stamp.encode()).hexdigest()[:32]}"
     path = cache_folder() / "transactions" / f"{name}.py"
+    if others_can_write(str(path.parent)) is not None:
+        return None  # numba unpickles what it keeps beside the text
     try:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text)

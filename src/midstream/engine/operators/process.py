@@ -22,7 +22,7 @@ from midstream.flow.schema import conform
 from midstream.ids import Revision
 from midstream.state.handle import State
 from midstream.state.keeper import HandleKeeper, Migrations
-from midstream.state.keys import KeyGroups, decode_key, group_keys
+from midstream.state.keys import KeyGroups, Namespace, decode_key, group_keys
 from midstream.state.task import TaskState
 from midstream.state.values import ObjectCodec
 
@@ -52,13 +52,33 @@ def process_at_work(
     keeper: HandleKeeper,
     revision: Revision,
     migrations: Sequence[tuple[Revision, Callable[[Any, State], None]]] = (),
+    *,
+    has_event_times: bool = True,
 ) -> AtWork:
     """A process in place."""
     key_schema = _key_schema(spec, takes)
     steps = [(number, partial(_migrate, operator, key_schema, function)) for number, function in migrations]
-    work = _Process(operator, spec, function, key_schema, keeper, revision, steps)
+    idle = idle_timers(function, has_timers=spec.has_timers, has_event_times=has_event_times)
+    work = _Process(operator, spec, function, key_schema, keeper, revision, steps, idle)
     entry = work.rows if spec.form is Form.ROWS else work.batches
     return AtWork((entry,), work.finish, is_quiet=not spec.has_timers)
+
+
+def idle_timers(function: Callable[..., Any], *, has_timers: bool, has_event_times: bool) -> dict[Namespace, str]:
+    """Which timers would never do anything for a function, and why."""
+    names = {Namespace.EVENT_TIMER: "event_timer", Namespace.CLOCK_TIMER: "clock_timer"}
+    if not has_timers:
+        why = (
+            f"was called, but {label_of(function)} has no method on_timer(key, time, state) that could be called when "
+            f"the time has come. Give an object with __call__ and on_timer"
+        )
+        return {namespace: f"{name} {why}" for namespace, name in names.items()}
+    if not has_event_times:
+        return {
+            Namespace.EVENT_TIMER: "event_timer was called, but no source of the flow has an event time, so there is "
+            "no watermark and the timer would never fire. Give the source event_time=, or use clock_timer"
+        }
+    return {}
 
 
 def _key_schema(spec: Process, takes: pa.Schema) -> pa.Schema:
@@ -85,6 +105,7 @@ class _Process:
         keeper: HandleKeeper,
         revision: Revision,
         migrations: Migrations,
+        idle: Mapping[Namespace, str],
     ) -> None:
         self._operator = operator
         self._spec = spec
@@ -94,6 +115,7 @@ class _Process:
         self._revision = revision
         self._migrations = migrations
         self._what = keeper.what
+        self._idle = idle
 
     def rows(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Call the function for each row."""
@@ -150,6 +172,7 @@ class _Process:
 
     def _fire(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
         results: list[dict[str, Any]] = []
+        self._keeper.idle_timers = self._idle
         for stored, time in self._keeper.due_timers():
             key = _plain(decode_key(stored, self._key_schema))
             when = _EPOCH + timedelta(microseconds=time)
@@ -191,6 +214,7 @@ class _Process:
             raise failed(self._operator.name, error, row_at(batch, error.fields.get("row_index"))) from error
 
     def _states(self, groups: KeyGroups) -> list[State]:
+        self._keeper.idle_timers = self._idle  # revisions share the keeper
         try:
             return self._keeper.handles(groups.keys, self._migrations)
         except StateError as error:

@@ -92,6 +92,7 @@ def at_work(operator: Operator, parts: Parts) -> AtWork:
                 parts.keepers[operator.name],
                 parts.revision,
                 migrations,
+                has_event_times=parts.program.has_event_times,
             )
         case Aggregate() as spec:
             return aggregate_at_work(operator, spec, takes[0], parts.states[operator.name], parts.times)

@@ -1,0 +1,179 @@
+"""A bound on connections to the control channel that have not shown the job's key.
+
+libzmq accepts everybody who connects, without a limit, and waits ``ZMQ_HANDSHAKE_IVL`` for the handshake. Whoever can
+reach the port could so use up the driver's descriptors. A :class:`ConnectionLimit` listens to libzmq's own events and
+closes the oldest strangers as soon as there are too many. A task's handshake takes milliseconds, so it is never among
+the oldest for long; if it is closed all the same, libzmq connects again by itself.
+
+How far libzmq can run ahead: its I/O thread waits when :data:`LEAD` events have not been read, however long Python
+takes. So at no moment are there more than :data:`STRANGERS` + ``LEAD`` of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import zmq
+
+__all__ = ["STRANGERS", "ConnectionLimit"]
+
+_log = logging.getLogger("midstream")
+
+STRANGERS = 1_024
+"""Connections that may be in their handshake at the same time, or an eighth of all descriptors if that is less."""
+
+LEAD = 1_000
+"""libzmq's high-water mark of the socket that it tells events on; it cannot be set."""
+
+HANDSHAKE_MS = 10_000
+"""How long a handshake may take. It needs the driver's Python, which may be busy for seconds."""
+
+BACKLOG = 1_024
+"""Connections that wait in the kernel, at no cost of descriptors; the system may allow fewer."""
+
+_ROUND = 500  # events that are noted before anybody is closed, so that nobody is closed for what is over already
+_EVENT = struct.Struct("=Hi")
+_ENDED = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
+_FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
+_WATCHED = zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.MONITOR_STOPPED | _ENDED | _FAILED
+
+
+class Strangers:
+    """The connections that are in their handshake, by descriptor, oldest first. Decides who is one too many.
+
+    >>> strangers = Strangers(limit=2)
+    >>> for fd in (7, 8, 9, 10):
+    ...     strangers.note(zmq.Event.ACCEPTED, fd)
+    >>> strangers.note(zmq.Event.HANDSHAKE_SUCCEEDED, 8)
+    >>> list(strangers.surplus())
+    [7]
+    >>> len(strangers)
+    2
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def note(self, event: zmq.Event, fd: int) -> None:
+        """Something happened to a connection."""
+        self._waiting.pop(fd, None)
+        if event is zmq.Event.ACCEPTED:
+            self._waiting[fd] = None
+
+    def surplus(self) -> Iterator[int]:
+        """Those who must go, oldest first; they are forgotten."""
+        while len(self._waiting) > self._limit:
+            fd = next(iter(self._waiting))
+            del self._waiting[fd]
+            yield fd
+
+
+class ConnectionLimit:
+    """Watches a router, which must not be bound yet; a thread begins with :meth:`start`, when it is.
+
+    ``closed`` counts the connections that were one too many. ``descriptors`` is how many this process may have.
+    """
+
+    def __init__(self, router: zmq.Socket[bytes], descriptors: int) -> None:
+        self.closed = 0
+        self.allowed = allowed(descriptors)
+        router.handshake_ivl = HANDSHAKE_MS
+        router.backlog = BACKLOG
+        self._strangers = Strangers(self.allowed)
+        self._monitor = router.get_monitor_socket(_WATCHED)
+        self._monitor.rcvhwm = 1  # else libzmq may run ahead twice as far
+
+    def start(self, endpoint: str) -> None:
+        """Begin to watch, now that the router listens."""
+        self._endpoint = endpoint
+        # Opened here, while there are descriptors: the thread needs none when there are none left.
+        self._nothing = os.open(os.devnull, os.O_RDONLY)
+        self._handle = os.dup(self._nothing)
+        self._thread = threading.Thread(target=self._watch, name="midstream-connections", daemon=True)
+        self._thread.start()
+
+    def stop(self, router: zmq.Socket[bytes]) -> None:
+        """Stop watching; to be called by the router's thread before it closes the router."""
+        router.disable_monitor()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        going_on = True
+        while going_on:
+            going_on = self._note(self._monitor.recv_multipart())
+            with contextlib.suppress(zmq.Again):
+                for _ in range(_ROUND):
+                    going_on = going_on and self._note(self._monitor.recv_multipart(zmq.NOBLOCK))
+            for fd in self._strangers.surplus():
+                self._close(fd)
+        self._monitor.close(linger=0)
+        os.close(self._handle)
+        os.close(self._nothing)
+
+    def _note(self, frames: list[bytes]) -> bool:
+        number, fd = _EVENT.unpack(frames[0])
+        event = zmq.Event(number)
+        if event is zmq.Event.MONITOR_STOPPED:
+            return False
+        self._strangers.note(event, fd)
+        return True
+
+    def _close(self, fd: int) -> None:
+        """End a connection that libzmq holds; libzmq then sees its end, and closes the descriptor itself.
+
+        libzmq may have closed it already, and the number may be in use for something else. So the descriptor is copied,
+        and only a copy that is a connection to this endpoint is shut down.
+        """
+        try:
+            os.dup2(fd, self._handle, inheritable=False)
+        except OSError:
+            return
+        connection = None
+        try:
+            connection = socket.socket(fileno=self._handle)
+            if _is_peer_of(connection, self._endpoint):
+                connection.shutdown(socket.SHUT_RDWR)
+                self._tell()
+        except OSError:
+            pass  # no socket, or no longer connected
+        finally:
+            if connection is not None:
+                connection.detach()
+            os.dup2(self._nothing, self._handle, inheritable=False)
+
+    def _tell(self) -> None:
+        self.closed += 1
+        if self.closed == 1:
+            _log.warning(
+                "more than %d connections to %s have not shown the job's key; the oldest are closed. Who connects "
+                "there? Only this job's tasks should. This is said once",
+                self.allowed,
+                self._endpoint,
+            )
+
+
+def allowed(descriptors: int) -> int:
+    """How many strangers a process may have that may have this many descriptors (negative: any number).
+
+    >>> allowed(1_024), allowed(4_096), allowed(65_536), allowed(-1)
+    (128, 512, 1024, 1024)
+    """
+    return STRANGERS if descriptors < 0 else min(STRANGERS, max(1, descriptors // 8))
+
+
+def _is_peer_of(connection: socket.socket, endpoint: str) -> bool:
+    """Whether this is a connection that was accepted at an endpoint such as ``tcp://[::1]:5000``."""
+    connection.getpeername()  # raises if there is none
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    found = connection.getsockname()
+    return isinstance(found, tuple) and found[:2] == (host.strip("[]"), int(port))
