@@ -34,6 +34,7 @@ def run_local(
     changes: Sequence[ChangeAt] = (),
     audit: str | None = None,
     durable: bool = False,
+    close_windows: bool = False,
 ) -> LocalRun:
     """Run a flow over all epochs of its sources, in this process, and return when it is done.
 
@@ -46,6 +47,8 @@ def run_local(
     the seed decides; with ``audit``, a column that identifies the source's rows, the run tells which row met which
     operator under which revision, for :mod:`midstream.audit`. ``durable`` makes the checkpoint survive a loss of power,
     as it does on Spark by default; tests rarely need that.
+
+    With ``close_windows``, one more epoch without rows closes all windows at the end; see :meth:`Flow.start`.
 
     >>> from midstream import Update
     >>> flow, out = Flow("doubles"), MemorySink()
@@ -65,16 +68,27 @@ def run_local(
         changes=changes,
         audit=audit,
         durable=durable,
+        close_windows=close_windows,
     )
 
 
-def run_spark(flow: Flow, spark: Any, *, checkpoint: str, partitions: int | None = None, timeout: float = 120.0) -> Any:
+def run_spark(
+    flow: Flow,
+    spark: Any,
+    *,
+    checkpoint: str,
+    partitions: int | None = None,
+    timeout: float = 120.0,
+    close_windows: bool = False,
+) -> Any:
     """Run a flow on Spark over all that its sources have, and return the ended job.
 
     Together with :func:`run_local` this lets one test body run on both runtimes: build the flow, run it on either, and
     compare what its :class:`MemorySink` holds.
     """
-    job = flow.start(spark, checkpoint=checkpoint, trigger="available-now", partitions=partitions)
+    job = flow.start(
+        spark, checkpoint=checkpoint, trigger="available-now", partitions=partitions, close_windows=close_windows
+    )
     try:
         if not job.await_termination(timeout):
             raise TimeoutError(f"flow {flow.name!r} did not end within {timeout:g} s; is one of its sources endless?")

@@ -215,6 +215,11 @@ class Broken:
             return {**made, "w": "a text"}
         return [made, made] if self.how == "twice" else made
 
+
+@dataclass(frozen=True)
+class BrokenProcess(Broken):
+    """In place of a process with timers."""
+
     def on_timer(self, *args: Any) -> Any:
         return self.inner.on_timer(*args)
 
@@ -300,7 +305,7 @@ class ChangingCase:
                 partitions=self.partitions,
                 seed=self.seed,
                 faults=self.faults,
-                clock=ManualClock(),
+                clock=ManualClock(int(AT.timestamp() * 1e6)),
                 checkpoint=self.checkpoint,
                 changes=[change.request() for change in self._as_given()],
                 audit="id",
@@ -560,7 +565,8 @@ class _Builder:
         if getattr(self.case.flow._operators[name].spec, "one_to_one", False):
             hows.append("twice")
         how = self.rng.choice(hows)
-        functions[name] = Broken(functions[name], how)
+        kind = BrokenProcess if hasattr(functions[name], "on_timer") else Broken
+        functions[name] = kind(functions[name], how)
         return replace(change, functions=functions, moves=frozenset(), how=how)
 
     def widen(self) -> None:

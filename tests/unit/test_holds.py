@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -83,7 +82,6 @@ class Store(RuleBasedStateMachine):
         assert self.stored == self.recorded, "what nobody refers to goes when nothing is being prepared"
 
 
-Store.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestStore = Store.TestCase
 
 

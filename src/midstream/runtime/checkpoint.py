@@ -92,6 +92,12 @@ class Manifest(msgspec.Struct, frozen=True):
     """The revision with which the epoch began; ``revision`` is the one it ended with."""
     offsets: str = ""
     """Identifies the rows of the epoch: a digest of what Spark's log says of them."""
+    heard: dict[str, int] = {}
+    """Per source: the clock of the last epoch in which it gave rows, in microseconds."""
+    watermark: int | None = None
+    """The watermark after this epoch."""
+    closing: bool = False
+    """Whether this epoch has closed all windows, so that no other can follow."""
 
 
 class Checkpoint:
@@ -293,6 +299,15 @@ class Checkpoint:
             "must begin anew"
         )
 
+    def require_open(self) -> None:
+        """Refuse to go on behind an epoch that has closed all windows."""
+        newest = self.newest_manifest()
+        if newest is not None and newest.closing:
+            raise CheckpointError(
+                f"the windows of the checkpoint {self.location!r} were closed by its last run (close_windows=True, "
+                f"epoch {newest.epoch}); every row that came now would be late. Give a new checkpoint"
+            )
+
     def keep_journal(self, epoch: Epoch, run: Run, data: bytes) -> str:
         """Keep the journal of a run that failed; returns where."""
         path = posixpath.join(self._root, "journal", f"{epoch:010d}.{run}")
@@ -312,7 +327,8 @@ class Checkpoint:
     def stale_journals(self) -> list[str]:
         """The names of journals that are not among the newest that are kept."""
         selector = pafs.FileSelector(posixpath.join(self._root, "journal"), allow_not_found=True)
-        kept = sorted(self._fs.get_file_info(selector), key=lambda info: info.mtime_ns or 0)
+        # Clocks of file systems are coarse: of several in one tick, the name tells which is the newest.
+        kept = sorted(self._fs.get_file_info(selector), key=lambda info: (info.mtime_ns or 0, info.path))
         return [posixpath.basename(info.path) for info in kept[:-KEPT_JOURNALS]]
 
     def remove_journal(self, name: str) -> None:
