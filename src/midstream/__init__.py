@@ -2,9 +2,10 @@
 
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
-from midstream.flow.builder import Flow, KeyedStream, Stream
+from midstream.flow.builder import Flow
 from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
+from midstream.flow.stream import KeyedStream, Stream
 from midstream.flow.transactions import Table, transaction
 from midstream.flow.transactions.tracing import Access
 from midstream.flow.updates import Update

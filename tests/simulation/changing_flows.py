@@ -23,8 +23,8 @@ import pyarrow as pa
 from midstream import Flow, ListSource, MemorySink, State, Stream, Update, agg
 from midstream.change import prepare
 from midstream.engine.collector import FRAME_BYTES
-from midstream.flow.builder import KeyedStream
 from midstream.flow.model import Port
+from midstream.flow.stream import KeyedStream
 from midstream.runtime import local, local_tasks
 from midstream.runtime.local_tasks import MAX_SLICE
 from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, run_local

@@ -16,8 +16,8 @@ import pytest
 
 from midstream import Flow, ListSource, MemorySink, Stream, agg, sliding, tumbling
 from midstream.errors import CheckpointError, FlowError, JobFailed
-from midstream.flow.builder import KeyedStream
 from midstream.flow.functions import Blob
+from midstream.flow.stream import KeyedStream
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.state import lineage
 from midstream.state.files import StateFiles

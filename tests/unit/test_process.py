@@ -12,8 +12,8 @@ import pytest
 from midstream import Flow, ListSource, MemorySink, NoopSink, State
 from midstream.engine.operators.process import process_at_work
 from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError
-from midstream.flow.builder import KeyedStream
 from midstream.flow.model import Form, Operator, Process
+from midstream.flow.stream import KeyedStream
 from midstream.ids import Revision
 from midstream.testing import ManualClock, run_local
 

@@ -9,9 +9,9 @@ import pytest
 
 from midstream import Flow, ListSource, NoopSink, Update, agg, tumbling
 from midstream.errors import FlowError, FunctionError, SchemaError
-from midstream.flow.builder import Stream
 from midstream.flow.model import Graph, Process
 from midstream.flow.schema import to_ddl
+from midstream.flow.stream import Stream
 from midstream.flow.updates import function_takes, revise
 
 DDL = "k string, n int, at timestamp"

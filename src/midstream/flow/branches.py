@@ -13,7 +13,7 @@ from midstream.flow.model import ERROR_COLUMN, ERRORS, ERRORS_RIGHT, LATE, LATE_
 from midstream.flow.schema import to_ddl
 
 if TYPE_CHECKING:
-    from midstream.flow.builder import Stream
+    from midstream.flow.stream import Stream
 
 __all__ = [
     "KEYED_ONLY",

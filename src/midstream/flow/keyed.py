@@ -17,7 +17,8 @@ from midstream.flow.validate import check_name
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
 
 if TYPE_CHECKING:
-    from midstream.flow.builder import Flow, KeyedStream, Stream
+    from midstream.flow.builder import Flow
+    from midstream.flow.stream import KeyedStream, Stream
 
 WINDOW_COLUMNS = ("window_start", "window_end")
 Row = dict[str, Any]

@@ -13,7 +13,6 @@ import random
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import msgspec
@@ -22,28 +21,19 @@ import pyarrow as pa
 from midstream.change.changes import Changes, Request
 from midstream.change.configuration import Configuration, first_configuration
 from midstream.change.prepare import Prepared, scheduler_of
-from midstream.change.records import ChangeRecord
 from midstream.change.restart import restored
 from midstream.control.coordinator import Coordinator
-from midstream.control.journal import Journal
 from midstream.control.messages import (
     Accepted,
     AuditOrder,
-    ChangeBegun,
     Commit,
-    EpochAbandoned,
-    EpochOpened,
-    EpochSealed,
-    Event,
     FromTask,
     Instruction,
     Received,
     Refused,
-    Reject,
     Send,
     StageChange,
     Switch,
-    TaskFailed,
     TaskId,
     ToTask,
     WorkerId,
@@ -52,18 +42,19 @@ from midstream.control.messages import (
 from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.packing import pack_blobs
 from midstream.engine.resources import Resources
-from midstream.errors import FlowError, MidstreamError, ProtocolError
+from midstream.errors import FlowError, MidstreamError
 from midstream.flow.model import Graph, Sink, Source, Transform
-from midstream.flow.updates import Update
-from midstream.ids import BINS, Epoch, PartitionId, Revision, Run, StageIndex, WireId
+from midstream.ids import BINS, Epoch, PartitionId, Run, StageIndex, WireId
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.planner.stages import Leaves, Plan, compile_plan
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.database import check_tables, claim_tables
 from midstream.runtime.driver import BatchEntry, Driver, OpenRun
 from midstream.runtime.layouts import check_layouts
+from midstream.runtime.local_control import LocalControl
 from midstream.runtime.local_data import LocalData, require_local, source_epochs
 from midstream.runtime.local_exchange import Exchanged, StageInput, StageOutput
+from midstream.runtime.local_run import ChangeAt, Faults, LocalRun
 from midstream.runtime.local_sinks import write
 from midstream.runtime.local_stage import StageTasks, thinned
 from midstream.runtime.local_tasks import Attempt, peer_of
@@ -77,62 +68,6 @@ FULL_RUNS = 4
 """Runs of an epoch in which faults come as often as they were wanted to; see :class:`Faults`."""
 BEFORE = StageIndex(-1)
 """In place of a stage: before an epoch is opened."""
-
-
-@dataclass(frozen=True)
-class Faults:
-    """Chances of things going wrong, each per step of a task. An epoch has dozens of steps, or thousands.
-
-    Faults thin out where they come again and again, so that every run ends: at 3% per step, an epoch of 300 steps would
-    get through once in ten thousand runs. What ends a run of an epoch (``give_up``, ``crash_driver``) comes half as
-    often with every run after the first four of that epoch; what ends an attempt of a task (``crash``,
-    ``lose_output``), with every attempt after the first four of that task.
-    """
-
-    crash: float = 0.0
-    """A task dies before its next slice; another attempt starts from the beginning."""
-    speculate: float = 0.0
-    """A second attempt of a task starts beside the first, or a third."""
-    repeat: float = 0.0
-    """A message to the coordinator arrives once more, at some later time."""
-    give_up: float = 0.0
-    """The driver gives up the run of an epoch and runs it again; tasks of the old run may go on for a while."""
-    crash_driver: float = 0.0
-    """The driver dies, at any step of an epoch and of its commit; another one goes on from the checkpoint."""
-    lose: float = 0.0
-    """A task is never told that it is to switch."""
-    lose_output: float = 0.0
-    """The output of a finished task is gone when a task of the next stage, or an outlet, wants to read it. The task is
-    run again as another attempt; who has read the output before keeps it, who reads it later gets the new one (as when
-    Spark fails to fetch a shuffle block)."""
-
-
-@dataclass(frozen=True)
-class ChangeAt:
-    """A change that is requested at some moment of an epoch; a seed decides at which."""
-
-    epoch: int
-    updates: tuple[Update, ...]
-    scheduler: str = "fries"
-
-    @classmethod
-    def of(cls, epoch: int, *updates: Update, scheduler: str = "fries") -> ChangeAt:
-        """Make one."""
-        return cls(epoch, updates, scheduler)
-
-
-@dataclass(frozen=True)
-class LocalRun:
-    """What a run gave, besides what the sinks hold."""
-
-    progress: tuple[EpochProgress, ...]
-    metrics: JobMetrics
-    revision: Revision
-    story: tuple[str, ...]
-    history: tuple[ChangeRecord, ...] = ()
-    """The changes that were made."""
-    audit: pa.Table | None = None
-    """Which rows met which operator under which revision, if that was wanted."""
 
 
 class _Cancelled(Exception):
@@ -225,41 +160,6 @@ def runtime_of(
             runtime.close()
 
 
-class _Control:
-    """A coordinator that is called directly (:class:`midstream.runtime.driver.Control`)."""
-
-    def __init__(self, enact: Callable[[Sequence[Instruction]], None]) -> None:
-        self.coordinator = Coordinator()
-        self._journal = Journal()
-        self._enact = enact
-
-    def open(self, event: EpochOpened) -> None:
-        self.tell(event)
-
-    def begin(self, event: ChangeBegun) -> Sequence[Instruction]:
-        self._enact(instructions := self.tell(event))
-        return instructions
-
-    def seal(self, event: EpochSealed) -> Commit:
-        [verdict] = self.tell(event)
-        if isinstance(verdict, Reject):
-            raise ProtocolError(f"epoch {event.epoch} is not whole: {verdict.reason}")
-        assert isinstance(verdict, Commit)
-        return verdict
-
-    def abandon(self, event: EpochAbandoned) -> tuple[TaskFailed, ...]:
-        failures = self.coordinator.failures
-        self.tell(event)
-        return failures
-
-    def journal(self) -> bytes:
-        return self._journal.to_bytes()
-
-    def tell(self, event: Event) -> list[Instruction]:
-        self._journal.append(event)
-        return self.coordinator.handle(event)
-
-
 class _Runtime:
     """The driver's edge (:class:`midstream.runtime.driver.Edge`) to tasks in this process."""
 
@@ -301,7 +201,7 @@ class _Runtime:
 
     def _start_driver(self) -> None:
         """A driver that knows nothing yet. Tasks of the one before it reach nobody any more."""
-        self._control = _Control(self._deliver)
+        self._control = LocalControl(self._deliver)
         self._echoes.clear()
         self._switches.clear()
         newest = self.checkpoint.newest_manifest()
