@@ -33,8 +33,8 @@ from midstream.runtime.layouts import check_layouts
 from midstream.runtime.offset_log import start_query
 from midstream.runtime.reaching import hadoop_knows, require_reachable
 from midstream.runtime.recorded import check_audit
-from midstream.runtime.shipping import ship
 from midstream.runtime.sinks import check_file_sinks, mark_folders
+from midstream.runtime.worker_python import require_workers
 from midstream.server.wanted import port_wanted
 from midstream.state.local_folder import check_local_state
 
@@ -70,6 +70,7 @@ def start(
         check_local_state(local_state)  # on a cluster, each worker looks at its own
     port = port_wanted(serve)
     partitions = check_partitions(partitions, spark)
+    require_workers(spark.sparkContext, graph)
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
     try_transforms(graph, spark)
@@ -95,7 +96,6 @@ def start(
         check_layouts(restart.configuration.plan, location)
         for message in restart.messages:
             _log.warning("%s", message)
-        ship(spark.sparkContext)
         # 4. Run.
         control = ControlPlane(driver_host(spark))
         undo.callback(control.close)
