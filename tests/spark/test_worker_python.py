@@ -118,9 +118,14 @@ def test_workers_of_another_version_of_python_are_told(tmp_path):
 
 
 def test_workers_are_asked_once_in_an_application(spark, tmp_path, monkeypatch):
-    asked = []
+    asked: list[Any] = []
     ask = worker_python.ask
-    monkeypatch.setattr(worker_python, "ask", lambda *args: asked.append(args) or ask(*args))
+
+    def counted(context: Any, names: Any) -> Any:
+        asked.append(names)
+        return ask(context, names)
+
+    monkeypatch.setattr(worker_python, "ask", counted)
     monkeypatch.setattr(worker_python, "_asked", set())
     for number in range(2):
         flow, out = Flow(f"asked{number}"), MemorySink()

@@ -474,7 +474,7 @@ def test_a_file_sink_refuses_options_that_its_format_does_not_know():
 def test_a_file_sink_takes_the_options_of_sparks_writers():
     csv = FileSink("out", "csv", header=True, SEP=";", quoteAll=True, maxRecordsPerFile=10)
     assert csv.options == (("SEP", ";"), ("header", "True"), ("maxRecordsPerFile", "10"), ("quoteAll", "True"))
-    parquet = FileSink("out", **{"compression": "zstd", "parquet.block.size": 1 << 20})
+    parquet = FileSink("out", "parquet", compression="zstd", **{"parquet.block.size": 1 << 20})
     assert dict(parquet.options) == {"compression": "zstd", "parquet.block.size": "1048576"}
 
 
