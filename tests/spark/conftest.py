@@ -1,4 +1,4 @@
-"""What tests on Spark share: a check that nothing is left behind, a gate to stop inside functions, other drivers."""
+"""What tests on Spark share: a check that nothing is left behind, a gate in functions, other drivers and Pythons."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -130,3 +131,22 @@ def driver() -> Iterator[Callable[..., Driver]]:
             return started
 
         yield start
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path) -> Path:
+    """A Python that finds all packages that this one has, but not midstream."""
+    home = tmp_path / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    [packages] = home.glob("lib/python*/site-packages")
+    # Of a folder that is added like this the .pth files do not count, so an editable midstream stays unseen.
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    python = home / "bin" / "python"
+    probe = "import pyarrow, zmq, msgspec, importlib.util as u; print(u.find_spec('midstream'))"
+    found = subprocess.run([python, "-c", probe], check=True, capture_output=True, text=True, env=bare_environment())
+    assert found.stdout == "None\n"
+    return python
+
+
+def bare_environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import sysconfig
@@ -12,7 +11,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from tests.spark.conftest import PATIENCE_S, ROOT
+from tests.spark.conftest import PATIENCE_S, ROOT, bare_environment
 
 SIBLING = """
 ROWS = [{"n": n, "user": f"u{n % 5}"} for n in range(60)]
@@ -71,25 +70,6 @@ print("shipped", all(row["zip"] for row in places.rows))
 print("executors", len({row["executor"] for row in places.rows}))
 spark.stop()
 """
-
-
-@pytest.fixture
-def bare_python(tmp_path: Path) -> Path:
-    """A Python that finds all packages that this one has, but not midstream."""
-    home = tmp_path / "python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
-    [packages] = home.glob("lib/python*/site-packages")
-    # Of a folder that is added like this the .pth files do not count, so an editable midstream stays unseen.
-    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    python = home / "bin" / "python"
-    probe = "import pyarrow, zmq, msgspec, importlib.util as u; print(u.find_spec('midstream'))"
-    found = subprocess.run([python, "-c", probe], check=True, capture_output=True, text=True, env=bare_environment())
-    assert found.stdout == "None\n"
-    return python
-
-
-def bare_environment() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
 
 
 @pytest.mark.slow

@@ -27,8 +27,8 @@ def make_private(path: str) -> None:
 def others_can_write(folder: str, *, sticky_is_safe: bool = False) -> str | None:
     """Who besides this user, and root, can change what is in a folder, as the end of a sentence; None for nobody.
 
-    A folder that is not there is nobody's. With ``sticky_is_safe``, a folder for everybody's temporary files passes:
-    others can add to it, but not touch what is ours. Symbolic links are followed.
+    A folder that is not there is nobody's. With ``sticky_is_safe``, a folder for temporary files passes: others
+    can add to it, but not touch what is ours. Symbolic links are followed.
 
     >>> others_can_write("/nowhere")
     """

@@ -1,11 +1,12 @@
-"""Ships midstream itself to executors, so that a cluster needs only its dependencies.
+"""Ships midstream itself to Python workers, so that they need only its dependencies.
 
-What the driver runs is what executors run: the shipped copy comes before any that is installed there. In local mode
-driver and workers share one installation and nothing is shipped.
+What the driver runs is what workers run: the shipped copy comes before any that is installed there. Whether it is
+needed, :mod:`midstream.runtime.worker_python` decides.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import zipfile
 from pathlib import Path
@@ -14,15 +15,32 @@ from pyspark import SparkContext
 
 from midstream.version import __version__
 
+__all__ = ["is_on_one_machine", "package_zip", "ship"]
+
 _shipped: set[str] = set()
 
 
+def is_on_one_machine(context: SparkContext) -> bool:
+    """Whether tasks run in the driver's own process tree.
+
+    Not so with ``local-cluster[…]``, whose executors are processes like those of a real cluster.
+    """
+    master = str(context.master)
+    return master.startswith("local[") or master == "local"
+
+
 def ship(context: SparkContext) -> None:
-    """Send the package to the executors of an application, once."""
-    application, master = str(context.applicationId), str(context.master)
-    if master.startswith("local[") or master == "local" or application in _shipped:
+    """Send the package to the Python workers of an application, once."""
+    application = str(context.applicationId)
+    if application in _shipped:
         return
-    context.addPyFile(str(package_zip(Path(tempfile.mkdtemp(prefix="midstream-")))))
+    archive = str(package_zip(Path(tempfile.mkdtemp(prefix="midstream-"))))
+    # By their path, for workers on this machine. Those that plan a source for a streaming query run beside the driver,
+    # on a cluster too, and do not see what addPyFile sends.
+    known = context.environment.get("PYTHONPATH")
+    context.environment["PYTHONPATH"] = os.pathsep.join([archive, known] if known else [archive])
+    if not is_on_one_machine(context):
+        context.addPyFile(archive)
     _shipped.add(application)
 
 

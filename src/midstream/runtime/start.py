@@ -34,9 +34,9 @@ from midstream.runtime.layouts import check_layouts
 from midstream.runtime.offset_log import start_query
 from midstream.runtime.reaching import hadoop_knows, require_reachable
 from midstream.runtime.recorded import check_audit
-from midstream.runtime.shipping import ship
 from midstream.runtime.sinks import check_file_sinks, mark_folders
 from midstream.runtime.transform_check import check_transforms
+from midstream.runtime.worker_python import require_workers
 from midstream.server.wanted import port_wanted
 from midstream.state.local_folder import check_local_state
 
@@ -81,6 +81,7 @@ def start(
         check_local_state(local_state)  # on a cluster, each worker looks at its own
     port = port_wanted(serve)
     partitions = check_partitions(partitions, spark)
+    require_workers(spark.sparkContext, graph)
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
     check_transforms(graph, [op.name for op in graph.of(Transform)], spark)
@@ -128,7 +129,6 @@ def start(
             location.changes.keep(record)
         for message in restart.messages:
             _log.warning("%s", message)
-        ship(spark.sparkContext)
         # 4. Run.
         control = ControlPlane(driver_host(spark))
         undo.callback(control.close)
