@@ -103,9 +103,9 @@ class Driver:
             text=True,
         )
 
-    def finish(self) -> str:
+    def finish(self, patience_s: float = PATIENCE_S) -> str:
         """Wait for its end; it must have succeeded. Gives what it printed."""
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        out, err = self.process.communicate(timeout=patience_s)
         assert self.process.returncode == 0, f"{out}\n{err[-5000:]}"
         return out
 
