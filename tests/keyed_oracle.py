@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from midstream.flow.aggregations import Aggregation
 from midstream.flow.model import (
+    ERRORS,
+    ERRORS_RIGHT,
     LATE,
     LATE_RIGHT,
     Aggregate,
@@ -23,16 +25,18 @@ from midstream.flow.model import (
     Graph,
     How,
     Join,
+    OnError,
     Operator,
     Process,
     Source,
 )
 from midstream.flow.windows import Session, Sliding, Tumbling
-from tests.oracle import Answer, Row, interpret
+from tests.oracle import Answer, Row, divided, interpret, require_fit
 
 Key = tuple[Any, ...]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVENT, CLOCK = "event", "clock"
+moment_behind_all = 1 << 62
 
 
 def us(time: datetime) -> int:
@@ -50,6 +54,7 @@ class Times:
     clock: int
     late_before: int | None
     watermark: int | None
+    closing: bool = False
 
     def was_over(self, time: int) -> bool:
         return self.late_before is not None and time <= self.late_before
@@ -72,33 +77,48 @@ class KeyedOracle:
         self._graph = graph
         self._meanings = dict(meanings or {})
         self._latest: dict[str, int] = {}
+        self._heard: dict[str, int] = {}
+        self.watermark: int | None = None
         self.operators: dict[str, Any] = {}
         """The operators with state, by name."""
 
-    def epoch(self, sources: Mapping[str, Sequence[Row]], clock: int = 0) -> Answer:
-        """The next epoch."""
+    def epoch(self, sources: Mapping[str, Sequence[Row]], clock: int | None = None, closing: bool = False) -> Answer:
+        """The next epoch; without a clock, one in which no event time is in the future. The last one may be closing."""
         before = self.watermark
         for op in self._timed():
             seen = [us(row[op.spec.event_time]) for row in sources[op.name] if row[op.spec.event_time] is not None]
+            if clock is not None and op.spec.max_ahead_us is not None:
+                seen = [time for time in seen if time <= clock + op.spec.max_ahead_us]
             if seen:
                 self._latest[op.name] = max(*seen, self._latest.get(op.name, seen[0]))
-        times = Times(clock, before, self.watermark)
+            if seen or op.name not in self._heard:
+                self._heard[op.name] = clock or 0
+        self._advance(clock or 0)
+        times = Times(clock or 0, before, moment_behind_all if closing else self.watermark, closing)
 
         def remembers(op: Operator, inputs: list[list[Row]]) -> dict[str, list[Row]]:
             if op.name not in self.operators:
                 self.operators[op.name] = self._made(op)
-            found: dict[str, list[Row]] = self.operators[op.name].epoch(copy.deepcopy(inputs), times)
+            asides: dict[str, list[Row]] = {}
+            good = []
+            for rows, keys, time, branch in zip(inputs, *_needs(op), (ERRORS, ERRORS_RIGHT), strict=False):
+                kept, asides[branch] = divided(op, rows, keys, time)
+                good.append(kept)
+            found: dict[str, list[Row]] = self.operators[op.name].epoch(copy.deepcopy(good), times)
+            for branch in op.error_branches:
+                found[branch] = asides[branch] + found.get(branch, [])
             return found
 
         return interpret(self._graph, sources, self._meanings, remembers)
 
-    @property
-    def watermark(self) -> int | None:
-        timed = self._timed()
-        if not timed or any(op.name not in self._latest for op in timed):
-            return None
-        slowest: int = min(self._latest[op.name] - op.spec.delay_us for op in timed)
-        return slowest
+    def _advance(self, clock: int) -> None:
+        """All sources count that have given a row lately, or need not have."""
+        counted = [
+            op for op in self._timed() if op.spec.idle_us is None or clock - self._heard[op.name] < op.spec.idle_us
+        ]
+        if counted and all(op.name in self._latest for op in counted):
+            slowest = min(self._latest[op.name] - op.spec.delay_us for op in counted)
+            self.watermark = slowest if self.watermark is None else max(self.watermark, slowest)
 
     def _timed(self) -> list[Any]:
         return [op for op in self._graph.of(Source) if op.spec.event_time is not None]  # type: ignore[union-attr]
@@ -107,7 +127,7 @@ class KeyedOracle:
         match op.spec:
             case Process() as spec:
                 function = self._meanings[op.name] if spec.form is Form.BATCHES else self._graph.payloads[op.name]
-                return Remembered(spec, function)
+                return Remembered(spec, function, op, self._graph.schema_of(op.inputs[0]).names)
             case Aggregate(window=None) as spec:
                 return Running(spec)
             case Aggregate(window=Session(gap)) as spec:
@@ -122,6 +142,18 @@ class KeyedOracle:
                 added = [name for name in self._graph.schema_of(op.inputs[1]).names if name not in spec.right_keys]
                 return Pairs(spec, added)
         raise AssertionError(f"the oracle does not know {op.kind}")
+
+
+def _needs(op: Operator) -> tuple[list[tuple[str, ...]], list[list[str]]]:
+    """The key columns and the times that an operator needs of each of its inputs."""
+    match op.spec:
+        case Join() as spec:
+            return [spec.left_keys, spec.right_keys], [[spec.left_time], [spec.right_time]]
+        case Aggregate(keys=keys, time=time) | Distinct(keys=keys, time=time):
+            return [keys], [[] if time is None else [time]]
+        case Process(keys=keys):
+            return [keys], [[]]
+    raise AssertionError(f"the oracle does not know {op.kind}")
 
 
 def key_of(row: Row, columns: Iterable[str]) -> Key:
@@ -145,9 +177,11 @@ class OfKey:
 class Remembered:
     """A process: a user's function over plain lists and dicts."""
 
-    def __init__(self, spec: Process, function: Any) -> None:
+    def __init__(self, spec: Process, function: Any, op: Operator, takes: list[str]) -> None:
+        self._takes = takes
         self._spec = spec
         self._function = function
+        self._op = op
         self.keys: dict[Key, OfKey] = {}
         self.timers: set[tuple[int, str, Key]] = set()
 
@@ -160,14 +194,49 @@ class Remembered:
             for key in gone:
                 del self.keys[key]
         results: list[Row] = []
+        bad: list[Row] = []
         for row in inputs[0]:
             key = key_of(row, self._spec.keys)
-            results += _rows(self._function(_plain(key), row, self._handle(key, times)))
+            found = self._called(self._function, key, copy.deepcopy(row), times)
+            if isinstance(found, str):
+                bad.append({**row, "error": found})
+            else:
+                results += found
+        at_first = set(self.timers)
         while self._spec.has_timers and (due := self._due(times)):
+            if times.closing:  # all that were there, and none that those set
+                due = [timer for timer in due if timer in at_first or timer[1] == CLOCK]
+                if not due:
+                    break
             time, kind, key = min(due)
+            at_first.discard((time, kind, key))
             self.timers.remove((time, kind, key))
-            results += _rows(self._function.on_timer(_plain(key), moment(time), self._handle(key, times)))
-        return {"": results}
+            found = self._called(self._function.on_timer, key, moment(time), times)
+            if isinstance(found, str):
+                nothing = dict.fromkeys(self._takes)
+                reason = f"on_timer at {moment(time)}: {found}"
+                bad.append({**nothing, **dict(zip(self._spec.keys, key, strict=True)), "error": reason})
+            else:
+                results += found
+        return {"": results, ERRORS: bad}
+
+    def _called(self, function: Any, key: Key, given: Any, times: Times) -> list[Row] | str:
+        """What a call gives; if it fails, the reason, and all is as if it had not been."""
+        before = copy.deepcopy((self.keys.get(key), self.timers))
+        try:
+            rows = _rows(function(_plain(key), given, self._handle(key, times)))
+            for row in rows:
+                require_fit(row, self._op.schema)
+        except Exception as error:
+            if self._op.on_error is OnError.FAIL:
+                raise
+            of, self.timers = before
+            if of is None:
+                del self.keys[key]
+            else:
+                self.keys[key] = of
+            return f"{type(error).__name__}: {error}"
+        return rows
 
     def _handle(self, key: Key, times: Times) -> Handle:
         return Handle(self, key, self.keys.setdefault(key, OfKey()), times)
@@ -214,6 +283,8 @@ class Handle:
 
     @property
     def watermark(self) -> datetime | None:
+        if self._times.closing:
+            return datetime.max.replace(tzinfo=UTC)
         return None if self._times.watermark is None else moment(self._times.watermark)
 
     def event_timer(self, time: datetime) -> None:

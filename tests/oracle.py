@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.flow.model import (
+    ERRORS,
     LATE,
     LATE_RIGHT,
     Filter,
@@ -26,6 +27,7 @@ from midstream.flow.model import (
     KeyBy,
     Lookup,
     Map,
+    OnError,
     Operator,
     Port,
     Route,
@@ -55,13 +57,15 @@ def _hashable(value: Any) -> Any:
 class Answer:
     """What one epoch must give: the rows of every sink, and what every operator has taken and given.
 
-    A source and a transform take what they give: their rows enter the flow there. Late rows are counted by themselves.
+    A source and a transform take what they give: their rows enter the flow there. Late and bad rows are counted by
+    themselves.
     """
 
     sinks: Mapping[str, list[Row]]
     taken: Mapping[str, int]
     given: Mapping[str, int]
     late: Mapping[str, int]
+    errors: Mapping[str, int]
 
 
 Remembers = Callable[[Operator, list[list[Row]]], dict[str, list[Row]]]
@@ -80,6 +84,7 @@ def interpret(
     taken: dict[str, int] = {}
     given: dict[str, int] = {}
     late: dict[str, int] = {}
+    errors: dict[str, int] = {}
     for op in graph:
         incoming = [row for port in op.inputs for row in rows[port]]
         if isinstance(op.spec, Sink):
@@ -96,10 +101,11 @@ def interpret(
             late[op.name] = sum(len(outgoing.get(branch, [])) for branch in (LATE, LATE_RIGHT))
         else:
             outgoing = _outgoing(graph, op, incoming, meanings or {})
+        errors[op.name] = sum(len(outgoing.get(branch, [])) for branch in op.error_branches)
         rows.update({port: outgoing[port.branch] for port in op.ports})
         taken[op.name] = len(incoming)
-        given[op.name] = sum(map(len, outgoing.values())) - late[op.name]
-    return Answer(sinks, taken, given, late)
+        given[op.name] = sum(map(len, outgoing.values())) - late[op.name] - errors[op.name]
+    return Answer(sinks, taken, given, late, errors)
 
 
 def _transformed(graph: Graph, op: Operator, incoming: list[Row]) -> list[Row]:
@@ -113,23 +119,95 @@ def _outgoing(
 ) -> dict[str, list[Row]]:
     """Rows by branch; the only branch of most operators is the empty one."""
     match op.spec:
-        case Source() | Transform() | Union() | KeyBy():
+        case Source(event_time):
+            good, bad = divided(op, incoming, times=[event_time] if event_time else [])
+            return {"": good, ERRORS: bad}
+        case KeyBy(columns):
+            good, bad = divided(op, incoming, columns)
+            return {"": good, ERRORS: bad}
+        case Transform() | Union():
             return {"": incoming}
         case Lookup() as spec:
-            return {"": _joined(spec, incoming, graph.payloads[op.name].to_pylist())}
+            good, bad = divided(op, incoming, [mine for mine, _ in spec.on])
+            return {"": _joined(spec, good, graph.payloads[op.name].to_pylist()), ERRORS: bad}
         case Map(form) | Filter(form) | FlatMap(form) | Route(form, _):
             function = meanings[op.name] if form is Form.BATCHES else graph.payloads[op.name]
-            answers = [(row, function(copy.deepcopy(row))) for row in incoming]
+            answers, bad = _answers(op, incoming, function)
     match op.spec:
         case Map():
-            return {"": [answer for _, answer in answers]}
+            return {"": [answer for _, answer in answers], ERRORS: bad}
         case Filter():
-            return {"": [row for row, answer in answers if answer]}
+            return {"": [row for row, answer in answers if answer], ERRORS: bad}
         case FlatMap():
-            return {"": [each for _, answer in answers for each in answer]}
+            return {"": [each for _, answer in answers for each in answer], ERRORS: bad}
         case Route(_, branches):
-            return {branch: [row for row, answer in answers if answer == branch] for branch in branches}
+            chosen = {branch: [row for row, answer in answers if answer == branch] for branch in branches}
+            return {**chosen, ERRORS: bad}
     raise AssertionError(f"the oracle does not know {op.kind}")
+
+
+def _answers(
+    op: Operator, incoming: list[Row], function: Callable[[Row], Any]
+) -> tuple[list[tuple[Row, Any]], list[Row]]:
+    """What a function says to each row, and the rows to which it has no answer."""
+    answers: list[tuple[Row, Any]] = []
+    bad: list[Row] = []
+    for row in incoming:
+        try:
+            answer = function(copy.deepcopy(row))
+            if isinstance(op.spec, FlatMap):
+                answer = list(answer)
+            for each in [answer] if isinstance(op.spec, Map) else answer if isinstance(op.spec, FlatMap) else []:
+                require_fit(each, op.schema)
+        except Exception as error:
+            if op.on_error is OnError.FAIL:
+                raise
+            bad.append({**row, "error": f"{type(error).__name__}: {error}"})
+        else:
+            answers.append((row, answer))
+    return answers, bad
+
+
+class SchemaError(ValueError):
+    """What the oracle says of a row of the wrong type; called as the engine's, whose name is in the reason."""
+
+
+def require_fit(row: Row, schema: pa.Schema) -> None:
+    """Functions in tests are wrong in one way only: they give a text where a number was declared."""
+    for field in schema:
+        if pa.types.is_integer(field.type) and isinstance(row[field.name], str):
+            kind = {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}[field.type.bit_width]
+            raise SchemaError(f"column {field.name!r}: expected {kind}, found str {row[field.name]!r}")
+
+
+def divided(
+    op: Operator, incoming: Iterable[Row], keys: Sequence[str] = (), times: Sequence[str] = ()
+) -> tuple[list[Row], list[Row]]:
+    """Rows that have a key and a time, and, of an operator that lets them go aside, those that have not."""
+    good: list[Row] = []
+    bad: list[Row] = []
+    for row in incoming:
+        reason = _lack(row, keys, times, limit=480 if not isinstance(op.spec, Lookup) else 1 << 30)
+        if op.on_error is OnError.FAIL or reason is None:
+            good.append(row)
+        else:
+            bad.append({**row, "error": reason})
+    return good, bad
+
+
+def _lack(row: Row, keys: Sequence[str], times: Sequence[str], limit: int) -> str | None:
+    for key in keys:
+        if row[key] is None:
+            return f"SchemaError: column {key!r} is null, which cannot be a key"
+    sizes = [len(row[key].encode()) if isinstance(row[key], str) else 8 for key in keys]
+    lengths = sum(2 for key in keys[:-1] if isinstance(row[key], str))
+    if sum(sizes) + lengths > limit:
+        took = sum(sizes) + lengths
+        return f"StateError: the key ({', '.join(keys)}) takes {took} bytes; at most {limit} are allowed"
+    for time in times:
+        if row[time] is None:
+            return f"SchemaError: column {time!r} is null, which cannot be an event time"
+    return None
 
 
 def _joined(spec: Lookup, incoming: list[Row], table: list[Row]) -> list[Row]:

@@ -72,6 +72,10 @@ class OperatorStats(msgspec.Struct, frozen=True):
     latency_ms: Histogram = Histogram()
     rows_late: int = 0
     """Rows that came too late for the operator's windows; they are not among ``rows_out``."""
+    rows_ahead: int = 0
+    """Rows of a source whose event time was too far in the future to move the watermark; they are among the others."""
+    errors: int = 0
+    """Bad rows, which left by the operator's errors branch; they are not among ``rows_out``."""
     note: str = ""
     """What the operator itself has to say of how it worked, if it has; of several tasks or epochs the last."""
 
@@ -86,6 +90,8 @@ class OperatorStats(msgspec.Struct, frozen=True):
             rows_in=self.rows_in + other.rows_in,
             rows_out=self.rows_out + other.rows_out,
             rows_late=self.rows_late + other.rows_late,
+            rows_ahead=self.rows_ahead + other.rows_ahead,
+            errors=self.errors + other.errors,
             slices=self.slices + other.slices,
             busy_us=self.busy_us + other.busy_us,
             slowest_slice_us=max(self.slowest_slice_us, other.slowest_slice_us),
@@ -119,6 +125,11 @@ class EpochProgress(msgspec.Struct, frozen=True):
         """Source rows per second of this epoch's run time."""
         return 1000.0 * self.rows_in / self.duration_ms if self.duration_ms else 0.0
 
+    @property
+    def errors(self) -> int:
+        """Bad rows of all operators."""
+        return sum(stats.errors for stats in self.operators)
+
 
 class SweepStats(msgspec.Struct, frozen=True):
     """What became of files in the checkpoint that no restart needs: sweeping them never fails a job.
@@ -146,6 +157,11 @@ class JobMetrics(msgspec.Struct, frozen=True):
     busy_ms: float = 0.0
     operators: tuple[OperatorStats, ...] = ()
     sweep: SweepStats = SweepStats()
+
+    @property
+    def errors(self) -> int:
+        """Bad rows of all operators."""
+        return sum(stats.errors for stats in self.operators)
 
     def after(self, progress: EpochProgress) -> JobMetrics:
         """The totals once this epoch is committed as well."""

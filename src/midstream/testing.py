@@ -34,6 +34,7 @@ def run_local(
     changes: Sequence[ChangeAt] = (),
     audit: str | None = None,
     durable: bool = False,
+    close_windows: bool = False,
 ) -> LocalRun:
     """Run a flow over all epochs of its sources, in this process, and return when it is done.
 
@@ -46,6 +47,8 @@ def run_local(
     the seed decides; with ``audit``, a column that identifies the source's rows, the run tells which row met which
     operator under which revision, for :mod:`midstream.audit`. ``durable`` makes the checkpoint survive a loss of power,
     as it does on Spark by default; tests rarely need that.
+
+    With ``close_windows``, one more epoch without rows closes all windows at the end; see :meth:`Flow.start`.
 
     >>> from midstream import Update
     >>> flow, out = Flow("doubles"), MemorySink()
@@ -65,6 +68,7 @@ def run_local(
         changes=changes,
         audit=audit,
         durable=durable,
+        close_windows=close_windows,
     )
 
 

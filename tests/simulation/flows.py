@@ -22,7 +22,7 @@ from midstream.engine import collector
 from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Sink, Source, Transform
 from midstream.testing import Faults, LocalRun, ManualClock, run_local
-from tests.oracle import Answer, Row, interpret, multiset
+from tests.oracle import Answer, Row, SchemaError, interpret, multiset
 
 STRINGS = ("", "a", "b", "ab", "é", "日本", "🙂", "a\0", "x" * 40)
 MAX_STEPS = 10
@@ -131,6 +131,32 @@ class Pick:
 
     def batches(self, batch: pa.RecordBatch) -> Any:
         return np.array([self.of(value) for value in batch.column(self.column).to_pylist()], dtype=object)
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A function that fails on rows of some numbers, or gives one of them what does not fit."""
+
+    function: Any
+    of: int
+
+    def __call__(self, row: Row) -> Any:
+        if row["id"] % 5 == self.of:
+            raise ValueError(f"row {row['id']}")
+        answer = self.function(row)
+        if isinstance(answer, dict) and row["id"] % 7 == self.of:
+            return {**answer, "id": "wrong"}
+        return answer
+
+    def batches(self, batch: pa.RecordBatch) -> Any:
+        result = self.function.batches(batch)
+        for row in batch.column("id").to_pylist():
+            if row % 5 == self.of:
+                raise ValueError(f"row {row}")
+            if isinstance(self.function, Add | Describe | Measure) and row % 7 == self.of:
+                # As from_rows says it of the row's function, which is what the oracle calls.
+                raise SchemaError("column 'id': expected bigint, found str 'wrong'")
+        return result
 
 
 def even_only(table: pa.Table) -> pa.Table:
@@ -281,7 +307,9 @@ class _Builder:
     def key_by(self) -> None:
         stream, expansions = self.pick()
         columns = self.rng.sample(stream.schema.names, self.rng.randint(1, min(2, len(stream.schema.names))))
-        self.add(stream.key_by(self.name("key"), *columns), expansions)
+        keyed = stream.key_by(self.name("key"), *columns, on_error=self.on_error(stream))
+        self.add(keyed, expansions)
+        self.add_errors(keyed, expansions)
 
     def union(self) -> None:
         stream, expansions = self.pick()
@@ -298,14 +326,16 @@ class _Builder:
         if not (column := self.column(stream, TEXT)):
             return
         name, branches = self.name("route"), ("low", "mid", "high")[: self.rng.randint(1, 3)]
-        pick = Pick(column, branches)
+        on_error = self.on_error(stream)
+        pick = self.tripping(Pick(column, branches), on_error)
         if self.rng.random() < 0.5:
-            routed = stream.route(name, pick, branches=branches)
+            routed = stream.route(name, pick, branches=branches, on_error=on_error)
         else:
-            routed = stream.route_batches(name, pick.batches, branches=branches)
+            routed = stream.route_batches(name, pick.batches, branches=branches, on_error=on_error)
             self.case.meanings[name] = pick
         for branch in branches:
             self.add(routed[branch], expansions)
+        self.add_errors(routed[branches[0]], expansions)
 
     def lookup(self) -> None:
         stream, expansions = self.pick()
@@ -326,8 +356,10 @@ class _Builder:
             }
         )
         how = self.rng.choice(("inner", "left"))
-        joined = stream.lookup(name, table, on={column: f"{name}_k"}, how=how, unique=unique)
+        on_error = self.on_error(stream)
+        joined = stream.lookup(name, table, on={column: f"{name}_k"}, how=how, unique=unique, on_error=on_error)
         self.add(joined, expansions + (not unique))
+        self.add_errors(joined, expansions)
 
     def transform(self) -> None:
         stream, expansions = self.pick()
@@ -381,13 +413,29 @@ class _Builder:
     # ── what they share ───────────────────────────────────────────────────────────────────────────────────────────
 
     def function(self, kind: str, stream: Stream, function: Any, expansions: int, **schema: str) -> None:
-        name = self.name(kind)
+        name, on_error = self.name(kind), self.on_error(stream)
+        function = self.tripping(function, on_error)
         if self.rng.random() < 0.5:
-            made = getattr(stream, kind)(name, function, **schema)
+            made = getattr(stream, kind)(name, function, on_error=on_error, **schema)
         else:
-            made = getattr(stream, f"{kind}_batches")(name, function.batches, **schema)
+            made = getattr(stream, f"{kind}_batches")(name, function.batches, on_error=on_error, **schema)
             self.case.meanings[name] = function
         self.add(made, expansions)
+        self.add_errors(made, expansions)
+
+    def on_error(self, stream: Stream) -> str:
+        """What is done with bad rows; a stream of such rows has the column of their reasons already."""
+        wanted = (
+            self.values.random() < 0.3 and {"id"} <= set(stream.schema.names) and "error" not in stream.schema.names
+        )
+        return "branch" if wanted else "fail"
+
+    def tripping(self, function: Any, on_error: str) -> Any:
+        return Trip(function, self.values.randrange(2)) if on_error == "branch" else function
+
+    def add_errors(self, made: Stream, expansions: int) -> None:
+        if self.case.flow._operators[made._port.operator].error_branches:
+            self.add(made.errors(), expansions)
 
     def add(self, stream: Stream, expansions: int) -> None:
         self.streams.append((stream, expansions))
@@ -444,7 +492,9 @@ def _check_counts(case: Case, run: LocalRun, answers: Sequence[Answer]) -> None:
     graph = case.flow.graph
     for progress, answer in zip(run.progress, answers, strict=True):
         for stats in progress.operators:
-            got, wanted = (stats.rows_in, stats.rows_out), (answer.taken[stats.operator], answer.given[stats.operator])
+            name = stats.operator
+            got = stats.rows_in, stats.rows_out, stats.errors
+            wanted = answer.taken[name], answer.given[name], answer.errors[name]
             assert got == wanted, f"epoch {progress.epoch}, {stats.operator}: counted {got}, not {wanted}\n{case}"
         assert progress.rows_in == sum(answer.taken[op.name] for op in graph.of(Source)), case
         # Rows that a transform hands straight to a sink leave without passing a stage, and are not counted.

@@ -27,14 +27,14 @@ from midstream.control.coordinator import Coordinator
 from midstream.control.messages import EpochOpened, Event, Instruction
 from midstream.engine.collector import FRAME_BYTES
 from midstream.engine.operators import join, process
-from midstream.flow.model import Graph, Port, Sink
+from midstream.flow.model import Graph, Port, Sink, port_schema
 from midstream.metrics import EpochProgress
 from midstream.runtime import local, sweeping
 from midstream.runtime.local import run_graph
 from midstream.state import lineage, mapped
 from midstream.testing import Faults, LocalRun, ManualClock
 from tests.epochs import small_blocks
-from tests.keyed_oracle import KeyedOracle
+from tests.keyed_oracle import KeyedOracle, us
 from tests.ledger import Ledger
 from tests.oracle import Answer, Row, multiset
 from tests.simulation.flows import Add, Odd, Pick, Repeat, random_faults, small_frames
@@ -58,6 +58,17 @@ def shown(value: Any) -> str:
     return str(value) if isinstance(value, datetime) else repr(value)
 
 
+def spoiled(row: Row) -> bool:
+    """Whether functions that trip fail on a row."""
+    return bool(row["id"] % 6 == 3)
+
+
+def trip(row: Row) -> None:
+    """Fail on some of these rows; the others are to fail in another way."""
+    if row["id"] % 4 == 3:
+        raise ValueError(f"row {row['id']} with {row['n']}")
+
+
 # ── functions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -68,6 +79,8 @@ class Remember:
     keys: tuple[str, ...]
     ordered: bool
     lag_s: int
+    trips: bool = False
+    """Whether it fails on some rows and timers, when it has changed much of its state already."""
 
     def __call__(self, key: Any, row: Row, state: Any) -> Any:
         n, when = row["n"], row["t"] + timedelta(seconds=self.lag_s)
@@ -77,11 +90,19 @@ class Remember:
         largest.clear()
         largest.extend(kept)
         counts = state.map("by g")
-        counts[row["g"]] = counts.get(row["g"], 0) + 1
+        group = str(row["g"])  # None cannot be a key of a map
+        counts[group] = counts.get(group, 0) + 1
         if n is not None and n % 2:
             state.event_timer(when)
         if n == 2:
             state.clock_timer(state.now + timedelta(seconds=10))
+        if self.trips and spoiled(row):
+            state.map("by g").clear()
+            state.list("largest").append(None)
+            state.cancel_event_timer(when)
+            state.event_timer(when + timedelta(seconds=1))
+            trip(row)
+            return {**row, "n": "wrong"}
         return self._in_order(row, state, when) if self.ordered else row
 
     def _in_order(self, row: Row, state: Any, when: datetime) -> Any:
@@ -96,7 +117,7 @@ class Remember:
                     state.cancel_event_timer(when + timedelta(seconds=seconds))
                 state.cancel_clock_timer(state.now + timedelta(seconds=10))
             case 5:
-                state.map("by g").pop(row["g"], None)
+                state.map("by g").pop(str(row["g"]), None)
             case 6:
                 state.map("by g").clear()
                 state.list("largest").clear()
@@ -110,6 +131,10 @@ class Remember:
 
     def on_timer(self, key: Any, time: datetime, state: Any) -> Any:
         state.list("fired").append(time, keep=2)
+        if self.trips and time.second % 4 == 0:
+            state.clear()
+            state.event_timer(time + timedelta(seconds=1))
+            raise ValueError(f"no timer at {time.second} seconds")
         if time.second % 3 == 0:
             state.event_timer(time + timedelta(seconds=4))
         values = dict(zip(self.keys, key if len(self.keys) > 1 else (key,), strict=True))
@@ -126,6 +151,7 @@ class BatchTotals:
     """A sum per key, for batches of rows; ``rows`` is what it means."""
 
     ordered: bool
+    trips: bool = False
 
     def __call__(self, keys: Any, batch: pa.RecordBatch, state: Any) -> pa.RecordBatch:
         totals = state.get(0)
@@ -134,6 +160,11 @@ class BatchTotals:
             totals[group] += n or 0
             results.append(str(totals[group]))
         state.set(totals)
+        if self.trips:
+            for row in batch.to_pylist():
+                if spoiled(row):
+                    trip(row)
+                    raise ValueError("wrong")
         if not self.ordered:
             return batch
         index = batch.schema.get_field_index("s")
@@ -141,7 +172,36 @@ class BatchTotals:
 
     def rows(self, key: Any, row: Row, state: Any) -> Row:
         state.set(state.get(0) + (row["n"] or 0))
+        if self.trips and spoiled(row):
+            trip(row)
+            raise ValueError("wrong")
         return {**row, "s": str(state.get())} if self.ordered else row
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A function for rows or batches that fails on some rows, or gives what does not fit."""
+
+    function: Any
+
+    def __call__(self, row: Row) -> Any:
+        if spoiled(row):
+            trip(row)
+            wrong = {**row, "n": "wrong"}
+            answer = self.function(row)
+            if isinstance(answer, dict):
+                return wrong
+            if not isinstance(answer, bool):
+                return iter([*answer, wrong])
+            raise ValueError("wrong")
+        return self.function(row)
+
+    def batches(self, batch: pa.RecordBatch) -> Any:
+        for row in batch.to_pylist():
+            if spoiled(row):
+                trip(row)
+                raise ValueError("wrong")
+        return self.function.batches(batch)
 
 
 @dataclass(frozen=True)
@@ -205,6 +265,8 @@ class KeyedCase:
     """Seconds by which the clock moves on after an epoch was begun, over and over."""
     hosts_die: bool = False
     """Whether tasks and local copies of state are gone, too, when the driver crashes."""
+    closes: bool = False
+    """Whether the last life closes all windows at its end, in an epoch of its own."""
     clocks: dict[int, int] = field(default_factory=dict)
     """What the clock said when the last run of each epoch began."""
     ledger: Ledger | None = None
@@ -216,7 +278,7 @@ class KeyedCase:
     def keep_ledger(self, stream: Stream) -> None:
         """Let the flow keep a ledger of a source's rows."""
         self.ledger = Ledger(self.folder / "ledger.db")
-        self.ledger.keep(stream.key_by("by ledger", "k"), "n")
+        self.ledger.keep(stream.key_by("by ledger", "k", on_error="branch"), "n")
         self.outputs[self.ledger.rows_sink] = self.ledger.by_epoch
 
     @property
@@ -225,7 +287,7 @@ class KeyedCase:
 
     @property
     def length(self) -> int:
-        return len(next(iter(self.epochs.values())))
+        return len(next(iter(self.epochs.values()))) + self.closes
 
     def graph_of(self, start: int, end: int) -> Graph:
         """The flow over some of its epochs."""
@@ -238,7 +300,7 @@ class KeyedCase:
 
     def run(self) -> list[LocalRun]:
         """Live all lives."""
-        clock = ManualClock(start_us=1_000_000)
+        clock = ManualClock(start_us=us(START))
         runs, start = [], 0
         if self.ledger is not None:
             self.ledger.create()
@@ -252,6 +314,7 @@ class KeyedCase:
                         faults=self.faults,
                         clock=clock,
                         checkpoint=self.checkpoint,
+                        close_windows=self.closes and number == len(self.lives) - 1,
                     )
                 )
                 start += life.epochs
@@ -289,8 +352,11 @@ class KeyedCase:
         oracle = KeyedOracle(self.flow.graph, self.meanings)
         answers = [
             oracle.epoch({name: epochs[n] for name, epochs in self.epochs.items()}, self.clocks[n])
-            for n in range(self.length)
+            for n in range(self.length - self.closes)
         ]
+        if self.closes:
+            nothing: dict[str, list[Row]] = {name: [] for name in self.epochs}
+            answers.append(oracle.epoch(nothing, self.clocks[self.length - 1], closing=True))
         return answers, oracle
 
     def __str__(self) -> str:
@@ -356,6 +422,10 @@ class _Builder:
         self.rng = rng
         self.only = only
         self.values = random.Random(rng.randrange(1 << 32))
+        # Draws of its own, so that other cases stay as they are: what is bad in a case.
+        self.spoils = random.Random(self.values.getstate()[1][1])
+        self.on_error = "branch" if self.spoils.random() < 0.5 else "fail"
+        self.sources = 1
         self.case = KeyedCase(folder)
         self.ids = iter(range(1 << 30))
         self.added = 0
@@ -363,7 +433,8 @@ class _Builder:
     def build(self) -> KeyedCase:
         rng, case = self.rng, self.case
         length = 6 if self.only else rng.choice((3, 3, 3, 4, 4, 8))
-        sources = [self.source(length) for _ in range(rng.choice((1, 1, 2)))]
+        self.sources = rng.choice((1, 1, 2))
+        sources = [self.source(length) for _ in range(self.sources)]
         made = [self.prepared(source, sources) for source in sources]
         results = self.keyed(made)
         if not self.only and rng.random() < 0.35:
@@ -376,6 +447,10 @@ class _Builder:
         for op in list(case.flow._operators.values()):
             if not isinstance(op.spec, Sink) and Port(op.name) in op.ports and Port(op.name) not in read:
                 self.sink(Stream(case.flow, Port(op.name), op.schema))
+        for op in list(case.flow._operators.values()):
+            for branch in op.error_branches:
+                self.sink_of_errors(Port(op.name, branch))
+        case.closes = self.spoils.random() < 0.3
         cut = rng.randint(1, length - 1)
         lives = [length] if rng.random() < 0.5 else [cut, length - cut]
         case.lives = [Life(epochs, rng.choice((1, 1, 2, 2, 3, 4))) for epochs in lives]
@@ -394,11 +469,15 @@ class _Builder:
             self.rows(n, 0 if n < quiet else rng.choice((4, 8, 14) if self.only else (0, 1, 3, 6, 14)))
             for n in range(length)
         ]
+        if self.spoils_rows:
+            epochs = [[self.spoiled(row) for row in rows] for rows in epochs]
         self.case.epochs[name], self.case.source_partitions[name] = epochs, partitions
         stream = self.case.flow.source(
             name,
             ListSource(epochs, SCHEMA, event_time="t", partitions=partitions),
             delay=f"{rng.choice((0, 0, 3, 10))} seconds",
+            idle=self.spoils.choice((None, None, "6 seconds", "20 seconds")) if self.sources > 1 else None,
+            on_error=self.spoils.choice((self.on_error, "fail")),
         )
         return Made(stream, partitions == 1)
 
@@ -417,20 +496,50 @@ class _Builder:
             for _ in range(count)
         ]
 
+    @property
+    def spoils_rows(self) -> bool:
+        return self.on_error == "branch"
+
+    def spoiled(self, row: Row) -> Row:
+        """Now and then without a key or a time, with a key that is too long, or from the far future."""
+        match self.spoils.randrange(40):
+            case 0:
+                return {**row, "k": None}
+            case 1:
+                return {**row, "g": None}
+            case 2:
+                return {**row, "k": "x" * 490}
+            case 3:
+                return {**row, "t": None}
+            case 4:
+                return {**row, "t": row["t"] + timedelta(days=400)}
+        return row
+
+    def sink_of_errors(self, port: Port) -> None:
+        name, memory = f"{port.branch} of {port.operator}", MemorySink()
+        Stream(self.case.flow, port, port_schema(self.case.flow._operators, port)).sink(name, memory)
+        self.case.outputs[name] = lambda: {epoch: table.to_pylist() for epoch, table in memory.tables.items()}
+
+    def tripping(self, function: Any) -> Any:
+        return Trip(function) if self.spoils_rows else function
+
     def prepared(self, made: Made, sources: list[Made]) -> Made:
         rng, stream, ordered = self.rng, made.stream, made.ordered
         for _ in range(rng.choice((0, 0, 1, 2))):
             match rng.randrange(6):
                 case 0:
-                    stream = stream.map(self.name("map"), Add("n", rng.randint(-2, 2)))
+                    add = self.tripping(Add("n", rng.randint(-2, 2)))
+                    stream = stream.map(self.name("map"), add, on_error=self.on_error)
                 case 1:
-                    stream = stream.filter_batches(
-                        self.named("filter", odd := Odd("n", rng.randint(0, 1))), odd.batches
-                    )
+                    odd = self.tripping(Odd("n", rng.randint(0, 1)))
+                    name = self.named("filter", odd)
+                    stream = stream.filter_batches(name, odd.batches, on_error=self.on_error)
                 case 2:
-                    stream = stream.flat_map(self.name("repeat"), Repeat("n"))
+                    repeat = self.tripping(Repeat("n"))
+                    stream = stream.flat_map(self.name("repeat"), repeat, on_error=self.on_error)
                 case 3:
-                    stream = stream.map(self.name("shift"), Shift(rng.choice((-5, 3))))
+                    shift = Shift(rng.choice((-5, 3)))
+                    stream = stream.map(self.name("shift"), shift, on_error=self.on_error)
                 case 4 if len(sources) > 1:
                     stream, ordered = (
                         stream.union(self.name("union"), *(s.stream for s in sources if s is not made)),
@@ -452,7 +561,13 @@ class _Builder:
         """One or two operators behind one or two key_bys; what they give, late rows included."""
         rng = self.rng
         keys = rng.choice(KEYS)
-        made = [Made(one.stream.key_by(self.name("by"), *keys), one.is_ordered_by(keys)) for one in streams]
+        made = [
+            Made(
+                one.stream.key_by(self.name("by"), *keys, on_error=self.spoils.choice((self.on_error, "fail"))),
+                one.is_ordered_by(keys),
+            )
+            for one in streams
+        ]
         results: list[Made] = []
         for _ in range(1 if self.only else rng.choice((1, 1, 1, 2))):
             if self.only:
@@ -473,20 +588,24 @@ class _Builder:
 
     def process(self, one: Made, others: list[Made], keys: tuple[str, ...]) -> list[Made]:
         rng = self.rng
-        function = Remember(keys, one.is_ordered_by(keys), rng.choice((0, 4, 11)))
+        function = Remember(keys, one.is_ordered_by(keys), rng.choice((0, 4, 11)), self.spoils_rows)
         ttl = rng.choice((None, None, "5 seconds", "20 seconds"))
-        stream = _keyed(one).process(self.name("process"), function, ttl=ttl)
+        stream = _keyed(one).process(self.name("process"), function, ttl=ttl, on_error=self.on_error)
         return [Made(stream, keys if function.ordered else False)]
 
     def process_batches(self, one: Made, others: list[Made], keys: tuple[str, ...]) -> list[Made]:
-        function = BatchTotals(one.is_ordered_by(keys))
+        function = BatchTotals(one.is_ordered_by(keys), self.spoils_rows)
         ttl = self.rng.choice((None, None, "10 seconds"))
         name = self.named("batches", function.rows)
-        stream = _keyed(one).process_batches(name, function, one_to_one=self.rng.random() < 0.5, ttl=ttl)
+        stream = _keyed(one).process_batches(
+            name, function, one_to_one=self.rng.random() < 0.5, ttl=ttl, on_error=self.on_error
+        )
         return [Made(stream, keys if function.ordered else False)]
 
     def aggregate(self, one: Made, others: list[Made], keys: tuple[str, ...]) -> list[Made]:
-        stream = _keyed(one).aggregate(self.name("running"), latest=agg.max("t"), **self.columns(one, keys))
+        stream = _keyed(one).aggregate(
+            self.name("running"), latest=agg.max("t"), on_error=self.on_error, **self.columns(one, keys)
+        )
         return [Made(stream, False)]
 
     def windowed(self, one: Made, others: list[Made], keys: tuple[str, ...]) -> list[Made]:
@@ -501,7 +620,9 @@ class _Builder:
             )
         )
         time = None if _keyed(one).event_time else "t"
-        made = _keyed(one).aggregate(self.name("windows"), window=window, time=time, **self.columns(one, keys))
+        made = _keyed(one).aggregate(
+            self.name("windows"), window=window, time=time, on_error=self.on_error, **self.columns(one, keys)
+        )
         return [Made(made, False), Made(made.late(), False)]
 
     def columns(self, one: Made, keys: tuple[str, ...]) -> dict[str, Any]:
@@ -527,7 +648,8 @@ class _Builder:
         else:  # which row is the first cannot be said, so they are all alike
             alike = one.stream.map(self.name("alike"), self.rng.choice((_without_null, _without_id)))
             keyed = alike.key_by(self.name("by"), *alike.schema.names)
-        return [Made(keyed.distinct(self.name("distinct"), within=within, time=None if within is None else "t"), False)]
+        time = None if within is None else "t"
+        return [Made(keyed.distinct(self.name("distinct"), within=within, time=time, on_error=self.on_error), False)]
 
     def join(self, one: Made, others: list[Made], keys: tuple[str, ...]) -> list[Made]:
         """With another stream, or with itself."""
@@ -544,7 +666,13 @@ class _Builder:
         )
         keyed = right.key_by(self.name("by"), *(f"r_{key}" for key in keys))
         made = _keyed(one).join(
-            self.name("join"), keyed, how=rng.choice(("inner", "left")), right_time="r_t", left_time="t", **near
+            self.name("join"),
+            keyed,
+            how=rng.choice(("inner", "left")),
+            right_time="r_t",
+            left_time="t",
+            on_error=self.on_error,
+            **near,
         )
         back = made.late("right").map(self.name("back"), _back, returns=SCHEMA)
         return [Made(made, False), Made(made.late(), False), Made(back, False)]
@@ -657,6 +785,6 @@ def _check_counts(case: KeyedCase, progress: Sequence[EpochProgress], answers: S
         answer = answers[each.epoch]
         for stats in each.operators:
             name = stats.operator
-            got = stats.rows_in, stats.rows_out, stats.rows_late
-            wanted = answer.taken[name], answer.given[name], answer.late[name]
+            got = stats.rows_in, stats.rows_out, stats.rows_late, stats.errors
+            wanted = answer.taken[name], answer.given[name], answer.late[name], answer.errors[name]
             assert got == wanted, f"epoch {each.epoch}, {name}: counted {got}, not {wanted}\n{case}"

@@ -155,7 +155,7 @@ def test_status_shows_epochs_and_the_change_on_trial(job):
     assert "checkpoint somewhere" in result.stdout
     assert "1 epochs  1,000 rows in  900 out since this start" in result.stdout
     assert "on trial: revision 2 (FM): pending" in result.stdout
-    assert result.stdout.splitlines()[-1].split() == ["0", "1", "1,000", "900", "500", "2,000"]
+    assert result.stdout.splitlines()[-1].split() == ["0", "1", "1,000", "900", "0", "500", "2,000"]
 
 
 def test_status_says_when_the_checkpoint_cannot_be_swept(job):

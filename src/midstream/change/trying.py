@@ -18,13 +18,14 @@ from midstream.change.configuration import FIRST_REVISION
 from midstream.change.prepare import Prepared, stage_of
 from midstream.control.messages import Commit
 from midstream.data.blobs import BlobStore
+from midstream.data.rows import to_rows
 from midstream.data.times import EpochTimes
 from midstream.engine.frames import decode_rows
 from midstream.engine.operators.registry import Parts, at_work
 from midstream.engine.program import StageProgram
 from midstream.engine.resources import Resources
 from midstream.errors import CheckpointError, FunctionError, MidstreamError, OperatorFailed, StateError
-from midstream.flow.model import Lookup, Operator, Process, Transact, Transform
+from midstream.flow.model import ERROR_COLUMN, ERRORS, Lookup, Operator, Process, Transact, Transform
 from midstream.ids import BINS, BinId, Epoch, Revision
 from midstream.state.base import Base
 from midstream.state.files import FileRef, StateFiles
@@ -98,13 +99,41 @@ def _try(prepared: Prepared, name: str, samples: Samples, resources: Resources, 
         return f"it cannot be opened on the driver: {error.error}"
     try:
         with _state_of(name, operator, samples, files) as states:
-            _call(operator, program, resources, states, rows)
+            bad = _call(operator, program, resources, states, rows)
+        if (
+            bad is not None
+            and bad.num_rows == rows.num_rows
+            and not _was_bad(prepared, name, samples, resources, files)
+        ):
+            raise _all_bad(name, bad)
     except OperatorFailed as error:
         raise _refusal(prepared, name, samples, rows.num_rows, error) from error
     except (CheckpointError, StateError) as error:
         # Nothing is known against the function.
         return f"the state of these rows cannot be read any more: {error}"
     return None
+
+
+def _was_bad(prepared: Prepared, name: str, samples: Samples, resources: Resources, files: StateFiles) -> bool:
+    """Whether the function that runs now cannot take any of the rows either."""
+    rows, before = decode_rows(pa.py_buffer(samples.rows[name])), prepared.before
+    program = _since(resources.program(before.programs[stage_of(before.plan)[name]]), samples.revision)
+    with _state_of(name, program.operator(name), samples, files) as states:
+        bad = _call(program.operator(name), program, resources, states, rows)
+    return bad is not None and bad.num_rows == rows.num_rows
+
+
+def _all_bad(name: str, bad: pa.RecordBatch) -> OperatorFailed:
+    """An operator with an errors branch never fails on a row; but a function that takes none of them is a mistake."""
+    [first, *_] = to_rows(bad)
+    reason = first.pop(ERROR_COLUMN)
+    return OperatorFailed(
+        f"all of the rows would go to the errors branch of {name!r}, the first, {first!r:.200}, for: {reason}",
+        operator=name,
+        error=reason,
+        row=first,
+        user_traceback="",
+    )
 
 
 def _since(program: StageProgram, revision: Revision) -> StageProgram:
@@ -121,10 +150,12 @@ def _call(
     resources: Resources,
     states: Mapping[str, TaskState],
     rows: pa.RecordBatch,
-) -> None:
+) -> pa.RecordBatch | None:
+    """Call it on rows; gives those that went to its errors branch, if it has one."""
     parts = Parts(program, resources, states, EpochTimes(clock=0), FIRST_REVISION)
     work = at_work(operator, parts)
-    work.entries[0](rows)
+    results = work.entries[0](rows)
+    return results.get(ERRORS) if operator.error_branches else None
 
 
 @contextlib.contextmanager

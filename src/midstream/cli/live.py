@@ -122,6 +122,7 @@ def print_summary(job: Watchable, console: Console | None = None) -> None:
         _counted(metrics.epochs, "epoch"),
         f"{metrics.rows_in:,} rows in",
         f"{metrics.rows_out:,} out",
+        _counted(metrics.errors, "error") if metrics.errors else "",
         f"{speed:,.0f} rows/s",
         _latency(_age_at_sinks(job.graph, metrics.operators)),
     ]
@@ -135,6 +136,7 @@ def _line(graph: Graph, epoch: EpochProgress) -> str:
         f"{epoch.duration_ms:,.0f} ms",
         f"{epoch.rows_in:,} rows in",
         f"{epoch.rows_out:,} out",
+        _counted(epoch.errors, "error") if epoch.errors else "",
         f"{epoch.rows_per_s:,.0f} rows/s",
         _latency(_age_at_sinks(graph, epoch.operators)),
     ]

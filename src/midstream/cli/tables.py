@@ -44,6 +44,9 @@ def print_state(entry: Entry, state: JobState, console: Console) -> None:
         f"checkpoint {entry.checkpoint}",
         f"{state.epochs:,} epochs  {state.rows_in:,} rows in  {state.rows_out:,} out since this start",
     ]
+    for title, counts in (("errors", state.errors), ("rows ahead of time", state.rows_ahead)):
+        if counts:
+            lines.append(f"{title}: {', '.join(f'{name} {count:,}' for name, count in counts.items())}")
     if state.on_trial is not None:
         lines.append(f"on trial: {outcome_of(state.on_trial)}")
     if state.error is not None:
@@ -59,13 +62,14 @@ def print_state(entry: Entry, state: JobState, console: Console) -> None:
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if state.progress:
-        table = _table("epoch", "revision", "rows in", "rows out", "ms", "rows/s", justify="right")
+        table = _table("epoch", "revision", "rows in", "rows out", "errors", "ms", "rows/s", justify="right")
         for epoch in state.progress:
             table.add_row(
                 str(epoch.epoch),
                 str(epoch.revision),
                 f"{epoch.rows_in:,}",
                 f"{epoch.rows_out:,}",
+                f"{epoch.errors:,}",
                 f"{epoch.duration_ms:,.0f}",
                 f"{epoch.rows_per_s:,.0f}",
             )

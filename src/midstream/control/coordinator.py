@@ -53,7 +53,7 @@ from midstream.control.messages import (
     WorkerJoined,
     WorkerReleased,
 )
-from midstream.data.times import EpochTimes, Watermarks
+from midstream.data.times import END_OF_TIME, EpochTimes, Watermarks
 from midstream.errors import ProtocolError
 from midstream.ids import Revision, StageIndex, WireId
 from midstream.metrics import merge
@@ -98,14 +98,16 @@ class _Running:
             if self.watermarks is None:
                 self.watermarks = self.seen()
             now = self.watermarks
-        return EpochTimes(self.opened.clock, before.watermark, now.watermark)
+        watermark = END_OF_TIME if self.opened.closing else now.watermark
+        return EpochTimes(self.opened.clock, before.watermark, watermark)
 
     def seen(self) -> Watermarks:
         """The watermarks with all event times that were reported."""
-        marks = self.opened.watermarks
+        latest: dict[str, int] = {}
         for reports in self.finished.values():
-            marks = marks.after(reports[0].event_times)
-        return marks
+            for source, time in reports[0].event_times.items():
+                latest[source] = max(time, latest.get(source, time))
+        return self.opened.watermarks.after(latest, self.opened.clock)
 
 
 class Coordinator:

@@ -232,6 +232,8 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     on_trial: Revision | None = None
     audit: AuditOrder | None = None
     live: tuple[Digest, ...] = ()
+    closing: bool = False
+    """No rows will follow: what is open is closed, whatever the watermark."""
 
 
 class ChangeBegun(msgspec.Struct, frozen=True, tag=True):

@@ -175,27 +175,19 @@ def _checked_rows(rows: Sequence[Any], schema: pa.Schema, what: str) -> list[Row
     """The rows as plain dicts with the declared keys, or an error about the first that is not."""
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise SchemaError(
-                f"{what}: row {index}: expected a dict with the keys {', '.join(schema.names)}, found {_shown(row)}",
-                row_index=index,
-                column=None,
-            )
+            detail = f"expected a dict with the keys {', '.join(schema.names)}, found {_shown(row)}"
+            raise SchemaError(f"{what}: row {index}: {detail}", row_index=index, column=None, detail=detail)
         for name in schema.names:
             if name not in row:
-                raise SchemaError(
-                    f"{what}: row {index}, column {name!r}: the key is missing; found {', '.join(map(str, row))}. "
-                    f"Use None for a null",
-                    row_index=index,
-                    column=name,
-                )
+                detail = f"column {name!r}: the key is missing; found {', '.join(map(str, row))}. Use None for a null"
+                raise SchemaError(f"{what}: row {index}, {detail}", row_index=index, column=name, detail=detail)
         for name in row:
             if name not in schema.names:
-                raise SchemaError(
-                    f"{what}: row {index}, column {name!r}: not declared; declared are {', '.join(schema.names)}. "
-                    f"Leave the key out, or declare it with returns=",
-                    row_index=index,
-                    column=name,
+                detail = (
+                    f"column {name!r}: not declared; declared are {', '.join(schema.names)}. Leave the key out, or "
+                    f"declare it with returns="
                 )
+                raise SchemaError(f"{what}: row {index}, {detail}", row_index=index, column=name, detail=detail)
     return [dict(row) for row in rows]
 
 
@@ -270,12 +262,14 @@ def _refuse(index: int, field: pa.Field, misfit: _Misfit, what: str) -> Never:
     expected = type_name(misfit.kind)
     null = " NOT NULL" if misfit.value is None else ""
     why = f" ({misfit.why})" if misfit.why else ""
+    detail = f"column {misfit.path!r}: expected {expected}{null}, found {_shown(misfit.value)}{why}"
     raise SchemaError(
-        f"{what}: row {index}, column {misfit.path!r}: expected {expected}{null}, found {_shown(misfit.value)}{why}",
+        f"{what}: row {index}, {detail}",
         row_index=index,
         column=field.name,
         expected=expected,
         found=type(misfit.value).__name__,
+        detail=detail,
     ) from None
 
 

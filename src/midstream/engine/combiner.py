@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.engine.accumulators.runs import Integers, runs_of
+from midstream.engine.bad_rows import Aside, Screen, without
 from midstream.engine.blocks import Blocks
 from midstream.engine.operators.aggregate import totals_of
 from midstream.engine.operators.aggregating import found_keys, refuse_nulls
@@ -39,6 +40,7 @@ class Combiner:
         self._operator = operator
         self._spec = operator.spec
         self._totals = totals_of(operator, operator.spec, takes)
+        self._screen = Screen(Aside(operator), operator.spec.keys)
         self._tally = self._new_tally()
         self._blocks = Blocks(self._add)
         self._combined = 0
@@ -48,6 +50,9 @@ class Combiner:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Take rows. What is to be sent is given by :meth:`rows` and :meth:`partials`."""
+        if reasons := self._screen.reasons(rows):  # bad rows go aside where they arrive
+            self._as_they_are.append(rows.take(pa.array(sorted(reasons))))
+            rows = without(rows, reasons)
         refuse_nulls(self._operator, rows, self._spec.keys, "a key")
         # Cut where blocks end, so that it does not matter how rows were cut into slices.
         while rows.num_rows:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from midstream.engine.intake import Entry, entries_of
 from midstream.engine.operators.base import AtWork
 from midstream.engine.operators.registry import Parts, at_work
-from midstream.flow.model import LATE, LATE_RIGHT, Operator, Route
+from midstream.flow.model import Operator
 from midstream.ids import Revision
 from midstream.metrics import Histogram, OperatorStats
 from midstream.planner.stages import Wire
@@ -30,6 +30,9 @@ class Node:
     name: str
     versions: dict[Revision, Version]
     late: frozenset[str]
+    """Its branches of late rows."""
+    aside: frozenset[str]
+    """Its branches of bad rows."""
     consumers: dict[str, tuple[Entry, ...]]
     wires: dict[str, tuple[Wire, ...]]
     latest: Revision
@@ -40,6 +43,8 @@ class Node:
     rows_in: int = 0
     rows_out: int = 0
     rows_late: int = 0
+    rows_ahead: int = 0
+    errors: int = 0
     slices: int = 0
     busy_ns: int = 0
     slowest_ns: int = 0
@@ -58,6 +63,8 @@ class Node:
             rows_in=self.rows_in,
             rows_out=self.rows_out,
             rows_late=self.rows_late,
+            rows_ahead=self.rows_ahead,
+            errors=self.errors,
             slices=self.slices,
             busy_us=self.busy_ns // 1000,
             slowest_slice_us=self.slowest_ns // 1000,
@@ -79,7 +86,8 @@ def node_of(operator: Operator, parts: Parts) -> Node:
     return Node(
         name=operator.name,
         versions={parts.revision: version_of(operator, parts)},
-        late=frozenset() if isinstance(operator.spec, Route) else frozenset({LATE, LATE_RIGHT}),
+        late=frozenset(operator.late_branches),
+        aside=frozenset(operator.error_branches),
         consumers={port.branch: entries_of(port, here) for port in operator.ports},
         wires={
             port.branch: tuple(

@@ -67,10 +67,10 @@ class StageProgram:
         return next(op for op in self.operators if op.name == name)
 
     @property
-    def timed(self) -> dict[str, str]:
-        """The event-time columns of the sources of this stage: what watermarks are made of."""
-        times = ((op.name, op.spec.event_time) for op in self.operators if isinstance(op.spec, Source))
-        return {name: column for name, column in times if column is not None}
+    def timed(self) -> dict[str, Source]:
+        """The sources of this stage that have event times, which watermarks are made of."""
+        sources = ((op.name, op.spec) for op in self.operators if isinstance(op.spec, Source))
+        return {name: source for name, source in sources if source.event_time is not None}
 
     def to_blob(self) -> Blob:
         """The program as a blob of the store."""

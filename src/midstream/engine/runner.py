@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
+from midstream.engine.bad_rows import FAR
 from midstream.engine.clock import Clock
 from midstream.engine.collector import Collector
 from midstream.engine.combiner import Combiner
@@ -267,7 +268,7 @@ class StageRunner:
         results = step(batch)
         node.note_slice(self._clock.stopwatch_ns() - began)
         if entry.operator in self._sources:
-            self._note_event_time(entry.operator, batch)
+            self._note_event_time(node, batch)
         self._hand_on(node, results, revision)
 
     def _enter(self, node: Node, revision: Revision) -> Revision:
@@ -329,6 +330,8 @@ class StageRunner:
                 continue
             if branch in node.late:
                 node.rows_late += result.num_rows
+            elif branch in node.aside:
+                node.errors += result.num_rows
             else:
                 node.rows_out += result.num_rows
                 event_time = node.versions[revision].event_time
@@ -339,10 +342,18 @@ class StageRunner:
             for wire in node.wires[branch]:
                 self._send(wire, result, revision)
 
-    def _note_event_time(self, source: str, batch: pa.RecordBatch) -> None:
-        latest = pc.max(batch.column(self._sources[source])).cast(pa.int64()).as_py()
+    def _note_event_time(self, node: Node, batch: pa.RecordBatch) -> None:
+        source = self._sources[node.name]
+        assert source.event_time is not None, "only sources with event times are timed"
+        times = batch.column(source.event_time).view(pa.int64())
+        latest = pc.max(times).as_py()
+        limit = FAR if source.max_ahead_us is None else min(self._parts.times.clock + source.max_ahead_us, FAR)
+        if latest is not None and latest > limit:
+            believable = times.filter(pc.less_equal(times, limit))
+            node.rows_ahead += len(times) - times.null_count - len(believable)
+            latest = pc.max(believable).as_py()
         if latest is not None:
-            self._event_times[source] = max(latest, self._event_times.get(source, latest))
+            self._event_times[node.name] = max(latest, self._event_times.get(node.name, latest))
 
     def _note_ages(self, node: Node, batch: pa.RecordBatch, column: str) -> None:
         """The oldest and the newest row stand for their slice: exact at the extremes, and cheap."""

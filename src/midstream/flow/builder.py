@@ -6,25 +6,33 @@ Building runs nothing and needs no Spark. Every mistake that can be seen here is
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from midstream.errors import FlowError, SchemaError
-from midstream.flow.durations import duration
+from midstream.flow.branches import (
+    KEYED_ONLY,
+    Branches,
+    check_error_column,
+    error_port,
+    late_port,
+    not_keyed,
+    on_error_of,
+)
 from midstream.flow.functions import check_callable, refuse_timers
 from midstream.flow.handed import (
     check_comparable,
     check_sink_signature,
     column_pairs,
-    describe_stream,
+    describe_source,
     describe_table,
 )
 from midstream.flow.keyed import KeyedOperators
 from midstream.flow.model import (
-    LATE,
-    LATE_RIGHT,
+    ERRORS,
     Filter,
     FlatMap,
     Form,
@@ -33,23 +41,22 @@ from midstream.flow.model import (
     KeyBy,
     Lookup,
     Map,
+    OnError,
     Operator,
     Port,
     Route,
     Sink,
-    Source,
     Spec,
     Transact,
     Transform,
     Union,
+    port_schema,
 )
 from midstream.flow.schema import (
     check_key_columns,
     joined_schema,
     parse_ddl,
-    require_columns,
     to_ddl,
-    type_name,
 )
 from midstream.flow.sinks import (
     CallSink,
@@ -113,26 +120,35 @@ class Flow:
         """What has been built so far, checked and frozen."""
         return validate(Graph(self.name, tuple(self._operators.values()), dict(self._payloads)))
 
-    def source(self, name: str, stream: Any, *, event_time: str | None = None, delay: str = "0 seconds") -> Stream:
+    def source(
+        self,
+        name: str,
+        stream: Any,
+        *,
+        event_time: str | None = None,
+        delay: str = "0 seconds",
+        max_ahead: str | None = "1 day",
+        idle: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
         """Rows come in from a streaming DataFrame, a :class:`GeneratorSource` or a :class:`ListSource`.
 
         :param event_time: the timestamp column that says when an event happened (or was due); latency counts from
             there, and windows go by it. Sources of midstream know theirs already.
         :param delay: how much later than others an event may arrive. The watermark, which closes windows, is the
             smallest, over all sources with event times, of the latest event time seen minus this.
+        :param max_ahead: event times further than this ahead of the epoch's clock do not move the watermark. Their rows
+            are processed all the same, and counted as ``rows_ahead``. ``None`` takes every event time at its word.
+        :param idle: while the source has given no row for so long, by the clocks of epochs, the watermark goes by the
+            other sources. Rows that come after all may then be late. Default: windows wait for every source.
+        :param on_error: with ``"branch"``, rows whose event time is null leave at :meth:`Stream.errors`; by default
+            they go on, and the first operator that needs the time fails.
         """
         what = f"source {check_name(name, 'source')!r}"
-        schema, known_time = describe_stream(stream, what)
-        event_time = event_time or known_time
-        delay_us = duration(delay, f"{what}: delay", zero=True)
-        if event_time is not None:
-            require_columns(schema, [event_time], f"{what}: event_time")
-            if not pa.types.is_timestamp(schema.field(event_time).type):
-                found = type_name(schema.field(event_time).type)
-                raise SchemaError(f"{what}: event_time {event_time!r} must be a timestamp, found {found}")
-        elif delay_us:
-            raise FlowError(f"{what}: delay={delay!r} has a meaning only with event_time=")
-        return self._add(name, Source(event_time, delay_us), (), schema, stream)
+        spec, schema = describe_source(stream, what, event_time=event_time, delay=delay, max_ahead=max_ahead, idle=idle)
+        if spec.event_time is None and on_error_of(on_error, what) is OnError.BRANCH:
+            raise FlowError(f"{what}: on_error='branch' has a meaning only with event_time=")
+        return self._add(name, spec, (), schema, stream, on_error)
 
     def table(self, name: str, *, key: str = "string", value: str = "double", default: Any = None) -> Table:
         """A table that the transactions of a :meth:`Stream.transact` share: key → value.
@@ -207,12 +223,27 @@ class Flow:
 
     def _event_time_of(self, port: Port) -> str | None:
         """The source's event-time column, if the rows that leave this port still have it."""
-        if port.branch in (LATE, LATE_RIGHT):
-            port = self._operators[port.operator].inputs[port.branch == LATE_RIGHT]
-        return Graph(self.name, tuple(self._operators.values())).event_times.get(port.operator)
+        return self._unchecked.event_time_of(port)
 
-    def _add(self, name: str, spec: Spec, inputs: tuple[Port, ...], schema: pa.Schema, payload: Any = None) -> Stream:
+    @property
+    def _unchecked(self) -> Graph:
+        return Graph(self.name, tuple(self._operators.values()))
+
+    def _add(
+        self,
+        name: str,
+        spec: Spec,
+        inputs: tuple[Port, ...],
+        schema: pa.Schema,
+        payload: Any = None,
+        on_error: str = OnError.FAIL,
+    ) -> Stream:
         operator = Operator(check_name(name, f"flow {self.name!r}"), spec, inputs, schema)
+        what = f"{operator.kind} {name!r}"
+        operator = replace(operator, on_error=on_error_of(on_error, what))
+        if operator.on_error is OnError.BRANCH:
+            for takes in [port_schema(self._operators, port) for port in inputs] or [schema]:
+                check_error_column(takes, what)
         self._require_free(name)
         self._operators[name] = operator
         if payload is not None:
@@ -238,6 +269,8 @@ class Stream:
     for batches (the methods whose names end in ``_batches``), which are ``pyarrow.RecordBatch``. ``returns`` is the
     schema of the result in Spark's DDL, by default the input's; ``adds`` names only the columns that a function puts
     behind those of its input. What functions return is held to it.
+
+    With ``on_error="branch"``, rows that an operator cannot take leave at :meth:`errors`; by default they fail the job.
     """
 
     def __init__(self, flow: Flow, port: Port, schema: pa.Schema) -> None:
@@ -248,23 +281,44 @@ class Stream:
     def __repr__(self) -> str:
         return f"Stream({str(self._port)!r}, {to_ddl(self.schema)!r})"
 
-    def map(self, name: str, function: RowFunction, *, returns: str | None = None, adds: str | None = None) -> Stream:
+    if not TYPE_CHECKING:  # mypy would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in KEYED_ONLY:
+                raise not_keyed(self._flow._unchecked, self._port, self.schema, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def map(
+        self,
+        name: str,
+        function: RowFunction,
+        *,
+        returns: str | None = None,
+        adds: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
         """Each row gives exactly one row."""
-        return self._function(name, Map(Form.ROWS), function, returns, adds)
+        return self._function(name, Map(Form.ROWS), function, returns, adds, on_error)
 
     def map_batches(
-        self, name: str, function: BatchFunction, *, returns: str | None = None, adds: str | None = None
+        self,
+        name: str,
+        function: BatchFunction,
+        *,
+        returns: str | None = None,
+        adds: str | None = None,
+        on_error: str = "fail",
     ) -> Stream:
         """Each slice of rows gives as many rows, in the same order; the number is checked."""
-        return self._function(name, Map(Form.BATCHES), function, returns, adds)
+        return self._function(name, Map(Form.BATCHES), function, returns, adds, on_error)
 
-    def filter(self, name: str, function: Callable[[Row], bool]) -> Stream:
+    def filter(self, name: str, function: Callable[[Row], bool], *, on_error: str = "fail") -> Stream:
         """Keep the rows for which the function returns something true."""
-        return self._function(name, Filter(Form.ROWS), function)
+        return self._function(name, Filter(Form.ROWS), function, on_error=on_error)
 
-    def filter_batches(self, name: str, function: Callable[[pa.RecordBatch], Any]) -> Stream:
+    def filter_batches(self, name: str, function: Callable[[pa.RecordBatch], Any], *, on_error: str = "fail") -> Stream:
         """Keep the rows at which the function's result, a boolean array, is true."""
-        return self._function(name, Filter(Form.BATCHES), function)
+        return self._function(name, Filter(Form.BATCHES), function, on_error=on_error)
 
     def flat_map(
         self,
@@ -273,41 +327,61 @@ class Stream:
         *,
         returns: str | None = None,
         adds: str | None = None,
+        on_error: str = "fail",
     ) -> Stream:
         """Each row gives any number of rows; the function may be a generator."""
-        return self._function(name, FlatMap(Form.ROWS), function, returns, adds)
+        return self._function(name, FlatMap(Form.ROWS), function, returns, adds, on_error)
 
     def flat_map_batches(
-        self, name: str, function: BatchFunction, *, returns: str | None = None, adds: str | None = None
+        self,
+        name: str,
+        function: BatchFunction,
+        *,
+        returns: str | None = None,
+        adds: str | None = None,
+        on_error: str = "fail",
     ) -> Stream:
         """Each slice of rows gives any number of rows."""
-        return self._function(name, FlatMap(Form.BATCHES), function, returns, adds)
+        return self._function(name, FlatMap(Form.BATCHES), function, returns, adds, on_error)
 
     def late(self, side: str = "left") -> Stream:
         """The rows that came too late for this operator's windows, as they came in; of a join, those of one side."""
-        branch = {"left": LATE, "right": LATE_RIGHT}.get(side)
         operator = self._flow._operators[self._port.operator]
-        if self._port.branch or branch is None or Port(operator.name, branch) not in operator.ports:
-            sides = [
-                name
-                for name, late in (("left", LATE), ("right", LATE_RIGHT))
-                if Port(operator.name, late) in operator.ports
-            ]
-            raise FlowError(
-                f"{operator.kind} {operator.name!r} has no late({side!r}); "
-                + (
-                    f"it has {', '.join(f'late({name!r})' for name in sides)}"
-                    if sides
-                    else "only joins, aggregates with windows and transacts in the order of event time have late rows"
-                )
-            )
-        schema = self._flow._operators[operator.inputs[branch == LATE_RIGHT].operator].schema
-        return Stream(self._flow, Port(operator.name, branch), schema)
+        return self._branch(late_port(operator, self._port.branch, side))
 
-    def key_by(self, name: str, *columns: str) -> KeyedStream:
+    def errors(self, side: str = "left") -> Stream:
+        """The rows that this operator could not take, as they came in, and why: a column ``error`` behind theirs.
+
+        The operator must have been made with ``on_error="branch"``. Bad rows are those for which its function raised or
+        returned something that is not of the declared columns, whose key is null or too long, or whose event time is
+        null. They change no state. Nobody has to read them: ``errors`` of the operator's metrics counts them. Of a
+        join, ``side`` says which input's rows are meant.
+
+        A timer that fails has no row: its error has the columns of the key, null in the others, and the timer's time in
+        its text. A timer fires once, so it is gone.
+
+        >>> from midstream import Flow, ListSource, MemorySink
+        >>> from midstream.testing import run_local
+        >>> flow, out, bad = Flow("parsing"), MemorySink(), MemorySink()
+        >>> texts = flow.source("texts", ListSource([[{"text": "1"}, {"text": "x"}, {"text": "3"}]], "text string"))
+        >>> parsed = texts.map("parse", lambda row: {"n": int(row["text"])}, returns="n int", on_error="branch")
+        >>> parsed.sink("out", out)
+        >>> parsed.errors().sink("bad", bad)
+        >>> _ = run_local(flow)
+        >>> [row["n"] for row in out.rows]
+        [1, 3]
+        >>> bad.rows
+        [{'text': 'x', 'error': "ValueError: invalid literal for int() with base 10: 'x'"}]
+        """
+        operator = self._flow._operators[self._port.operator]
+        return self._branch(error_port(operator, self._port.branch, side))
+
+    def key_by(self, name: str, *columns: str, on_error: str = "fail") -> KeyedStream:
         """Rows with equal values in these columns meet in one task downstream, in a deterministic order.
 
         What comes back has the operators that keep state per key: ``process``, ``aggregate``, ``distinct``, ``join``.
+        With ``on_error="branch"``, rows whose key is null or too long leave at :meth:`errors`; by default they go on,
+        and the first operator that keeps state fails.
         """
         check_name(name, "key_by")
         if not columns:
@@ -315,7 +389,7 @@ class Stream:
                 f"key_by {name!r}: name at least one column, e.g. key_by({name!r}, {self.schema.names[0]!r})"
             )
         check_key_columns(self.schema, columns, f"key_by {name!r}")
-        self._flow._add(name, KeyBy(tuple(columns)), (self._port,), self.schema)
+        self._flow._add(name, KeyBy(tuple(columns)), (self._port,), self.schema, on_error=on_error)
         return KeyedStream(self._flow, Port(name), self.schema, tuple(columns))
 
     def transact(
@@ -325,6 +399,7 @@ class Stream:
         order_by: str,
         which: str | None = None,
         domain: str | None = None,
+        on_error: str = "fail",
     ) -> Stream:
         """Each row triggers a transaction over tables that all of them share; it comes out committed or aborted.
 
@@ -341,6 +416,8 @@ class Stream:
             are several.
         :param domain: rows that agree in this column have tables of their own, and domains run in parallel. Without it
             there is one domain: one task runs all transactions, on all of its machine's cores.
+        :param on_error: with ``"branch"``, rows that cannot trigger a transaction, and those for which a function given
+            to ``t.call`` raises, leave at :meth:`errors` and have no effect.
 
         >>> from midstream import Flow, ListSource, MemorySink, transaction
         >>> from midstream.testing import run_local
@@ -377,7 +454,7 @@ class Stream:
         schema = schema_of(self.schema, types, what)
         self._flow._require_free(name)
         together = self._flow._add(f"{name}.domain", KeyBy(spec.keys), (self._port,), self.schema)
-        return self._flow._add(name, spec, (together._port,), schema, found)
+        return self._flow._add(name, spec, (together._port,), schema, found, on_error)
 
     def union(self, name: str, *others: Stream) -> Stream:
         """Rows of this stream and the others, which must have the same columns, as one stream."""
@@ -391,15 +468,20 @@ class Stream:
             raise FlowError(f"union {name!r}: a stream is named twice; a union takes each stream once")
         return self._flow._add(name, Union(), ports, self.schema)
 
-    def route(self, name: str, function: Callable[[Row], str], *, branches: Sequence[str]) -> Branches:
-        """Each row goes to exactly one branch, the one whose name the function returns: ``routed["branch"]``."""
-        return self._route(name, Form.ROWS, function, branches)
+    def route(
+        self, name: str, function: Callable[[Row], str], *, branches: Sequence[str], on_error: str = "fail"
+    ) -> Branches:
+        """Each row goes to exactly one branch, the one whose name the function returns: ``routed["branch"]``.
+
+        With ``on_error="branch"`` bad rows leave at ``routed.errors()``.
+        """
+        return self._route(name, Form.ROWS, function, branches, on_error)
 
     def route_batches(
-        self, name: str, function: Callable[[pa.RecordBatch], Any], *, branches: Sequence[str]
+        self, name: str, function: Callable[[pa.RecordBatch], Any], *, branches: Sequence[str], on_error: str = "fail"
     ) -> Branches:
         """Like :meth:`route`, for a function that returns one branch name per row, as an array."""
-        return self._route(name, Form.BATCHES, function, branches)
+        return self._route(name, Form.BATCHES, function, branches, on_error)
 
     def lookup(
         self,
@@ -409,6 +491,7 @@ class Stream:
         on: str | Sequence[str] | Mapping[str, str],
         how: str = "inner",
         unique: bool = True,
+        on_error: str = "fail",
     ) -> Stream:
         """Join each row with a static table, which every worker holds in memory; the table's columns are added.
 
@@ -418,6 +501,8 @@ class Stream:
             equals nothing.
         :param how: ``"inner"`` drops rows without a match, ``"left"`` keeps them with nulls.
         :param unique: the key is unique in the table, so that a row has at most one match; checked when the job starts.
+        :param on_error: with ``"branch"``, rows whose key is null leave at :meth:`errors`; by default they have no
+            match.
         """
         what = f"lookup {check_name(name, 'lookup')!r}"
         if how not in list(How):
@@ -430,7 +515,8 @@ class Stream:
             check_comparable(what, mine, self.schema.field(mine).type, theirs, table_schema.field(theirs).type)
         keys = [theirs for _, theirs in pairs]
         schema = joined_schema(self.schema, table_schema, keys, nullable=how == How.LEFT, what=what)
-        return self._flow._add(name, Lookup(pairs, How(how), unique, table_schema), (self._port,), schema, table)
+        spec = Lookup(pairs, How(how), unique, table_schema)
+        return self._flow._add(name, spec, (self._port,), schema, table, on_error)
 
     def transform(
         self,
@@ -480,12 +566,16 @@ class Stream:
         function: Any,
         returns: str | None = None,
         adds: str | None = None,
+        on_error: str = "fail",
     ) -> Stream:
         name = check_name(name, "operator")
         check_callable(function, name, _A_ROW if spec.form is Form.ROWS else _A_BATCH)
         refuse_timers(function, name)
         schema = self._returned(name, returns, adds)
-        return self._flow._add(name, spec, (self._port,), schema, function)
+        return self._flow._add(name, spec, (self._port,), schema, function, on_error)
+
+    def _branch(self, port: Port) -> Stream:
+        return Stream(self._flow, port, port_schema(self._flow._operators, port))
 
     def _returned(self, name: str, returns: str | None, adds: str | None) -> pa.Schema:
         if adds is None:
@@ -494,7 +584,7 @@ class Stream:
             raise FlowError(f"operator {name!r}: give returns= (all columns) or adds= (the new ones), not both")
         return parse_ddl(f"{to_ddl(self.schema)}, {adds}")
 
-    def _route(self, name: str, form: Form, function: Any, branches: Sequence[str]) -> Branches:
+    def _route(self, name: str, form: Form, function: Any, branches: Sequence[str], on_error: str) -> Branches:
         what = f"route {check_name(name, 'route')!r}"
         if isinstance(branches, str) or not branches:
             raise FlowError(
@@ -504,9 +594,11 @@ class Stream:
             raise FlowError(f"{what}: the branches {list(branches)} must be different")
         for branch in branches:
             check_name(branch, f"{what}, branch")
+        if on_error == OnError.BRANCH and ERRORS in branches:
+            raise FlowError(f"{what}: with on_error='branch' the branch for bad rows is {ERRORS!r}; rename yours")
         check_callable(function, name, _A_ROW if form is Form.ROWS else _A_BATCH)
         refuse_timers(function, name)
-        self._flow._add(name, Route(form, tuple(branches)), (self._port,), self.schema, function)
+        self._flow._add(name, Route(form, tuple(branches)), (self._port,), self.schema, function, on_error)
         return Branches(name, {b: Stream(self._flow, Port(name, b), self.schema) for b in branches})
 
     def _check_union(self, name: str, other: Stream) -> None:
@@ -531,22 +623,3 @@ class KeyedStream(KeyedOperators, Stream):
         super().__init__(flow, port, schema)
         self.keys = keys
         self.event_time = flow._event_time_of(port)
-
-
-class Branches(Mapping[str, Stream]):
-    """The branches of a route, by name."""
-
-    def __init__(self, name: str, streams: Mapping[str, Stream]) -> None:
-        self._name = name
-        self._streams = dict(streams)
-
-    def __getitem__(self, branch: str) -> Stream:
-        if branch not in self._streams:
-            raise FlowError(f"route {self._name!r} has no branch {branch!r}; it has {', '.join(self._streams)}")
-        return self._streams[branch]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._streams)
-
-    def __len__(self) -> int:
-        return len(self._streams)

@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.errors import FlowError, SchemaError, SourceError
-from midstream.flow.schema import conform, from_spark, parse_ddl, to_ddl, type_name
+from midstream.flow.durations import duration
+from midstream.flow.model import Source
+from midstream.flow.schema import conform, from_spark, parse_ddl, require_columns, to_ddl, type_name
 from midstream.flow.sources import GeneratorSource, ListSource
 
 
@@ -40,6 +42,27 @@ def describe_stream(stream: Any, what: str) -> tuple[pa.Schema, str | None]:
             f"spark.read, or join it to a stream with .lookup(…)"
         )
     return _dataframe_schema(stream, what), None
+
+
+def describe_source(
+    stream: Any, what: str, *, event_time: str | None, delay: str, max_ahead: str | None, idle: str | None
+) -> tuple[Source, pa.Schema]:
+    """A source as its stream and the user's words make it, and the schema of its rows."""
+    schema, known_time = describe_stream(stream, what)
+    event_time = event_time or known_time
+    delay_us = duration(delay, f"{what}: delay", zero=True)
+    ahead_us = None if max_ahead is None else duration(max_ahead, f"{what}: max_ahead", zero=True)
+    idle_us = None if idle is None else duration(idle, f"{what}: idle")
+    if event_time is None:
+        for option, value in (("delay", delay if delay_us else None), ("idle", idle)):
+            if value is not None:
+                raise FlowError(f"{what}: {option}={value!r} has a meaning only with event_time=")
+        return Source(), schema
+    require_columns(schema, [event_time], f"{what}: event_time")
+    if not pa.types.is_timestamp(schema.field(event_time).type):
+        found = type_name(schema.field(event_time).type)
+        raise SchemaError(f"{what}: event_time {event_time!r} must be a timestamp, found {found}")
+    return Source(event_time, delay_us, ahead_us, idle_us), schema
 
 
 def describe_table(table: Any, what: str) -> tuple[Any, pa.Schema]:

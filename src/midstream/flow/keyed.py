@@ -42,6 +42,7 @@ class KeyedOperators:
         one_to_one: bool = False,
         unique: bool = False,
         ttl: str | None = None,
+        on_error: str = "fail",
     ) -> Stream:
         """Call ``function(key, row, state)`` for each row, in order; what it returns goes on.
 
@@ -55,6 +56,8 @@ class KeyedOperators:
             here; a change of what stands behind this operator may then begin there. Not checked while the flow runs;
             the auditor finds a promise that was broken.
         :param ttl: state of a key that was not written for so long (by the driver's clock) is gone.
+        :param on_error: with ``"branch"``, rows on which the function raises leave at :meth:`Stream.errors`, and what
+            it had changed of the key's state until then is undone; see there for timers.
 
         >>> from midstream import Flow, ListSource, MemorySink
         >>> from midstream.testing import run_local
@@ -69,7 +72,7 @@ class KeyedOperators:
         >>> sorted((row["word"], row["n"]) for row in out.rows)
         [('a', 1), ('a', 2), ('b', 1)]
         """
-        return self._process(name, Form.ROWS, function, returns, one_to_one, unique, ttl)
+        return self._process(name, Form.ROWS, function, returns, one_to_one, unique, ttl, on_error)
 
     def process_batches(
         self,
@@ -80,17 +83,25 @@ class KeyedOperators:
         one_to_one: bool = False,
         unique: bool = False,
         ttl: str | None = None,
+        on_error: str = "fail",
     ) -> Stream:
         """Call ``function(keys, batch, state)`` for each slice of rows, many keys at a time.
 
         ``keys`` are the distinct keys of the slice and ``keys.group_of_row`` says which of them each row has;
         ``state.get(default)`` gives a list with one value for each of ``keys``, ``state.set(values)`` takes one.
-        Parameters are as in :meth:`process`; ``one_to_one`` then means no more rows than the slice had.
+        Parameters are as in :meth:`process`; ``one_to_one`` then means no more rows than the slice had. With
+        ``on_error="branch"``, a slice on which the function raises is halved, and state undone, until it is one row.
         """
-        return self._process(name, Form.BATCHES, function, returns, one_to_one, unique, ttl)
+        return self._process(name, Form.BATCHES, function, returns, one_to_one, unique, ttl, on_error)
 
     def aggregate(
-        self, name: str, *, window: Window | None = None, time: str | None = None, **columns: Aggregation
+        self,
+        name: str,
+        *,
+        window: Window | None = None,
+        time: str | None = None,
+        on_error: str = "fail",
+        **columns: Aggregation,
     ) -> Stream:
         """Aggregate the rows of each key; the result has the key columns and one column per aggregation.
 
@@ -100,6 +111,8 @@ class KeyedOperators:
         than that leave at ``.late()``.
 
         :param time: the timestamp column that says when a row happened; default: the event time of the source.
+        :param on_error: with ``"branch"``, rows whose key is null or too long, or whose time is null, leave at
+            :meth:`Stream.errors`.
 
         >>> from midstream import Flow, ListSource, MemorySink, agg
         >>> from midstream.testing import run_local
@@ -133,20 +146,23 @@ class KeyedOperators:
             fields.append(pa.field(column, result_type(aggregation, self.schema, f"{what}, {column}")))
         _refuse_twice([field.name for field in fields], what)
         spec = Aggregate(self.keys, tuple(columns.items()), window, time)
-        return self._flow._add(name, spec, (self._port,), pa.schema(fields))
+        return self._flow._add(name, spec, (self._port,), pa.schema(fields), on_error=on_error)
 
-    def distinct(self, name: str, *, within: str | None = None, time: str | None = None) -> Stream:
+    def distinct(
+        self, name: str, *, within: str | None = None, time: str | None = None, on_error: str = "fail"
+    ) -> Stream:
         """Only the first row of each key.
 
         :param within: forget a key when the watermark is so far behind that first row, so that state stays bounded.
+        :param on_error: as in :meth:`aggregate`.
         """
         what = f"distinct {check_name(name, 'distinct')!r}"
         if within is None:
             if time is not None:
                 raise FlowError(f"{what}: time={time!r} has a meaning only with within=")
-            return self._flow._add(name, Distinct(self.keys), (self._port,), self.schema)
+            return self._flow._add(name, Distinct(self.keys), (self._port,), self.schema, on_error=on_error)
         spec = Distinct(self.keys, self._time(time, what), duration(within, f"{what}: within"))
-        return self._flow._add(name, spec, (self._port,), self.schema)
+        return self._flow._add(name, spec, (self._port,), self.schema, on_error=on_error)
 
     def join(
         self,
@@ -159,6 +175,7 @@ class KeyedOperators:
         left_time: str | None = None,
         right_time: str | None = None,
         unique: bool = False,
+        on_error: str = "fail",
     ) -> Stream:
         """Pairs of rows of this keyed stream and another with equal keys, near each other in event time.
 
@@ -172,6 +189,8 @@ class KeyedOperators:
         :param unique: promises at most one row for each row of the *source*, as a self-join on the primary key gives;
             a change of what stands behind the join may then begin there, instead of where the two sides part. Not
             checked while the flow runs; the auditor finds a promise that was broken.
+        :param on_error: with ``"branch"``, rows whose key is null or too long, or whose time is null, leave at
+            ``.errors("left")`` and ``.errors("right")``.
 
         >>> from datetime import UTC, datetime
         >>> from midstream import Flow, ListSource, MemorySink
@@ -208,7 +227,7 @@ class KeyedOperators:
         if (self.schema.field(spec.left_time).type.tz is None) != (other.schema.field(spec.right_time).type.tz is None):
             raise SchemaError(f"{what}: one event time has a time zone and the other has none; cast one of them before")
         schema = joined_schema(self.schema, other.schema, other.keys, nullable=spec.how is How.LEFT, what=what)
-        return self._flow._add(name, spec, (self._port, other._port), schema)
+        return self._flow._add(name, spec, (self._port, other._port), schema, on_error=on_error)
 
     # ── what these share ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -221,6 +240,7 @@ class KeyedOperators:
         one_to_one: bool,
         unique: bool,
         ttl: str | None,
+        on_error: str,
     ) -> Stream:
         what = f"process {check_name(name, 'process')!r}"
         takes = ("a key", "a dict (one row)") if form is Form.ROWS else ("keys", "a pyarrow.RecordBatch")
@@ -237,7 +257,7 @@ class KeyedOperators:
             unique=unique,
         )
         schema = self.schema if returns is None else parse_ddl(returns)
-        return self._flow._add(name, spec, (self._port,), schema, function)
+        return self._flow._add(name, spec, (self._port,), schema, function, on_error)
 
     def _time(self, time: str | None, what: str) -> str:
         """The event-time column of this stream: the one that was named, or the source's if it is still there."""

@@ -25,6 +25,22 @@ LATE = "late"
 LATE_RIGHT = "late_right"
 """The same for the right input of a join."""
 
+ERRORS = "errors"
+"""The branch for bad rows of an operator with ``on_error="branch"``: the input's own columns, and the reason."""
+
+ERRORS_RIGHT = "errors_right"
+"""The same for the right input of a join."""
+
+ERROR_COLUMN = "error"
+"""The column of an errors branch that holds the reason."""
+
+
+class OnError(enum.StrEnum):
+    """What becomes of a bad row: the epoch fails, with the row in the error; or the row leaves by a branch."""
+
+    FAIL = "fail"
+    BRANCH = "branch"
+
 
 class Form(enum.StrEnum):
     """How a function is called: with one dict per row, or with one Arrow record batch per slice."""
@@ -49,8 +65,8 @@ class How(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Port:
-    """One output of an operator. A route has several, one per branch, and an operator with windows has one for late
-    rows; elsewhere ``branch`` is empty."""
+    """One output of an operator. A route has several, one per branch; an operator with windows has one for late rows,
+    and one with ``on_error="branch"`` has one for bad rows; elsewhere ``branch`` is empty."""
 
     operator: str
     branch: str = ""
@@ -62,10 +78,16 @@ class Port:
 @dataclass(frozen=True)
 class Source:
     """Rows come in. ``event_time`` names the column that says when an event happened or was due, if there is one;
-    events may arrive ``delay_us`` later than others."""
+    events may arrive ``delay_us`` later than others.
+
+    Event times more than ``max_ahead_us`` ahead of the epoch's clock do not move the watermark. While the source has
+    given no row for ``idle_us``, the watermark goes by the other sources.
+    """
 
     event_time: str | None = None
     delay_us: int = 0
+    max_ahead_us: int | None = None
+    idle_us: int | None = None
 
 
 @dataclass(frozen=True)
@@ -227,12 +249,16 @@ Spec = Source | Map | Filter | FlatMap | KeyBy | Union | Route | Lookup | Transf
 
 @dataclass(frozen=True)
 class Operator:
-    """A node of the graph. ``schema`` is that of the rows it emits (for a sink: of the rows it takes)."""
+    """A node of the graph. ``schema`` is that of the rows it emits (for a sink: of the rows it takes).
+
+    ``on_error`` says what becomes of rows that its function, key or time cannot take.
+    """
 
     name: str
     spec: Spec
     inputs: tuple[Port, ...]
     schema: pa.Schema
+    on_error: OnError = OnError.FAIL
 
     @property
     def kind(self) -> str:
@@ -247,17 +273,34 @@ class Operator:
     @property
     def ports(self) -> tuple[Port, ...]:
         """The operator's outputs, in order."""
-        if isinstance(self.spec, Sink):
+        match self.spec:
+            case Sink():
+                branches: tuple[str, ...] = ()
+            case Route():
+                branches = self.spec.branches
+            case _:
+                branches = ("", *self.late_branches)
+        return tuple(Port(self.name, branch) for branch in (*branches, *self.error_branches))
+
+    @property
+    def late_branches(self) -> tuple[str, ...]:
+        """The branches for late rows, one for each input that may have some."""
+        match self.spec:
+            case Join():
+                return (LATE, LATE_RIGHT)
+            case Aggregate(window=window) if window is not None:
+                return (LATE,)
+            case Transact(timed=True):
+                return (LATE,)
+            case _:
+                return ()
+
+    @property
+    def error_branches(self) -> tuple[str, ...]:
+        """The branches for bad rows, one for each input; none when a bad row fails the epoch."""
+        if self.on_error is OnError.FAIL:
             return ()
-        if isinstance(self.spec, Route):
-            return tuple(Port(self.name, branch) for branch in self.spec.branches)
-        if isinstance(self.spec, Join):
-            return (Port(self.name), Port(self.name, LATE), Port(self.name, LATE_RIGHT))
-        if (isinstance(self.spec, Aggregate) and self.spec.window is not None) or (
-            isinstance(self.spec, Transact) and self.spec.timed
-        ):
-            return (Port(self.name), Port(self.name, LATE))
-        return (Port(self.name),)
+        return (ERRORS, ERRORS_RIGHT) if isinstance(self.spec, Join) else (ERRORS,)
 
     @property
     def contract(self) -> Contract:
@@ -272,9 +315,27 @@ class Operator:
 def port_schema(operators: Mapping[str, Operator], port: Port) -> pa.Schema:
     """Schema of the rows that leave a port of one of these operators."""
     producer = operators[port.operator]
-    if not isinstance(producer.spec, Route) and port.branch in (LATE, LATE_RIGHT):
+    if port.branch in producer.late_branches:
         return port_schema(operators, producer.inputs[port.branch == LATE_RIGHT])
+    if port.branch in producer.error_branches:
+        if isinstance(producer.spec, Source):
+            return errors_schema(producer.spec, producer.schema)
+        return errors_schema(producer.spec, port_schema(operators, producer.inputs[port.branch == ERRORS_RIGHT]))
     return producer.schema
+
+
+def errors_schema(spec: Spec, takes: pa.Schema) -> pa.Schema:
+    """Schema of the bad rows of an operator: the columns that it takes, and the reason.
+
+    Where a timer of a process fails there is no row, only a key, so the other columns may be null.
+
+    >>> errors_schema(Map(Form.ROWS), pa.schema([("n", pa.int64())])).names
+    ['n', 'error']
+    """
+    columns = list(takes)
+    if isinstance(spec, Process):
+        columns = [column if column.name in spec.keys else column.with_nullable(True) for column in columns]
+    return pa.schema([*columns, pa.field(ERROR_COLUMN, pa.string(), nullable=False)])
 
 
 @dataclass(frozen=True)
@@ -321,15 +382,32 @@ class Graph:
         return tuple(op for op in self.operators if isinstance(op.spec, spec))
 
     def schema_of(self, port: Port) -> pa.Schema:
-        """Schema of the rows that leave a port. Late rows are as they came in."""
+        """Schema of the rows that leave a port. Late rows are as they came in; bad ones have the reason, too."""
         return port_schema(self._by_name, port)
 
     @cached_property
     def event_times(self) -> dict[str, str]:
         """For each operator, the event-time column of a source above it that its own rows still carry."""
+        found = ((op.name, self.event_time_of(Port(op.name))) for op in self.operators)
+        return {name: column for name, column in found if column is not None}
+
+    def event_time_of(self, port: Port) -> str | None:
+        """The same for the rows that leave a port: late and bad ones carry what came in."""
+        return next(iter(self._event_times[self._carrier(port)]), None)
+
+    def _carrier(self, port: Port) -> str:
+        """The operator whose rows leave by a port, as far as their own columns go."""
+        op = self[port.operator]
+        while op.inputs and port.branch in (*op.late_branches, *op.error_branches):
+            port = op.inputs[port.branch in (LATE_RIGHT, ERRORS_RIGHT)]
+            op = self[port.operator]
+        return op.name
+
+    @cached_property
+    def _event_times(self) -> dict[str, dict[str, None]]:
         above: dict[str, dict[str, None]] = {}
         for op in self.operators:
-            columns = dict.fromkeys(column for port in op.inputs for column in above[port.operator])
+            columns = dict.fromkeys(column for port in op.inputs for column in above[self._carrier(port)])
             if isinstance(op.spec, Source) and op.spec.event_time:
                 columns[op.spec.event_time] = None
             above[op.name] = {
@@ -337,7 +415,11 @@ class Graph:
                 for column in columns
                 if column in op.schema.names and pa.types.is_timestamp(op.schema.field(column).type)
             }
-        return {name: next(iter(columns)) for name, columns in above.items() if columns}
+        return above
+
+    def is_keyed(self, port: Port) -> bool:
+        """Whether rows that leave by this port go to the task that owns their key. Bad rows have none."""
+        return isinstance(self[port.operator].spec, KeyBy) and not port.branch
 
     @property
     def edges(self) -> tuple[tuple[Port, str], ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from midstream.errors import FlowError
-from midstream.flow.model import Graph, KeyBy, Operator, Sink, Transform
+from midstream.flow.model import Graph, Sink, Transform
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,18 @@ def picture(graph: Graph, groups: Mapping[str, str], title: str) -> Picture:
 def _arrows(graph: Graph) -> tuple[Arrow, ...]:
     number = {op.name: i for i, op in enumerate(graph)}
     branches: dict[tuple[int, int], list[str]] = {}
+    keyed: set[tuple[int, int]] = set()
     for port, consumer in graph.edges:
-        seen = branches.setdefault((number[port.operator], number[consumer]), [])
+        ends = number[port.operator], number[consumer]
+        seen = branches.setdefault(ends, [])
+        # Rows behind a key_by move to other tasks, except into what Catalyst runs, which shuffles for itself if at all.
+        if graph.is_keyed(port) and not isinstance(graph[consumer].spec, Sink | Transform):
+            keyed.add(ends)
         if port.branch and port.branch not in seen:
             seen.append(port.branch)
-    ops = graph.operators
     return tuple(
-        Arrow(tail, head, printable(", ".join(labels)), _exchanged(ops[tail], ops[head]))
-        for (tail, head), labels in branches.items()
+        Arrow(*ends, printable(", ".join(labels)), exchange=ends in keyed) for ends, labels in branches.items()
     )
-
-
-def _exchanged(tail: Operator, head: Operator) -> bool:
-    """Rows behind a key_by move to other tasks, except into what Catalyst runs, which shuffles for itself if at all."""
-    return isinstance(tail.spec, KeyBy) and not isinstance(head.spec, Sink | Transform)
 
 
 def printable(text: str) -> str:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.aggregations import result_type
+from midstream.flow.branches import check_error_column
 from midstream.flow.ddl import closest
 from midstream.flow.functions import check_callable, refuse_timers
 from midstream.flow.handed import describe_table
@@ -29,6 +30,7 @@ from midstream.flow.model import (
     KeyBy,
     Lookup,
     Map,
+    OnError,
     Operator,
     Process,
     Route,
@@ -113,6 +115,9 @@ def revise(graph: Graph, updates: Sequence[Update]) -> Graph:
         _check_inputs(op, before, inputs, None if update is not None else needed)
         if update is None and inputs != list(needed):
             written_for[op.name] = tuple(needed)
+        if op.on_error is OnError.BRANCH:
+            for takes in inputs:
+                check_error_column(takes, f"after the change {op.kind} {op.name!r}")
         schema = op.schema
         if update is not None and update.returns is not None:
             schema = parse_ddl(update.returns)

@@ -7,7 +7,7 @@ from collections import Counter
 
 from midstream.errors import FlowError
 from midstream.flow.ddl import closest
-from midstream.flow.model import Graph, Operator, Route, Sink, Source
+from midstream.flow.model import Graph, Operator, Sink, Source
 
 _NAME = re.compile(r"[^\W\d][\w .\-]*")
 MAX_NAME = 100
@@ -33,7 +33,7 @@ def check_name(name: object, what: str) -> str:
 def validate(graph: Graph) -> Graph:
     """Check all rules; give the graph back. The first broken one raises :class:`FlowError`."""
     check_name(graph.name, "flow")
-    for rule in (_unique_names, _known_inputs, _no_cycle, _has_ends, _nothing_dangles):
+    for rule in (_unique_names, _known_inputs, _no_cycle, _has_ends, _nothing_dangles, _idle_among_others):
         rule(graph)
     return graph
 
@@ -100,9 +100,20 @@ def _has_ends(graph: Graph) -> None:
 def _nothing_dangles(graph: Graph) -> None:
     for op in graph:
         for port in op.ports:
-            # Late rows are counted whether or not anyone reads them.
-            if not graph.consumers(port) and (isinstance(op.spec, Route) or not port.branch):
+            # Late and bad rows are counted whether or not anyone reads them.
+            is_aside = port.branch in (*op.late_branches, *op.error_branches)
+            if not graph.consumers(port) and not is_aside:
                 raise FlowError(f"{_dangling(op, str(port))}; to drop its rows on purpose use .sink(name, NoopSink())")
+
+
+def _idle_among_others(graph: Graph) -> None:
+    timed = [op for op in graph.of(Source) if isinstance(op.spec, Source) and op.spec.event_time is not None]
+    for op in timed:
+        if isinstance(op.spec, Source) and op.spec.idle_us is not None and len(timed) == 1:
+            raise FlowError(
+                f"source {op.name!r}: idle= lets the watermark go by the other sources, but no other source of flow "
+                f"{graph.name!r} has event times, so there is nothing to go by; leave out idle="
+            )
 
 
 def _dangling(op: Operator, port: str) -> str:

@@ -13,7 +13,8 @@ The rules here are stricter than the paper's in two corners, in which these let 
   same* unique operator must stand on every path from A to every updated operator.
 * **Blocking operators.** What an aggregate or a transform gives are rows of a new source. A source may replicate its
   rows, so these operators are forks when several readers lead to the change. And not all that leaves a blocking
-  operator is new: late rows, and the pairs of a left join, go on at once, still on behalf of the row that came.
+  operator is new: late rows, bad rows, and the pairs of a left join, go on at once, still on behalf of the row that
+  came.
 
 Both rules say of A that one row at most meets *any* updated operator, so A is pruned for all of them or for none. The
 paper goes on with the earliest of the ancestors that are left. There is no need to look for these: the others lie
@@ -111,7 +112,7 @@ class _Behind:
             return
         self._meets[op.name] = self._first(passing)
         gate = self._common_gate(passing)
-        # The promise is about pairs, not about late rows, of which an operator has as many as came.
+        # The promise is about pairs, not about late and bad rows, of which an operator has as many as came.
         if gate is None and _is_unique(op) and not any(port.branch for port, _ in passing):
             gate = op.name
         if gate is not None:
@@ -124,8 +125,8 @@ class _Behind:
     def spared(self, op: Operator, leading: _Edges) -> Pruned | None:
         """Why an operator that splits rows need not take part, or None if it must.
 
-        What comes of one row leaves by one port: by one branch of a route, as a late row or as a pair. So it is enough
-        that from each port one row at most meets the change.
+        What comes of one row leaves by one port: by one branch of a route, as a late row, as a bad row or as a pair. So
+        it is enough that from each port one row at most meets the change.
         """
         by_port: dict[Port, _Edges] = {}
         for edge in leading:
@@ -178,6 +179,8 @@ def _begins(op: Operator, port: Port) -> bool:
 
 def _gives_many(op: Operator, port: Port) -> bool:
     """Whether several rows may leave by a port on behalf of one that came."""
+    if port.branch in op.error_branches:  # a bad row comes out as it came, whatever good ones become
+        return False
     match op.spec:
         case Aggregate() | Transform():  # whatever they make is a source row of what follows
             return False

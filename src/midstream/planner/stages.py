@@ -177,7 +177,7 @@ def place_operators(graph: Graph) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for op in graph:
         place = max((_arrival(graph, places, port, op) for port in op.inputs), default=Place(0, 0))
-        keyed = any(isinstance(graph[port.operator].spec, KeyBy) for port in op.inputs) and not is_outlet(op)
+        keyed = any(graph.is_keyed(port) for port in op.inputs) and not is_outlet(op)
         # Where a segment starts there is no exchange, so rows keyed in an earlier one would not have met yet.
         places[op.name] = Place(place.segment, 1) if keyed and place.depth == 0 else place
     return places
@@ -187,13 +187,9 @@ def _arrival(graph: Graph, places: Mapping[str, Place], port: Port, consumer: Op
     producer, place = graph[port.operator], places[port.operator]
     if is_outlet(consumer):
         return place
-    match producer.spec:
-        case KeyBy():
-            return Place(place.segment, place.depth + 1)
-        case Transform():
-            return Place(place.segment + 1, 0)
-        case _:
-            return place
+    if graph.is_keyed(port):
+        return Place(place.segment, place.depth + 1)
+    return Place(place.segment + 1, 0) if isinstance(producer.spec, Transform) else place
 
 
 def number_stages(graph: Graph, places: Mapping[str, Place]) -> dict[str, tuple[StageIndex, int]]:
@@ -221,8 +217,8 @@ def lay_wires(
         if op.name not in runs_at:
             continue
         origin, segment = runs_at[op.name]
-        key = op.spec.columns if isinstance(op.spec, KeyBy) else None
         for port in op.ports:
+            key = op.spec.columns if isinstance(op.spec, KeyBy) and graph.is_keyed(port) else None
             ends: dict[StageIndex | None, list[str]] = {}
             for name in graph.consumers(port):
                 if is_outlet(graph[name]):

@@ -92,6 +92,12 @@ class Manifest(msgspec.Struct, frozen=True):
     """The revision with which the epoch began; ``revision`` is the one it ended with."""
     offsets: str = ""
     """Identifies the rows of the epoch: a digest of what Spark's log says of them."""
+    heard: dict[str, int] = {}
+    """Per source: the clock of the last epoch in which it gave rows, in microseconds."""
+    watermark: int | None = None
+    """The watermark after this epoch."""
+    closing: bool = False
+    """Whether this epoch has closed all windows, so that no other can follow."""
 
 
 class Checkpoint:
@@ -292,6 +298,15 @@ class Checkpoint:
             "; there is no earlier epoch whose manifest and files of state are all there, so without a copy the job "
             "must begin anew"
         )
+
+    def require_open(self) -> None:
+        """Refuse to go on behind an epoch that has closed all windows."""
+        newest = self.newest_manifest()
+        if newest is not None and newest.closing:
+            raise CheckpointError(
+                f"the windows of the checkpoint {self.location!r} were closed by its last run (close_windows=True, "
+                f"epoch {newest.epoch}); every row that came now would be late. Give a new checkpoint"
+            )
 
     def keep_journal(self, epoch: Epoch, run: Run, data: bytes) -> str:
         """Keep the journal of a run that failed; returns where."""

@@ -111,6 +111,8 @@ class BatchEntry:
     """When the epoch was planned, in microseconds since 1970."""
     offsets: str = ""
     """Identifies the rows of the epoch."""
+    closing: bool = False
+    """Whether the epoch closes what is open; it has no rows, and is the job's last."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ class Driver:
                     on_trial=self.changes.opened(epoch),
                     audit=self._audit,
                     live=tuple(sorted(self.changes.live())),
+                    closing=entry.closing,
                 )
             )
             self._open = run
@@ -225,6 +228,7 @@ class Driver:
                 committed_at=now,
                 began_under=run.configuration.revision,
                 offsets=run.entry.offsets,
+                closing=run.entry.closing,
             )
             self._edge.at("sealed")
             self._edge.secure(run)

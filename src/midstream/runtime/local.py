@@ -14,6 +14,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 import pyarrow as pa
@@ -52,7 +53,7 @@ from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.packing import pack_blobs
 from midstream.engine.resources import Resources
 from midstream.errors import FlowError, MidstreamError, ProtocolError
-from midstream.flow.model import Graph, Sink, Transform
+from midstream.flow.model import Graph, Sink, Source, Transform
 from midstream.flow.updates import Update
 from midstream.ids import BINS, Epoch, PartitionId, Revision, Run, StageIndex, WireId
 from midstream.metrics import EpochProgress, JobMetrics
@@ -153,6 +154,7 @@ def run_graph(
     changes: Sequence[ChangeAt] = (),
     audit: str | None = None,
     durable: bool = False,
+    close_windows: bool = False,
 ) -> LocalRun:
     """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`."""
     if type(partitions) is not int or not 1 <= partitions <= BINS:
@@ -174,8 +176,10 @@ def run_graph(
         durable=durable,
     ) as runtime:
         newest = runtime.checkpoint.newest_manifest()
-        for epoch, rows in enumerate(epochs, 0 if newest is None else newest.epoch + 1):
-            runtime.run_epoch(Epoch(epoch), rows)
+        nothing = {op.name: LocalData([[]]) for op in graph.of(Source)}
+        planned = chain(((rows, False) for rows in epochs), [(nothing, True)] if close_windows else [])
+        for epoch, (rows, closing) in enumerate(planned, 0 if newest is None else newest.epoch + 1):
+            runtime.run_epoch(Epoch(epoch), rows, closing=closing)
     return runtime.result
 
 
@@ -196,6 +200,7 @@ def runtime_of(
     blobs = pack_blobs(graph)
     with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
         location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
+        location.require_open()
         check_layouts(compile_plan(graph), location)
         check_tables(graph, location.identity.job)
         location.claim()
@@ -339,10 +344,11 @@ class _Runtime:
 
     # ── one epoch ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData]) -> None:
+    def run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData], *, closing: bool = False) -> None:
         """Until it is committed, as Spark would: after a crash of the driver, the epoch it was in is run again."""
         self._epoch = epoch
-        entry = self._log.setdefault(epoch, BatchEntry(self.clock.wall_us(), f"rows of epoch {epoch}"))
+        planned = BatchEntry(self.clock.wall_us(), f"rows of epoch {epoch}", closing)
+        entry = self._log.setdefault(epoch, planned)
         self._runs = 0
         while True:
             self._runs += 1

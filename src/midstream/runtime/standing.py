@@ -29,12 +29,19 @@ class Standing:
     @classmethod
     def of(cls, graph: Graph, manifest: Manifest | None) -> Standing:
         """After the epoch of a manifest; None stands for a job that has committed nothing."""
-        delays = {op.name: op.spec.delay_us for op in graph.of(Source) if op.spec.event_time is not None}  # type: ignore[union-attr]
+        specs = {op.name: op.spec for op in graph.of(Source) if isinstance(op.spec, Source)}
+        timed = {name: spec for name, spec in specs.items() if spec.event_time is not None}
+        delays = {name: spec.delay_us for name, spec in timed.items()}
+        idle = {name: spec.idle_us for name, spec in timed.items() if spec.idle_us is not None}
         if manifest is None:
-            return cls(Epoch(-1), {}, Watermarks(delays))
-        latest = {source: time for source, time in manifest.event_times.items() if source in delays}
+            return cls(Epoch(-1), {}, Watermarks(delays, idle))
+        latest = {source: time for source, time in manifest.event_times.items() if source in timed}
+        heard = {source: clock for source, clock in manifest.heard.items() if source in timed}
+        watermark = manifest.watermark if timed else None
+        if watermark is None and latest and timed.keys() <= latest.keys():  # a manifest of before they were kept
+            watermark = min(latest[source] - delay for source, delay in delays.items())
         lineages = {operator: Lineage.decode(data) for operator, data in manifest.lineages.items()}
-        return cls(manifest.epoch, lineages, Watermarks(delays, latest))
+        return cls(manifest.epoch, lineages, Watermarks(delays, idle, latest, heard, watermark))
 
     def by_stage(self, plan: Plan) -> dict[StageIndex, dict[str, bytes]]:
         """The encoded lineages of each stage's operators, for its tasks."""
@@ -67,6 +74,7 @@ class Standing:
         committed_at: float,
         began_under: Revision,
         offsets: str,
+        closing: bool = False,
     ) -> Manifest:
         """What to write down of the epoch that led here."""
         return Manifest(
@@ -80,6 +88,9 @@ class Standing:
             event_times=self.watermarks.latest,
             began_under=began_under,
             offsets=offsets,
+            heard=self.watermarks.heard,
+            watermark=self.watermarks.watermark,
+            closing=closing,
         )
 
     def files(self) -> Iterator[str]:

@@ -245,6 +245,8 @@ def state_of(job: ServedJob) -> JobState:
         on_trial=None if change is None else change.record,
         error=None if exception is None else str(exception),
         sweep=metrics.sweep,
+        errors={stats.operator: stats.errors for stats in metrics.operators if stats.errors},
+        rows_ahead={stats.operator: stats.rows_ahead for stats in metrics.operators if stats.rows_ahead},
     )
 
 

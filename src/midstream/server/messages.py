@@ -148,6 +148,10 @@ class JobState(msgspec.Struct, frozen=True):
     on_trial: ChangeRecord | None = None
     error: str | None = None
     sweep: SweepStats = SweepStats()
+    errors: dict[str, int] = {}
+    """Bad rows by operator, of those that have had some."""
+    rows_ahead: dict[str, int] = {}
+    """Rows by source, of those that gave some whose event time was too far in the future to move the watermark."""
 
 
 class Explained(msgspec.Struct, frozen=True):

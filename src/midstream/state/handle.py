@@ -20,6 +20,7 @@ __all__ = ["Keeper", "ListView", "MapView", "State"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 MapKey = str | int | bytes | tuple[str | int | bytes, ...]
 
 
@@ -85,8 +86,11 @@ class State:
             self._lists = {}
         view = self._lists.get(name)
         if view is None:
-            view = self._lists[name] = ListView(self._keeper, item_key(self._key, Namespace.LIST, name.encode()))
+            view = self._lists[name] = self._new_list(item_key(self._key, Namespace.LIST, name.encode()))
         return view
+
+    def _new_list(self, stored: bytes) -> ListView:
+        return ListView(self._keeper, stored)
 
     def map(self, name: str = "map") -> MapView:
         """A map of this key."""
@@ -95,10 +99,11 @@ class State:
         view = self._maps.get(name)
         if view is None:
             data = name.encode()
-            view = self._maps[name] = MapView(
-                self._keeper, item_key(self._key, Namespace.MAP, bytes([len(data)]) + data), name
-            )
+            view = self._maps[name] = self._new_map(item_key(self._key, Namespace.MAP, bytes([len(data)]) + data), name)
         return view
+
+    def _new_map(self, prefix: bytes, name: str) -> MapView:
+        return MapView(self._keeper, prefix, name)
 
     def _exists(self) -> bool:
         """Whether anything is remembered of this key."""
@@ -146,7 +151,10 @@ class State:
         return None if self._keeper.watermark is None else _datetime(self._keeper.watermark)
 
     def event_timer(self, time: datetime) -> None:
-        """Call ``on_timer`` at the end of the epoch in which the watermark reaches this time."""
+        """Call ``on_timer`` at the end of the epoch in which the watermark reaches this time.
+
+        When a run ends with ``close_windows=True``, all timers fire that are set by then; not those they set.
+        """
         self._timer(Namespace.EVENT_TIMER, time, wanted=True)
 
     def clock_timer(self, time: datetime) -> None:
@@ -296,4 +304,5 @@ def _microseconds(time: datetime) -> int:
 
 
 def _datetime(microseconds: int) -> datetime:
-    return _EPOCH + microseconds * _MICROSECOND
+    # The watermark of an epoch that closes all windows is later than any datetime.
+    return _EPOCH + min(microseconds, _LAST) * _MICROSECOND

@@ -12,6 +12,7 @@ from midstream.ids import Revision
 from midstream.state.handle import State
 from midstream.state.keys import Namespace, item_key, split_timer, timer_key
 from midstream.state.task import TaskState
+from midstream.state.undo import Undo, UndoState
 from midstream.state.values import MISSING, ObjectCodec
 
 __all__ = ["HandleKeeper", "Migrations"]
@@ -28,6 +29,8 @@ class HandleKeeper:
 
     Expired keys are forgotten first, by the epoch's clock, so that all rows of an epoch see the same.
 
+    With ``undo``, what a function does to its state can be taken back.
+
     State is migrated key by key, when a function first asks for it. A key's *level* is the revision whose layout its
     state has: it is stored beside the key once there have been migrations, and 0 before.
     """
@@ -41,10 +44,12 @@ class HandleKeeper:
         times: EpochTimes,
         ttl_us: int | None = None,
         has_levels: bool = False,
+        undo: Undo | None = None,
     ) -> None:
         self.what = what
         self.clock = times.clock
         self.watermark = times.watermark
+        self._is_closing = times.is_closing
         self.firing: int | None = None
         self.idle_timers: Mapping[Namespace, str] = {}
         """Timers that would never do anything for the function that is at work, and why."""
@@ -52,6 +57,7 @@ class HandleKeeper:
         self._codec = codec
         self._has_levels = has_levels
         self._ttl_us = ttl_us
+        self.undo = undo
         self._handles: dict[bytes, State] = {}
         self._due: list[tuple[int, bytes, Namespace]] = []  # a heap, only while timers fire
         if ttl_us is not None:
@@ -65,7 +71,11 @@ class HandleKeeper:
             values = self._codec.decode_many(self._task.get_many(new), new)
             levels = self._levels(new)
             for key, stored, level in zip(new, values, levels, strict=True):
-                known[key] = State(self, key, MISSING if stored is MISSING else stored.value, level)
+                value = MISSING if stored is MISSING else stored.value
+                if self.undo is None:
+                    known[key] = State(self, key, value, level)
+                else:
+                    known[key] = UndoState(self, key, value, level, self.undo)
         found = [known[key] for key in keys]
         if migrations:
             self._has_levels = True
@@ -133,6 +143,8 @@ class HandleKeeper:
     def set_timer(self, key: bytes, namespace: Namespace, time: int, wanted: bool) -> None:
         """Register or cancel a timer."""
         stored = timer_key(key, namespace, time)
+        if self.undo is not None:
+            self._note_timer(stored, self.undo)
         if not wanted:
             self._task.delete_many([stored])
             return
@@ -144,9 +156,22 @@ class HandleKeeper:
                 f"later, or it would fire for ever"
             )
         limit = self._limits().get(namespace)
+        if self._is_closing and namespace is Namespace.EVENT_TIMER:
+            limit = None  # or one that sets another each time it fires would never end
         if self.firing is not None and limit is not None and time <= limit and self._task.get_many([stored]) == [None]:
             heapq.heappush(self._due, (time, key, namespace))
         self._task.put_many([stored], [b""])
+
+    def _note_timer(self, stored: bytes, undo: Undo) -> None:
+        [before] = self._task.get_many([stored])
+
+        def restore() -> None:
+            if before is None:
+                self._task.delete_many([stored])
+            else:
+                self._task.put_many([stored], [before])
+
+        undo.add(restore)
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -43,6 +43,7 @@ __all__ = [
     "encode_keys",
     "group_keys",
     "item_key",
+    "key_sizes",
     "split_item",
     "split_timer",
     "timer_key",
@@ -280,6 +281,30 @@ def _stored(batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace:
     keys = _joined(parts)
     _refuse_huge(keys, columns, what)
     return keys
+
+
+def key_sizes(batch: pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.int64] | None:
+    """The bytes that each row's key would take, nulls counted as empty; None when all keys are of one, small, size.
+
+    >>> key_sizes(pa.record_batch({"k": ["ann", None], "n": [1, 2]}), ["k", "n"]).tolist()
+    [13, 10]
+    """
+    fixed, texts = 0, []
+    for index, name in enumerate(columns):
+        column = _plain(batch.column(name))
+        if pa.types.is_decimal(column.type):
+            fixed += 16
+        elif pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+            texts.append(column)
+            fixed += 0 if index == len(columns) - 1 else 2
+        else:
+            fixed += 8
+    if not texts:
+        return None
+    sizes = np.full(batch.num_rows, fixed, np.int64)
+    for column in texts:
+        sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    return sizes
 
 
 def _takeable(column: pa.Array) -> pa.Array:

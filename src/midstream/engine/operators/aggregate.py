@@ -58,13 +58,14 @@ class Running:
         self._rows = 0
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """Count a slice in; nothing is emitted yet."""
+        """Count a slice in; nothing is emitted yet but bad rows."""
         common = self._common
+        batch, aside = common.screen(batch)
         refuse_nulls(common.operator, batch, common.spec.keys, "a key")
         numbers = np.arange(self._rows, self._rows + batch.num_rows)
         self._rows += batch.num_rows
         self._blocks.add(batch.select(common.needed), numbers)
-        return {}
+        return aside
 
     def take_partials(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Count in what a sender has added up."""

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from midstream.data.times import EpochTimes
 from midstream.engine.accumulators.runs import Integers
 from midstream.engine.accumulators.totals import Totals, TotalsOf
+from midstream.engine.bad_rows import FAR, Aside, Screen
 from midstream.engine.blocks import BLOCK
 from midstream.engine.failure import failed, row_at
 from midstream.engine.operators.base import ONLY
@@ -23,8 +24,6 @@ from midstream.state.keys import DistinctKeys, decode_key, distinct_keys
 from midstream.state.task import TaskState
 
 __all__ = ["Aggregating", "checked_times", "found_keys", "refuse_nulls"]
-
-_FAR = 1 << 62  # 146,000 years: what is further from 1970 could not be added to
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,12 @@ class Aggregating:
         """The columns that are worth keeping of rows."""
         time = [self.spec.time] if self.spec.time is not None and self.spec.window is not None else []
         return list(dict.fromkeys([*self.spec.keys, *time, *self.totals.inputs]))
+
+    @cached_property
+    def screen(self) -> Screen:
+        """Keeps bad rows out, if they have somewhere to go."""
+        times = () if self.spec.window is None else (self.time,)
+        return Screen(Aside(self.operator), self.spec.keys, times)
 
     @cached_property
     def key_schema(self) -> pa.Schema:
@@ -98,8 +103,8 @@ def checked_times(operator: Operator, batch: pa.RecordBatch, column: str) -> Int
     """The event times of rows, in microseconds since 1970."""
     refuse_nulls(operator, batch, [column], "an event time")
     times: Integers = batch.column(column).view(pa.int64()).to_numpy()
-    if len(times) and (times.min() <= -_FAR or times.max() >= _FAR):
-        row = int(np.flatnonzero((times <= -_FAR) | (times >= _FAR))[0])
+    if len(times) and (times.min() <= -FAR or times.max() >= FAR):
+        row = int(np.flatnonzero((times <= -FAR) | (times >= FAR))[0])
         error = SchemaError(f"column {column!r} is {times[row]} microseconds from 1970, too far away to be a time")
         raise failed(operator.name, error, None)  # as a Python object the row could not be shown
     return times

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
 from midstream.engine.accumulators.runs import Integers
+from midstream.engine.bad_rows import Aside, Screen
 from midstream.engine.operators.aggregating import checked_times, found_keys, refuse_nulls
 from midstream.engine.operators.base import ONLY, AtWork
 from midstream.engine.operators.windows import ended_by
@@ -42,12 +43,14 @@ class _Distinct:
         self._spec = spec
         self._state = state
         self._times = times
+        self._screen = Screen(Aside(operator), spec.keys, () if spec.time is None else (spec.time,))
         self._met: set[bytes] = set()
         self._new: dict[bytes, int] = {}
         """The keys whose first row was in this epoch, and when it is time to forget them."""
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """The rows of a slice that are the first of their keys."""
+        batch, aside = self._screen(batch)
         refuse_nulls(self._operator, batch, self._spec.keys, "a key")
         forget = self._forget_at(batch)
         keys = found_keys(self._operator, batch, self._spec.keys, f"distinct {self._operator.name!r}")
@@ -57,10 +60,10 @@ class _Distinct:
         stored = self._state.get_many(unmet)
         new = {key for key, value in zip(unmet, stored, strict=True) if value is None}
         if not new:
-            return {}
+            return aside
         rows = keys.first_row[[key in new for key in candidates]]
         self._new.update(zip((key for key in candidates if key in new), forget[rows].tolist(), strict=True))
-        return {ONLY: batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))}
+        return {ONLY: batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)), **aside}
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """Remember what was new, and forget what is due. Emits nothing."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from midstream.engine.failure import call_on_batch
+from midstream.engine.bad_rows import batch_step, tolerant_rows
 from midstream.engine.operators.base import ONLY, Step, call_on_rows
 from midstream.errors import SchemaError
-from midstream.flow.model import Filter, Form, Operator
+from midstream.flow.model import Filter, Form, OnError, Operator
 
 
 def filter_step(operator: Operator, spec: Filter, function: Callable[..., Any]) -> Step:
@@ -20,16 +20,18 @@ def filter_step(operator: Operator, spec: Filter, function: Callable[..., Any]) 
         return bool(function(row))  # here, because an answer may refuse to be true or false, as arrays do
 
     def rows(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        keep = call_on_rows(operator, says, batch)
+        return kept(batch, call_on_rows(operator, says, batch))
+
+    def kept(batch: pa.RecordBatch, keep: list[Any]) -> Mapping[str, pa.RecordBatch]:
         return {ONLY: batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))}
 
-    def checked(batch: pa.RecordBatch) -> pa.BooleanArray:
-        return one_per_row(function(batch), batch, pa.bool_(), f"filter {operator.name!r}")
-
     def batches(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        return {ONLY: batch.filter(call_on_batch(operator.name, checked, batch))}  # null counts as false
+        # Null counts as false.
+        return {ONLY: batch.filter(one_per_row(function(batch), batch, pa.bool_(), f"filter {operator.name!r}"))}
 
-    return rows if spec.form is Form.ROWS else batches
+    if spec.form is Form.BATCHES:
+        return batch_step(operator, batches)
+    return rows if operator.on_error is OnError.FAIL else tolerant_rows(operator, says, kept)
 
 
 def one_per_row(answer: Any, batch: pa.RecordBatch, wanted: pa.DataType, what: str) -> pa.Array:

@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.data.rows import from_rows, to_rows
-from midstream.engine.failure import USER_ERRORS, call_on_batch, failed, row_at
+from midstream.engine.bad_rows import batch_step, tolerant_rows
+from midstream.engine.failure import USER_ERRORS, failed, row_at
 from midstream.engine.operators.base import ONLY, Step
 from midstream.errors import SchemaError
-from midstream.flow.model import FlatMap, Form, Operator
+from midstream.flow.model import FlatMap, Form, OnError, Operator
 from midstream.flow.schema import conform
 
 
@@ -35,13 +36,18 @@ def flat_map_step(operator: Operator, spec: FlatMap, function: Callable[..., Any
             guilty = None if at is None else next(i for i, end in enumerate(ends) if at < end)
             raise failed(operator.name, error, row_at(batch, guilty)) from error
 
-    def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
-        return conform(function(batch), operator.schema, what)
+    def all_of(row: dict[str, Any]) -> list[Any]:
+        return list(_rows_of(function(row), what))
+
+    def assemble(_: pa.RecordBatch, answers: list[Any]) -> Mapping[str, pa.RecordBatch]:
+        return {ONLY: from_rows([row for answer in answers for row in answer], operator.schema, what)}
 
     def batches(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        return {ONLY: call_on_batch(operator.name, checked, batch)}
+        return {ONLY: conform(function(batch), operator.schema, what)}
 
-    return rows if spec.form is Form.ROWS else batches
+    if spec.form is Form.BATCHES:
+        return batch_step(operator, batches)
+    return rows if operator.on_error is OnError.FAIL else tolerant_rows(operator, all_of, assemble)
 
 
 def _rows_of(result: Any, what: str) -> Any:

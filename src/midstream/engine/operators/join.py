@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
+from midstream.engine.bad_rows import Aside, Screen
 from midstream.engine.failure import failed, row_at
 from midstream.engine.join_runs import Run, Runs, expand
 from midstream.engine.join_times import Limits, Nearness
 from midstream.engine.operators.base import ONLY, AtWork
 from midstream.errors import SchemaError, StateError
-from midstream.flow.model import LATE, LATE_RIGHT, How, Join, Operator
+from midstream.flow.model import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, How, Join, Operator
 from midstream.state.keys import Namespace, group_keys
 from midstream.state.panes import Panes, time_bytes
 from midstream.state.task import TaskState
@@ -62,11 +63,12 @@ class _Numbers(dict[bytes, int]):
 class _Side:
     """One of the two streams: its columns, its rows in memory, and its panes in state."""
 
-    def __init__(self, keys: tuple[str, ...], time: str, late: str, panes: Panes) -> None:
+    def __init__(self, keys: tuple[str, ...], time: str, late: str, panes: Panes, aside: Aside) -> None:
         self.keys = keys
         self.time = time
         self.late = late
         self.panes = panes
+        self.screen = Screen(aside, keys, (time,))
         self.schema = panes.codec.schema
         """Of what is remembered."""
         self.latest = self.panes.latest
@@ -102,17 +104,20 @@ class _Join:
             spec.left_time,
             LATE,
             Panes(state, takes[0], Namespace.JOIN_LEFT, Namespace.JOIN_LEFT_MORE, layout, self._what),
+            Aside(operator, ERRORS),
         )
         self.right = _Side(
             spec.right_keys,
             spec.right_time,
             LATE_RIGHT,
             Panes(state, kept, Namespace.JOIN_RIGHT, Namespace.JOIN_RIGHT_MORE, layout, self._what),
+            Aside(operator, ERRORS_RIGHT),
         )
 
     def enter(self, side: _Side, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """Take a slice of one side: its pairs with what is there already, and its late rows."""
-        results: dict[str, pa.RecordBatch] = {}
+        """Take a slice of one side: its pairs with what is there already, its late rows and its bad ones."""
+        batch, aside = side.screen(batch)
+        results: dict[str, pa.RecordBatch] = dict(aside)
         instants = self._instants(side, batch)
         late = instants < self._limits.late
         if late.any():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
+from midstream.engine.bad_rows import Aside, Screen
 from midstream.engine.operators.base import ONLY, Step
 from midstream.engine.resources import LookupTable
 from midstream.flow.model import How, Lookup, Operator
@@ -16,7 +17,10 @@ def lookup_step(operator: Operator, spec: Lookup, table: LookupTable) -> Step:
     """The step of a lookup. Output rows keep the order of the stream's rows, then that of the table."""
     mine = tuple(stream for stream, _ in spec.on)
 
+    screen = Screen(Aside(operator), keys=mine, max_key=None)
+
     def step(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        batch, aside = screen(batch)
         left, right = table.index.probe(batch, mine)
         if spec.how is How.LEFT:
             left, right = _keep_unmatched(batch.num_rows, left, right)
@@ -24,7 +28,7 @@ def lookup_step(operator: Operator, spec: Lookup, table: LookupTable) -> Step:
         kept = batch if whole else batch.take(pa.array(left))
         matches = pa.array(right, mask=right < 0)  # a null index takes a null
         added = [column.combine_chunks().take(matches) for column in table.added.columns]
-        return {ONLY: pa.RecordBatch.from_arrays([*kept.columns, *added], schema=operator.schema)}
+        return {ONLY: pa.RecordBatch.from_arrays([*kept.columns, *added], schema=operator.schema), **aside}
 
     return step
 

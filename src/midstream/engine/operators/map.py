@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.data.rows import from_rows
-from midstream.engine.failure import call_on_batch, failed, row_at
+from midstream.engine.bad_rows import batch_step, tolerant_rows
+from midstream.engine.failure import failed, row_at
 from midstream.engine.operators.base import ONLY, Step, call_on_rows
 from midstream.errors import SchemaError
-from midstream.flow.model import Form, Map, Operator
+from midstream.flow.model import Form, Map, OnError, Operator
 from midstream.flow.schema import conform
 
 
@@ -26,16 +27,18 @@ def map_step(operator: Operator, spec: Map, function: Callable[..., Any]) -> Ste
         except SchemaError as error:
             raise failed(operator.name, error, row_at(batch, error.row_index)) from error
 
-    def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    def assemble(_: pa.RecordBatch, answers: list[Any]) -> Mapping[str, pa.RecordBatch]:
+        return {ONLY: from_rows(answers, operator.schema, what)}
+
+    def batches(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         result = conform(function(batch), operator.schema, what)
         if result.num_rows != batch.num_rows:
             raise SchemaError(
                 f"{what} returned {result.num_rows} rows for {batch.num_rows}; map_batches gives exactly one row for "
                 f"each. Use filter_batches or flat_map_batches to give fewer or more"
             )
-        return result
+        return {ONLY: result}
 
-    def batches(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        return {ONLY: call_on_batch(operator.name, checked, batch)}
-
-    return rows if spec.form is Form.ROWS else batches
+    if spec.form is Form.BATCHES:
+        return batch_step(operator, batches)
+    return rows if operator.on_error is OnError.FAIL else tolerant_rows(operator, function, assemble)

@@ -11,19 +11,22 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from midstream.data.row_check import RowCheck
 from midstream.data.rows import from_rows, to_rows
 from midstream.data.times import EpochTimes
+from midstream.engine.bad_rows import Aside, Reasons, Screen, by_halves, checked_rows, merged, reason_of
 from midstream.engine.failure import USER_ERRORS, failed, row_at
 from midstream.engine.operators.base import ONLY, AtWork
 from midstream.errors import SchemaError, StateError
 from midstream.flow.functions import label_of
-from midstream.flow.model import Form, Operator, Process
+from midstream.flow.model import Form, OnError, Operator, Process
 from midstream.flow.schema import conform
 from midstream.ids import Revision
 from midstream.state.handle import State
 from midstream.state.keeper import HandleKeeper, Migrations
 from midstream.state.keys import KeyGroups, Namespace, decode_key, group_keys
 from midstream.state.task import TaskState
+from midstream.state.undo import Undo
 from midstream.state.values import ObjectCodec
 
 TIMERS_AT_ONCE = 1000
@@ -41,7 +44,8 @@ def keeper_of(
 
     what = f"process {operator.name!r}"
     codec = ObjectCodec(what, show)
-    return HandleKeeper(what, state, codec, times=times, ttl_us=spec.ttl_us, has_levels=has_levels)
+    undo = Undo() if operator.on_error is OnError.BRANCH else None
+    return HandleKeeper(what, state, codec, times=times, ttl_us=spec.ttl_us, has_levels=has_levels, undo=undo)
 
 
 def process_at_work(
@@ -59,7 +63,10 @@ def process_at_work(
     key_schema = _key_schema(spec, takes)
     steps = [(number, partial(_migrate, operator, key_schema, function)) for number, function in migrations]
     idle = idle_timers(function, has_timers=spec.has_timers, has_event_times=has_event_times)
-    work = _Process(operator, spec, function, key_schema, keeper, revision, steps, idle)
+    if operator.on_error is OnError.FAIL:
+        work = _Process(operator, spec, function, takes, keeper, revision, steps, idle)
+    else:
+        work = _TolerantProcess(operator, spec, function, takes, keeper, revision, steps, idle)
     entry = work.rows if spec.form is Form.ROWS else work.batches
     return AtWork((entry,), work.finish, is_quiet=not spec.has_timers)
 
@@ -101,16 +108,17 @@ class _Process:
         operator: Operator,
         spec: Process,
         function: Callable[..., Any],
-        key_schema: pa.Schema,
+        takes: pa.Schema,
         keeper: HandleKeeper,
         revision: Revision,
         migrations: Migrations,
         idle: Mapping[Namespace, str],
     ) -> None:
+        self._takes = takes
         self._operator = operator
         self._spec = spec
         self._function = function
-        self._key_schema = key_schema
+        self._key_schema = _key_schema(spec, takes)
         self._keeper = keeper
         self._revision = revision
         self._migrations = migrations
@@ -120,7 +128,7 @@ class _Process:
     def rows(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Call the function for each row."""
         groups = self._groups(batch)
-        keys, states = self._keys(groups), self._states(groups)
+        keys, states = self._keys(groups), self._states(groups.keys)
         function, results, sources = self._function, list[dict[str, Any]](), list[int]()
         number = 0
         try:
@@ -147,19 +155,20 @@ class _Process:
     def batches(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Call the function for the whole slice."""
         groups = self._groups(batch)
-        state = BatchState(self._states(groups), self._what)
+        states = self._states(groups.keys)
         try:
-            result = conform(
-                self._function(Keys(self._keys(groups), groups.group_of_row), batch, state),
-                self._operator.schema,
-                self._what,
-            )
-            if self._spec.one_to_one and result.num_rows > batch.num_rows:
-                raise SchemaError(f"{self._what} is one_to_one but gave {result.num_rows} rows for {batch.num_rows}")
+            return {ONLY: self._called(groups, states, batch)}
         except USER_ERRORS as error:
             # Not called again on halves to find the row: its state would have changed meanwhile.
             raise failed(self._operator.name, error, None) from error
-        return {ONLY: result}
+
+    def _called(self, groups: KeyGroups, states: list[State], batch: pa.RecordBatch) -> pa.RecordBatch:
+        """What a function for batches gives."""
+        keys = Keys(self._keys(groups), groups.group_of_row)
+        result = conform(self._function(keys, batch, BatchState(states, self._what)), self._operator.schema, self._what)
+        if self._spec.one_to_one and result.num_rows > batch.num_rows:
+            raise SchemaError(f"{self._what} is one_to_one but gave {result.num_rows} rows for {batch.num_rows}")
+        return result
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """Fire the timers that are due, then write what has changed."""
@@ -184,14 +193,14 @@ class _Process:
             except USER_ERRORS as error:
                 raise failed(self._operator.name, error, {"key": key, "timer": when}) from error
             if len(results) >= TIMERS_AT_ONCE:
-                yield {ONLY: self._emitted(results)}
+                yield {ONLY: self._emitted(results, f"{self._what}, on_timer")}
                 results = []
         if results:
-            yield {ONLY: self._emitted(results)}
+            yield {ONLY: self._emitted(results, f"{self._what}, on_timer")}
 
-    def _emitted(self, results: list[dict[str, Any]]) -> pa.RecordBatch:
+    def _emitted(self, results: list[dict[str, Any]], what: str) -> pa.RecordBatch:
         try:
-            return from_rows(results, self._operator.schema, f"{self._what}, on_timer")
+            return from_rows(results, self._operator.schema, what)
         except SchemaError as error:
             raise failed(self._operator.name, error, None) from error
 
@@ -213,10 +222,10 @@ class _Process:
         except StateError as error:
             raise failed(self._operator.name, error, row_at(batch, error.fields.get("row_index"))) from error
 
-    def _states(self, groups: KeyGroups) -> list[State]:
+    def _states(self, keys: Sequence[bytes]) -> list[State]:
         self._keeper.idle_timers = self._idle  # revisions share the keeper
         try:
-            return self._keeper.handles(groups.keys, self._migrations)
+            return self._keeper.handles(keys, self._migrations)
         except StateError as error:
             raise failed(self._operator.name, error, None) from error
 
@@ -226,6 +235,110 @@ class _Process:
             [name] = self._spec.keys
             return [row[name] for row in rows]
         return [tuple(row.values()) for row in rows]
+
+
+class _TolerantProcess(_Process):
+    """A process whose bad rows go aside. What the function did to state before it failed on a row is undone."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._aside = Aside(self._operator)
+        self._screen = Screen(self._aside, keys=self._spec.keys)
+        self._check = RowCheck(self._operator.schema, self._what)
+        assert self._keeper.undo is not None
+        self._undo = self._keeper.undo
+
+    def rows(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        """Call the function for each row."""
+        reasons = self._screen.reasons(batch)
+        places, good = _others(batch, reasons)
+        readable, unreadable = checked_rows(self._operator, good)
+        reasons.update((places[place], reason) for place, reason in unreadable.items())
+        groups = self._groups(good)
+        keys, states, group_of_row = self._keys(groups), self._states(groups.keys), groups.group_of_row.tolist()
+        results: list[dict[str, Any]] = []
+        for place, row in readable:
+            group = group_of_row[place]
+            found = self._attempt(self._function, keys[group], row, states[group])
+            if isinstance(found, str):
+                reasons[places[place]] = found
+            else:
+                results += found
+        return {ONLY: self._emitted(results, self._what), **self._aside.rows(batch, reasons)}
+
+    def batches(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        """Call the function for the slice, and for halves of what it cannot take."""
+        reasons = self._screen.reasons(batch)
+        places, good = _others(batch, reasons)
+
+        def attempt(start: int, stop: int) -> Mapping[str, pa.RecordBatch]:
+            rows = good.slice(start, stop - start)
+            groups = self._groups(rows)
+            states = self._states(groups.keys)
+            self._undo.begin()
+            try:
+                return {ONLY: self._called(groups, states, rows)}
+            except BaseException:
+                self._undo.roll_back()
+                raise
+
+        try:
+            parts, errors = by_halves(good.num_rows, attempt) if good.num_rows else ([], {})
+        except MemoryError as error:
+            raise failed(self._operator.name, error, None) from error
+        reasons.update((places[place], reason_of(error)) for place, error in errors.items())
+        return {**merged(parts), **self._aside.rows(batch, reasons)}
+
+    def _fire(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
+        results: list[dict[str, Any]] = []
+        bad: list[tuple[dict[str, Any], str]] = []
+        for stored, time in self._keeper.due_timers():
+            values = decode_key(stored, self._key_schema)
+            when = _EPOCH + timedelta(microseconds=time)
+            [state] = self._states([stored])
+            found = self._attempt(self._function.on_timer, _plain(values), when, state)  # type: ignore[attr-defined]
+            if isinstance(found, str):
+                bad.append((dict(zip(self._spec.keys, values, strict=True)), f"on_timer at {when}: {found}"))
+            else:
+                results += found
+            if len(results) + len(bad) >= TIMERS_AT_ONCE:
+                yield self._fired(results, bad)
+                results, bad = [], []
+        if results or bad:
+            yield self._fired(results, bad)
+
+    def _fired(
+        self, results: list[dict[str, Any]], bad: list[tuple[dict[str, Any], str]]
+    ) -> Mapping[str, pa.RecordBatch]:
+        fired = {ONLY: self._emitted(results, f"{self._what}, on_timer")} if results else {}
+        if bad:
+            fired.update(self._aside.keys([key for key, _ in bad], [reason for _, reason in bad], self._takes))
+        return fired
+
+    def _attempt(self, function: Callable[..., Any], *given: Any) -> list[dict[str, Any]] | str:
+        """The rows that a call gives, or why it failed; then it has changed nothing."""
+        self._undo.begin()
+        try:
+            result = function(*given)
+            if result is None:
+                return []
+            rows = [result] if isinstance(result, dict) else self._several(result)
+            for row in rows:
+                self._check(row)
+        except MemoryError as error:
+            raise failed(self._operator.name, error, None) from error
+        except USER_ERRORS as error:
+            self._undo.roll_back()
+            return reason_of(error)
+        return rows
+
+
+def _others(batch: pa.RecordBatch, reasons: Reasons) -> tuple[Sequence[int], pa.RecordBatch]:
+    """The rows of a batch that are not bad, and where they are in it."""
+    if not reasons:
+        return range(batch.num_rows), batch
+    places = [place for place in range(batch.num_rows) if place not in reasons]
+    return places, batch.take(pa.array(places, pa.int64()))
 
 
 class Keys(Sequence[Any]):

@@ -15,7 +15,7 @@ from midstream.engine.operators.flat_map import flat_map_step
 from midstream.engine.operators.join import join_at_work
 from midstream.engine.operators.lookup import lookup_step
 from midstream.engine.operators.map import map_step
-from midstream.engine.operators.passing import pass_on
+from midstream.engine.operators.passing import passing_step
 from midstream.engine.operators.process import keeper_of, process_at_work
 from midstream.engine.operators.route import route_step
 from midstream.engine.operators.transact import engine_of, transact_at_work
@@ -116,7 +116,7 @@ def _step_of(operator: Operator, parts: Parts) -> Step:
     """The step of an operator without state; it does not matter to it which of its inputs rows come from."""
     match operator.spec:
         case Source() | Transform() | Union() | KeyBy():
-            return pass_on
+            return passing_step(operator)
         case Map() as spec:
             return map_step(operator, spec, parts.function(operator))
         case Filter() as spec:

@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.engine.failure import call_on_batch, failed, row_at
+from midstream.engine.bad_rows import batch_step, tolerant_rows
+from midstream.engine.failure import failed, row_at
 from midstream.engine.operators.base import Step, call_on_rows
 from midstream.engine.operators.filter import one_per_row
 from midstream.errors import SchemaError
-from midstream.flow.model import Form, Operator, Route
+from midstream.flow.model import Form, OnError, Operator, Route
 
 
 def route_step(operator: Operator, spec: Route, function: Callable[..., Any]) -> Step:
@@ -33,18 +34,26 @@ def route_step(operator: Operator, spec: Route, function: Callable[..., Any]) ->
             guilty = next(i for i, answer in enumerate(answers) if not isinstance(answer, str) or answer not in number)
             raise failed(operator.name, unknown(answers[guilty]), row_at(batch, guilty)) from None
 
-    def chosen(batch: pa.RecordBatch) -> pa.Array:
+    def known(row: dict[str, Any]) -> int:
+        answer = function(row)
+        if not isinstance(answer, str) or answer not in number:
+            raise unknown(answer)
+        return number[answer]
+
+    def numbered(batch: pa.RecordBatch, choice: list[Any]) -> Mapping[str, pa.RecordBatch]:
+        return split(batch, np.array(choice, np.int64))
+
+    def batches(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         answers = one_per_row(function(batch), batch, pa.string(), what)
         choice = pc.index_in(answers, value_set=names)
         if choice.null_count:
             raise unknown(answers.filter(pc.is_null(choice))[0].as_py())
-        return choice
-
-    def batches(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        return split(batch, call_on_batch(operator.name, chosen, batch).to_numpy(zero_copy_only=False))
+        return split(batch, choice.to_numpy(zero_copy_only=False))
 
     def split(batch: pa.RecordBatch, choice: Any) -> Mapping[str, pa.RecordBatch]:
         masks = ((branch, choice == i) for branch, i in number.items())
         return {branch: batch.filter(pa.array(mask)) for branch, mask in masks if mask.any()}
 
-    return rows if spec.form is Form.ROWS else batches
+    if spec.form is Form.BATCHES:
+        return batch_step(operator, batches)
+    return rows if operator.on_error is OnError.FAIL else tolerant_rows(operator, known, numbered)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
+from midstream.engine.bad_rows import Aside, Screen, by_halves, reason_of, without
 from midstream.engine.blocks import BLOCK
 from midstream.engine.failure import USER_ERRORS, failed, row_at
 from midstream.engine.operators.aggregating import checked_times, found_keys, refuse_nulls
@@ -82,24 +83,41 @@ class _Transact:
         self._state = state
         self._times = times
         self._revision = revision
+        self._aside = Aside(operator)
+        times = (spec.order_by,) if spec.timed else ()
+        present = {spec.order_by: "what rows are ordered by"}
+        self._screen = Screen(self._aside, spec.keys, times, present)
         self._waiting: list[pa.RecordBatch] = []
         self._explanations: dict[str, int] = {}
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """Keep a slice for the end; rows of before the watermark are emitted as they are."""
+        """Keep a slice for the end; rows of before the watermark, and bad ones, are emitted as they are."""
+        batch, aside = self._screened(batch)
         refuse_nulls(self._operator, batch, [self._spec.order_by], "what rows are ordered by")
         late = self._late(batch)
         if late is None:
             self._waiting.append(batch)
-            return {}
+            return aside
         if not late.all():
             self._waiting.append(batch.filter(pa.array(~late)))
-        return {LATE: batch.filter(pa.array(late))}
+        return {LATE: batch.filter(pa.array(late)), **aside}
+
+    def _screened(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]:
+        """Rows that can trigger a transaction, and the others."""
+        reasons = self._screen.reasons(batch)
+        if self._screen.is_on and self._spec.which is not None:
+            unknown = self._found(batch).is_null().to_numpy(zero_copy_only=False)
+            for place in np.flatnonzero(unknown).tolist():
+                reasons.setdefault(place, reason_of(self._unknown(batch, place)))
+        return without(batch, reasons), self._aside.rows(batch, reasons)
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """Run everything, one domain after the other, and emit what became of each row."""
         waiting, self._waiting = self._waiting, []
         for domain, members in self._domains(waiting):
+            if self._screen.is_on:
+                yield from self._run_tolerantly(domain, pa.concat_batches(members))
+                continue
             for outcome in self._run(domain, members):
                 yield {ONLY: outcome}
 
@@ -133,6 +151,25 @@ class _Transact:
 
     def _run(self, domain: bytes, members: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the rows of a domain. They stay in the portions in which they came: only what counts is put together."""
+        try:
+            added = self._executed(domain, members, self._forget())
+        except OperatorFailed:
+            raise
+        except USER_ERRORS as error:  # functions that were given to t.call are the user's
+            raise failed(self._operator.name, error, None) from error
+        start = 0
+        for rows in members:
+            new = [column.slice(start, rows.num_rows) for column in added]
+            yield pa.RecordBatch.from_arrays([*rows.columns, *new], schema=self._operator.schema)
+            start += rows.num_rows
+
+    def _executed(
+        self, domain: bytes, members: Sequence[pa.RecordBatch], forget: Mapping[str, int | None]
+    ) -> list[pa.Array]:
+        """The columns that transactions add to their rows, once these have run and their tables are written.
+
+        What the user's functions raise comes through, and then nothing has changed.
+        """
         from midstream.engine.tables import StoredTables
         from midstream.txn import Batch
 
@@ -141,35 +178,62 @@ class _Transact:
         wanted = dict.fromkeys([*program.columns, self._spec.order_by])
         columns = {name: pa.chunked_array([rows.column(name) for rows in members]) for name in wanted}
         kinds = None if self._spec.which is None else np.concatenate([self._kinds(rows) for rows in members])
+        result = self._engine.execute(Batch.of(columns, order_by=self._spec.order_by, kinds=kinds), tables)
         try:
-            result = self._engine.execute(Batch.of(columns, order_by=self._spec.order_by, kinds=kinds), tables)
-        except OperatorFailed:
-            raise
-        except USER_ERRORS as error:  # functions that were given to t.call are the user's
+            tables.apply(result, program.tables, forget=forget)
+        except USER_ERRORS as error:  # too late to leave out a row
             raise failed(self._operator.name, error, None) from error
-        tables.apply(result, program.tables, forget=self._forget())
         text = result.explanation
         self._explanations[text] = self._explanations.get(text, 0) + 1
-        added = self._added(result)
-        start = 0
-        for rows in members:
-            new = [column.slice(start, rows.num_rows) for column in added]
-            yield pa.RecordBatch.from_arrays([*rows.columns, *new], schema=self._operator.schema)
-            start += rows.num_rows
+        return self._added(result)
+
+    def _run_tolerantly(self, domain: bytes, rows: pa.RecordBatch) -> Iterator[Mapping[str, pa.RecordBatch]]:
+        """Run the rows of a domain without those for which a function raises.
+
+        A batch that fails is divided in the order in which its transactions run: the first half runs and is applied
+        before the second, so the result is that of running one after the other and skipping the bad ones.
+        """
+        order = np.argsort(_numbers(rows.column(self._spec.order_by)), kind="stable")
+        # What windows of the rows that are still to run may look back at must not be forgotten before.
+        keep = dict.fromkeys(self._forget(), None)
+
+        def attempt(start: int, stop: int) -> tuple[Array, pa.RecordBatch]:
+            chosen = np.sort(order[start:stop])
+            part = rows.take(pa.array(chosen))
+            added = self._executed(domain, [part], self._forget() if stop == len(order) else keep)
+            return chosen, pa.RecordBatch.from_arrays([*part.columns, *added], schema=self._operator.schema)
+
+        try:
+            parts, errors = by_halves(len(order), attempt)
+        except MemoryError as error:
+            raise failed(self._operator.name, error, None) from error
+        if parts:
+            arrival = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
+            outcome = pa.concat_batches([part for _, part in parts]).take(pa.array(arrival))
+            for start in range(0, outcome.num_rows, BLOCK):
+                yield {ONLY: outcome.slice(start, BLOCK)}
+        if errors:
+            reasons = {int(order[place]): reason_of(error) for place, error in errors.items()}
+            yield self._aside.rows(rows, reasons)
+
+    def _found(self, rows: pa.RecordBatch) -> pa.Array:
+        """The number of the transaction that each row names; null where there is none."""
+        return pc.index_in(rows.column(self._spec.which), value_set=pa.array(self._spec.transactions, pa.string()))
+
+    def _unknown(self, rows: pa.RecordBatch, row: int) -> SchemaError:
+        name = rows.column(self._spec.which)[row].as_py()
+        return SchemaError(
+            f"column {self._spec.which!r} names the transaction {name!r}; there is "
+            f"{', '.join(self._spec.transactions)}",
+            column=self._spec.which,
+        )
 
     def _kinds(self, rows: pa.RecordBatch) -> Array:
         """The number of the transaction that each row triggers."""
-        assert self._spec.which is not None
-        names = list(self._spec.transactions)
-        found = pc.index_in(rows.column(self._spec.which), value_set=pa.array(names, pa.string()))
+        found = self._found(rows)
         if found.null_count:
             row = int(pc.index(found.is_null(), True).as_py())
-            name = rows.column(self._spec.which)[row].as_py()
-            error = SchemaError(
-                f"column {self._spec.which!r} names the transaction {name!r}; there is {', '.join(names)}",
-                column=self._spec.which,
-            )
-            raise failed(self._operator.name, error, row_at(rows, row))
+            raise failed(self._operator.name, self._unknown(rows, row), row_at(rows, row))
         numbers: Array = found.to_numpy(zero_copy_only=False).astype(np.int8)
         return numbers
 
@@ -192,6 +256,11 @@ class _Transact:
             gives = np.array([name in kind.returns for kind in program.types])
             added.append(pa.array(result.returned[name], mask=~(result.committed & gives[result.kinds])))
         return [*added, pa.array(result.committed), _reasons(result)]
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
+    values: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
+    return values
 
 
 def _reasons(result: Result) -> pa.Array:

@@ -41,13 +41,14 @@ class Windows:
         self._rows = 0
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """Count a slice in. Rows that are late for all their windows are emitted as they are."""
+        """Count a slice in. Rows that are late for all their windows, and bad ones, are emitted as they are."""
         common = self._common
+        batch, aside = common.screen(batch)
         times = common.times_of(batch)
         late = self._late(times)
-        emitted = {}
+        emitted = dict(aside)
         if late is not None:
-            emitted = {LATE: batch.filter(pa.array(late))}
+            emitted[LATE] = batch.filter(pa.array(late))
             batch = batch.filter(pa.array(~late))
         numbers = np.arange(self._rows, self._rows + batch.num_rows)
         self._rows += batch.num_rows
