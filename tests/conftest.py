@@ -63,14 +63,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Flow], JobMetrics]:
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., JobMetrics]:
     """Runs a flow to its end, on the local runtime and on Spark in turn, and gives its metrics."""
     if request.param == "local":
-        return lambda flow: run_local(flow).metrics
+        return lambda flow, **options: run_local(flow, **options).metrics
     session = request.getfixturevalue("spark")
 
-    def on_spark(flow: Flow) -> JobMetrics:
-        metrics: JobMetrics = run_spark(flow, session, checkpoint=str(tmp_path / "checkpoint")).metrics
+    def on_spark(flow: Flow, **options: Any) -> JobMetrics:
+        job = run_spark(flow, session, checkpoint=str(tmp_path / "checkpoint"), **options)
+        metrics: JobMetrics = job.metrics
         return metrics
 
     return on_spark

@@ -72,13 +72,23 @@ def run_local(
     )
 
 
-def run_spark(flow: Flow, spark: Any, *, checkpoint: str, partitions: int | None = None, timeout: float = 120.0) -> Any:
+def run_spark(
+    flow: Flow,
+    spark: Any,
+    *,
+    checkpoint: str,
+    partitions: int | None = None,
+    timeout: float = 120.0,
+    close_windows: bool = False,
+) -> Any:
     """Run a flow on Spark over all that its sources have, and return the ended job.
 
     Together with :func:`run_local` this lets one test body run on both runtimes: build the flow, run it on either, and
     compare what its :class:`MemorySink` holds.
     """
-    job = flow.start(spark, checkpoint=checkpoint, trigger="available-now", partitions=partitions)
+    job = flow.start(
+        spark, checkpoint=checkpoint, trigger="available-now", partitions=partitions, close_windows=close_windows
+    )
     try:
         if not job.await_termination(timeout):
             raise TimeoutError(f"flow {flow.name!r} did not end within {timeout:g} s; is one of its sources endless?")

@@ -300,7 +300,7 @@ class ChangingCase:
                 partitions=self.partitions,
                 seed=self.seed,
                 faults=self.faults,
-                clock=ManualClock(),
+                clock=ManualClock(int(AT.timestamp() * 1e6)),
                 checkpoint=self.checkpoint,
                 changes=[change.request() for change in self._as_given()],
                 audit="id",

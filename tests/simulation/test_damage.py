@@ -23,9 +23,9 @@ from midstream.state import lineage
 from midstream.state.files import StateFiles
 from midstream.state.lineage import Lineage
 from midstream.testing import ManualClock, run_local
-from tests.keyed_oracle import KeyedOracle
+from tests.keyed_oracle import KeyedOracle, us
 from tests.oracle import Row, multiset
-from tests.simulation.keyed_flows import at, small_thresholds
+from tests.simulation.keyed_flows import START, at, small_thresholds
 from tests.simulation.keyed_state import compare_state
 
 pytestmark = pytest.mark.long
@@ -61,7 +61,7 @@ class World:
 
     def run(self, start: int, end: int) -> None:
         with small_thresholds(2), patch.object(lineage, "MIN_ROWS", 5):
-            run_local(self.flow(start, end), checkpoint=str(self.folder), clock=ManualClock())
+            run_local(self.flow(start, end), checkpoint=str(self.folder), clock=ManualClock(us(START)))
 
     def files(self) -> dict[str, bytes]:
         """All that is there, but for the lock."""

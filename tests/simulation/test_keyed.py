@@ -199,7 +199,7 @@ def test_the_driver_that_takes_over_may_crash_as_well(tmp_path: Path) -> None:
 
         with patch.object(local._Runtime, "_maybe_crash_driver", maybe):
             check_keyed(case)
-        assert next(asked) > n + apart
+        assert next(asked) > n, "the first crash did not happen"
 
 
 @pytest.mark.long

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from midstream import Flow, ListSource, MemorySink, NoopSink
+from midstream import Flow, ListSource, MemorySink, NoopSink, agg, tumbling
 from midstream.metrics import JobMetrics
 
-Run = Callable[[Flow], JobMetrics]
+Run = Callable[..., JobMetrics]
 Row = dict[str, Any]
 
 UTC = dt.UTC
@@ -372,3 +372,81 @@ def test_metrics_count_rows_of_every_operator(run: Run) -> None:
     counts = {stats.operator: (stats.rows_in, stats.rows_out) for stats in metrics.operators}
     assert counts == {"numbers": (40, 40), "named": (40, 30), "by_user": (30, 30), "twice": (30, 60)}
     assert (metrics.epochs, metrics.rows_in, metrics.rows_out) == (3, 40, 90)
+
+
+# ── bad rows, and the end ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Checked:
+    """Counts the rows of a key, and fails after it has counted an odd hundred; its timers fail for one key."""
+
+    def __call__(self, key: str, row: Row, state: Any) -> Row:
+        state.set(state.get(0) + 1)
+        state.event_timer(row["at"])
+        if row["n"] % 200 >= 100:
+            raise ValueError(f"row {row['n']}")
+        return {"user": key, "n": state.get(), "at": row["at"]}
+
+    def on_timer(self, key: str, time: dt.datetime, state: Any) -> None:
+        state.set(-1)
+        if key == "bob":
+            raise RuntimeError("bob")
+        state.set(state.get() + 1000)
+        state.delete()
+
+
+def test_bad_rows_go_aside_and_a_finite_run_closes_its_windows(run: Run) -> None:
+    start = dt.datetime(2026, 1, 1, tzinfo=UTC)
+    rows: list[Row] = [
+        {
+            "n": n,
+            "user": USERS[n % 4],
+            "text": str(n) if n % 7 else "seven",
+            "at": None if n % 11 == 0 else start + dt.timedelta(seconds=n // 10),
+        }
+        for n in range(400)
+    ]
+    listed = ListSource([rows[:150], rows[150:]], "n int, user string, text string, at timestamp", partitions=2)
+    flow = Flow("bad rows")
+    names = ("numbers", "seven", "windows", "lacking", "counted", "refused", "nobody")
+    sinks = {name: MemorySink() for name in names}
+    stream = flow.source("rows", listed, event_time="at")
+    parsed = stream.map("parse", lambda row: {"n": int(row["text"])}, returns="n int", on_error="branch")
+    keyed = stream.key_by("by_user", "user")
+    windows = keyed.aggregate("windows", window=tumbling("10 seconds"), n=agg.count(), on_error="branch")
+    timed = stream.filter("timed", lambda row: row["at"] is not None)
+    named = timed.key_by("by_name", "user", on_error="branch")
+    counted = named.process("count", Checked(), returns="user string, n int, at timestamp", on_error="branch")
+    streams = (parsed, parsed.errors(), windows, windows.errors(), counted, counted.errors(), named.errors())
+    for name, made in zip(names, streams, strict=True):
+        made.sink(f"{name} out", sinks[name])
+
+    metrics = run(flow, close_windows=True)
+
+    assert sorted(row["n"] for row in sinks["numbers"].rows) == [n for n in range(400) if n % 7]
+    assert sorted(row["n"] for row in sinks["seven"].rows) == list(range(0, 400, 7))
+    assert {row["error"] for row in sinks["seven"].rows} == {
+        "ValueError: invalid literal for int() with base 10: 'seven'"
+    }
+    whole = [row for row in rows if row["user"] is not None and row["at"] is not None]
+    wanted = Counter((row["user"], row["at"].replace(second=row["at"].second // 10 * 10)) for row in whole)
+    assert {(row["user"], row["window_start"]): row["n"] for row in sinks["windows"].rows} == dict(wanted)
+    assert sorted(row["n"] for row in sinks["lacking"].rows) == sorted(row["n"] for row in rows if row not in whole)
+    good = [row for row in whole if row["n"] % 200 < 100]
+    for user in ("ann", "bob", "cem"):
+        found = sorted(row["n"] for row in sinks["counted"].rows if row["user"] == user)
+        if user == "bob":  # the only one whose timers do not make it forget
+            assert found == list(range(1, sum(row["user"] == user for row in good) + 1)), "failed rows were counted"
+        assert len(found) == sum(row["user"] == user for row in good)
+    failed = [row for row in sinks["refused"].rows if not row["error"].startswith("on_timer")]
+    assert sorted(row["n"] for row in failed) == sorted(row["n"] for row in whole if row["n"] % 200 >= 100)
+    assert {row["error"] for row in failed} == {f"ValueError: row {row['n']}" for row in failed}
+    fired = [row for row in sinks["refused"].rows if row["error"].startswith("on_timer")]
+    assert {(row["user"], row["n"], row["error"].partition(": ")[2]) for row in fired} == {
+        ("bob", None, "RuntimeError: bob")
+    }
+    assert len(fired) == len({row["at"] for row in good if row["user"] == "bob"}), "each timer fires once"
+    assert all(row["user"] is None for row in sinks["nobody"].rows)
+    errors = {stats.operator: stats.errors for stats in metrics.operators if stats.errors}
+    aside = {"parse": "seven", "windows": "lacking", "count": "refused", "by_name": "nobody"}
+    assert errors == {operator: len(sinks[name].rows) for operator, name in aside.items()}

@@ -180,6 +180,7 @@ class Flow:
         serve: bool | int = False,
         revert_to: int | None = None,
         durable: bool = True,
+        close_windows: bool = False,
     ) -> Job:
         """Run this flow on a SparkSession; it goes on in the background until it is stopped or fails.
 
@@ -204,6 +205,9 @@ class Flow:
         :param durable: on a local disk, what an epoch has committed survives a loss of power: files are synced before
             anything they replace is removed. ``False`` saves the time that takes, a few milliseconds per epoch; a crash
             of a process is survived either way.
+        :param close_windows: with ``trigger="available-now"``: when everything is processed, run one more epoch, which
+            has no rows, closes all windows, sessions and joins, and fires all event timers. The checkpoint is closed
+            with them: rows that came later would all be late, so the next start refuses it.
         """
         from midstream.runtime.start import start
 
@@ -219,6 +223,7 @@ class Flow:
             serve=serve,
             revert_to=revert_to,
             durable=durable,
+            close_windows=close_windows,
         )
 
     def _event_time_of(self, port: Port) -> str | None:

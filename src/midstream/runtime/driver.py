@@ -160,6 +160,7 @@ class Driver:
         self._wants_replay = False
         self._overdue: str | None = None
         self._is_stopping = False
+        self._warned_of: set[str] = set()
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -242,7 +243,21 @@ class Driver:
             self._sweep(standing)
             self._edge.at("counted")
             self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms))
+            self._warn_of_times_ahead(commit)
             return True
+
+    def _warn_of_times_ahead(self, commit: Commit) -> None:
+        """Once for each source: windows that never close should not be a riddle."""
+        for stats in commit.operators:
+            if stats.rows_ahead and stats.operator not in self._warned_of:
+                self._warned_of.add(stats.operator)
+                _log.warning(
+                    "source %r: the event times of %s row(s) of epoch %s are further ahead of the clock than max_ahead "
+                    "allows; such rows are processed, but do not move the watermark",
+                    stats.operator,
+                    stats.rows_ahead,
+                    commit.epoch,
+                )
 
     def replay(self) -> None:
         """Give up the run in progress, if there is one, and run its epoch again."""
@@ -421,6 +436,8 @@ class Driver:
         """The job is being stopped: failures are no longer anybody's fault, and no change is taken any more."""
         with self._lock:
             self._is_stopping = True
+            if self._open is not None and self._open.entry.closing:  # others end with their query
+                self._edge.cancel(self._open)
 
     def _require_not_stopping(self) -> None:
         if self._is_stopping:

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from midstream.change.changes import Changes, Request
 from midstream.change.configuration import Configuration
@@ -28,7 +29,7 @@ from midstream.metrics import EpochProgress, SweepStats
 from midstream.runtime.batching import BatchLimit, is_chosen_by_user
 from midstream.runtime.checkpoint import Checkpoint
 from midstream.runtime.control_plane import ControlPlane
-from midstream.runtime.driver import Driver, OpenRun
+from midstream.runtime.driver import BatchEntry, Driver, OpenRun
 from midstream.runtime.epoch import compile_epoch
 from midstream.runtime.offset_log import OffsetLog, forget_settings
 from midstream.runtime.sinks import write_sinks
@@ -68,6 +69,9 @@ class Heartbeat:
         on_commit: Callable[[EpochProgress], None],
     ) -> None:
         self._spark = spark
+        self._checkpoint = checkpoint
+        self._session: SparkSession | None = None
+        """The query's own copy of the session, once it has run an epoch."""
         self._on_progress = on_commit
         self._at = Whereabouts(
             control.address,
@@ -96,9 +100,27 @@ class Heartbeat:
 
     def beat(self, rows: DataFrame, epoch: Epoch) -> None:
         """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be."""
+        self._session = rows.sparkSession
         entry = self._log.entry(epoch)
         if self._syncer is not None:  # beside the epoch, which takes longer
             self._synced = self._syncer.submit(self._log.sync, epoch)
+        self._run(rows, epoch, entry)
+
+    def close_windows(self, schema: StructType) -> None:
+        """Run one more epoch, which has no rows and closes what is open. Called when the query has ended.
+
+        ``schema`` is that of the query's rows. Spark's log knows nothing of this epoch: without its manifest it has
+        never been, and Spark gives its number to other rows.
+        """
+        newest = self._checkpoint.newest_manifest()
+        if newest is None:
+            return  # no epoch, no window
+        session = self._session or self._spark.newSession()
+        rows = session.createDataFrame(session.sparkContext.parallelize([], 1), schema)
+        entry = BatchEntry(time.time_ns() // 1000, "no rows", closing=True)
+        self._run(rows, Epoch(newest.epoch + 1), entry)
+
+    def _run(self, rows: DataFrame, epoch: Epoch, entry: BatchEntry) -> None:
         while True:
             began = time.perf_counter()
             self._configure(rows.sparkSession)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from midstream.change.changes import Changes, Request
 from midstream.change.explaining import Explanation
@@ -67,8 +68,11 @@ class Job:
         *,
         local_state: str | None = None,
         audit: str | None = None,
+        close_with: StructType | None = None,
     ) -> None:
         self._spark = spark
+        self._close_with = close_with
+        """The schema of the query's rows, if all windows are to be closed when it has ended."""
         self._checkpoint = checkpoint
         self._control = control
         self._changes = changes
@@ -297,6 +301,8 @@ class Job:
         """See the query end, by whatever cause, and leave nothing behind."""
         try:
             query.awaitTermination()
+            if self._close_with is not None and not self._stopping and self._exception is None:
+                self._heartbeat.close_windows(self._close_with)
         except Exception as error:  # Spark's account of the failure; ours, if there is one, says it better
             self._fail(error)
         try:

@@ -62,11 +62,17 @@ def start(
     serve: bool | int = False,
     revert_to: int | None = None,
     durable: bool = True,
+    close_windows: bool = False,
 ) -> Job:
     """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
     # 1. Look: nothing is written, nothing runs yet.
     require_classic_session(spark)
     trigger_options = parse_trigger(trigger)
+    if close_windows and trigger != AVAILABLE_NOW:
+        raise FlowError(
+            f"close_windows=True is for a run that ends by itself, with trigger={AVAILABLE_NOW!r}; found "
+            f"trigger={trigger!r}"
+        )
     if changes not in (KEEP, DROP):
         raise FlowError(f"changes={changes!r} is not known; allowed: {KEEP!r}, {DROP!r}")
     check_revert_to(revert_to, changes)
@@ -90,6 +96,7 @@ def start(
     location.claim()
     with contextlib.ExitStack() as undo:
         undo.callback(location.release)
+        location.require_open()
         mark_folders(free_folders)
         graph = claim_tables(graph, location.identity.job)
         # 3. Store what workers will fetch.
@@ -128,8 +135,9 @@ def start(
         state = Changes(restart.configuration, location.blobs, location.changes)
         if restart.pending is not None:
             state.resume(restart.pending)
-        job = Job(spark, state, location, control, local_state=local_state, audit=audit)
         rows = unite_inlets([inlets[name] for name in restart.configuration.plan.stages[0].inlets])
+        close_with = rows.schema if close_windows else None
+        job = Job(spark, state, location, control, local_state=local_state, audit=audit, close_with=close_with)
         writer = rows.writeStream.queryName(query_name).option("checkpointLocation", location.spark_location)
         if trigger_options:
             writer = writer.trigger(**trigger_options)
