@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, agg, sessions, tumbling
-from midstream.flow.model import Stateful
+from midstream.flow.model import Source, Stateful
 from midstream.runtime import local
 from midstream.testing import Faults, ManualClock, run_local
 from tests.keyed_oracle import KeyedOracle
@@ -49,6 +49,17 @@ SEEDS_OF = {
 }
 
 
+SPOILED = {
+    "any": (11,),
+    "process": (6, 13),
+    "process_batches": (8,),
+    "windowed": (10,),
+    "join": (10,),
+    "distinct": (10,),
+}
+"""Cases with bad rows; in the first, a source is idle."""
+
+
 # ── seeds ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -63,6 +74,22 @@ def test_rows_counts_and_state_are_what_the_oracle_says(tmp_path: Path) -> None:
             seen[kind] += len(list((case.folder / "checkpoint" / "state").glob(f"*/*-{kind}-*")))
     everything = {"process", "aggregate", "distinct", "join", "several lives", "delta", "merged", "snapshot"}
     assert everything <= {name for name, count in seen.items() if count}, seen
+
+
+def test_bad_rows_idle_sources_and_the_end_of_runs_are_what_the_oracle_says(tmp_path: Path) -> None:
+    """Functions that fail when they have changed state, keys and times that are missing, times of the far future."""
+    seen = Counter[str]()
+    for kind, seeds in SPOILED.items():
+        for seed in seeds:
+            case = keyed_case_of(seed, tmp_path / f"{kind} {seed}", None if kind == "any" else kind)
+            runs = check_keyed(case)
+            for stats in (each for run in runs for progress in run.progress for each in progress.operators):
+                seen[f"errors of {case.flow.graph[stats.operator].kind}"] += stats.errors
+                seen["rows ahead"] += stats.rows_ahead
+            seen["closed"] += case.closes
+            seen["idle"] += any(op.spec.idle_us is not None for op in case.flow.graph.of(Source))  # type: ignore[union-attr]
+    wanted = {f"errors of {kind}" for kind in ("source", "map", "key_by", "process", "aggregate", "join", "distinct")}
+    assert {*wanted, "rows ahead", "closed", "idle"} <= {name for name, count in seen.items() if count}, seen
 
 
 @pytest.mark.long

@@ -32,6 +32,7 @@ def written(spark: SparkSession, folder: Path) -> list[tuple[int, int]]:
     return sorted((row["epoch"], row["n"]) for row in spark.read.json(str(folder)).collect())
 
 
+@pytest.mark.slow
 def test_windows_are_closed_and_the_checkpoint_with_them(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,13 +48,17 @@ def test_windows_are_closed_and_the_checkpoint_with_them(
 
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoint, "commit", dies)
-        job = flow_of(2, out).start(spark, checkpoint=str(checkpoint), trigger="available-now", close_windows=True)
+        job = flow_of(2, out).start(
+            spark, checkpoint=str(checkpoint), trigger="available-now", partitions=1, close_windows=True
+        )
         with pytest.raises(JobFailed, match="no power"):
             job.await_termination(120)
     assert written(spark, out) == [(1, 2), (1, 2), (2, 2), (2, 2)]
 
     # The number of the epoch that was not committed is that of new rows; the sink replaces what it wrote under it.
-    job = flow_of(4, out).start(spark, checkpoint=str(checkpoint), trigger="available-now", close_windows=True)
+    job = flow_of(4, out).start(
+        spark, checkpoint=str(checkpoint), trigger="available-now", partitions=1, close_windows=True
+    )
     assert job.await_termination(120)
     assert job.status is JobStatus.FINISHED
     assert [progress.epoch for progress in job.progress] == [2, 3, 4]

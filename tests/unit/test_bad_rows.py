@@ -12,13 +12,18 @@ import pyarrow.compute as pc
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, NoopSink, Stream, Update, agg, transaction, tumbling
+from midstream.change.changes import Request
+from midstream.change.records import Outcome
 from midstream.engine.operators.map import map_step
-from midstream.errors import FlowError, JobFailed, SchemaError
+from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError
 from midstream.flow.model import ERRORS, Form, Map, OnError, Operator, Port
 from midstream.flow.schema import parse_ddl
 from midstream.flow.updates import revise
-from midstream.planner.change import plan_change
+from midstream.ids import Epoch
+from midstream.planner.change import Scheduler, plan_change
 from midstream.planner.stages import compile_plan
+from midstream.runtime.local import runtime_of
+from midstream.runtime.local_data import source_epochs
 from midstream.testing import ChangeAt, LocalRun, run_local
 
 Row = dict[str, Any]
@@ -138,7 +143,8 @@ def test_a_batch_is_halved_until_bad_rows_are_alone_and_the_others_keep_their_or
 def test_a_filter_and_a_route_let_bad_rows_go_aside():
     flow, stream = source(rows_of(("a", 1), ("b", 0), ("c", 6)))
     kept = stream.filter("f", lambda row: 6 // row["n"] > 1, on_error="branch")
-    routed = stream.route("r", lambda row: {1: "one", 6: 6}[row["n"]], branches=("one",), on_error="branch")
+    chosen: dict[int, Any] = {1: "one", 6: 6}
+    routed = stream.route("r", lambda row: chosen[row["n"]], branches=("one",), on_error="branch")
     sinks = {name: MemorySink() for name in ("kept", "not kept", "one", "nowhere")}
     for name, made in zip(sinks, (kept, kept.errors(), routed["one"], routed.errors()), strict=True):
         made.sink(name, sinks[name])
@@ -221,7 +227,7 @@ def test_bad_rows_of_a_key_by_do_not_travel_to_a_task_of_their_key():
 
 def test_a_join_has_errors_of_either_side():
     flow = Flow("f")
-    rows = [{"k": "a", "t": at(1)}, {"k": None, "t": at(1)}, {"k": "b", "t": None}]
+    rows: list[Row] = [{"k": "a", "t": at(1)}, {"k": None, "t": at(1)}, {"k": "b", "t": None}]
     left = flow.source("left", ListSource([rows], "k string, t timestamp", event_time="t"))
     right = flow.source("right", ListSource([rows], "k string, t timestamp", event_time="t"))
     renamed = right.map("rename", lambda row: {"rk": row["k"], "rt": row["t"]}, returns="rk string, rt timestamp")
@@ -244,7 +250,7 @@ def test_a_join_has_errors_of_either_side():
 
 def test_a_source_sends_null_times_aside():
     flow = Flow("f")
-    rows = [{"k": "a", "t": at(1)}, {"k": "b", "t": None}]
+    rows: list[Row] = [{"k": "a", "t": at(1)}, {"k": "b", "t": None}]
     stream = flow.source("in", ListSource([rows], "k string, t timestamp", event_time="t"), on_error="branch")
     good, bad, run = both(stream, flow)
     assert [row["k"] for row in good] == ["a"]
@@ -455,6 +461,28 @@ def test_a_function_with_an_errors_branch_is_updated_while_the_job_runs():
     assert {row["k"] for row in bad.tables[3].to_pylist()} == {"a"}
 
 
+def broken(row: Row) -> Row:
+    return {**row, "n": row["m"]}
+
+
+def test_a_change_that_takes_none_of_the_rows_it_is_tried_on_is_refused():
+    flow = Flow("f")
+    made = flow.source("in", ListSource([rows_of(("a", 1), ("b", 0))], DDL)).map("m", fragile, on_error="branch")
+    made.sink("good", NoopSink())
+    with runtime_of(flow.graph, 1, 0, None, None, None, (), None) as runtime:
+        [rows] = source_epochs(flow.graph)
+        runtime.run_epoch(Epoch(0), rows)
+
+        def request(function: Any) -> Request:
+            return Request((Update("m", function),), Scheduler.FRIES, "test", is_tried_before=True)
+
+        with pytest.raises(FunctionError, match=r"all of the rows would go to the errors branch of 'm'.*KeyError: 'm'"):
+            runtime._driver.request(request(broken))
+        # Some rows may go aside: that is what the branch is for.
+        change = runtime._driver.request(request(lambda row: {**row, "n": 1 // row["n"]}))
+        assert change.outcome is Outcome.PENDING
+
+
 def test_the_planner_takes_a_branch_of_bad_rows_for_one_row_at_most():
     flow, stream = source([])
     several = stream.flat_map("fm", lambda row: [row, row], on_error="branch")
@@ -535,7 +563,7 @@ def test_nobody_has_to_read_bad_rows():
 
 
 def test_a_window_takes_what_has_a_key_and_a_time():
-    rows = [{"k": "a", "t": at(1)}, {"k": None, "t": at(1)}, {"k": "a", "t": None}, {"k": "a", "t": at(20)}]
+    rows: list[Row] = [{"k": "a", "t": at(1)}, {"k": None, "t": at(1)}, {"k": "a", "t": None}, {"k": "a", "t": at(20)}]
     flow = Flow("f")
     stream = flow.source("in", ListSource([rows], "k string, t timestamp", event_time="t"))
     made = stream.key_by("by", "k").aggregate("w", window=tumbling("5 seconds"), n=agg.count(), on_error="branch")

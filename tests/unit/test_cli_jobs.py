@@ -21,7 +21,7 @@ from midstream.change.log import ChangeLog
 from midstream.change.records import Outcome
 from midstream.cli.app import app
 from midstream.errors import JobFailed
-from midstream.metrics import JobMetrics, SweepStats
+from midstream.metrics import EpochProgress, JobMetrics, OperatorStats, SweepStats
 from midstream.runtime.checkpoint import FORMAT, Identity
 from midstream.server.client import JobClient
 from midstream.server.registry import Entry, enter
@@ -165,6 +165,16 @@ def test_status_says_when_the_checkpoint_cannot_be_swept(job):
         "sweeping the checkpoint failed 1,234 times, 3 of what it met are still to be removed: cannot remove 'x'"
         in call("status", "fraud").stdout
     )
+
+
+def test_status_counts_bad_rows_and_rows_from_the_future(job):
+    stats = (OperatorStats("in", rows_ahead=7), OperatorStats("FM", rows_in=10, rows_out=8, errors=2))
+    progress = EpochProgress(0, job.revision, 0.0, 500.0, stats, rows_in=1000, rows_out=900)
+    job.progress, job.metrics = (progress,), job.metrics.after(progress).after(progress)
+    lines = call("status", "fraud").stdout.splitlines()
+    assert "errors: FM 4" in lines
+    assert "rows ahead of time: in 14" in lines
+    assert lines[-1].split()[4] == "2"
 
 
 def test_status_of_a_failed_job_says_why(job):

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from midstream.data.rows import to_rows
 from midstream.engine.failure import MAX_ROW_TEXT, USER_ERRORS, call_on_batch, failed
+from midstream.engine.operators.base import Step
 from midstream.errors import OperatorFailed
 from midstream.flow.model import ERRORS, OnError, Operator, errors_schema
 from midstream.state.keys import MAX_KEY, key_sizes
@@ -158,7 +159,7 @@ class Screen:
         for name in self.keys:
             _note_nulls(found, batch, name, "a key")
         if self.keys and self.max_key is not None:
-            self._note_long(found, batch)
+            self._note_long(found, batch, self.max_key)
         for name in self.times:
             _note_nulls(found, batch, name, "an event time")
             _note_far(found, batch, name)
@@ -166,12 +167,12 @@ class Screen:
             _note_nulls(found, batch, name, use)
         return found
 
-    def _note_long(self, found: Reasons, batch: pa.RecordBatch) -> None:
+    def _note_long(self, found: Reasons, batch: pa.RecordBatch, most: int) -> None:
         sizes = key_sizes(batch, self.keys)
         if sizes is None:
             return
-        for place in np.flatnonzero(sizes > self.max_key).tolist():
-            text = f"the key ({', '.join(self.keys)}) takes {sizes[place]} bytes; at most {self.max_key} are allowed"
+        for place in np.flatnonzero(sizes > most).tolist():
+            text = f"the key ({', '.join(self.keys)}) takes {sizes[place]} bytes; at most {most} are allowed"
             found.setdefault(place, f"StateError: {text}")
 
 
@@ -198,7 +199,7 @@ def _instants(column: pa.Array) -> npt.NDArray[np.int64]:
 # ── functions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def batch_step(operator: Operator, step: Callable[[pa.RecordBatch], Results]) -> Callable[[pa.RecordBatch], Results]:
+def batch_step(operator: Operator, step: Callable[[pa.RecordBatch], Results]) -> Step:
     """The step of a function for batches; ``step`` raises when the function cannot take a batch."""
 
     def failing(batch: pa.RecordBatch) -> Results:
@@ -220,7 +221,7 @@ def tolerant_rows(
     operator: Operator,
     function: Callable[[dict[str, Any]], Any],
     assemble: Callable[[pa.RecordBatch, list[Any]], Results],
-) -> Callable[[pa.RecordBatch], Results]:
+) -> Step:
     """The step of a function for rows whose bad rows go aside.
 
     ``assemble`` makes results of rows and what the function answered to each; it raises when an answer will not do.

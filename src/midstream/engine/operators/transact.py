@@ -84,9 +84,9 @@ class _Transact:
         self._times = times
         self._revision = revision
         self._aside = Aside(operator)
-        times = (spec.order_by,) if spec.timed else ()
+        timed = (spec.order_by,) if spec.timed else ()
         present = {spec.order_by: "what rows are ordered by"}
-        self._screen = Screen(self._aside, spec.keys, times, present)
+        self._screen = Screen(self._aside, spec.keys, timed, present)
         self._waiting: list[pa.RecordBatch] = []
         self._explanations: dict[str, int] = {}
 
