@@ -469,7 +469,7 @@ def test_a_change_that_takes_none_of_the_rows_it_is_tried_on_is_refused():
     flow = Flow("f")
     made = flow.source("in", ListSource([rows_of(("a", 1), ("b", 0))], DDL)).map("m", fragile, on_error="branch")
     made.sink("good", NoopSink())
-    with runtime_of(flow.graph, 1, 0, None, None, None, (), None) as runtime:
+    with runtime_of(flow.graph, partitions=1) as runtime:
         [rows] = source_epochs(flow.graph)
         runtime.run_epoch(Epoch(0), rows)
 
