@@ -334,3 +334,16 @@ def test_the_reference_names_every_public_part_of_a_job():
 if __name__ == "__main__":
     sys.path.insert(0, os.getcwd())
     run_page(Path(sys.argv[1]), sys.argv[2] == "spark")
+
+
+def test_every_promise_under_a_fault_names_a_test_that_there_is():
+    page = (ROOT / "docs" / "operating.md").read_text()
+    table = page.partition("## What is promised under which fault")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    named = [re.findall(r"`(test_\w+)`", row.split("|")[3]) for row in rows]
+    assert len(rows) > 20
+    assert all(len(tests) == 1 for tests in named)
+    defined = {
+        name for file in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    assert {test for [test] in named} <= defined
