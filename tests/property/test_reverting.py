@@ -35,6 +35,7 @@ from midstream.flow.functions import pack
 from midstream.ids import Epoch, Revision
 from midstream.metrics import OperatorStats
 from midstream.planner.change import Scheduler
+from tests.examples import examples
 
 TYPES = {"k": "string"}
 EXTRA = ("a", "b", "c")
@@ -287,6 +288,7 @@ def some(rng: random.Random, words: tuple[str, ...], least: int) -> tuple[str, .
 
 
 @given(seed=st.integers(0, 2**32))
+@examples(40)
 def test_what_runs_is_what_the_model_says(seed: int) -> None:
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:

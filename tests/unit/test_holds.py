@@ -9,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from midstream.data.holds import Holds, Mark
 from midstream.ids import Digest
+from tests.examples import examples
 
 DIGESTS = [Digest(letter) for letter in "abcdef"]
 
@@ -82,6 +83,7 @@ class Store(RuleBasedStateMachine):
         assert self.stored == self.recorded, "what nobody refers to goes when nothing is being prepared"
 
 
+Store.TestCase.settings = examples(100, stateful_step_count=30)
 TestStore = Store.TestCase
 
 
