@@ -29,7 +29,7 @@ from midstream.engine.collector import FRAME_BYTES
 from midstream.engine.operators import join, process
 from midstream.flow.model import Graph, Port, Sink, port_schema
 from midstream.metrics import EpochProgress
-from midstream.runtime import local, sweeping
+from midstream.runtime import local, local_control, sweeping
 from midstream.runtime.local import run_graph
 from midstream.state import lineage, mapped
 from midstream.testing import Faults, LocalRun, ManualClock
@@ -351,7 +351,7 @@ class KeyedCase:
         with ExitStack() as stack:
             stack.enter_context(small_frames(self.frame_bytes))
             stack.enter_context(small_thresholds(self.small))
-            stack.enter_context(patch.object(local, "Coordinator", Watched))
+            stack.enter_context(patch.object(local_control, "Coordinator", Watched))
             stack.enter_context(patch.object(local._Runtime, "_start_driver", restarted))
             yield
 

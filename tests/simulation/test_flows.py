@@ -24,7 +24,7 @@ from midstream.control.messages import (
     TaskStarted,
 )
 from midstream.engine.collector import FRAME_BYTES
-from midstream.runtime import local
+from midstream.runtime import local_control
 from midstream.testing import Faults, ManualClock, run_local
 from tests.examples import examples
 from tests.oracle import Row
@@ -93,7 +93,7 @@ watched: list[Watched] = []
 
 
 def watched_run(monkeypatch: pytest.MonkeyPatch, faults: Faults) -> Watched:
-    monkeypatch.setattr(local, "Coordinator", Watched)
+    monkeypatch.setattr(local_control, "Coordinator", Watched)
     flow, out = Flow("f"), MemorySink()
     rows = flow.source("in", ListSource([[{"n": i} for i in range(300)]] * 3, "n bigint", partitions=2))
     rows.map("m", lambda row: row).sink("out", out)
