@@ -58,5 +58,5 @@ def _ignore_loaded_modules() -> None:
     no setting for it.
     """
     gather = providers._get_local_constants
-    nothing = providers.Constants()  # type: ignore[attr-defined]  # internal, as all of this
+    nothing = type(providers._local_constants)()
     providers._get_local_constants = lambda: gather() if _is_search() else nothing

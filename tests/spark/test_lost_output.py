@@ -74,7 +74,11 @@ def lose_finished_output(place: str) -> None:
 
     folder, calls, gate = Path(place), Path(place) / "calls", Gate()
     calls.mkdir()
-    settings = {"spark.ui.enabled": "false", "spark.shuffle.io.maxRetries": "1", "spark.shuffle.io.retryWait": "1s"}
+    settings: dict[str, Any] = {
+        "spark.ui.enabled": "false",
+        "spark.shuffle.io.maxRetries": "1",
+        "spark.shuffle.io.retryWait": "1s",
+    }
     spark = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     flow = Flow("lost")
