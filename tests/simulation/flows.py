@@ -483,14 +483,19 @@ def check(case: Case) -> LocalRun:
             wanted, got = multiset(rows), multiset(found[sink][epoch])
             missing, extra = list((wanted - got).elements()), list((got - wanted).elements())
             assert wanted == got, f"epoch {epoch}, {sink}: missing {missing[:3]}, not wanted {extra[:3]}\n{case}"
-    assert [progress.epoch for progress in run.progress] == list(range(len(answers)))
+    # An epoch that was committed just before the driver crashed is final; the next driver does not count it.
+    epochs = [progress.epoch for progress in run.progress]
+    assert epochs == sorted(set(epochs)), case
+    assert set(epochs) <= set(range(len(answers))), case
+    assert len(epochs) == len(answers) or case.faults.crash_driver, case
     _check_counts(case, run, answers)
     return run
 
 
 def _check_counts(case: Case, run: LocalRun, answers: Sequence[Answer]) -> None:
     graph = case.flow.graph
-    for progress, answer in zip(run.progress, answers, strict=True):
+    for progress in run.progress:
+        answer = answers[progress.epoch]
         for stats in progress.operators:
             name = stats.operator
             got = stats.rows_in, stats.rows_out, stats.errors

@@ -23,10 +23,10 @@ from midstream.change.records import ChangeRecord, Outcome
 from midstream.runtime.checkpoint import Checkpoint, Manifest
 from midstream.state import lineage
 from midstream.testing import ChangeAt, ManualClock, run_local
-from tests.keyed_oracle import KeyedOracle
+from tests.keyed_oracle import KeyedOracle, us
 from tests.oracle import Row, multiset
 from tests.power_loss import Disk, Killed, Operation, Promised, Recorder
-from tests.simulation.keyed_flows import at, small_thresholds
+from tests.simulation.keyed_flows import START, at, small_thresholds
 from tests.simulation.keyed_state import compare_state
 
 SCHEMA = "k string, n int, t timestamp"
@@ -104,7 +104,7 @@ class World:
             run_local(
                 flow,
                 checkpoint=str(self.root / "checkpoint"),
-                clock=ManualClock(),
+                clock=ManualClock(start_us=us(START)),
                 seed=self._seed,
                 changes=changes,
                 durable=self._durable,
@@ -180,7 +180,7 @@ class Crashed:
             assert found[number] in (outcome, Outcome.APPLIED), f"change {number} was {outcome}, is {found[number]}"
         flow, out, windows = flow_of(EPOCHS[start:end])
         with few():
-            run_local(flow, checkpoint=str(self._checkpoint), clock=ManualClock())
+            run_local(flow, checkpoint=str(self._checkpoint), clock=ManualClock(start_us=us(START)))
         oracle = KeyedOracle(flow.graph)
         answers = [oracle.epoch({"rows": rows}).sinks for rows in EPOCHS[:end]]
         for name, sink in (("out", out), ("closed", windows)):
