@@ -17,7 +17,7 @@ from midstream import Flow, ListSource, MemorySink, Update
 from midstream.change.changes import Request
 from midstream.change.configuration import first_configuration
 from midstream.change.records import Outcome
-from midstream.errors import JobFailed, MidstreamError
+from midstream.errors import CheckpointError, JobFailed, MidstreamError
 from midstream.flow.model import Graph
 from midstream.ids import Epoch
 from midstream.planner.change import Scheduler
@@ -383,3 +383,16 @@ def test_a_fix_that_comes_while_an_epoch_fails_is_not_rolled_back(tmp_path: Path
 def test_without_a_fix_the_job_fails(tmp_path: Path):
     with pytest.raises(JobFailed, match="ValueError: broken"):
         run_local(tally_flow(broken, MemorySink()), checkpoint=str(tmp_path / "c"))
+
+
+def test_a_log_of_the_engine_that_leads_back_to_swept_state_is_refused(tmp_path: Path):
+    """As when somebody restores an old copy of Spark's folder, and not of the rest."""
+    epochs = [[{"k": "ab"[n % 2]} for n in range(6)] for _ in range(80)]
+    flow, checkpoint = tally_flow(Tally(1), MemorySink(), epochs=epochs), str(tmp_path / "c")
+    run_local(flow, checkpoint=checkpoint)
+    message = "goes on with epoch 20, but state was committed up to epoch 79, and"
+    with (
+        local.runtime_of(flow.graph, checkpoint=checkpoint) as runtime,
+        pytest.raises(CheckpointError, match=message),
+    ):
+        runtime._driver.begin(Epoch(20), BatchEntry(0, "other rows"))

@@ -335,7 +335,8 @@ class Driver:
 
     def _require_state(self, epoch: Epoch, standing: Standing) -> None:
         """The engine's log leads back further than a crash can; the state of that time may have been swept."""
-        if missing := self._checkpoint.states.missing(standing.files()):
+        entries = (entry for lineage in standing.lineages.values() for entry in lineage.entries)
+        if missing := self._checkpoint.states.lacks(entry.file for entry in entries):
             raise CheckpointError(
                 f"Spark's log in the checkpoint {self._checkpoint.location!r} goes on with epoch {epoch}, but state "
                 f"was committed up to epoch {self._found}, and {len(missing)} file(s) that epoch {epoch} needs are "

@@ -121,11 +121,6 @@ class StateFiles:
         bins, counts = np.unique(_first_bytes(table), return_counts=True)
         return FileRef(name, data.size, digest, table.num_rows, bins.tobytes(), tuple(counts.tolist()))
 
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Those of ``names`` that are not there."""
-        found = {name: self._fs.get_file_info(self._path(name)).type for name in names}
-        return sorted(name for name, kind in found.items() if kind == pafs.FileType.NotFound)
-
     def read(self, ref: FileRef) -> pa.Table:
         """The rows of a file; an error unless it is, to the last bit, what was written."""
         data = self._data(ref)
