@@ -78,6 +78,9 @@ class Address:
     client_secret: bytes = field(repr=False)
 
 
+_TERM_PATIENCE_S = 5.0
+
+
 class Server(contextlib.AbstractContextManager["Server"]):
     """The coordinator's end. A daemon thread calls ``handle(peer, message)`` and sends what that gives back.
 
@@ -149,7 +152,11 @@ class Server(contextlib.AbstractContextManager["Server"]):
             with contextlib.suppress(ChannelError):
                 self._tell_thread([b"close"])
             self._thread.join()
-            self._context.term()
+            # Under heavy load libzmq was seen to wait for ever here, for the connection of a client that had left with
+            # requests unanswered. All sockets are closed by now, so a job need not wait for it.
+            ending = threading.Thread(target=self._context.term, name="midstream-channel-end", daemon=True)
+            ending.start()
+            ending.join(_TERM_PATIENCE_S)
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -43,9 +43,13 @@ CANCEL_AGAIN_S = 0.1
 INTERRUPT_AFTER_S = 1.0
 
 # Set on the query's own copy of the session, so the user's settings stay as they are. Adaptive execution would merge
-# or skip partitions that the coordinator expects to hear from. The buffer towards Python takes a whole frame.
+# or skip partitions that the coordinator expects to hear from. The buffer towards Python takes a whole frame. Spark
+# compares checksums of what attempts of a task give, and aborts the job if they differ; attempts of ours give the same
+# rows, but may cut frames at other places.
 QUERY_CONF = {
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
     "spark.sql.execution.python.udf.buffer.size": str(FRAME_BYTES),
 }
 
