@@ -287,6 +287,7 @@ def some(rng: random.Random, words: tuple[str, ...], least: int) -> tuple[str, .
     return tuple(sorted(set(rng.choices(words, k=rng.randint(least, 2)))))
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 2**32))
 @examples(40)
 def test_what_runs_is_what_the_model_says(seed: int) -> None:

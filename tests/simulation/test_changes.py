@@ -26,12 +26,14 @@ def test_every_row_is_processed_wholly_before_or_after_each_change(block: int, t
         assert run.history
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheduler", CONSISTENT)
 def test_with_each_scheduler_and_without_faults(scheduler: str, tmp_path: Path):
     run = check_changes(changing_case_of(3, tmp_path, schedulers=[scheduler], faults=False, broken=False))
     assert {record.outcome for record in run.history} == {Outcome.APPLIED}
 
 
+@pytest.mark.long
 def test_a_seed_replays_exactly(tmp_path: Path):
     def ran(folder: str) -> tuple[LocalRun, list[Any]]:
         case = changing_case_of(8, tmp_path / folder)

@@ -69,6 +69,7 @@ def test_an_epoch_gets_through_after_a_few_runs_although_hardly_any_would():
 @pytest.mark.parametrize(
     "faults", [Faults(crash=0.5), Faults(speculate=0.5), Faults(lose_output=0.5), Faults(0.3, 0.5, lose_output=0.3)]
 )
+@pytest.mark.long
 def test_a_task_of_many_steps_gets_through(faults: Faults):
     flow, out = chain(operators=2)
     with patch.object(local_tasks, "MAX_SLICE", 1):

@@ -449,6 +449,7 @@ class ModelFromFile:
         return {**row, "a": self.mark}
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_start_goes_back(spark: Any, tmp_path: Path) -> None:
     folder, model = str(tmp_path / "c"), tmp_path / "model"
     model.write_text("5")

@@ -225,7 +225,7 @@ def test_a_place_that_cannot_hold_a_checkpoint_is_refused(spark: Any, tmp_path: 
 # ── after a loss of power ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("torn", ["commits", "offsets and commits"])
+@pytest.mark.parametrize("torn", ["commits", pytest.param("offsets and commits", marks=pytest.mark.slow)])
 def test_a_log_of_sparks_that_lost_its_end_with_the_power_is_gone_on_from(spark: Any, tmp_path: Path, torn: str):
     """Spark does not sync its log; midstream syncs what manifests refer to, so only the newest files can be torn."""
     out, location = FileSink(tmp_path / "out"), tmp_path / "c"

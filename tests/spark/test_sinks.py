@@ -170,6 +170,7 @@ def test_of_two_sinks_and_a_change_that_the_second_one_refuses_nothing_is_left(s
     assert max(amount for _, amount, _ in ledger.rows()) < REFUSED
 
 
+@pytest.mark.slow
 def test_a_run_that_is_given_up_in_the_midst_of_a_transaction_leaves_nothing(spark: Any, tmp_path: Path) -> None:
     ledger, checkpoint = Ledger(tmp_path / "ledger.db"), str(tmp_path / "c")
     arrived, go_on = threading.Event(), threading.Event()

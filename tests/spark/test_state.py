@@ -79,6 +79,7 @@ def test_an_epoch_that_fails_leaves_state_as_it_was(spark: Any, tmp_path: Path) 
     assert found(spark, tmp_path) == expected(EPOCHS)
 
 
+@pytest.mark.slow
 def test_a_torn_manifest_is_set_aside_if_spark_has_not_committed_its_epoch(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -83,6 +83,7 @@ def changes(folder: Path) -> Iterator[ChangeAt]:
         pytest.param(Faults(crash=0.01, speculate=0.02, give_up=0.005, crash_driver=0.005, lose=0.1), id="with faults"),
     ],
 )
+@pytest.mark.long
 def test_neither_loaded_functions_nor_blobs_grow_with_updates(faults: Faults | None, tmp_path: Path):
     out, sizes = MemorySink(), list[int]()
     flow = changing(tmp_path, sizes, out)

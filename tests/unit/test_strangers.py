@@ -198,6 +198,7 @@ BURST = (b"", False, 1)
     [BURST, (b"\xff\0\0\0\0\0\0\0\x01\x7f\x03", True, STRANGERS - connection_limit.allowed(HARD))],
     ids=["idle", "half a greeting"],
 )
+@pytest.mark.long
 def test_strangers_at_the_channel_leave_descriptors_to_the_job(says, paced, at_least):
     with driver(CHANNEL) as job:
         address = pickle.loads(base64.b64decode(job.told))
@@ -229,6 +230,7 @@ def test_strangers_at_the_channel_leave_descriptors_to_the_job(says, paced, at_l
     [BURST, (b"GET /status HTTP/1.1\r\n", True, STRANGERS - server_limit.STRANGERS)],
     ids=["idle", "half a request"],
 )
+@pytest.mark.long
 def test_strangers_at_the_server_leave_descriptors_to_the_job(says, paced, at_least, tmp_path, monkeypatch):
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
     with driver(SERVER, str(tmp_path)) as job:
