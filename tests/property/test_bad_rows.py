@@ -187,4 +187,4 @@ def test_one_value_more_or_less_plain(value: Any, name: str) -> None:
     schema = pa.schema([parse_ddl(DDL).field(name)])
     check = RowCheck(schema, "test")
     if check._surely_fits({name: value}):
-        from_rows([{name: value}], schema, "test")
+        assert from_rows([{name: value}], schema, "test").num_rows == 1

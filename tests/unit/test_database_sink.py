@@ -265,7 +265,7 @@ def tables(database: Database) -> list[Any]:
     return database.run(catalogue)
 
 
-def refused(database: Database, error: type[MidstreamError], says: str, sink: DatabaseSink, *more: Any) -> None:
+def assert_refused(database: Database, error: type[MidstreamError], says: str, sink: DatabaseSink, *more: Any) -> None:
     before = tables(database)
     with pytest.raises(error, match=says):
         run_local(flow_to(sink, *more, rows=[{"n": 1, "name": "no. 1"}]))
@@ -275,34 +275,36 @@ def refused(database: Database, error: type[MidstreamError], says: str, sink: Da
 def test_a_connection_that_fails_is_told(tmp_path: Path) -> None:
     database = Sqlite(tmp_path / "d")
     sink = DatabaseSink(lambda: sqlite3.connect(tmp_path / "none" / "d"), "out")
-    refused(database, SetupError, "sink 'out0': the database cannot be used: OperationalError: unable to open", sink)
+    assert_refused(
+        database, SetupError, "sink 'out0': the database cannot be used: OperationalError: unable to open", sink
+    )
 
 
 def test_a_server_that_is_gone_is_told(postgres: Postgres) -> None:
     gone = replace(postgres, name="nobody's")
     says = """sink 'out0': the database cannot be used: OperationalError: .*database "nobody's" does not exist"""
-    refused(postgres, SetupError, says, gone.sink())
+    assert_refused(postgres, SetupError, says, gone.sink())
 
 
 def test_a_table_that_is_missing_is_told(out: Database) -> None:
     says = r"sink 'out0': the table 'Out2' cannot be read: .*Out2.*Create it with the columns n, name, epoch;"
-    refused(out, SetupError, says, out.sink("Out2"))
+    assert_refused(out, SetupError, says, out.sink("Out2"))
 
 
 def test_a_column_that_is_missing_is_told(database: Database) -> None:
     database.run("CREATE TABLE out (n BIGINT, nam TEXT, epoch BIGINT)")
     says = r"sink 'out0': the table 'out' has no column 'name'; it has n, nam, epoch. Did you mean 'nam'\?"
-    refused(database, SchemaError, says, database.sink())
+    assert_refused(database, SchemaError, says, database.sink())
 
 
 def test_an_epoch_column_that_is_missing_is_told(out: Database) -> None:
     says = r"the table 'out' has no column 'batch' \(it takes the number of the epoch\); it has n, name, epoch"
-    refused(out, SchemaError, says, out.sink(epoch_column="batch"))
+    assert_refused(out, SchemaError, says, out.sink(epoch_column="batch"))
 
 
 def test_a_connection_in_autocommit_mode_is_refused(out: Database) -> None:
     sink = DatabaseSink(out.connect_with_autocommit, "out")
-    refused(out, SetupError, r"sink 'out0': connect gives a connection of \w+ in autocommit mode", sink)
+    assert_refused(out, SetupError, r"sink 'out0': connect gives a connection of \w+ in autocommit mode", sink)
 
 
 def test_autocommit_mode_is_found_out_when_the_driver_does_not_tell(tmp_path: Path) -> None:
@@ -319,7 +321,7 @@ def test_autocommit_mode_is_found_out_when_the_driver_does_not_tell(tmp_path: Pa
 def test_another_jobs_table_is_refused(out: Database, tmp_path: Path) -> None:
     run_local(flow_to(out.sink(), rows=[{"n": 1, "name": "no. 1"}]), checkpoint=str(tmp_path / "c"))
     says = r"sink 'out0': the table 'out' belongs to sink 'out0' of flow 'shop' \(job \w{8}\), not to this job"
-    refused(out, CheckpointError, says, out.sink())
+    assert_refused(out, CheckpointError, says, out.sink())
     assert found(out) == {0: [1]}
     run_local(flow_to(out.sink(), rows=[{"n": 2, "name": "no. 2"}]), checkpoint=str(tmp_path / "c"))
     assert found(out) == {0: [1], 1: [2]}, "the owner goes on"
@@ -327,7 +329,7 @@ def test_another_jobs_table_is_refused(out: Database, tmp_path: Path) -> None:
 
 def test_rows_of_epochs_that_nobody_is_known_to_have_written_are_not_touched(out: Database) -> None:
     out.run("INSERT INTO out VALUES (9, 'no. 9', 4)")
-    refused(
+    assert_refused(
         out, CheckpointError, r"'out' holds rows of epochs \(up to 4\), but 'midstream_epochs' does not", out.sink()
     )
     assert found(out) == {4: [9]}
@@ -335,7 +337,7 @@ def test_rows_of_epochs_that_nobody_is_known_to_have_written_are_not_touched(out
 
 def test_two_sinks_on_one_table_are_refused(out: Database) -> None:
     sink = out.sink()
-    refused(out, FlowError, "sink.*'out0' and 'out1' both write to the table 'out'", sink, sink)
+    assert_refused(out, FlowError, "sink.*'out0' and 'out1' both write to the table 'out'", sink, sink)
     # By other functions it is the same table all the same, which is seen when the second one claims it.
     graph = flow_to(out.sink(), DatabaseSink(lambda: out.connect(), "out")).graph
     check_tables(graph, JOB)

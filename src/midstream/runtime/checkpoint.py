@@ -88,8 +88,6 @@ class Manifest(msgspec.Struct, frozen=True):
     """Per operator that keeps state: its encoded lineage."""
     event_times: dict[str, int] = {}
     """Per source: the latest event time seen, in microseconds."""
-    began_under: Revision = Revision(0)
-    """The revision with which the epoch began; ``revision`` is the one it ended with."""
     offsets: str = ""
     """Identifies the rows of the epoch: a digest of what Spark's log says of them."""
     heard: dict[str, int] = {}

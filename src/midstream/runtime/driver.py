@@ -227,7 +227,6 @@ class Driver:
                 ended_with.programs,
                 ended_with.bins,
                 committed_at=now,
-                began_under=run.configuration.revision,
                 offsets=run.entry.offsets,
                 closing=run.entry.closing,
             )

@@ -9,7 +9,7 @@ from itertools import chain
 from midstream.control.messages import Commit
 from midstream.data.times import Watermarks
 from midstream.flow.model import Graph, Source, Stateful
-from midstream.ids import Digest, Epoch, Revision, StageIndex
+from midstream.ids import Digest, Epoch, StageIndex
 from midstream.planner.stages import Plan
 from midstream.runtime.checkpoint import Manifest
 from midstream.state.lineage import Lineage
@@ -72,7 +72,6 @@ class Standing:
         bins: tuple[int, ...],
         *,
         committed_at: float,
-        began_under: Revision,
         offsets: str,
         closing: bool = False,
     ) -> Manifest:
@@ -86,7 +85,6 @@ class Standing:
             rows={stats.operator: (stats.rows_in, stats.rows_out) for stats in commit.operators},
             lineages={operator: lineage.encode() for operator, lineage in self.lineages.items()},
             event_times=self.watermarks.latest,
-            began_under=began_under,
             offsets=offsets,
             heard=self.watermarks.heard,
             watermark=self.watermarks.watermark,
