@@ -26,11 +26,11 @@ from benchmarks.workloads.costs import CostlyBatches, CostlyModel
 from benchmarks.workloads.payments import Bank
 from midstream import Flow, GeneratorSource, NoopSink, Update
 from midstream.audit import decide
-from midstream.change.handle import Change
-from midstream.change.records import Outcome
+from midstream.change.change import Change
+from midstream.checkpoint.audit_files import read_history
+from midstream.checkpoint.change_records import Outcome
 from midstream.flow.model import Lookup
-from midstream.runtime.job import Job
-from midstream.runtime.recorded import read_history
+from midstream.runtime.spark.job import Job
 
 __all__ = [
     "COST_US",

@@ -31,7 +31,7 @@ from benchmarks.idle import idle_overhead_ratio
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.restarting import Restarted, redeploy, restart
 from benchmarks.sessions import CORES, session
-from midstream.planner.change import Scheduler, plan_change
+from midstream.planner.change_plan import Scheduler, plan_change
 
 PAPER = {  # (fries, epoch), Tables 3 and 4; of W5 (fries, fries-unpruned), Table 5; milliseconds
     ("W2", "J1"): (46, 11_432),

@@ -21,15 +21,15 @@ from benchmarks.workloads.payments import Bank
 from midstream import NoopSink
 from midstream.change.configuration import Configuration, first_configuration
 from midstream.control.messages import Assignment, TaskId
-from midstream.data.blobs import BlobStore
 from midstream.engine.clock import SystemClock
 from midstream.engine.slices import SliceSizer
 from midstream.ids import BINS, Epoch, PartitionId, Run, StageIndex
 from midstream.planner.stages import compile_plan
-from midstream.runtime.control_plane import ControlPlane
+from midstream.runtime.spark.control_plane import ControlPlane
+from midstream.runtime.spark.worker import Whereabouts, _Worker
 from midstream.runtime.task import TaskRun
-from midstream.runtime.worker import Whereabouts, _Worker
 from midstream.state.lineage import Lineage
+from midstream.storage.blobs import BlobStore
 
 __all__ = ["idle_overhead_ratio"]
 

@@ -30,7 +30,7 @@ from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import CORES, query_durations, session
 from benchmarks.workloads.ledger import START, python_loop, rules
 from midstream import Flow, NoopSink
-from midstream.runtime.looking import read_state
+from midstream.checkpoint.inspection import read_state
 from midstream.txn import Batch
 
 KEYS = 10_000

@@ -2,8 +2,8 @@
 
 Both read the same stream, run the same functions on the same Arrow batches, and write to Spark's noop sink; times are
 Spark's own, from each query's progress. "tuned" is the typed side with the limit of Arrow batches that midstream sets
-(see midstream/runtime/batching.py), which anyone could set. Also: what an epoch costs before any data, and how fast a
-row function is.
+(see midstream/runtime/spark/batch_size.py), which anyone could set. Also: what an epoch costs before any
+data, and how fast a row function is.
 
     python -m benchmarks.pipeline [--quick] [--plot FILE]
 """
@@ -26,7 +26,7 @@ from rich.progress import track
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import CORES, midstream_durations, payments_stream, session
 from midstream import Flow, NoopSink
-from midstream.runtime.batching import BatchLimit
+from midstream.runtime.spark.batch_size import BatchLimit
 
 INPUT = "user bigint, merchant string, amount double, due timestamp"
 SCORED = f"{INPUT}, score double"

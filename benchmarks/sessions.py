@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from midstream import Flow
-from midstream.runtime.session import local_session
+from midstream.runtime.spark.session import local_session
 
 CORES = 2
 

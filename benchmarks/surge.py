@@ -30,10 +30,10 @@ from benchmarks.workloads import fries_w1
 from benchmarks.workloads.payments import Bank
 from examples.fraud.models import train
 from midstream import Flow, MemorySink, NoopSink, Step, Update
-from midstream.change.handle import Change
+from midstream.change.change import Change
 from midstream.flow.schedules import Schedule
 from midstream.flow.sinks import SinkTarget
-from midstream.runtime.job import Job
+from midstream.runtime.spark.job import Job
 
 MODES = ("no change", "epoch", "fries")
 CALM, SURGE = 1000 / 1600, 2000 / 1600

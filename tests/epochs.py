@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from midstream.data.times import EpochTimes
-from midstream.engine import blocks, partials
+from midstream.engine.aggregation import blocks, partials
 from midstream.engine.operators.base import AtWork
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
 from midstream.state.base import Base

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from midstream import DatabaseSink, KeyedStream, State
-from midstream.runtime.looking import StateReader
+from midstream.checkpoint.inspection import StateReader
 
 Row = dict[str, Any]
 DDL = "k string, amount bigint"

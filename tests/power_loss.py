@@ -1,4 +1,4 @@
-"""A disk that loses power: records the system calls of :mod:`midstream.data.disk`, and says what a crash may leave.
+"""A disk that loses power: records the system calls of :mod:`midstream.storage.disk`, and says what a crash may leave.
 
 What was synced is there. Of what was not, anything may be: a name that was given may be missing, one that was taken
 away may be back, and a file may have none of its content, a part of it, zeros, or all. That is harsher than most file
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from midstream.data import disk
+from midstream.storage import disk
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Killed(BaseException):
 
 
 class Recorder:
-    """Stands in for the module ``os`` in :mod:`midstream.data.disk`: does what it is asked for, and notes it."""
+    """Stands in for the module ``os`` in :mod:`midstream.storage.disk`: does what it is asked for, and notes it."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []

@@ -6,27 +6,30 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
 from midstream import Flow, ListSource, NoopSink, Update
-from midstream.change.changes import Changes, Request, RunFailure
+from midstream.change.change import Change
 from midstream.change.configuration import first_configuration
-from midstream.change.explaining import Explanation
-from midstream.change.handle import Change
-from midstream.change.log import ChangeLog
+from midstream.change.explain import Explanation
 from midstream.change.prepare import scheduler_of
-from midstream.change.records import ChangeRecord, whoami
-from midstream.change.reverting import undoing
+from midstream.change.revert import undoing
+from midstream.change.trial import Changes, Request, RunFailure
+from midstream.checkpoint.change_log import ChangeLog
+from midstream.checkpoint.change_records import ChangeRecord, whoami
 from midstream.control.messages import Commit
-from midstream.data.blobs import BlobStore
+from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
-from midstream.flow.durations import duration
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics, OperatorStats
 from midstream.server.serve import JobServer
+from midstream.storage.blobs import BlobStore
+
+if TYPE_CHECKING:
+    from midstream.runtime.spark.job import Job
 
 RATES = pa.table({"k": ["a"], "rate": [1.0]})
 
@@ -133,7 +136,7 @@ class StandInJob:
 @contextmanager
 def served(job: StandInJob, **options: Any) -> Iterator[JobServer]:
     """Serve a job. Closing takes a moment, for which tests that are not about it need not wait."""
-    server = JobServer(job, **options)
+    server = JobServer(cast("Job", job), **options)
     try:
         yield server
     finally:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from midstream.txn import Batch, Program
-from midstream.txn.serial import Outcome, SerialTables, run_serially
+from midstream.txn.serial import SerialTables, TransactionOutcome, run_serially
 
 __all__ = ["oracle", "popular", "rounds_for", "spin"]
 
@@ -53,7 +53,7 @@ def popular(rng: np.random.Generator, keys: int, size: int | tuple[int, ...], sk
     return np.random.default_rng(0).permutation(keys)[np.minimum(ranks, keys - 1)]
 
 
-def oracle(program: Program, batches: Sequence[Batch]) -> tuple[list[list[Outcome]], SerialTables]:
+def oracle(program: Program, batches: Sequence[Batch]) -> tuple[list[list[TransactionOutcome]], SerialTables]:
     """What must come out of each batch, and the tables afterwards: one transaction after the other, on dictionaries."""
     tables = SerialTables()
     outcomes = []

@@ -19,12 +19,12 @@ from examples.fraud.models import Models, train
 from examples.fraud.summary import Summary
 from midstream import FileSink, MemorySink, NoopSink, Step
 from midstream.cli.live import watch
-from midstream.flow.render import render
-from midstream.flow.schema import to_ddl
-from midstream.runtime.session import local_session
+from midstream.data.schema import to_ddl
+from midstream.drawing.render import render
+from midstream.runtime.spark.session import local_session
 
 if TYPE_CHECKING:
-    from midstream.runtime.job import Job
+    from midstream.runtime.spark.job import Job
 
 PATIENCE_S = 20.0
 # Java's second compiler pays off after minutes; until then it takes half of a small machine's time.

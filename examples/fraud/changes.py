@@ -19,8 +19,8 @@ from examples.fraud.models import Combine, FraudModel, Models
 from midstream import Update
 
 if TYPE_CHECKING:
-    from midstream.change.handle import Change
-    from midstream.runtime.job import Job
+    from midstream.change.change import Change
+    from midstream.runtime.spark.job import Job
 
 CHANGE_AT, BREAK_AT = 0.3, 0.6
 """When they come, as shares of the payments."""

@@ -15,7 +15,7 @@ from midstream.metrics import Histogram, OperatorStats
 
 if TYPE_CHECKING:
     from examples.fraud.changes import Show
-    from midstream.runtime.job import Job
+    from midstream.runtime.spark.job import Job
 
 
 @dataclass(frozen=True)

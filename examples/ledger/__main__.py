@@ -13,10 +13,10 @@ from rich.table import Table
 from examples.ledger.flow import BANK, build, orders, rules
 from midstream import MemorySink, Update
 from midstream.cli.live import watch
-from midstream.runtime.session import local_session
+from midstream.runtime.spark.session import local_session
 
 if TYPE_CHECKING:
-    from midstream.runtime.job import Job
+    from midstream.runtime.spark.job import Job
 
 PATIENCE_S = 120.0
 

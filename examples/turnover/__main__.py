@@ -19,7 +19,7 @@ from benchmarks.workloads import sea
 from midstream import Flow, GeneratorSource, MemorySink, agg
 from midstream.cli.live import watch
 from midstream.flow.sinks import SinkTarget
-from midstream.runtime.session import local_session
+from midstream.runtime.spark.session import local_session
 
 Row = dict[str, Any]
 

@@ -8,9 +8,9 @@ two of them. If not, it tells of a row that proves it.
 Figure 2 of the paper: revision 2 changed FM and MC. Row 17 was past FM when FM changed, but came to MC after MC had.
 
 >>> history = [
-...     Operation(16, "FM", Revision(1)), Operation(16, "MC", Revision(1)),
-...     Operation(17, "FM", Revision(1)), Operation(17, "MC", Revision(2)),
-...     Operation(18, "FM", Revision(2)), Operation(18, "MC", Revision(2)),
+...     OperatorSeen(16, "FM", Revision(1)), OperatorSeen(16, "MC", Revision(1)),
+...     OperatorSeen(17, "FM", Revision(1)), OperatorSeen(17, "MC", Revision(2)),
+...     OperatorSeen(18, "FM", Revision(2)), OperatorSeen(18, "MC", Revision(2)),
 ... ]
 >>> verdict = decide(history, {Revision(2): ["FM", "MC"]})
 >>> verdict.serialisable
@@ -40,7 +40,7 @@ import pyarrow.compute as pc
 from midstream.errors import FlowError, SchemaError
 from midstream.ids import Revision
 
-__all__ = ["Operation", "Recorded", "Verdict", "Witness", "decide"]
+__all__ = ["OperatorSeen", "Recorded", "Verdict", "Witness", "decide"]
 
 _Integers = npt.NDArray[np.int64]
 _NEVER = np.iinfo(np.int64).min
@@ -49,7 +49,7 @@ _COLUMNS = ("row", "operator", "revision")
 
 
 @dataclass(frozen=True)
-class Operation:
+class OperatorSeen:
     """A data operation: the source row on whose behalf it was done, the operator, and the revision that this was at."""
 
     row: Hashable
@@ -74,7 +74,7 @@ class Recorded:
         return len(self.rows)
 
     @classmethod
-    def of(cls, history: Iterable[Operation] | pa.Table) -> Recorded:
+    def of(cls, history: Iterable[OperatorSeen] | pa.Table) -> Recorded:
         """From operations, or from a table with the columns ``row``, ``operator`` and ``revision``.
 
         >>> table = pa.table({"row": [7, 7, 9], "operator": ["FM", "MC", "FM"], "revision": [1, 1, 1]})
@@ -83,10 +83,10 @@ class Recorded:
         """
         return _from_table(history) if isinstance(history, pa.Table) else _from_operations(history)
 
-    def operation(self, index: int) -> Operation:
+    def operation(self, index: int) -> OperatorSeen:
         """One entry."""
         row = self.row_ids[self.rows[index]]
-        return Operation(
+        return OperatorSeen(
             row.as_py() if isinstance(row, pa.Scalar) else row,
             self.names[self.operators[index]],
             Revision(int(self.revisions[index])),
@@ -101,8 +101,8 @@ class Witness:
     which updated its operator and is the same or a later one.
     """
 
-    before: Operation
-    after: Operation
+    before: OperatorSeen
+    after: OperatorSeen
     missed: Revision
     met: Revision
 
@@ -144,7 +144,9 @@ class Verdict:
         return f"not serialisable: {self.violations:,} of {self.rows:,} rows met a mixture.\n{self.witness}"
 
 
-def decide(history: Iterable[Operation] | pa.Table | Recorded, changes: Mapping[Revision, Collection[str]]) -> Verdict:
+def decide(
+    history: Iterable[OperatorSeen] | pa.Table | Recorded, changes: Mapping[Revision, Collection[str]]
+) -> Verdict:
     """Decide whether a history is conflict-serialisable, given the operators that each revision updated.
 
     The whole history must be there: what was not recorded cannot be held against a row. A million operations take a
@@ -210,7 +212,7 @@ def _witness(recorded: Recorded, met: _Integers, missed: _Integers, found: int) 
     )
 
 
-def _from_operations(operations: Iterable[Operation]) -> Recorded:
+def _from_operations(operations: Iterable[OperatorSeen]) -> Recorded:
     rows: dict[Hashable, int] = {}
     names: dict[str, int] = {}
     found = [

@@ -18,8 +18,8 @@ from midstream.engine.clock import Clock, ManualClock
 from midstream.flow.builder import Flow
 from midstream.flow.sinks import MemorySink
 from midstream.flow.sources import ListSource
-from midstream.runtime.local import run_graph
-from midstream.runtime.local_run import ChangeAt, Faults, LocalRun
+from midstream.runtime.local.run import ChangeAt, Faults, LocalRun
+from midstream.runtime.local.runtime import run_graph
 
 __all__ = ["ChangeAt", "Faults", "ListSource", "LocalRun", "ManualClock", "MemorySink", "run_local", "run_spark"]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from midstream.change.records import Outcome
-from midstream.runtime.checkpoint import Checkpoint
+from midstream.checkpoint.change_records import Outcome
+from midstream.checkpoint.location import Checkpoint
 from tests.chaos.changing_job import EPOCHS, ROWS
 from tests.chaos.job import ledger_of
 from tests.chaos.processes import Life, Victim, end, left_behind

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream import FileSink, Flow, State, Update
-from midstream.change.records import Outcome
+from midstream.checkpoint.change_records import Outcome
 from tests.chaos.job import PARTITIONS, ledger_of, session
 from tests.ledger import Add
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from midstream.checkpoint.inspection import read_state
+from midstream.checkpoint.location import Checkpoint
 from midstream.ids import Epoch
-from midstream.runtime.checkpoint import Checkpoint
-from midstream.runtime.looking import read_state
 from midstream.state.lineage import Lineage
 from tests.chaos.events import Event, microseconds, moment, read_events
 

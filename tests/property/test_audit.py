@@ -10,14 +10,14 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.audit import Operation, decide
+from midstream.audit import OperatorSeen, decide
 from midstream.ids import Revision
 
 Changes = Mapping[Revision, Collection[str]]
 
 revisions = st.integers(0, 5).map(Revision)
 names = st.sampled_from(["A", "B", "C", "D"])
-histories = st.lists(st.builds(Operation, st.integers(0, 4), names, revisions), max_size=12)
+histories = st.lists(st.builds(OperatorSeen, st.integers(0, 4), names, revisions), max_size=12)
 all_changes = st.dictionaries(st.integers(1, 5).map(Revision), st.sets(names, min_size=1, max_size=3), max_size=4)
 
 
@@ -32,7 +32,7 @@ def is_acyclic(precedence: set[tuple[object, object]]) -> bool:
     return True
 
 
-def is_serialisable(history: Collection[Operation], changes: Changes) -> bool:
+def is_serialisable(history: Collection[OperatorSeen], changes: Changes) -> bool:
     precedence: set[tuple[object, object]] = set(pairwise(("change", each) for each in sorted(changes)))
     for operation in history:
         row = ("row", operation.row)
@@ -43,7 +43,7 @@ def is_serialisable(history: Collection[Operation], changes: Changes) -> bool:
     return is_acyclic(precedence)
 
 
-def as_table(history: Collection[Operation]) -> pa.Table:
+def as_table(history: Collection[OperatorSeen]) -> pa.Table:
     return pa.table(
         {
             "row": pa.array([f"row {each.row}" for each in history], pa.string()),

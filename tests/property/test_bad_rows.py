@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from midstream.data.row_check import RowCheck
 from midstream.data.rows import from_rows
+from midstream.data.schema import parse_ddl
 from midstream.engine.bad_rows import by_halves
 from midstream.engine.operators.filter import filter_step
 from midstream.engine.operators.flat_map import flat_map_step
@@ -19,7 +20,6 @@ from midstream.engine.operators.map import map_step
 from midstream.engine.operators.route import route_step
 from midstream.errors import SchemaError
 from midstream.flow.model import ERRORS, Filter, FlatMap, Form, Map, OnError, Operator, Port, Route, Spec
-from midstream.flow.schema import parse_ddl
 
 Row = dict[str, Any]
 Step = Callable[[pa.RecordBatch], Mapping[str, pa.RecordBatch]]

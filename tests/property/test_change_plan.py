@@ -40,7 +40,7 @@ from midstream.flow.model import (
     Union,
 )
 from midstream.flow.windows import tumbling
-from midstream.planner.change import ChangePlan, Scheduler, plan_change
+from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
 from midstream.planner.mcs import components_of, covering
 from midstream.planner.pruning import find_forks
 from tests.examples import examples

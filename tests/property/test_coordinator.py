@@ -18,13 +18,13 @@ from midstream.control.messages import (
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
-    Failure,
     FromTask,
     Received,
     Refused,
     Reject,
     Send,
     TaskFailed,
+    TaskFailure,
     TaskFinished,
     TaskId,
     TaskStarted,
@@ -223,7 +223,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data())
     def some_task_fails(self, data: st.DataObject) -> None:
         task = data.draw(st.sampled_from(self.alive), label="task")
-        answer = self.say(task, TaskFailed(task, Failure("f", "error", None, "")))
+        answer = self.say(task, TaskFailed(task, TaskFailure("f", "error", None, "")))
         if self.current(task):
             assert answer == Accepted()
             self.failed.append(task)

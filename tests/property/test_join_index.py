@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.engine import join_index
-from midstream.engine.join_index import JoinIndex
+from midstream.data import lookup_index as join_index
+from midstream.data.lookup_index import LookupIndex
 from midstream.errors import SchemaError
 
 keys = st.tuples(st.none() | st.integers(0, 4), st.none() | st.sampled_from(["", "a", "b", "a\0"]))
@@ -50,7 +50,7 @@ def batch_of(rows) -> pa.RecordBatch:
     return batch[1:-1]
 
 
-def pairs(index: JoinIndex, batch: pa.RecordBatch, on) -> list[tuple[int, int]]:
+def pairs(index: LookupIndex, batch: pa.RecordBatch, on) -> list[tuple[int, int]]:
     left, right = index.probe(batch, on)
     assert left.dtype == right.dtype == np.int64
     return list(zip(left.tolist(), right.tolist(), strict=True))
@@ -58,7 +58,7 @@ def pairs(index: JoinIndex, batch: pa.RecordBatch, on) -> list[tuple[int, int]]:
 
 @given(tables, tables, chunk_sizes)
 def test_probing_finds_what_a_nested_loop_finds_in_the_same_order(left, right, chunk_size):
-    index = JoinIndex.build(table_of(right, chunk_size), ["n", "s"])
+    index = LookupIndex.build(table_of(right, chunk_size), ["n", "s"])
     assert pairs(index, batch_of(left), ["m", "t"]) == nested_loop(left, right)
     assert index.duplicates() == first_duplicate(right)
 
@@ -76,7 +76,7 @@ class TestWhenAllHashesCollide:
     def test_equality_decides_whatever_the_size_of_the_portions(self, left, right, portion):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(join_index, "_PAIRS", portion)
-            index = JoinIndex.build(table_of(right), ["n", "s"])
+            index = LookupIndex.build(table_of(right), ["n", "s"])
             assert pairs(index, batch_of(left), ["m", "t"]) == nested_loop(left, right)
             assert index.duplicates() == first_duplicate(right)
 
@@ -96,13 +96,13 @@ class TestWhenAllHashesCollide:
     ],
 )
 def test_keys_match_whatever_their_representation(right, left):
-    index = JoinIndex.build(pa.table({"k": right}), ["k"])
+    index = LookupIndex.build(pa.table({"k": right}), ["k"])
     assert pairs(index, pa.record_batch({"j": left}), ["j"]) == [(0, 1)]
 
 
 def test_the_table_is_kept_in_its_order_for_taking_rows():
     table = pa.table({"k": pa.chunked_array([[3, 1], [2]]), "v": pa.chunked_array([["c"], ["a", "b"]])})
-    index = JoinIndex.build(table, ["k"])
+    index = LookupIndex.build(table, ["k"])
     _, right = index.probe(pa.record_batch({"k": [1, 2, 3]}), ["k"])
     assert index.table.column("v").take(pa.array(right)).to_pylist() == ["a", "b", "c"]
 
@@ -110,38 +110,38 @@ def test_the_table_is_kept_in_its_order_for_taking_rows():
 def test_many_rows_of_one_key_come_in_the_order_of_the_table():
     left = [(number, "a") for number in range(50)]
     right = [(row * row % 50, "a") for row in range(3000)]  # enough for a sort that is not stable to show
-    index = JoinIndex.build(table_of(right, 100), ["n"])
+    index = LookupIndex.build(table_of(right, 100), ["n"])
     assert pairs(index, batch_of(left), ["m"]) == nested_loop(left, right)
 
 
 def test_the_first_duplicate_is_the_one_whose_key_comes_first_in_the_table():
     rows = [(7, "x"), (1, "x"), (2, "x"), (2, "x"), (1, "x")]
-    assert JoinIndex.build(table_of(rows), ["n"]).duplicates() == (1,) == first_duplicate([(n,) for n, _ in rows])
+    assert LookupIndex.build(table_of(rows), ["n"]).duplicates() == (1,) == first_duplicate([(n,) for n, _ in rows])
 
 
 def test_empty_sides_match_nothing():
-    empty = JoinIndex.build(table_of([]), ["n"])
+    empty = LookupIndex.build(table_of([]), ["n"])
     assert pairs(empty, batch_of([(1, "a")]), ["m"]) == []
     assert empty.duplicates() is None
-    assert pairs(JoinIndex.build(table_of([(1, "a")]), ["n"]), batch_of([]), ["m"]) == []
+    assert pairs(LookupIndex.build(table_of([(1, "a")]), ["n"]), batch_of([]), ["m"]) == []
 
 
 def test_keys_of_different_types_are_refused():
-    index = JoinIndex.build(pa.table({"k": ["1"]}), ["k"])
+    index = LookupIndex.build(pa.table({"k": ["1"]}), ["k"])
     with pytest.raises(SchemaError, match=r"'j' \(bigint\) of the stream with 'k' \(string\) of the table"):
         index.probe(pa.record_batch({"j": [1]}), ["j"])
     with pytest.raises(SchemaError, match="needs as many columns"):
         index.probe(pa.record_batch({"j": ["1"]}), ["j", "j"])
-    zoned = JoinIndex.build(pa.table({"k": [datetime(2020, 1, 1, tzinfo=UTC)]}), ["k"])
+    zoned = LookupIndex.build(pa.table({"k": [datetime(2020, 1, 1, tzinfo=UTC)]}), ["k"])
     with pytest.raises(SchemaError, match="make the types the same"):
         zoned.probe(pa.record_batch({"k": [datetime(2020, 1, 1)]}), ["k"])
-    cents = JoinIndex.build(pa.table({"k": [Decimal("1.10")]}), ["k"])
+    cents = LookupIndex.build(pa.table({"k": [Decimal("1.10")]}), ["k"])
     with pytest.raises(SchemaError, match="make the types the same"):
         cents.probe(pa.record_batch({"k": [Decimal("1.1")]}), ["k"])
 
 
 def test_a_table_without_the_key_or_with_a_float_key_is_refused():
     with pytest.raises(SchemaError, match="the table of a lookup: there is no column 'q'"):
-        JoinIndex.build(pa.table({"k": [1]}), ["q"])
+        LookupIndex.build(pa.table({"k": [1]}), ["q"])
     with pytest.raises(SchemaError, match="cannot be a key"):
-        JoinIndex.build(pa.table({"k": [1.5]}), ["k"])
+        LookupIndex.build(pa.table({"k": [1.5]}), ["k"])

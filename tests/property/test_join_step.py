@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.data.hashing import bins_of, hash_columns
+from midstream.data.schema import parse_ddl
 from midstream.data.times import EpochTimes
 from midstream.engine.operators import join as join_module
 from midstream.engine.operators.base import ONLY
 from midstream.engine.operators.join import join_at_work
 from midstream.flow.model import LATE, LATE_RIGHT, How, Join, Operator
-from midstream.flow.schema import parse_ddl
 from midstream.flow.windows import Tumbling
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
 from midstream.state import panes as panes_module

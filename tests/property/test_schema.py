@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.data.schema import conform, parse_ddl, to_ddl
 from midstream.errors import SchemaError
-from midstream.flow.schema import conform, parse_ddl, to_ddl
 
 flat_types = st.one_of(
     st.sampled_from(

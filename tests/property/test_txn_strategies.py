@@ -16,7 +16,7 @@ from midstream.txn import Batch, Calibration, Engine, MemoryTables, Program, Tab
 from midstream.txn import engine as engine_module
 from midstream.txn.deciding import Decision, Group
 from midstream.txn.planning import components
-from midstream.txn.serial import Outcome, SerialTables, run_serially
+from midstream.txn.serial import SerialTables, TransactionOutcome, run_serially
 from midstream.txn.strategies import FIXED, S_STORE, SERIAL, T_STREAM, Strategy
 from tests.examples import examples
 
@@ -86,12 +86,12 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right or (left != left and right != right))
 
 
-def outcomes(result: Any, program: Program) -> list[Outcome]:
+def outcomes(result: Any, program: Program) -> list[TransactionOutcome]:
     found = []
     for row, committed in enumerate(result.committed.tolist()):
         returns = program.types[int(result.kinds[row])].returns
         returned = {name: result.returned[name][row] for name in returns} if committed else {}
-        found.append(Outcome(committed, result.reason(row), returned))
+        found.append(TransactionOutcome(committed, result.reason(row), returned))
     return found
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.audit import Verdict, decide
-from midstream.change.records import ChangeRecord, Outcome
+from midstream.checkpoint.change_records import ChangeRecord, Outcome
+from midstream.checkpoint.location import Checkpoint
 from midstream.flow.model import (
     Aggregate,
     Filter,
@@ -33,7 +34,6 @@ from midstream.flow.model import (
     Source,
     Union,
 )
-from midstream.runtime.checkpoint import Checkpoint
 from midstream.testing import LocalRun
 from tests.ledger import Add
 from tests.oracle import Row

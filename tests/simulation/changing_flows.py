@@ -25,8 +25,9 @@ from midstream.change import prepare
 from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Port
 from midstream.flow.stream import KeyedStream
-from midstream.runtime import local, local_tasks
-from midstream.runtime.local_tasks import MAX_SLICE
+from midstream.runtime.local import runtime as local
+from midstream.runtime.local import tasks as local_tasks
+from midstream.runtime.local.tasks import MAX_SLICE
 from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, run_local
 from tests.ledger import Add, Ledger
 from tests.oracle import Row

@@ -23,14 +23,16 @@ import pyarrow as pa
 import pyarrow.parquet as papq
 
 from midstream import FileSink, Flow, KeyedStream, ListSource, MemorySink, Stream, agg, sessions, sliding, tumbling
+from midstream.checkpoint import sweeper as sweeping
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import EpochOpened, Event, Instruction
 from midstream.engine.collector import FRAME_BYTES
 from midstream.engine.operators import join, process
 from midstream.flow.model import Graph, Port, Sink, port_schema
 from midstream.metrics import EpochProgress
-from midstream.runtime import local, local_control, sweeping
-from midstream.runtime.local import run_graph
+from midstream.runtime.local import control as local_control
+from midstream.runtime.local import runtime as local
+from midstream.runtime.local.runtime import run_graph
 from midstream.state import lineage, mapped
 from midstream.testing import Faults, LocalRun, ManualClock
 from tests.epochs import small_blocks

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from midstream.engine.accumulators.totals import TotalsOf
+from midstream.checkpoint.location import Checkpoint
+from midstream.engine.aggregation.totals import TotalsOf
 from midstream.flow.model import Aggregate, Distinct, Graph, How, Join, Operator, Process, Stateful
-from midstream.runtime.checkpoint import Checkpoint
 from midstream.state.contents import contents, in_namespace
 from midstream.state.keys import Namespace, decode_key, split_item, split_timer
 from midstream.state.lineage import Lineage

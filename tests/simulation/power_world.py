@@ -18,9 +18,9 @@ from typing import Any
 from unittest.mock import patch
 
 from midstream import Flow, ListSource, MemorySink, Update, agg, tumbling
-from midstream.change.log import ChangeLog
-from midstream.change.records import ChangeRecord, Outcome
-from midstream.runtime.checkpoint import Checkpoint, Manifest
+from midstream.checkpoint.change_log import ChangeLog
+from midstream.checkpoint.change_records import ChangeRecord, Outcome
+from midstream.checkpoint.location import Checkpoint, Manifest
 from midstream.state import lineage
 from midstream.testing import ChangeAt, ManualClock, run_local
 from tests.keyed_oracle import KeyedOracle, us

@@ -9,8 +9,8 @@ from unittest.mock import patch
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, Update
-from midstream.change.records import Outcome
-from midstream.runtime import local_tasks
+from midstream.checkpoint.change_records import Outcome
+from midstream.runtime.local import tasks as local_tasks
 from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, run_local
 from tests.oracle import Row
 from tests.simulation.changing_check import attempts_of, audited, check_changes, mixtures

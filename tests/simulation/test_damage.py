@@ -15,13 +15,13 @@ from unittest.mock import patch
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, Stream, agg, sliding, tumbling
+from midstream.checkpoint.location import Checkpoint
 from midstream.errors import CheckpointError, FlowError, JobFailed
-from midstream.flow.functions import Blob
 from midstream.flow.stream import KeyedStream
-from midstream.runtime.checkpoint import Checkpoint
 from midstream.state import lineage
 from midstream.state.files import StateFiles
 from midstream.state.lineage import Lineage
+from midstream.storage.blobs import Blob
 from midstream.testing import ManualClock, run_local
 from tests.keyed_oracle import KeyedOracle, us
 from tests.oracle import Row, multiset

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from midstream import DatabaseSink, Flow, ListSource, State, Update
-from midstream.runtime.checkpoint import Checkpoint
-from midstream.runtime.looking import read_state
+from midstream.checkpoint.inspection import read_state
+from midstream.checkpoint.location import Checkpoint
 from midstream.testing import ChangeAt, ManualClock, run_local
 from tests.databases import Database
 from tests.ledger import DDL, Add, Ledger

@@ -9,7 +9,8 @@ from unittest.mock import patch
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, State
-from midstream.runtime import local, local_tasks
+from midstream.runtime.local import runtime as local
+from midstream.runtime.local import tasks as local_tasks
 from midstream.testing import Faults, LocalRun, ManualClock, run_local
 from tests.oracle import Row
 

@@ -24,7 +24,7 @@ from midstream.control.messages import (
     TaskStarted,
 )
 from midstream.engine.collector import FRAME_BYTES
-from midstream.runtime import local_control
+from midstream.runtime.local import control as local_control
 from midstream.testing import Faults, ManualClock, run_local
 from tests.examples import examples
 from tests.oracle import Row

@@ -20,7 +20,7 @@ import pytest
 
 from midstream import Flow, ListSource, MemorySink, agg, sessions, tumbling
 from midstream.flow.model import Source, Stateful
-from midstream.runtime import local
+from midstream.runtime.local import runtime as local
 from midstream.testing import Faults, ManualClock, run_local
 from tests.keyed_oracle import KeyedOracle
 from tests.oracle import Row

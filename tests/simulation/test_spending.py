@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.workloads.payments import Bank
 from examples.spending import build
 from midstream import MemorySink
-from midstream.runtime.looking import read_state
+from midstream.checkpoint.inspection import read_state
 from midstream.testing import run_local
 
 

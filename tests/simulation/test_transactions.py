@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.change.records import Outcome
+from midstream.checkpoint.change_records import Outcome
 from tests.simulation.transacted_flows import check_transacted, transacted_case_of
 
 

@@ -31,7 +31,7 @@ from benchmarks.workloads.nexmark.generator import ROUND, Share
 from benchmarks.workloads.payments import Bank
 from examples.fraud.models import train
 from midstream import Constant, Flow, GeneratorSource, ListSource, MemorySink, SquareWave
-from midstream.flow.schema import to_ddl
+from midstream.data.schema import to_ddl
 from midstream.testing import Faults, run_local
 from tests.oracle import multiset
 

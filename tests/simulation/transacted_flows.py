@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from midstream import MemorySink, Table, Update
-from midstream.change.records import Outcome
-from midstream.runtime.looking import read_state
+from midstream.checkpoint.change_records import Outcome
+from midstream.checkpoint.inspection import read_state
 from midstream.testing import ChangeAt, Faults, LocalRun, run_local
 from tests.simulation.flows import random_faults
 from tests.transacted import Bank, Row, bank, outcomes, random_epochs, transactions

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 from midstream import FileSink, Flow, MemorySink, NoopSink, State, Update
 from midstream.audit import decide
-from midstream.change.log import ChangeLog
-from midstream.change.records import Outcome
+from midstream.checkpoint.audit_files import read_history
+from midstream.checkpoint.change_log import ChangeLog
+from midstream.checkpoint.change_records import Outcome
 from midstream.cli.app import app
 from midstream.errors import ChangeFailed, CheckpointError, FlowError, FunctionError, MidstreamError, SchemaError
-from midstream.runtime.job import Job
-from midstream.runtime.recorded import read_history
+from midstream.runtime.spark.job import Job
 
 WAIT_S = 60.0
 SLOW = pytest.mark.slow

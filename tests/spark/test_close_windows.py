@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from midstream import FileSink, Flow, ListSource, agg, tumbling
+from midstream.checkpoint.location import Checkpoint, Manifest
 from midstream.errors import CheckpointError, FlowError, JobFailed
-from midstream.runtime.checkpoint import Checkpoint, Manifest
-from midstream.runtime.job import JobStatus
+from midstream.runtime.spark.job import JobStatus
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

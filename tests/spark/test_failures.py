@@ -19,8 +19,8 @@ from midstream.control.channel import Address, Server
 from midstream.control.messages import Refused
 from midstream.errors import ChannelError, Fenced, JobFailed
 from midstream.ids import Epoch, Run, StageIndex
-from midstream.runtime import worker
-from midstream.runtime.job import JobStatus
+from midstream.runtime.spark import worker
+from midstream.runtime.spark.job import JobStatus
 from midstream.testing import run_spark
 from tests.spark.conftest import PATIENCE_S
 

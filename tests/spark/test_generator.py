@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from midstream.errors import SourceError
 from midstream.flow.sources import BLOCK, Constant, GeneratorSource, ListSource, Schedule, Step
-from midstream.runtime.generator import GeneratorReader, stream_of
+from midstream.runtime.spark.generator_source import GeneratorReader, stream_of
 
 Epochs = dict[int, pa.Table]
 

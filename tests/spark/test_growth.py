@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from midstream import Flow, NoopSink, Update
-from midstream.change.records import Outcome
-from midstream.change.retention import KEPT_REVISIONS
+from midstream.checkpoint.change_records import Outcome
+from midstream.checkpoint.retention import KEPT_REVISIONS
 from midstream.errors import FlowError
 
 MB = 1 << 20

@@ -13,9 +13,9 @@ import pytest
 
 from midstream import Flow, GeneratorSource, ListSource, MemorySink, NoopSink
 from midstream.errors import CheckpointError, FlowError, SetupError
-from midstream.runtime.doctor import require_pyspark
-from midstream.runtime.job import Job, JobStatus
-from midstream.runtime.offset_log import MANAGER_CONF, RAW_FILES
+from midstream.runtime.spark.doctor import require_pyspark
+from midstream.runtime.spark.job import Job, JobStatus
+from midstream.runtime.spark.offset_log import MANAGER_CONF, RAW_FILES
 from midstream.testing import run_spark
 
 WAIT_S = 60.0
@@ -170,7 +170,7 @@ def test_other_triggers_are_refused(spark: Any, tmp_path: Path, trigger: Any) ->
 
 @pytest.mark.parametrize("interval", ["500 ms", "5s", "5 s", "1 second", "0.5 seconds", "1.5 minutes", "2 hours"])
 def test_spark_understands_every_interval_that_is_allowed(spark: Any, interval: str) -> None:
-    from midstream.runtime.start import parse_trigger
+    from midstream.runtime.spark.start import parse_trigger
 
     writer = spark.readStream.format("rate").load().writeStream
     assert writer.trigger(**parse_trigger(interval)) is writer

@@ -10,8 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, CharType, DataType, MapType, StringType, StructField, StructType, VarcharType
 
+from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import SchemaError
-from midstream.flow.schema import parse_ddl, to_ddl
 
 FLAT = [
     "boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long", "float", "real", "double",

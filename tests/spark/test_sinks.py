@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from midstream import ConsoleSink, FileSink, Flow, ListSource, MemorySink, NoopSink, Update
-from midstream.change.records import Outcome
+from midstream.checkpoint.change_records import Outcome
 from midstream.errors import CheckpointError, FlowError, JobFailed
 from midstream.testing import run_local, run_spark
 from tests.databases import Sqlite

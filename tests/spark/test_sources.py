@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from midstream import FileSink, Flow, ListSource, MemorySink, NoopSink
 from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError, SourceError
-from midstream.runtime.job import JobStatus
+from midstream.runtime.spark.job import JobStatus
 from midstream.testing import run_spark
 
 Row = dict[str, Any]

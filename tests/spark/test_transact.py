@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from midstream import MemorySink, Table, Update
-from midstream.change.records import Outcome
+from midstream.checkpoint.change_records import Outcome
 from midstream.testing import run_spark
 from tests.transacted import Bank, bank, event, outcomes, random_epochs, transactions
 

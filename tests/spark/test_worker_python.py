@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from midstream import Flow, ListSource, MemorySink
-from midstream.runtime import worker_python
+from midstream.runtime.spark import worker_python
 from midstream.testing import run_spark
 from tests.spark.conftest import PATIENCE_S, ROOT, bare_environment
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from midstream.data.times import EpochTimes
-from midstream.engine.accumulators.runs import Runs, order_by, runs_of
-from midstream.engine.accumulators.totals import TotalsOf
+from midstream.engine.aggregation.runs import Runs, order_by, runs_of
+from midstream.engine.aggregation.totals import TotalsOf
 from midstream.engine.operators.aggregate import aggregate_at_work
 from midstream.engine.operators.distinct import distinct_at_work
 from midstream.errors import OperatorFailed, StateError

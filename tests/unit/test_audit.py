@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from midstream.audit import Operation, Recorded, Verdict, decide
+from midstream.audit import OperatorSeen, Recorded, Verdict, decide
 from midstream.errors import FlowError, SchemaError
 from midstream.ids import Revision
 
@@ -80,7 +80,7 @@ def test_a_verdict_counts_and_tells_of_the_first_row_in_the_history():
 
 
 def test_rows_are_named_by_anything():
-    mixed = [Operation(("payments", 0, 7), "FM", Revision(1)), Operation(("payments", 0, 7), "MC", Revision(2))]
+    mixed = [OperatorSeen(("payments", 0, 7), "FM", Revision(1)), OperatorSeen(("payments", 0, 7), "MC", Revision(2))]
     found = decide(mixed, FM_AND_MC)
     assert found.witness is not None
     assert found.witness.before.row == ("payments", 0, 7)
@@ -113,7 +113,7 @@ def test_an_empty_history_is_serialisable():
 def test_a_history_can_be_recorded_in_columns_at_once():
     recorded = Recorded(np.array([0, 0]), np.array([0, 1]), np.array([1, 2]), (17,), ("FM", "MC"))
     assert decide(recorded, FM_AND_MC).violations == 1
-    assert recorded.operation(1) == Operation(17, "MC", Revision(2))
+    assert recorded.operation(1) == OperatorSeen(17, "MC", Revision(2))
 
 
 def test_a_table_that_is_no_history_is_refused():

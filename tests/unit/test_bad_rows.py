@@ -12,18 +12,18 @@ import pyarrow.compute as pc
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, NoopSink, Stream, Update, agg, transaction, tumbling
-from midstream.change.changes import Request
-from midstream.change.records import Outcome
+from midstream.change.trial import Request
+from midstream.checkpoint.change_records import Outcome
+from midstream.data.schema import parse_ddl
 from midstream.engine.operators.map import map_step
 from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError
+from midstream.flow.edits import revise
 from midstream.flow.model import ERRORS, Form, Map, OnError, Operator, Port
-from midstream.flow.schema import parse_ddl
-from midstream.flow.updates import revise
 from midstream.ids import Epoch
-from midstream.planner.change import Scheduler, plan_change
+from midstream.planner.change_plan import Scheduler, plan_change
 from midstream.planner.stages import compile_plan
-from midstream.runtime.local import runtime_of
-from midstream.runtime.local_data import source_epochs
+from midstream.runtime.local.data import source_epochs
+from midstream.runtime.local.runtime import runtime_of
 from midstream.testing import ChangeAt, LocalRun, run_local
 
 Row = dict[str, Any]

@@ -8,10 +8,9 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from midstream.data.blobs import BlobStore, filesystem_of, write_atomically
 from midstream.errors import CheckpointError
-from midstream.flow.functions import Blob
 from midstream.ids import Digest
+from midstream.storage.blobs import Blob, BlobStore, filesystem_of, write_atomically
 
 
 @pytest.fixture

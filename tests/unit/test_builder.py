@@ -14,6 +14,8 @@ import pyarrow.parquet as papq
 import pytest
 
 from midstream import ConsoleSink, FileSink, Flow, GeneratorSource, ListSource, MemorySink, NoopSink, Stream
+from midstream.checkpoint.layouts import StateLayout
+from midstream.data.schema import parse_ddl, to_ddl, type_name
 from midstream.errors import FlowError, FunctionError, SchemaError, SourceError
 from midstream.flow.model import (
     Contract,
@@ -31,8 +33,6 @@ from midstream.flow.model import (
     Sink,
     Source,
 )
-from midstream.flow.schema import parse_ddl, to_ddl, type_name
-from midstream.runtime.layouts import Layout
 from midstream.testing import run_local
 
 DDL = "user string, n bigint, p double"
@@ -128,9 +128,9 @@ def test_a_promise_does_not_decide_whether_stored_state_fits(flow):
     assert described["p"] == described["pu"]
 
 
-def layout_of(flow: Flow, name: str) -> Layout:
+def layout_of(flow: Flow, name: str) -> StateLayout:
     operators = flow._operators
-    return Layout(operators[name], tuple(operators[port.operator].schema for port in operators[name].inputs))
+    return StateLayout(operators[name], tuple(operators[port.operator].schema for port in operators[name].inputs))
 
 
 def test_building_runs_nothing_and_a_graph_does_not_change_afterwards(flow, rows):

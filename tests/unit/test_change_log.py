@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from midstream.change.configuration import Configuration, first_configuration
-from midstream.change.log import ChangeLog
-from midstream.change.records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
 from midstream.change.restart import drop_changes, restored
-from midstream.data.blobs import BlobStore
+from midstream.checkpoint.change_log import ChangeLog
+from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
 from midstream.errors import CheckpointError
 from midstream.flow.functions import pack
 from midstream.ids import Revision
+from midstream.storage.blobs import BlobStore
 from tests.power_loss import Recorder, Removed, Renamed, Synced
 
 APPLIED = Outcome.APPLIED

@@ -10,6 +10,7 @@ from textwrap import dedent
 import pyarrow as pa
 import pytest
 
+from midstream.drawing.change_picture import change_to_svg, change_to_text
 from midstream.errors import FlowError
 from midstream.flow.aggregations import count
 from midstream.flow.model import (
@@ -35,8 +36,7 @@ from midstream.flow.model import (
     Union,
 )
 from midstream.flow.windows import tumbling
-from midstream.planner.change import ChangePlan, Rule, Scheduler, crossings, plan_change
-from midstream.planner.render_change import change_to_svg, change_to_text
+from midstream.planner.change_plan import ChangePlan, Rule, Scheduler, crossings, plan_change
 from midstream.planner.stages import compile_plan
 
 ROWS = pa.schema([("k", pa.string())])

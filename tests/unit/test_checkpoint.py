@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from midstream import Flow, ListSource, NoopSink
+from midstream.checkpoint.location import FORMAT, Checkpoint, Manifest
 from midstream.errors import CheckpointError
-from midstream.flow.functions import Blob
 from midstream.flow.model import Graph
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run
-from midstream.runtime.checkpoint import FORMAT, Checkpoint, Manifest
 from midstream.state.files import Author, FileKind, table_of
 from midstream.state.lineage import Lineage
+from midstream.storage.blobs import Blob
 from tests.power_loss import AllSynced, Recorder, Synced
 
 

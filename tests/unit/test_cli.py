@@ -21,8 +21,8 @@ from midstream.flow.model import Graph
 from midstream.flow.sinks import MemorySink
 from midstream.flow.sources import ListSource
 from midstream.metrics import EpochProgress, Histogram, JobMetrics, OperatorStats
-from midstream.runtime import doctor
-from midstream.runtime.doctor import Finding
+from midstream.runtime.spark import doctor
+from midstream.runtime.spark.doctor import Finding
 from midstream.version import __version__
 
 MODULE = """

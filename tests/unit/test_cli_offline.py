@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from midstream import Flow, ListSource, MemorySink, State, Update
-from midstream.change.records import Outcome
+from midstream.checkpoint.change_records import Outcome
+from midstream.checkpoint.location import Checkpoint
 from midstream.cli.app import app
 from midstream.errors import CheckpointError
 from midstream.ids import Revision
-from midstream.runtime.checkpoint import Checkpoint
 from midstream.testing import ChangeAt, run_local
 from tests.served import StandInJob, served
 

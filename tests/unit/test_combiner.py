@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, agg
-from midstream.engine import blocks, combiner
-from midstream.engine.combiner import PARTIAL_SCHEMA, Combiner
+from midstream.engine.aggregation import blocks, combiner
+from midstream.engine.aggregation.combiner import PARTIAL_SCHEMA, Combiner
 from midstream.engine.operators.aggregate import totals_of
 from midstream.errors import JobFailed
 from midstream.flow.model import Aggregate, Operator

@@ -18,7 +18,6 @@ from midstream.control.messages import (
     EpochSealed,
     Event,
     Exhausted,
-    Failure,
     FromTask,
     GiveUpRun,
     Instruction,
@@ -33,6 +32,7 @@ from midstream.control.messages import (
     Stay,
     Switch,
     TaskFailed,
+    TaskFailure,
     TaskFinished,
     TaskId,
     TaskStarted,
@@ -81,7 +81,7 @@ def finished(
     )
 
 
-FAILURE = Failure("score", "ZeroDivisionError: division by zero", "{'user': 'a'}", "line 3, in score")
+FAILURE = TaskFailure("score", "ZeroDivisionError: division by zero", "{'user': 'a'}", "line 3, in score")
 
 
 def running(**changes: int) -> Coordinator:
@@ -304,7 +304,7 @@ def test_a_recomputation_that_dies_does_not_undo_the_report():
 
 def test_failures_are_kept_in_order_for_the_driver_to_explain():
     coordinator = running()
-    other = Failure("enrich", "KeyError: 'x'", None, "line 9, in enrich")
+    other = TaskFailure("enrich", "KeyError: 'x'", None, "line 9, in enrich")
     reports = (TaskFailed(task(attempt=1), FAILURE), TaskFailed(task(partition=1, attempt=2), other))
     assert tell(coordinator, *reports) == [Accepted(), Accepted()]
     assert coordinator.failures == reports

@@ -17,8 +17,8 @@ import pytest
 from midstream import DatabaseSink, Flow, ListSource
 from midstream.errors import CheckpointError, FlowError, MidstreamError, SchemaError, SetupError
 from midstream.ids import Epoch
-from midstream.runtime import database as writing
-from midstream.runtime.database import check_tables, claim_tables, replace_epoch
+from midstream.runtime import database_sink as writing
+from midstream.runtime.database_sink import check_tables, claim_tables, replace_epoch
 from midstream.testing import run_local
 from tests.databases import Database, Postgres, Sqlite
 

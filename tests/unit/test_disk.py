@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream.data import disk
+from midstream.storage import disk
 from tests.power_loss import (
     AllSynced,
     Created,

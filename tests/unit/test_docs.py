@@ -323,7 +323,7 @@ def test_the_reference_names_every_command_and_option():
 
 def test_the_reference_names_every_public_part_of_a_job():
     pytest.importorskip("pyspark")
-    from midstream.runtime.job import Job
+    from midstream.runtime.spark.job import Job
 
     text = REFERENCE.read_text(encoding="utf-8")
     internal = {"attach", "on_epoch"}  # called by midstream and by Spark

@@ -13,7 +13,7 @@ import types
 import pytest
 
 from midstream.errors import SetupError
-from midstream.runtime.doctor import (
+from midstream.runtime.spark.doctor import (
     JavaProbe,
     diagnose,
     java_version,
@@ -27,7 +27,7 @@ from midstream.runtime.doctor import (
     require_java,
     require_pyspark,
 )
-from midstream.runtime.session import default_conf
+from midstream.runtime.spark.session import default_conf
 
 
 @pytest.mark.parametrize(

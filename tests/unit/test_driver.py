@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, Update
-from midstream.change.changes import Request
 from midstream.change.configuration import first_configuration
-from midstream.change.records import Outcome
+from midstream.change.trial import Request
+from midstream.checkpoint.change_records import Outcome
+from midstream.checkpoint.inspection import read_state
 from midstream.errors import CheckpointError, JobFailed, MidstreamError
 from midstream.flow.model import Graph
 from midstream.ids import Epoch
-from midstream.planner.change import Scheduler
-from midstream.runtime import local
+from midstream.planner.change_plan import Scheduler
 from midstream.runtime.driver import BatchEntry, Driver
-from midstream.runtime.local_data import source_epochs
-from midstream.runtime.looking import read_state
+from midstream.runtime.local import runtime as local
+from midstream.runtime.local.data import source_epochs
 from midstream.testing import ChangeAt, run_local
 
 EPOCHS = [[{"k": "ab"[n % 2]} for n in range(6)] for _ in range(4)]
@@ -335,7 +335,7 @@ def test_state_of_the_sample_stays_while_a_model_loads(tmp_path: Path):
         with pipe.open("w"):  # waits until the model is being loaded
             for epoch in range(4, 80):
                 runtime.run_epoch(Epoch(epoch), rows[epoch])
-            standing = runtime._driver._standing
+            standing = runtime._driver._committed
             assert standing is not None
             assert not set(standing.files()).issuperset(samples), "without the preflight they would have been removed"
         changing.join(60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from midstream.data.schema import parse_ddl
 from midstream.engine.frames import (
     FRAME_ORDER,
     FRAME_SCHEMA,
@@ -14,7 +15,6 @@ from midstream.engine.frames import (
     encode_rows,
     frame,
 )
-from midstream.flow.schema import parse_ddl
 from midstream.ids import PartitionId, Revision, WireId
 from tests.frames import headers, payloads
 

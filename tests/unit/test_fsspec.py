@@ -15,16 +15,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from midstream import FileSink, Flow, ListSource, MemorySink, agg
-from midstream.data.blobs import BlobStore, below, filesystem_of, write_atomically
-from midstream.data.fsspec_bridge import FsspecHandler
+from midstream.checkpoint.inspection import read_state
+from midstream.checkpoint.location import Checkpoint
 from midstream.errors import CheckpointError
-from midstream.flow.functions import Blob
 from midstream.ids import Epoch, PartitionId, Run
-from midstream.runtime.checkpoint import Checkpoint
-from midstream.runtime.looking import read_state
-from midstream.runtime.reaching import require_reachable
+from midstream.runtime.spark.storage_check import require_reachable
 from midstream.state import lineage
 from midstream.state.files import Author, FileKind, StateFiles, table_of
+from midstream.storage.blobs import Blob, BlobStore, below, filesystem_of, write_atomically
+from midstream.storage.fsspec_bridge import FsspecHandler
 from midstream.testing import Faults, run_local
 
 EPOCHS = [[{"k": f"k{(7 * epoch + i) % 11}", "n": i} for i in range(12)] for epoch in range(8)]

@@ -18,7 +18,8 @@ import pytest
 
 from midstream.errors import FunctionError
 from midstream.flow import functions
-from midstream.flow.functions import Blob, label_of, pack
+from midstream.flow.functions import label_of, pack
+from midstream.storage.blobs import Blob
 
 LOCK = threading.Lock()
 FACTOR = 3

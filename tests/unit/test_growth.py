@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, State, Update
-from midstream.change.records import Outcome
-from midstream.change.retention import KEPT_REVISIONS
+from midstream.checkpoint.change_records import Outcome
+from midstream.checkpoint.retention import KEPT_REVISIONS
 from midstream.testing import ChangeAt, Faults, run_local
 
 UPDATES = 40

@@ -7,8 +7,8 @@ import threading
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from midstream.data.holds import Holds, Mark
 from midstream.ids import Digest
+from midstream.storage.holds import Holds, Mark
 from tests.examples import examples
 
 DIGESTS = [Digest(letter) for letter in "abcdef"]

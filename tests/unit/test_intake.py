@@ -7,8 +7,8 @@ import pyarrow as pa
 from midstream import Flow, ListSource, NoopSink
 from midstream.engine.frames import Header, encode_rows, frame
 from midstream.engine.intake import JOINED_ROWS, Carried, Rows, units
-from midstream.engine.program import StageProgram, link
 from midstream.ids import PartitionId, Revision, WireId
+from midstream.planner.programs import StageProgram, link
 from midstream.planner.stages import compile_plan
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from midstream.data.schema import parse_ddl
 from midstream.data.times import EpochTimes
 from midstream.engine.operators import join as join_module
 from midstream.engine.operators.base import ONLY
 from midstream.engine.operators.join import join_at_work
 from midstream.errors import OperatorFailed, StateError
 from midstream.flow.model import LATE, LATE_RIGHT, How, Join, Operator
-from midstream.flow.schema import parse_ddl
 from midstream.flow.windows import Tumbling
 from midstream.ids import Epoch, PartitionId, Run
 from midstream.state.base import ALL_BINS, Base

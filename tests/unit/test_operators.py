@@ -15,6 +15,7 @@ import pytest
 import midstream
 from midstream import Flow, ListSource, MemorySink, Stream
 from midstream.data import rows as rows_module
+from midstream.data.schema import parse_ddl
 from midstream.engine.failure import MAX_ROW_TEXT, user_traceback
 from midstream.engine.operators.filter import filter_step
 from midstream.engine.operators.flat_map import flat_map_step
@@ -24,7 +25,6 @@ from midstream.engine.operators.route import route_step
 from midstream.engine.resources import LookupTable
 from midstream.errors import JobFailed, OperatorFailed, SchemaError
 from midstream.flow.model import Filter, FlatMap, Form, How, Lookup, Map, Operator, Port, Route
-from midstream.flow.schema import parse_ddl
 from midstream.testing import run_local
 
 ROWS = parse_ddl("n bigint, s string")

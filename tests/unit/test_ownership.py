@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from midstream import Flow, ListSource, NoopSink
+from midstream.checkpoint.location import Checkpoint
 from midstream.cli.app import app
-from midstream.data.ownership import make_private, others_can_write, others_can_write_checkpoint
 from midstream.errors import StateError
-from midstream.runtime.checkpoint import Checkpoint
 from midstream.state.local_folder import check_local_state, own_local_folder
+from midstream.storage.ownership import make_private, others_can_write, others_can_write_checkpoint
 from midstream.testing import run_local
 
 NOBODY = 65_534

@@ -16,7 +16,7 @@ from examples.fraud.flow import build
 from examples.fraud.models import ALERT_AT, train
 from midstream import MemorySink
 from midstream.cli.app import app
-from midstream.flow.schema import parse_ddl
+from midstream.data.schema import parse_ddl
 from midstream.testing import Faults, run_local
 
 BANK = Bank()

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.drawing.layout import Link, arrange
+from midstream.drawing.picture import printable
+from midstream.drawing.render import render
 from midstream.errors import FlowError
-from midstream.flow.layout import Link, arrange
 from midstream.flow.model import (
     Filter,
     FlatMap,
@@ -32,8 +34,6 @@ from midstream.flow.model import (
     Transform,
     Union,
 )
-from midstream.flow.picture import printable
-from midstream.flow.render import render
 
 ROWS = pa.schema([("card", pa.string())])
 SVG = "{http://www.w3.org/2000/svg}"

@@ -13,13 +13,13 @@ from midstream import Flow, ListSource, NoopSink, Update
 from midstream.change.configuration import Configuration, first_configuration
 from midstream.change.prepare import prepare
 from midstream.control.messages import Assignment, StageChange, TaskId
-from midstream.data.blobs import BlobStore
 from midstream.engine.clock import ManualClock
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.ids import Epoch, PartitionId, Revision, Run, StageIndex
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
+from midstream.storage.blobs import BlobStore
 
 
 class Noted:

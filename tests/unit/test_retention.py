@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.change.configuration import FIRST_REVISION
-from midstream.change.records import ChangeRecord, Outcome, UpdateRecord
-from midstream.change.retention import blobs_on_record
-from midstream.change.reverting import reachable_revisions
+from midstream.change.revert import reachable_revisions
+from midstream.checkpoint.change_records import ChangeRecord, Outcome, UpdateRecord
+from midstream.checkpoint.retention import blobs_on_record
 from midstream.ids import Digest, Revision
 
 OPERATORS = ["A", "B", "C"]

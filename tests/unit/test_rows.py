@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from midstream.data.rows import from_rows, to_rows
+from midstream.data.schema import parse_ddl
 from midstream.errors import SchemaError
-from midstream.flow.schema import parse_ddl
 
 ALL_TYPES = parse_ddl(
     """b boolean, i8 tinyint, i16 smallint, i32 int, i64 bigint, f float, d double, n decimal(12,2), s string, x binary,

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, NoopSink, Stream
-from midstream.data.blobs import BlobStore
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.times import EpochTimes
 from midstream.engine import collector as collector_module
@@ -28,18 +27,28 @@ from midstream.engine.frames import (
     encode_rows,
     frame,
 )
-from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, Carried, Entry, Rows, inlet_column, is_mixed, units
+from midstream.engine.intake import (
+    FRAME_COLUMN,
+    INLET_COLUMN,
+    Carried,
+    IntakeEntry,
+    Rows,
+    inlet_column,
+    is_mixed,
+    units,
+)
 from midstream.engine.nodes import Version
 from midstream.engine.operators.base import AtWork
-from midstream.engine.packing import pack_blobs
-from midstream.engine.program import StageProgram, link
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.flow.model import Port
 from midstream.ids import BINS, PartitionId, Revision, StageIndex, WireId
+from midstream.planner.packing import pack_blobs
+from midstream.planner.programs import StageProgram, link
 from midstream.planner.stages import Leaves, Wire, compile_plan
-from midstream.runtime.local_data import LocalData, by_destination
+from midstream.runtime.local.data import LocalData, by_destination
+from midstream.storage.blobs import BlobStore
 from tests.frames import headers, payloads
 
 DDL = "n bigint, s string"
@@ -450,10 +459,10 @@ def test_several_sources_are_told_apart_even_within_one_batch(stages):
     parts = [(0, NUMBERS.slice(0, 3)), (1, words), (0, NUMBERS.slice(3, 2)), (1, words.slice(1))]
     found = list(units(program, [mixed(program, parts, [NUMBERS.schema, words.schema])]))
     assert [(unit.entries, unit.batch.to_pylist()) for unit in found if isinstance(unit, Rows)] == [
-        ((Entry("in"),), NUMBERS.slice(0, 3).to_pylist()),
-        ((Entry("in2"),), words.to_pylist()),
-        ((Entry("in"),), NUMBERS.slice(3, 2).to_pylist()),
-        ((Entry("in2"),), words.slice(1).to_pylist()),
+        ((IntakeEntry("in"),), NUMBERS.slice(0, 3).to_pylist()),
+        ((IntakeEntry("in2"),), words.to_pylist()),
+        ((IntakeEntry("in"),), NUMBERS.slice(3, 2).to_pylist()),
+        ((IntakeEntry("in2"),), words.slice(1).to_pylist()),
     ]
 
 
@@ -468,7 +477,7 @@ def test_behind_a_transform_its_rows_and_frames_come_together(stages):
     data = mixed(program, [(0, NUMBERS.slice(0, 5)), (1, one)], [NUMBERS.schema, FRAME_SCHEMA])
     plain, passing = units(program, [data])
     assert isinstance(plain, Rows)
-    assert (plain.entries, plain.batch.num_rows, plain.revision) == ((Entry("sql"),), 5, None)
+    assert (plain.entries, plain.batch.num_rows, plain.revision) == ((IntakeEntry("sql"),), 5, None)
     assert isinstance(passing, Carried)
     assert (passing.header.wire, passing.header.revision) == (carried, 3)
     assert decode_rows(passing.payload).equals(NUMBERS)

@@ -14,20 +14,20 @@ import pytest
 from midstream import Flow, ListSource, NoopSink, Stream, Update
 from midstream.change.configuration import Configuration, first_configuration
 from midstream.change.prepare import prepare
-from midstream.data.blobs import BlobStore
 from midstream.data.times import EpochTimes
+from midstream.engine.audit_recorder import Recorder
 from midstream.engine.clock import ManualClock
 from midstream.engine.frames import FRAME_ORDER, Header, decode_rows, encode_rows, frame, frames_of
 from midstream.engine.intake import INLET_COLUMN, inlet_column, inlet_origin
 from midstream.engine.nodes import Version
 from midstream.engine.operators.base import AtWork
-from midstream.engine.recording import Recorder
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.errors import MidstreamError, OperatorFailed
 from midstream.ids import BINS, InputPosition, Origin, PartitionId, Revision, WireId
-from midstream.runtime.local_data import LocalData, by_destination
+from midstream.runtime.local.data import LocalData, by_destination
+from midstream.storage.blobs import BlobStore
 
 OLD, NEW = Revision(1), Revision(2)
 DDL = "n bigint, trace string"

@@ -7,8 +7,8 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
+from midstream.data.schema import check_key_columns, conform, parse_ddl, require_columns, to_ddl, type_name
 from midstream.errors import SchemaError
-from midstream.flow.schema import check_key_columns, conform, parse_ddl, require_columns, to_ddl, type_name
 
 # --- reading DDL
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pytest
 
 from midstream import Update, errors
-from midstream.change.records import ChangeRecord, Outcome
+from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.errors import ChangeFailed, FlowError, FunctionError, MidstreamError, SchemaError, SetupError
 from midstream.flow.functions import pack
 from midstream.server import app as app_module
@@ -32,10 +33,13 @@ from midstream.server.app import routes_of
 from midstream.server.client import JobClient
 from midstream.server.messages import ChangeRequest, UpdateMessage, python_version
 from midstream.server.openapi import description
-from midstream.server.registry import Entry, enter, folders, served_jobs
+from midstream.server.registry import ServedEntry, enter, folders, served_jobs
 from midstream.server.serve import JobServer
-from midstream.server.wanted import port_wanted
-from tests.served import RATES, StandInJob, served, small_flow
+from midstream.server.start import port_wanted
+from tests.served import RATES, StandInJob, served
+
+if TYPE_CHECKING:
+    from midstream.runtime.spark.job import Job
 
 POST_PATHS = ("/explain", "/update", "/revert")
 GET_PATHS = ("/", "/openapi.json", "/status", "/graph", "/history", "/history/1")
@@ -65,7 +69,7 @@ def idle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("idle")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MIDSTREAM_HOME", str(folder))
-        server = JobServer(StandInJob(folder))
+        server = JobServer(cast("Job", StandInJob(folder)))
     yield server
     server.close()
 
@@ -671,7 +675,7 @@ def test_whether_to_serve_is_checked_before_anything_starts(monkeypatch):
 def test_the_commands_need_neither_starlette_nor_uvicorn():
     code = (
         "import sys; sys.modules['starlette'] = sys.modules['uvicorn'] = None\n"
-        "import midstream.cli.app, midstream.server.client, midstream.server.registry, midstream.runtime.start"
+        "import midstream.cli.app, midstream.server.client, midstream.server.registry, midstream.runtime.spark.start"
     )
     path = os.pathsep.join(sys.path)
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
@@ -679,14 +683,14 @@ def test_the_commands_need_neither_starlette_nor_uvicorn():
 
 
 def test_the_stand_in_is_what_the_interface_wants(tmp_path):
-    job: app_module.ServedJob = StandInJob(tmp_path)
-    assert job.graph.name == small_flow().graph.name
+    used = set(re.findall(r"job\.([a-z_]+)", inspect.getsource(app_module)))
+    assert used == {name for name in used if hasattr(StandInJob(tmp_path), name)}
 
 
 # ── the registry ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def entry(**more: Any) -> Entry:
+def entry(**more: Any) -> ServedEntry:
     fields: dict[str, Any] = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -697,7 +701,7 @@ def entry(**more: Any) -> Entry:
         "checkpoint": "c",
         "started_at": 1.0,
     }
-    return Entry(**{**fields, **more})
+    return ServedEntry(**{**fields, **more})
 
 
 def dead_pid() -> int:

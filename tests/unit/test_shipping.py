@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.runtime.shipping import package_zip
+from midstream.runtime.spark.shipping import package_zip
 
 SCRIPT = """
 import numpy as np

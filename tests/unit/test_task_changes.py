@@ -13,7 +13,6 @@ from midstream import Flow, ListSource, NoopSink, State, Update
 from midstream.change.configuration import first_configuration
 from midstream.change.prepare import prepare
 from midstream.control.messages import Applied, Assignment, Exhausted, StageChange, TaskId
-from midstream.data.blobs import BlobStore
 from midstream.engine.clock import ManualClock
 from midstream.engine.intake import inlet_origin
 from midstream.engine.resources import Resources
@@ -22,6 +21,7 @@ from midstream.ids import Epoch, InputPosition, PartitionId, Revision, Run, Stag
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
 from midstream.state.lineage import Lineage
+from midstream.storage.blobs import BlobStore
 from tests.oracle import Row
 
 OLD, NEW = Revision(1), Revision(2)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream import Flow, ListSource, MemorySink, NoopSink, agg, sessions, tumbling
+from midstream.checkpoint.committed_state import CommittedState
+from midstream.checkpoint.location import Checkpoint, Manifest
 from midstream.data.times import Watermarks
 from midstream.errors import CheckpointError, FlowError, JobFailed
 from midstream.ids import Epoch, Revision
-from midstream.runtime.checkpoint import Checkpoint, Manifest
-from midstream.runtime.standing import Standing
 from midstream.testing import ManualClock, run_local
 
 Row = dict[str, Any]
@@ -198,9 +198,9 @@ def test_a_longer_delay_in_the_script_does_not_take_the_watermark_back(tmp_path:
 def test_a_manifest_without_a_watermark_has_the_one_that_follows_from_its_event_times():
     flow = two_sources([[]], [[]], None, out=MemorySink())
     old = Manifest(Epoch(3), Revision(1), (), (), 0.0, {}, event_times={"bids": 50, "asks": 40})
-    assert Standing.of(flow.graph, old).watermarks.watermark == 40
+    assert CommittedState.of(flow.graph, old).watermarks.watermark == 40
     half = Manifest(Epoch(3), Revision(1), (), (), 0.0, {}, event_times={"bids": 50})
-    assert Standing.of(flow.graph, half).watermarks.watermark is None
+    assert CommittedState.of(flow.graph, half).watermarks.watermark is None
 
 
 # ── the end of a finite run ───────────────────────────────────────────────────────────────────────────────────────

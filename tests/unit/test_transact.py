@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, NoopSink, Table, Update, transaction
+from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.engine.table_layout import TableLayout, stored_keys, table_prefix
 from midstream.errors import CheckpointError, FlowError, FunctionError, JobFailed, SchemaError
 from midstream.flow.model import LATE, Port, Transact
-from midstream.runtime.looking import StateReader, read_state
 from midstream.state.keys import Namespace
 from midstream.testing import ChangeAt, Faults, run_local
 from tests.transacted import COLUMNS, Bank, bank, event, outcomes, random_epochs, transactions
@@ -269,7 +269,7 @@ def test_a_change_may_not_give_a_table_another_layout() -> None:
     def deposit(t: Any, e: Any) -> None:
         t.write(cents, e.src, t.read(cents, e.src) + 1)
 
-    from midstream.flow.updates import revise
+    from midstream.flow.edits import revise
 
     with pytest.raises(SchemaError, match="Give the new table another name"):
         revise(flow.graph, [Update("ledger", deposit)])

@@ -147,14 +147,14 @@ def test_an_error_in_one_thread_ends_all_of_them(strategy):
 
 def choice(cost: float, *, keys: int, size: int = 2000, program: Program = BUMP, **prices: float) -> str:
     from midstream.txn.deciding import decide
-    from midstream.txn.planning import Layout
+    from midstream.txn.planning import BatchLayout
     from midstream.txn.preparing import prepare
 
     columns = {"ts": np.arange(size), "key": np.arange(size) % keys, "by": np.zeros(size, np.int64)}
     ready = prepare(program, Batch.of(columns, order_by="ts"), MemoryTables())
     decision = decide(
         ready,
-        Layout.of(program),
+        BatchLayout.of(program),
         np.arange(size),
         cost=cost,
         abort_ratio=0.0,

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.workloads import osed
 from benchmarks.workloads.osed import detecting, terms, transactions
 from midstream import ListSource, MemorySink
-from midstream.runtime.looking import read_state
+from midstream.checkpoint.inspection import read_state
 from midstream.testing import Faults, run_local
 from midstream.txn import Batch, Engine, MemoryTables, Program, Table
 

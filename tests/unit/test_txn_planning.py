@@ -10,7 +10,7 @@ import pytest
 from midstream.txn import Batch, MemoryTables, Program, Table, transaction
 from midstream.txn import planning as plan
 from midstream.txn.operations import chains, operations
-from midstream.txn.planning import Layout
+from midstream.txn.planning import BatchLayout
 from midstream.txn.preparing import prepare
 from midstream.txn.properties import measure
 from midstream.txn.simulating import queue_seconds, work_of
@@ -53,7 +53,7 @@ def ready(*events: tuple[int, int, int], program: Program = PROGRAM, times: list
         "v": np.ones(len(events)),
     }
     batch = prepare(program, Batch.of(columns, order_by="ts", kinds=kinds), MemoryTables())
-    return batch, Layout.of(program), np.arange(len(events))
+    return batch, BatchLayout.of(program), np.arange(len(events))
 
 
 def edges(units: Any) -> set[tuple[int, int]]:

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.workloads import sea
 from midstream import ListSource, MemorySink
-from midstream.flow.schema import to_ddl
-from midstream.runtime.looking import read_state
+from midstream.checkpoint.inspection import read_state
+from midstream.data.schema import to_ddl
 from midstream.testing import Faults, run_local
 from midstream.txn import Batch, Engine, MemoryTables, Program, Table
 from midstream.txn.strategies import SERIAL, Strategy

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from midstream.data.blobs import BlobStore
-from midstream.engine.packing import pack_blobs
-from midstream.engine.program import Migration, link
-from midstream.flow.functions import Blob
 from midstream.flow.model import Graph
 from midstream.ids import BINS, Digest, Revision
+from midstream.planner.packing import pack_blobs
+from midstream.planner.programs import StateMigration, link
 from midstream.planner.stages import Plan, compile_plan
+from midstream.storage.blobs import Blob, BlobStore
 
 FIRST_REVISION = Revision(1)
 
@@ -29,7 +28,7 @@ class Configuration:
     revision: Revision
     partitions: int
     blobs: Mapping[str, Digest] = field(default_factory=dict)
-    migrations: Mapping[str, tuple[Migration, ...]] = field(default_factory=dict)
+    migrations: Mapping[str, tuple[StateMigration, ...]] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -66,7 +65,7 @@ def configured(
     revision: Revision,
     partitions: int,
     blobs: Mapping[str, Digest],
-    migrations: Mapping[str, tuple[Migration, ...]],
+    migrations: Mapping[str, tuple[StateMigration, ...]],
 ) -> Configuration:
     """Compile a graph whose functions are stored already, and store its programs."""
     plan = compile_plan(graph)

@@ -10,27 +10,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream.change.configuration import Configuration, configured
-from midstream.change.records import NOT_STORED, UpdateRecord
+from midstream.checkpoint.change_records import NOT_STORED, UpdateRecord
 from midstream.control.messages import ChangeBegun
-from midstream.data.blobs import BlobStore
-from midstream.engine.packing import lookup_table
-from midstream.engine.program import Migration
-from midstream.engine.resources import table_to_blob
+from midstream.data.schema import to_ddl
 from midstream.errors import FlowError, FunctionError, SchemaError
-from midstream.flow.functions import Blob, label_of, pack
+from midstream.flow.edits import Update, declares_columns, revise
+from midstream.flow.functions import label_of, pack
 from midstream.flow.model import Aggregate, Distinct, Graph, Join, Lookup, Operator, Sink, Transact, Transform
-from midstream.flow.schema import to_ddl
 from midstream.flow.transactions import Transaction
-from midstream.flow.updates import Update, declares_columns, revise
 from midstream.ids import Digest, Revision, StageIndex
-from midstream.planner.change import ChangePlan, Scheduler, plan_change
+from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
+from midstream.planner.packing import lookup_table, table_to_blob
+from midstream.planner.programs import StateMigration
 from midstream.planner.stages import Plan
+from midstream.storage.blobs import Blob, BlobStore
 
-__all__ = ["Prepared", "StoredUpdates", "prepare", "scheduler_of", "store_updates"]
+__all__ = ["PreparedChange", "StoredUpdates", "prepare", "scheduler_of", "store_updates"]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedChange:
     """A change that fits the job, and whose functions are stored.
 
     ``waits_for`` says why it takes effect from the next epoch although its plan would not need to wait.
@@ -126,7 +125,7 @@ def prepare(
     scheduler: Scheduler = Scheduler.FRIES,
     stored: Mapping[str, Digest] | None = None,
     migrates: Mapping[str, Digest] | None = None,
-) -> Prepared:
+) -> PreparedChange:
     """Check a change against what the job runs, and store its functions.
 
     ``stored`` and ``migrates`` are functions and migrations that are in the store already, by operator (see
@@ -145,7 +144,7 @@ def prepare(
     migrations = {
         **current.migrations,
         **{
-            name: (*current.migrations.get(name, ()), Migration(revision, _kept(store, blob)))
+            name: (*current.migrations.get(name, ()), StateMigration(revision, _kept(store, blob)))
             for name, blob in steps.items()
         },
     }
@@ -164,7 +163,7 @@ def prepare(
         )
         for update in updates
     )
-    return Prepared(current, after, plan, records, waits_for)
+    return PreparedChange(current, after, plan, records, waits_for)
 
 
 def _declared(op: Operator) -> str | None:
@@ -237,7 +236,7 @@ def _kept(store: BlobStore, blob: Blob | Digest) -> Digest:
     return store.put(blob) if isinstance(blob, Blob) else blob
 
 
-def _newest(migrations: Mapping[str, tuple[Migration, ...]], operator: str) -> Digest:
+def _newest(migrations: Mapping[str, tuple[StateMigration, ...]], operator: str) -> Digest:
     return migrations[operator][-1].function
 
 

@@ -11,18 +11,18 @@ import msgspec
 import pyarrow as pa
 
 from midstream.change.configuration import FIRST_REVISION, Configuration, configured
-from midstream.change.log import ChangeLog
-from midstream.change.prepare import Prepared, prepare
-from midstream.change.records import NOT_STORED, ChangeRecord, Outcome
-from midstream.change.timeline import Course, Step, courses, known_revisions, listed, migrations_of, settled
-from midstream.data.blobs import BlobStore
-from midstream.engine.resources import table_from_bytes
+from midstream.change.prepare import PreparedChange, prepare
+from midstream.change.timeline import Course, RevisionStep, courses, known_revisions, listed, migrations_of, settled
+from midstream.checkpoint.change_log import ChangeLog
+from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, Outcome
+from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import CheckpointError, MidstreamError
+from midstream.flow.edits import Update, declares_columns, revise
 from midstream.flow.model import Graph, Lookup, Spec
-from midstream.flow.schema import parse_ddl, to_ddl
-from midstream.flow.updates import Update, declares_columns, revise
 from midstream.ids import Digest, Revision
-from midstream.planner.change import Scheduler
+from midstream.planner.change_plan import Scheduler
+from midstream.planner.packing import table_from_bytes
+from midstream.storage.blobs import BlobStore
 
 __all__ = ["Pending", "Restart", "drop_changes", "load_function", "restart_of", "restored"]
 
@@ -32,7 +32,7 @@ class Pending:
     """The change that was on trial when the driver died. ``is_committed``: it was in effect in a committed epoch."""
 
     record: ChangeRecord
-    prepared: Prepared
+    prepared: PreparedChange
     is_committed: bool
 
 
@@ -148,7 +148,7 @@ def _resumed(
     updates = []
     for each in known:
         returns = None if each.returns == each.returned else each.returns
-        updates.append(_load(Step(record, each), configuration.graph, store, returns, records))
+        updates.append(_load(RevisionStep(record, each), configuration.graph, store, returns, records))
     try:
         prepared = prepare(
             configuration,
@@ -195,7 +195,9 @@ def load_function(spec: Spec, digest: Digest, store: BlobStore) -> Any:
     return table_from_bytes(data) if isinstance(spec, Lookup) else pickle.loads(data)
 
 
-def _load(step: Step, graph: Graph, store: BlobStore, returns: str | None, records: Iterable[ChangeRecord]) -> Update:
+def _load(
+    step: RevisionStep, graph: Graph, store: BlobStore, returns: str | None, records: Iterable[ChangeRecord]
+) -> Update:
     """A recorded update, as a user would give it. Its migration is loaded only if it has yet to be checked."""
     update, spec = step.update, graph[step.update.operator].spec
     try:
@@ -228,7 +230,7 @@ def _is_scripts(first: Configuration, operator: str, course: Course) -> bool:
     return update.function == first.blobs.get(operator) and (not course.changed_columns or update.returns == ddl)
 
 
-def _message(step: Step) -> str:
+def _message(step: RevisionStep) -> str:
     record, update = step.record, step.update
     if update.function == NOT_STORED:
         return (

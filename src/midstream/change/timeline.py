@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import msgspec
 
 from midstream.change.configuration import FIRST_REVISION
-from midstream.change.records import ChangeRecord, Outcome, UpdateRecord
-from midstream.engine.program import Migration
+from midstream.checkpoint.change_records import ChangeRecord, Outcome, UpdateRecord
 from midstream.ids import Revision
+from midstream.planner.programs import StateMigration
 
 __all__ = [
     "Course",
-    "Step",
+    "RevisionStep",
     "courses",
     "ended",
     "in_force",
@@ -32,7 +32,7 @@ LISTED = 10
 
 
 @dataclass(frozen=True)
-class Step:
+class RevisionStep:
     """An update of an operator, and the change that it was part of."""
 
     record: ChangeRecord
@@ -43,7 +43,7 @@ class Step:
 class Course:
     """The updates of one operator, oldest first; there is at least one."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[RevisionStep, ...]
 
     @property
     def first(self) -> UpdateRecord:
@@ -51,7 +51,7 @@ class Course:
         return self.steps[0].update
 
     @property
-    def newest(self) -> Step:
+    def newest(self) -> RevisionStep:
         """What is in force."""
         return self.steps[-1]
 
@@ -72,22 +72,22 @@ def in_force(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:
 
 def courses(records: Iterable[ChangeRecord]) -> dict[str, Course]:
     """What happened to each operator since the script alone was last in force."""
-    found: dict[str, list[Step]] = {}
+    found: dict[str, list[RevisionStep]] = {}
     for record in records:
         if record.drops:
             found.clear()
         for update in record.updates:
-            found.setdefault(update.operator, []).append(Step(record, update))
+            found.setdefault(update.operator, []).append(RevisionStep(record, update))
     return {operator: Course(tuple(steps)) for operator, steps in found.items()}
 
 
-def migrations_of(records: Iterable[ChangeRecord]) -> dict[str, tuple[Migration, ...]]:
+def migrations_of(records: Iterable[ChangeRecord]) -> dict[str, tuple[StateMigration, ...]]:
     """All that state may have to go through, by operator, oldest first. It outlives the functions it was made for."""
-    found: dict[str, tuple[Migration, ...]] = {}
+    found: dict[str, tuple[StateMigration, ...]] = {}
     for record in records:
         for update in record.updates:
             if update.migrate is not None:
-                step = Migration(record.revision, update.migrate)
+                step = StateMigration(record.revision, update.migrate)
                 found[update.operator] = (*found.get(update.operator, ()), step)
     return found
 

@@ -14,21 +14,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from midstream.cli.calibrating import calibrate
-from midstream.cli.changing import explain, history, jobs, revert, status, update
+from midstream.checkpoint.inspection import StateReader, read_state
+from midstream.cli.calibrate import calibrate
+from midstream.cli.change import explain, history, jobs, revert, status, update
 from midstream.cli.live import print_summary, watch
-from midstream.cli.states import held_table, parse_key, state_table
+from midstream.cli.messages import errors_told, failed
+from midstream.cli.state import held_table, parse_key, state_table
 from midstream.cli.target import find, needs_session, to_flow
-from midstream.cli.telling import errors_told, failed
 from midstream.cli.trust import TrustOption, require_trust
 from midstream.control.journal import read, tell
+from midstream.drawing.render import Style, render
 from midstream.flow.builder import Flow
 from midstream.flow.model import Graph
-from midstream.flow.render import Style, render
 from midstream.planner.stages import compile_plan
-from midstream.runtime import doctor as checks
-from midstream.runtime.looking import StateReader, read_state
-from midstream.runtime.session import local_session
+from midstream.runtime.spark import doctor as checks
+from midstream.runtime.spark.session import local_session
 from midstream.version import __version__
 
 __all__ = ["app", "main"]
@@ -53,7 +53,7 @@ FlowArgument = Annotated[
 
 
 class Format(StrEnum):
-    """Formats of ``midstream graph``; the styles of :func:`~midstream.flow.render.render`."""
+    """Formats of ``midstream graph``; the styles of :func:`~midstream.drawing.render.render`."""
 
     TEXT = "text"
     MERMAID = "mermaid"

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from midstream.cli.target import TargetError, calling_user_code, find
-from midstream.flow.updates import Update
+from midstream.flow.edits import Update
 
 __all__ = ["Functions", "named_functions", "updates_of"]
 

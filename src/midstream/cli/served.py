@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from midstream.cli.target import TargetError
 from midstream.server.client import JobClient
-from midstream.server.registry import Entry, served_jobs
+from midstream.server.registry import ServedEntry, served_jobs
 
 __all__ = ["SHORT", "NoSuchJob", "client_of", "find_job"]
 
@@ -20,7 +20,7 @@ class NoSuchJob(TargetError):
     """No job that is served has this name or identity."""
 
 
-def find_job(text: str) -> Entry:
+def find_job(text: str) -> ServedEntry:
     """The job of this name, or whose identity begins like this."""
     entries = served_jobs()
     found = [entry for entry in entries if text in (entry.name, entry.job)]
@@ -39,5 +39,5 @@ def client_of(text: str) -> JobClient:
     return JobClient(entry.url, entry.token)
 
 
-def _listed(entries: Sequence[Entry]) -> str:
+def _listed(entries: Sequence[ServedEntry]) -> str:
     return ", ".join(f"{entry.name} ({entry.job[:SHORT]})" for entry in entries)

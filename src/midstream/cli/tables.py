@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from midstream.change.records import ChangeRecord, Outcome
-from midstream.change.reverting import TakenBack
+from midstream.change.revert import TakenBack
+from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.cli.served import SHORT
 from midstream.server.messages import JobState
-from midstream.server.registry import Entry
+from midstream.server.registry import ServedEntry
 
 __all__ = ["history_table", "jobs_table", "outcome_of", "print_state", "taken_back_text"]
 
@@ -26,7 +26,7 @@ _STYLES = {
 }
 
 
-def jobs_table(jobs: Sequence[tuple[Entry, JobState | None]]) -> Table:
+def jobs_table(jobs: Sequence[tuple[ServedEntry, JobState | None]]) -> Table:
     """All served jobs; those that do not answer are shown as such."""
     table = _table("name", "id", "pid", "revision", "status", "url")
     for entry, state in jobs:
@@ -36,7 +36,7 @@ def jobs_table(jobs: Sequence[tuple[Entry, JobState | None]]) -> Table:
     return table
 
 
-def print_state(entry: Entry, state: JobState, console: Console) -> None:
+def print_state(entry: ServedEntry, state: JobState, console: Console) -> None:
     """One job: a few lines, and its recent epochs."""
     lines = [
         f"{state.name}  {state.status}  revision {state.revision}",

@@ -7,9 +7,9 @@ from typing import Annotated
 import pyarrow.fs as pafs
 import typer
 
-from midstream.data.blobs import filesystem_of
-from midstream.data.ownership import others_can_write_checkpoint
 from midstream.errors import CheckpointError
+from midstream.storage.blobs import filesystem_of
+from midstream.storage.ownership import others_can_write_checkpoint
 
 __all__ = ["TrustOption", "require_trust"]
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from midstream.control.change_in_run import Attempts, ChangeInRun, Place
 from midstream.control.messages import (
     Accepted,
     Applied,
@@ -53,6 +52,7 @@ from midstream.control.messages import (
     WorkerJoined,
     WorkerReleased,
 )
+from midstream.control.operations.switching import Attempts, ChangeInRun, Place
 from midstream.data.times import END_OF_TIME, EpochTimes, Watermarks
 from midstream.errors import ProtocolError
 from midstream.ids import Revision, StageIndex, WireId
@@ -62,7 +62,7 @@ STORY_LENGTH = 50
 
 
 @dataclass
-class _Running:
+class _RunningTask:
     """What is known of the run in progress."""
 
     opened: EpochOpened
@@ -128,7 +128,7 @@ class Coordinator:
     """
 
     def __init__(self) -> None:
-        self._running: _Running | None = None
+        self._running: _RunningTask | None = None
         self._workers: dict[WorkerId, bytes] = {}
         self._ending = False
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
@@ -162,7 +162,7 @@ class Coordinator:
             case EpochOpened():
                 if self._running is not None:
                     raise self._lost(event, f"{_name(self._running.opened)} is still running")
-                self._running = _Running(event)
+                self._running = _RunningTask(event)
                 return []
             case ChangeBegun():
                 return self._begin(event)
@@ -178,7 +178,7 @@ class Coordinator:
 
     # ── driver events ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _current(self, event: EpochSealed | EpochAbandoned) -> _Running:
+    def _current(self, event: EpochSealed | EpochAbandoned) -> _RunningTask:
         running = self._running
         if running is None:
             raise self._lost(event, "no epoch is running")
@@ -203,7 +203,7 @@ class Coordinator:
         noted = ChangeNoted(event.revision, None, f"told {len(told)} running task(s)", (), change.in_effect)
         return [*told, noted]
 
-    def _seal(self, running: _Running) -> Instruction:
+    def _seal(self, running: _RunningTask) -> Instruction:
         opened, reports = running.opened, [reports[0] for reports in running.finished.values()]
         self._running = None
         if problem := _incomplete(running):
@@ -273,7 +273,7 @@ class Coordinator:
         return [Send(peer, Accepted())]
 
 
-def _assignment(running: _Running, task: TaskId, worker: WorkerId | None) -> Assignment | Refused:
+def _assignment(running: _RunningTask, task: TaskId, worker: WorkerId | None) -> Assignment | Refused:
     opened, place = running.opened, (task.stage, task.partition)
     if task.stage >= len(opened.programs):
         return Refused(f"the plan has {len(opened.programs)} stages; there is no {task.stage}")
@@ -297,7 +297,7 @@ def _assignment(running: _Running, task: TaskId, worker: WorkerId | None) -> Ass
     )
 
 
-def _apply(running: _Running, peer: bytes, asked: Applied) -> list[Instruction]:
+def _apply(running: _RunningTask, peer: bytes, asked: Applied) -> list[Instruction]:
     change, place = running.change, (asked.task.stage, asked.task.partition)
     if change is None or change.begun.revision != asked.revision or not change.apply(place, asked.position):
         return [Send(peer, Stay())]
@@ -305,7 +305,7 @@ def _apply(running: _Running, peer: bytes, asked: Applied) -> list[Instruction]:
     return [Send(peer, Accepted()), ChangeNoted(asked.revision, asked.task, "switched", heads, change.in_effect)]
 
 
-def _reach(running: _Running, task: TaskId, revision: Revision, operators: tuple[str, ...]) -> list[Instruction]:
+def _reach(running: _RunningTask, task: TaskId, revision: Revision, operators: tuple[str, ...]) -> list[Instruction]:
     change = running.change
     if change is None or change.begun.revision != revision:
         return []
@@ -313,7 +313,7 @@ def _reach(running: _Running, task: TaskId, revision: Revision, operators: tuple
     return [ChangeNoted(revision, task, "reached", operators, change.in_effect)]
 
 
-def _exhaust(running: _Running, task: TaskId, revision: Revision) -> list[Instruction]:
+def _exhaust(running: _RunningTask, task: TaskId, revision: Revision) -> list[Instruction]:
     change = running.change
     if change is None or change.begun.revision != revision:
         return []
@@ -321,7 +321,7 @@ def _exhaust(running: _Running, task: TaskId, revision: Revision) -> list[Instru
     return [ChangeNoted(revision, task, "has no rows left", (), change.in_effect)]
 
 
-def _finish(running: _Running, task: TaskId) -> list[Instruction]:
+def _finish(running: _RunningTask, task: TaskId) -> list[Instruction]:
     change = running.change
     if change is None:
         return []
@@ -329,7 +329,7 @@ def _finish(running: _Running, task: TaskId) -> list[Instruction]:
     return [ChangeNoted(change.begun.revision, task, "finished", (), change.in_effect)]
 
 
-def _fence(running: _Running | None, task: TaskId) -> Refused | None:
+def _fence(running: _RunningTask | None, task: TaskId) -> Refused | None:
     """A task may speak only while its own run is in progress."""
     name = f"epoch {task.epoch}.{task.run}"
     if running is None:
@@ -339,7 +339,7 @@ def _fence(running: _Running | None, task: TaskId) -> Refused | None:
     return None
 
 
-def _incomplete(running: _Running) -> str | None:
+def _incomplete(running: _RunningTask) -> str | None:
     """Why the epoch is not whole, or ``None``.
 
     Spark has told us that all its tasks succeeded. Two things are checked on top: every partition that started has

@@ -106,7 +106,7 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     """A few rows that operators met, encoded as frames are."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class TaskFailure(msgspec.Struct, frozen=True):
     """Why the user's code failed, ready to show: no object in it needs the user's classes to be read."""
 
     operator: str
@@ -122,7 +122,7 @@ class TaskFailed(msgspec.Struct, frozen=True, tag=True):
     """
 
     task: TaskId
-    failure: Failure
+    failure: TaskFailure
     revision: Revision = Revision(0)
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from midstream.data.schema import type_name
 from midstream.errors import SchemaError
-from midstream.flow.schema import type_name
 from midstream.ids import BINS
 
 __all__ = ["Hashes", "bins_of", "hash_columns"]

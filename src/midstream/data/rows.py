@@ -30,8 +30,8 @@ from typing import Any, Never
 import numpy as np
 import pyarrow as pa
 
+from midstream.data.schema import type_name
 from midstream.errors import SchemaError
-from midstream.flow.schema import type_name
 
 __all__ = ["Row", "from_rows", "to_rows"]
 
@@ -151,7 +151,7 @@ def _refuse_year(name: str, kind: pa.DataType) -> Never:
 def from_rows(rows: Sequence[Row], schema: pa.Schema, what: str) -> pa.RecordBatch:
     """The batch that the rows make under the declared schema; ``what`` says whose rows they are.
 
-    >>> from midstream.flow.schema import parse_ddl
+    >>> from midstream.data.schema import parse_ddl
     >>> from_rows([{"n": 1, "user": "ann"}], parse_ddl("user string, n bigint"), "map 'score'").to_pylist()
     [{'user': 'ann', 'n': 1}]
     >>> from_rows([{"n": "1", "user": "ann"}], parse_ddl("user string, n bigint"), "map 'score'")

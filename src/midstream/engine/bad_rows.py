@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from midstream.data.rows import to_rows
 from midstream.engine.failure import MAX_ROW_TEXT, USER_ERRORS, call_on_batch, failed
-from midstream.engine.operators.base import Step
+from midstream.engine.operators.base import OperatorStep
 from midstream.errors import OperatorFailed
 from midstream.flow.model import ERRORS, OnError, Operator, errors_schema
 from midstream.state.keys import MAX_KEY, key_sizes
@@ -199,7 +199,7 @@ def _instants(column: pa.Array) -> npt.NDArray[np.int64]:
 # ── functions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def batch_step(operator: Operator, step: Callable[[pa.RecordBatch], Results]) -> Step:
+def batch_step(operator: Operator, step: Callable[[pa.RecordBatch], Results]) -> OperatorStep:
     """The step of a function for batches; ``step`` raises when the function cannot take a batch."""
 
     def failing(batch: pa.RecordBatch) -> Results:
@@ -221,7 +221,7 @@ def tolerant_rows(
     operator: Operator,
     function: Callable[[dict[str, Any]], Any],
     assemble: Callable[[pa.RecordBatch, list[Any]], Results],
-) -> Step:
+) -> OperatorStep:
     """The step of a function for rows whose bad rows go aside.
 
     ``assemble`` makes results of rows and what the function answered to each; it raises when an answer will not do.

@@ -26,7 +26,7 @@ FRAME_BYTES = 1 << 20
 HELD_BYTES = 64 << 20
 
 
-class _Place(NamedTuple):
+class _Destination(NamedTuple):
     """What the rows of a frame share."""
 
     wire: WireId
@@ -36,7 +36,7 @@ class _Place(NamedTuple):
 
 
 @dataclass
-class _Held:
+class _HeldRows:
     batches: list[pa.RecordBatch] = field(default_factory=list)
     nbytes: int = 0
 
@@ -55,7 +55,7 @@ class Collector:
         self._bins = np.asarray(bins, dtype=np.int64)
         # Few destinations fit in 16 bits, for which numpy's stable sort is a radix sort.
         self._dest_type = np.uint16 if max(bins) < 1 << 16 else np.int64
-        self._held: dict[_Place, _Held] = {}
+        self._held: dict[_Destination, _HeldRows] = {}
         self._held_bytes = 0
         self._ready: list[pa.RecordBatch] = []
         self._seq = 0
@@ -85,8 +85,8 @@ class Collector:
         self, wire: Wire, revision: Revision, kind: FrameKind, parts: Iterable[tuple[int, pa.RecordBatch]]
     ) -> None:
         for dest, rows in parts:
-            key = _Place(wire.id, dest, revision, kind)
-            held = self._held.setdefault(key, _Held())
+            key = _Destination(wire.id, dest, revision, kind)
+            held = self._held.setdefault(key, _HeldRows())
             held.batches.append(rows)
             nbytes = rows.nbytes
             held.nbytes += nbytes
@@ -100,7 +100,7 @@ class Collector:
         """A frame of a wire that only passes through. Stamped anew, so that its order here is its order there."""
         header = carried.header
         dest = header.dest if carried.wire.key is not None else self._stay
-        self._emit(_Place(header.wire, dest, header.revision, header.kind), header.rows, carried.payload)
+        self._emit(_Destination(header.wire, dest, header.revision, header.kind), header.rows, carried.payload)
 
     def take(self) -> list[pa.RecordBatch]:
         """What is ready to leave."""
@@ -129,7 +129,7 @@ class Collector:
         for key in list(self._held):
             self._flush(key)
 
-    def _flush(self, place: _Place) -> None:
+    def _flush(self, place: _Destination) -> None:
         held = self._held.pop(place)
         self._held_bytes -= held.nbytes
         rows = pa.concat_batches(held.batches) if len(held.batches) > 1 else held.batches[0]
@@ -139,7 +139,7 @@ class Collector:
             else:
                 self._emit(place, piece.num_rows, encode_rows(piece))
 
-    def _emit(self, place: _Place, rows: int, payload: pa.Buffer) -> None:
+    def _emit(self, place: _Destination, rows: int, payload: pa.Buffer) -> None:
         wire, dest, revision, kind = place
         header = Header(PartitionId(dest), wire, revision, self._partition, self._seq, rows, kind)
         self._seq += 1

@@ -15,11 +15,11 @@ from itertools import groupby, pairwise
 import numpy as np
 import pyarrow as pa
 
+from midstream.data.schema import conform
 from midstream.engine.frames import FRAME_SCHEMA, FrameKind, Header, decode_rows, frames_of
-from midstream.engine.program import StageProgram
 from midstream.flow.model import Operator, Port
-from midstream.flow.schema import conform
 from midstream.ids import Origin, Revision, WireId
+from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Stage, Wire
 
 INLET_COLUMN = "inlet"
@@ -48,16 +48,16 @@ def is_mixed(stage: Stage) -> bool:
 
 
 @dataclass(frozen=True)
-class Entry:
+class IntakeEntry:
     """Where rows enter an operator: its name, and which of its inputs."""
 
     operator: str
     side: int = 0
 
 
-def entries_of(port: Port, operators: Iterable[Operator]) -> tuple[Entry, ...]:
+def entries_of(port: Port, operators: Iterable[Operator]) -> tuple[IntakeEntry, ...]:
     """Where the rows of a port enter these operators; both inputs of a join may read the same port."""
-    return tuple(Entry(op.name, side) for op in operators for side, read in enumerate(op.inputs) if read == port)
+    return tuple(IntakeEntry(op.name, side) for op in operators for side, read in enumerate(op.inputs) if read == port)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Rows:
     """Rows of ``port`` to push into ``entries``. Those of an inlet take the task's own revision, those of a frame the
     frame's."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[IntakeEntry, ...]
     batch: pa.RecordBatch
     revision: Revision | None
     origin: Origin
@@ -102,7 +102,7 @@ def _inlet(program: StageProgram, number: int, batch: pa.RecordBatch) -> Rows:
     name = program.stage.inlets[number]
     # Spark labels timestamps with the session's time zone and may use other string layouts: bring them to ours.
     rows = conform(batch, program.inputs[name][0], f"rows of {name!r}")
-    return Rows((Entry(name),), rows, None, inlet_origin(number))
+    return Rows((IntakeEntry(name),), rows, None, inlet_origin(number))
 
 
 def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
@@ -117,7 +117,7 @@ def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Car
             yield from (Carried(wires[wire], header, payload) for header, payload in group)
 
 
-def _entries(program: StageProgram, wire: Wire) -> tuple[Entry, ...]:
+def _entries(program: StageProgram, wire: Wire) -> tuple[IntakeEntry, ...]:
     return entries_of(wire.port, (op for op in program.operators if op.name in wire.consumers))
 
 

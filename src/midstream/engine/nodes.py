@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from midstream.engine.intake import Entry, entries_of
+from midstream.engine.intake import IntakeEntry, entries_of
 from midstream.engine.operators.base import AtWork
 from midstream.engine.operators.registry import Parts, at_work
 from midstream.flow.model import Operator
@@ -24,7 +24,7 @@ class Version:
 
 
 @dataclass
-class Node:
+class OperatorNode:
     """An operator in place: its work by revision, who reads each of its branches, and what it has done so far."""
 
     name: str
@@ -33,7 +33,7 @@ class Node:
     """Its branches of late rows."""
     aside: frozenset[str]
     """Its branches of bad rows."""
-    consumers: dict[str, tuple[Entry, ...]]
+    consumers: dict[str, tuple[IntakeEntry, ...]]
     wires: dict[str, tuple[Wire, ...]]
     latest: Revision
     """The revision of the last rows that it took."""
@@ -78,12 +78,12 @@ def version_of(operator: Operator, parts: Parts) -> Version:
     return Version(at_work(operator, parts), parts.program.event_times.get(operator.name))
 
 
-def node_of(operator: Operator, parts: Parts) -> Node:
+def node_of(operator: Operator, parts: Parts) -> OperatorNode:
     """An operator in place, under the revision of these parts."""
     program = parts.program
     # Not the inlets: a transform of this stage that reads another one has had its rows in Catalyst already.
     here = [op for op in program.operators if op.name not in program.stage.inlets]
-    return Node(
+    return OperatorNode(
         name=operator.name,
         versions={parts.revision: version_of(operator, parts)},
         late=frozenset(operator.late_branches),

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from midstream.data.blobs import BlobStore
+from midstream.data.lookup_index import LookupIndex
 from midstream.engine.failure import USER_ERRORS, failed
-from midstream.engine.join_index import JoinIndex
-from midstream.engine.program import StageProgram
-from midstream.flow.functions import Blob
 from midstream.flow.model import Lookup
 from midstream.ids import Digest
+from midstream.planner.packing import table_from_bytes
+from midstream.planner.programs import StageProgram
+from midstream.storage.blobs import BlobStore
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class LookupTable:
     """A static table, indexed by the columns a lookup joins on."""
 
     def __init__(self, table: pa.Table, on: tuple[str, ...]) -> None:
-        self.index = JoinIndex.build(table, on)
+        self.index = LookupIndex.build(table, on)
         added = [name for name in table.column_names if name not in on]
         self.added = table.select(added).combine_chunks()
 
@@ -150,16 +150,3 @@ def _close(functions: Iterable[Any]) -> None:
         if hasattr(function, "close"):
             with contextlib.suppress(*USER_ERRORS):
                 function.close()
-
-
-def table_to_blob(table: pa.Table) -> Blob:
-    """A lookup table as a blob: one Arrow IPC stream."""
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, table.schema) as writer:
-        writer.write_table(table)
-    return Blob.of(out.getvalue().to_pybytes())
-
-
-def table_from_bytes(data: bytes) -> pa.Table:
-    """The inverse of :func:`table_to_blob`."""
-    return pa.ipc.open_stream(data).read_all()

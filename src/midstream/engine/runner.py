@@ -19,20 +19,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
+from midstream.engine.aggregation.combiner import Combiner
+from midstream.engine.audit_recorder import Recorder
 from midstream.engine.bad_rows import FAR
 from midstream.engine.clock import Clock
 from midstream.engine.collector import Collector
-from midstream.engine.combiner import Combiner
 from midstream.engine.frames import FrameKind, encode_rows
-from midstream.engine.intake import Carried, Entry, Rows, units
-from midstream.engine.nodes import Node, node_of, version_of
+from midstream.engine.intake import Carried, IntakeEntry, Rows, units
+from midstream.engine.nodes import OperatorNode, node_of, version_of
 from midstream.engine.operators.registry import Parts
-from midstream.engine.program import StageProgram
-from midstream.engine.recording import Recorder
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.ids import InputPosition, Origin, PartitionId, Revision, WireId
 from midstream.metrics import OperatorStats
+from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Wire
 from midstream.state.task import TaskState
 
@@ -213,7 +213,7 @@ class StageRunner:
         if self._revised is not None and self._switch_at is not None:
             self._head_revision = self._revised.revision
 
-    def _finish(self, node: Node) -> Iterator[list[pa.RecordBatch]]:
+    def _finish(self, node: OperatorNode) -> Iterator[list[pa.RecordBatch]]:
         """What an operator has to say at the end. It follows from no single row, so it may be under the new revision
         unless the operator is a head that has not switched."""
         for _ in self._flush(node):
@@ -228,7 +228,7 @@ class StageRunner:
                 self._hand_on(node, results, revision)
                 yield self._collector.take()
 
-    def _flush(self, node: Node) -> Iterator[None]:
+    def _flush(self, node: OperatorNode) -> Iterator[None]:
         """What follows from rows that it took under its latest revision; pauses now and then."""
         flush = node.versions[node.latest].work.flush
         if flush is not None:
@@ -252,7 +252,7 @@ class StageRunner:
             },
         )
 
-    def _push(self, entry: Entry, batch: pa.RecordBatch, revision: Revision) -> None:
+    def _push(self, entry: IntakeEntry, batch: pa.RecordBatch, revision: Revision) -> None:
         """Through one operator and then, depth first, through all that read it. Ends because the graph is acyclic."""
         node = self._nodes[entry.operator]
         if self._revised is not None:
@@ -271,7 +271,7 @@ class StageRunner:
             self._note_event_time(node, batch)
         self._hand_on(node, results, revision)
 
-    def _enter(self, node: Node, revision: Revision) -> Revision:
+    def _enter(self, node: OperatorNode, revision: Revision) -> Revision:
         """The revision under which a node takes rows, while there are two."""
         assert self._revised is not None
         if node.name in self._revised.heads:
@@ -285,7 +285,7 @@ class StageRunner:
         return revision
 
     def _timed(
-        self, node: Node, results: Iterator[Mapping[str, pa.RecordBatch]]
+        self, node: OperatorNode, results: Iterator[Mapping[str, pa.RecordBatch]]
     ) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """The same results; the time it took to make each is the operator's."""
         while True:
@@ -296,7 +296,7 @@ class StageRunner:
                 return
             yield found
 
-    def _push_partials(self, entry: Entry, batch: pa.RecordBatch) -> None:
+    def _push_partials(self, entry: IntakeEntry, batch: pa.RecordBatch) -> None:
         """Into an operator that takes what senders have added up. It has nothing to say before the end."""
         node = self._nodes[entry.operator]
         node.rows_in += pc.sum(batch.column("rows")).as_py()
@@ -324,7 +324,7 @@ class StageRunner:
         for partials in combiner.partials():
             self._collector.add_partials(wire, partials, revision)
 
-    def _hand_on(self, node: Node, results: Mapping[str, pa.RecordBatch], revision: Revision) -> None:
+    def _hand_on(self, node: OperatorNode, results: Mapping[str, pa.RecordBatch], revision: Revision) -> None:
         for branch, result in results.items():
             if not result.num_rows:
                 continue
@@ -342,7 +342,7 @@ class StageRunner:
             for wire in node.wires[branch]:
                 self._send(wire, result, revision)
 
-    def _note_event_time(self, node: Node, batch: pa.RecordBatch) -> None:
+    def _note_event_time(self, node: OperatorNode, batch: pa.RecordBatch) -> None:
         source = self._sources[node.name]
         assert source.event_time is not None, "only sources with event times are timed"
         times = batch.column(source.event_time).view(pa.int64())
@@ -355,7 +355,7 @@ class StageRunner:
         if latest is not None:
             self._event_times[node.name] = max(latest, self._event_times.get(node.name, latest))
 
-    def _note_ages(self, node: Node, batch: pa.RecordBatch, column: str) -> None:
+    def _note_ages(self, node: OperatorNode, batch: pa.RecordBatch, column: str) -> None:
         """The oldest and the newest row stand for their slice: exact at the extremes, and cheap."""
         extremes = pc.min_max(batch.column(column).cast(pa.int64()))
         now, half = self._clock.wall_us(), batch.num_rows / 2

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from midstream.data.schema import check_key_columns, require_columns, type_name
 from midstream.errors import FlowError, SchemaError
-from midstream.flow.schema import check_key_columns, require_columns, type_name
 
 __all__ = ["Aggregation", "AggregationKind", "approx_distinct", "count", "last", "max", "mean", "min", "sum"]
 

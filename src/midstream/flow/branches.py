@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from midstream.data.schema import to_ddl
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.model import ERROR_COLUMN, ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, Graph, OnError, Operator, Port
-from midstream.flow.schema import to_ddl
 
 if TYPE_CHECKING:
     from midstream.flow.stream import Stream

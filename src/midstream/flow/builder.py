@@ -15,7 +15,7 @@ from midstream.flow.branches import (
     check_error_column,
     on_error_of,
 )
-from midstream.flow.handed import (
+from midstream.flow.inputs import (
     describe_source,
 )
 from midstream.flow.model import (
@@ -31,7 +31,7 @@ from midstream.flow.transactions import Table
 from midstream.flow.validate import check_name, validate
 
 if TYPE_CHECKING:
-    from midstream.runtime.job import Job
+    from midstream.runtime.spark.job import Job
 
 
 class Flow:
@@ -152,7 +152,8 @@ class Flow:
             has no rows, closes all windows, sessions and joins, and fires all event timers. The checkpoint is closed
             with them: rows that came later would all be late, so the next start refuses it.
         """
-        from midstream.runtime.start import start
+        from midstream.runtime.spark.start import start
+        from midstream.server.start import server_wanted
 
         return start(
             self.graph,
@@ -163,7 +164,7 @@ class Flow:
             local_state=local_state,
             changes=changes,
             audit=audit,
-            serve=serve,
+            server=server_wanted(serve),
             revert_to=revert_to,
             durable=durable,
             close_windows=close_windows,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from midstream.data.ddl import closest
 from midstream.errors import FlowError
-from midstream.flow.ddl import closest
 
 __all__ = ["LocalOptions", "file_options"]
 

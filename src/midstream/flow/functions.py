@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import hashlib
 import inspect
 import io
 import site
@@ -20,31 +19,13 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from midstream.errors import FunctionError
-from midstream.ids import Digest
-
-
-@dataclass(frozen=True)
-class Blob:
-    """Bytes and their name: what the blob store keeps."""
-
-    digest: Digest
-    data: bytes
-
-    @classmethod
-    def of(cls, data: bytes) -> Blob:
-        """Name some bytes by their content.
-
-        >>> Blob.of(b"x").digest[:8]
-        '2d711642'
-        """
-        return cls(Digest(hashlib.sha256(data).hexdigest()), data)
+from midstream.storage.blobs import Blob
 
 
 def label_of(function: Any) -> str:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from midstream.data.durations import duration
+from midstream.data.schema import joined_schema, parse_ddl, require_columns, type_name
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.aggregations import Aggregation, result_type
-from midstream.flow.durations import duration
 from midstream.flow.functions import check_callable
 from midstream.flow.model import Aggregate, Distinct, Form, How, Join, Port, Process
-from midstream.flow.schema import joined_schema, parse_ddl, require_columns, type_name
 from midstream.flow.validate import check_name
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
 

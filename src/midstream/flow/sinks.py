@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from midstream.data.schema import type_name
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.file_options import file_options
-from midstream.flow.schema import type_name
 
 EPOCH_COLUMN = "epoch"
 """The column that sinks add to rows: a :class:`FileSink` by its folders (``epoch=0``, ``epoch=1``, …)."""

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from midstream.data.schema import conform, parse_ddl, require_columns, type_name
 from midstream.errors import SchemaError, SourceError
 from midstream.flow.schedules import NEVER_US, Constant, Indexes, Schedule, SquareWave, Step
-from midstream.flow.schema import conform, parse_ddl, require_columns, type_name
 
 __all__ = [
     "BLOCK",

@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from midstream.data.schema import (
+    check_key_columns,
+    joined_schema,
+    parse_ddl,
+    to_ddl,
+)
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.branches import (
     KEYED_ONLY,
@@ -20,7 +26,7 @@ from midstream.flow.branches import (
     not_keyed,
 )
 from midstream.flow.functions import check_callable, refuse_timers
-from midstream.flow.handed import (
+from midstream.flow.inputs import (
     check_comparable,
     check_sink_signature,
     column_pairs,
@@ -45,12 +51,6 @@ from midstream.flow.model import (
     Union,
     port_schema,
 )
-from midstream.flow.schema import (
-    check_key_columns,
-    joined_schema,
-    parse_ddl,
-    to_ddl,
-)
 from midstream.flow.sinks import (
     CallSink,
     ConsoleSink,
@@ -61,7 +61,7 @@ from midstream.flow.sinks import (
     SinkTarget,
     check_columns,
 )
-from midstream.flow.transacting import (
+from midstream.flow.transactions.binding import (
     Handed,
     check_events,
     check_owner,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from midstream.data.ddl import closest
 from midstream.errors import FlowError
-from midstream.flow.ddl import closest
 from midstream.flow.model import Graph, Operator, Sink, Source
 
 _NAME = re.compile(r"[^\W\d][\w .\-]*")

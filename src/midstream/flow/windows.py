@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from midstream.data.durations import duration
 from midstream.errors import FlowError
-from midstream.flow.durations import duration
 
 __all__ = ["Session", "Sliding", "Tumbling", "Window", "sessions", "sliding", "tumbling"]
 

@@ -24,11 +24,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from midstream.change.changes import Changes, Request, RunFailure
+from midstream.change.change import Change
 from midstream.change.configuration import Configuration
-from midstream.change.handle import Change
-from midstream.change.prepare import Prepared
-from midstream.change.trying import Samples, try_updates
+from midstream.change.preflight import Samples, try_updates
+from midstream.change.prepare import PreparedChange
+from midstream.change.trial import Changes, Request, RunFailure
+from midstream.checkpoint.audit_files import keep_index
+from midstream.checkpoint.committed_state import CommittedState
+from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.messages import (
     AuditOrder,
     ChangeBegun,
@@ -44,12 +48,8 @@ from midstream.control.messages import (
 from midstream.errors import CheckpointError, MidstreamError, ProtocolError
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
-from midstream.planner.change import Scheduler
-from midstream.runtime.checkpoint import Checkpoint, Manifest
-from midstream.runtime.recorded import keep_index
+from midstream.planner.change_plan import Scheduler
 from midstream.runtime.reporting import epoch_progress, explain
-from midstream.runtime.standing import Standing
-from midstream.runtime.sweeping import Sweeper
 
 __all__ = ["BatchEntry", "Control", "Driver", "Edge", "OpenRun"]
 
@@ -90,7 +90,7 @@ class Edge(Protocol):
     def stop_timer(self) -> None:
         """Call nothing."""
 
-    def preflight(self, prepared: Prepared) -> None:
+    def preflight(self, prepared: PreparedChange) -> None:
         """Try what only this runtime can try of a change; raises :class:`~midstream.errors.FlowError` if it fails."""
 
     def sweep(self, sweeper: Sweeper) -> None:
@@ -123,7 +123,7 @@ class OpenRun:
     run: Run
     entry: BatchEntry
     configuration: Configuration
-    standing: Standing
+    committed: CommittedState
     is_over: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
@@ -150,7 +150,7 @@ class Driver:
         self._wall = wall
         self.sweeper = Sweeper(checkpoint)
         self._samples = Samples()
-        self._standing: Standing | None = None  # known when the runtime says with which epoch it goes on
+        self._committed: CommittedState | None = None  # known when the runtime says with which epoch it goes on
         newest = checkpoint.newest_manifest()
         self._found = Epoch(-1) if newest is None else newest.epoch
         """The newest epoch that has a manifest from before this start."""
@@ -167,14 +167,14 @@ class Driver:
     def begin(self, epoch: Epoch, entry: BatchEntry) -> OpenRun | None:
         """Open a run of an epoch; None if the epoch is committed already, so that there is nothing to compute."""
         with self._lock:
-            if epoch <= self._found and (manifest := self._committed_before(epoch, entry)) is not None:
+            if epoch <= self._found and (manifest := self._adoptable(epoch, entry)) is not None:
                 _log.info("epoch %s was committed before the job was started again", epoch)
-                self._standing = Standing.of(self.changes.configuration.graph, manifest)
-                self._sweep(self._standing)
+                self._committed = CommittedState.of(self.changes.configuration.graph, manifest)
+                self._sweep(self._committed)
                 return None
-            standing = self._stand_before(epoch)
+            committed = self._committed_before(epoch)
             configuration = self.changes.configuration
-            run = OpenRun(epoch, self._next_run, entry, configuration, standing)
+            run = OpenRun(epoch, self._next_run, entry, configuration, committed)
             self._next_run = Run(run.run + 1)
             self._wants_replay, self._overdue = False, None
             self._control.open(
@@ -184,9 +184,9 @@ class Driver:
                     revision=configuration.revision,
                     programs=configuration.programs,
                     bins=configuration.bins,
-                    lineages=standing.by_stage(configuration.plan),
+                    lineages=committed.by_stage(configuration.plan),
                     clock=entry.clock,
-                    watermarks=standing.watermarks,
+                    watermarks=committed.watermarks,
                     on_trial=self.changes.opened(epoch),
                     audit=self._audit,
                     live=tuple(sorted(self.changes.live())),
@@ -219,10 +219,10 @@ class Driver:
             # 2.
             now = self._wall()
             ended_with = self.changes.run_of(commit, run.configuration)
-            standing = run.standing.after(commit)
+            committed = run.committed.after(commit)
             if self._audit is not None:
                 keep_index(self._audit.location, commit.epoch, commit.audits)
-            manifest = standing.manifest(
+            manifest = committed.manifest(
                 commit,
                 ended_with.programs,
                 ended_with.bins,
@@ -236,10 +236,10 @@ class Driver:
             self._edge.at("manifest written")
             # 3.
             self._over(run)
-            self._standing = standing
+            self._committed = committed
             self.changes.committed(commit, run.configuration)
             self._samples = self._samples.after(commit)
-            self._sweep(standing)
+            self._sweep(committed)
             self._edge.at("counted")
             self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms))
             self._warn_of_times_ahead(commit)
@@ -305,22 +305,22 @@ class Driver:
         self._open = None
         self._edge.stop_timer()
 
-    def _stand_before(self, epoch: Epoch) -> Standing:
+    def _committed_before(self, epoch: Epoch) -> CommittedState:
         """What the epoch goes on from. Read only after a start; from then on the job knows."""
-        if self._standing is None or self._standing.epoch != epoch - 1:
+        if self._committed is None or self._committed.epoch != epoch - 1:
             graph = self.changes.configuration.graph
-            self._standing = Standing.of(graph, self._checkpoint.manifest_before(epoch))
+            self._committed = CommittedState.of(graph, self._checkpoint.manifest_before(epoch))
             if epoch < self._found:
-                self._require_state(epoch, self._standing)
-            self._sweep(self._standing)
-        return self._standing
+                self._require_state(epoch, self._committed)
+            self._sweep(self._committed)
+        return self._committed
 
-    def _sweep(self, standing: Standing) -> None:
+    def _sweep(self, committed: CommittedState) -> None:
         """Let what nobody needs from here on be removed."""
-        self.sweeper.after(standing, live=self.changes.live(), samples=self._samples.files())
+        self.sweeper.after(committed, live=self.changes.live(), samples=self._samples.files())
         self._edge.sweep(self.sweeper)
 
-    def _committed_before(self, epoch: Epoch, entry: BatchEntry) -> Manifest | None:
+    def _adoptable(self, epoch: Epoch, entry: BatchEntry) -> Manifest | None:
         """The manifest of an epoch that was committed before this start, for the same rows.
 
         Sinks were written before the manifest, so nothing is owed: to run the epoch again could only make sinks and
@@ -332,9 +332,9 @@ class Driver:
             return None
         return manifest
 
-    def _require_state(self, epoch: Epoch, standing: Standing) -> None:
+    def _require_state(self, epoch: Epoch, committed: CommittedState) -> None:
         """The engine's log leads back further than a crash can; the state of that time may have been swept."""
-        entries = (entry for lineage in standing.lineages.values() for entry in lineage.entries)
+        entries = (entry for lineage in committed.lineages.values() for entry in lineage.entries)
         if missing := self._checkpoint.states.lacks(entry.file for entry in entries):
             raise CheckpointError(
                 f"Spark's log in the checkpoint {self._checkpoint.location!r} goes on with epoch {epoch}, but state "
@@ -344,7 +344,7 @@ class Driver:
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def check(self, request: Request) -> Prepared:
+    def check(self, request: Request) -> PreparedChange:
         """What a change would be, if it were requested now."""
         return self.changes.check(self.changes.store(request))
 
@@ -373,7 +373,7 @@ class Driver:
                     self.changes.refuse(request, error)
             raise
 
-    def _try(self, prepared: Prepared) -> None:
+    def _try(self, prepared: PreparedChange) -> None:
         self._edge.preflight(prepared)
         with contextlib.ExitStack() as stack:
             with self._lock:
@@ -382,7 +382,7 @@ class Driver:
             for note in try_updates(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
                 _log.info("%s", note)
 
-    def _take(self, request: Request, prepared: Prepared, preparation_ms: float) -> Change:
+    def _take(self, request: Request, prepared: PreparedChange, preparation_ms: float) -> Change:
         change = self.changes.request(request, prepared, preparation_ms)
         if self.changes.on_trial is change:
             self._enact(change)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from midstream.control.messages import Commit, Failure, TaskFailed
+from midstream.control.messages import Commit, TaskFailed, TaskFailure
 from midstream.engine.failure import MAX_ROW_TEXT
 from midstream.errors import JobFailed, OperatorFailed
 from midstream.flow.model import Sink, Source
@@ -13,10 +13,10 @@ from midstream.metrics import EpochProgress
 from midstream.planner.stages import Plan
 
 
-def failure_of(error: OperatorFailed) -> Failure:
+def failure_of(error: OperatorFailed) -> TaskFailure:
     """The error as a message. The row goes as text: the driver may lack the classes of its values."""
     row = None if error.row is None else f"{error.row!r:.{MAX_ROW_TEXT}}"
-    return Failure(error.operator, error.error, row, error.user_traceback)
+    return TaskFailure(error.operator, error.error, row, error.user_traceback)
 
 
 def epoch_progress(plan: Plan, commit: Commit, committed_at: float, duration_ms: float) -> EpochProgress:
@@ -45,7 +45,7 @@ def explain(name: str, epoch: Epoch, error: BaseException, failures: tuple[TaskF
     return error if isinstance(error, JobFailed) else unexpected(name, epoch, error)
 
 
-def _users_failure(name: str, epoch: Epoch, partition: PartitionId | None, failure: Failure) -> JobFailed:
+def _users_failure(name: str, epoch: Epoch, partition: PartitionId | None, failure: TaskFailure) -> JobFailed:
     place = f"epoch {epoch}" if partition is None else f"epoch {epoch}, partition {partition}"
     row = f"\n  row: {failure.row}" if failure.row is not None else ""
     return JobFailed(

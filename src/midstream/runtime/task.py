@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
+from midstream.checkpoint.audit_files import write_history
 from midstream.control.messages import (
     Applied,
     Assignment,
@@ -16,16 +17,15 @@ from midstream.control.messages import (
     TaskFinished,
     TaskId,
 )
+from midstream.engine.audit_recorder import Recorder
 from midstream.engine.clock import Clock
 from midstream.engine.failure import failed
-from midstream.engine.program import StageProgram
-from midstream.engine.recording import Recorder
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.errors import CheckpointError, StateError
 from midstream.ids import BinId, Digest, Revision
-from midstream.runtime.recorded import write_history
+from midstream.planner.programs import StageProgram
 from midstream.state.access import StateAccess
 from midstream.state.files import Author
 from midstream.state.lineage import Lineage

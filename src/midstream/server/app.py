@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,21 +21,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from midstream.change.explaining import Explanation
-from midstream.change.handle import Change
-from midstream.change.records import ChangeRecord
+from midstream.change.change import Change
+from midstream.checkpoint.change_records import ChangeRecord
+from midstream.drawing.render import render
 from midstream.errors import MidstreamError
-from midstream.flow.model import Graph
-from midstream.flow.render import render
-from midstream.flow.updates import Update
-from midstream.ids import Revision
-from midstream.metrics import EpochProgress, JobMetrics
 from midstream.server.guard import Guard, failure
 from midstream.server.messages import ChangeRequest, Explained, JobState, RevertRequest, Welcome
 from midstream.server.openapi import description
 from midstream.version import __version__
 
-__all__ = ["BODY_LIMIT", "ServedJob", "application"]
+if TYPE_CHECKING:
+    from midstream.runtime.spark.job import Job
+
+__all__ = ["BODY_LIMIT", "application"]
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -51,78 +49,12 @@ LONGEST_WAIT_S = 30.0
 MEDIA_TYPES = {"text": "text/plain; charset=utf-8", "mermaid": "text/plain; charset=utf-8", "svg": "image/svg+xml"}
 
 
-class ServedJob(Protocol):
-    """What the interface uses of a job; :class:`midstream.runtime.job.Job` has all of it."""
-
-    @property
-    def name(self) -> str:
-        """The flow's name."""
-
-    @property
-    def id(self) -> str:
-        """The job's identity."""
-
-    @property
-    def graph(self) -> Graph:
-        """The flow that runs."""
-
-    @property
-    def revision(self) -> Revision:
-        """The number of its configuration."""
-
-    @property
-    def status(self) -> Any:
-        """Where it is in its life."""
-
-    @property
-    def progress(self) -> Sequence[EpochProgress]:
-        """Recent epochs, newest last."""
-
-    @property
-    def metrics(self) -> JobMetrics:
-        """Totals since its start."""
-
-    @property
-    def on_trial(self) -> Change | None:
-        """The change that can still be rolled back."""
-
-    @property
-    def exception(self) -> MidstreamError | None:
-        """Why it failed."""
-
-    def update(
-        self,
-        *updates: Update,
-        scheduler: str = "fries",
-        time_limit: str | None = None,
-        by: str | None = None,
-        note: str | None = None,
-    ) -> Change:
-        """Change it."""
-
-    def explain(self, *updates: Update, scheduler: str = "fries") -> Explanation:
-        """Say what a change would do."""
-
-    def history(self) -> list[ChangeRecord]:
-        """All its changes."""
-
-    def revert(
-        self,
-        revision: int,
-        *,
-        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
-        scheduler: str = "fries",
-        by: str | None = None,
-    ) -> Change:
-        """Go back."""
-
-
-def application(job: ServedJob, token: str, *, body_limit: int = BODY_LIMIT) -> ASGIApp:
+def application(job: Job, token: str, *, body_limit: int = BODY_LIMIT) -> ASGIApp:
     """The interface of a job, for those who have the token."""
     return Guard(routes_of(job, body_limit), token)
 
 
-def routes_of(job: ServedJob, body_limit: int = BODY_LIMIT) -> Starlette:
+def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
     """The interface without its guard."""
     endpoints = _Endpoints(job, body_limit)
     routes = [
@@ -143,7 +75,7 @@ def routes_of(job: ServedJob, body_limit: int = BODY_LIMIT) -> Starlette:
 
 
 class _Endpoints:
-    def __init__(self, job: ServedJob, body_limit: int) -> None:
+    def __init__(self, job: Job, body_limit: int) -> None:
         self._job = job
         self._body_limit = body_limit
         self._changes: OrderedDict[int, Change] = OrderedDict()
@@ -229,7 +161,7 @@ class _Endpoints:
             raise HTTPException(400, f"the body is no {kind.__name__} in JSON: {error}") from error
 
 
-def state_of(job: ServedJob) -> JobState:
+def state_of(job: Job) -> JobState:
     """Where a job is."""
     metrics, change, exception = job.metrics, job.on_trial, job.exception
     return JobState(

@@ -14,15 +14,15 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from midstream import errors
-from midstream.change.records import ChangeRecord, Outcome, whoami
+from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
 from midstream.errors import FlowError, MidstreamError
-from midstream.flow.updates import Update
+from midstream.flow.edits import Update
 from midstream.server.messages import (
     ChangeRequest,
+    ErrorReply,
     Explained,
-    Failure,
     JobState,
-    Migration,
+    MigrationFunction,
     RevertRequest,
     UpdateMessage,
     python_version,
@@ -91,7 +91,7 @@ class JobClient:
         by: str | None = None,
     ) -> ChangeRecord:
         """Go back to an earlier revision. See :meth:`wait`."""
-        steps = tuple(Migration.of(operator, function) for operator, function in (migrate or {}).items())
+        steps = tuple(MigrationFunction.of(operator, function) for operator, function in (migrate or {}).items())
         body = RevertRequest(revision, python_version(), steps, scheduler, by or whoami())
         return self._ask("POST", "/revert", ChangeRecord, body)
 
@@ -153,7 +153,7 @@ def _error_of(url: str, status: int, answer: bytes) -> MidstreamError:
             f"lists those that are served"
         )
     try:
-        told = msgspec.json.decode(answer, type=Failure)
+        told = msgspec.json.decode(answer, type=ErrorReply)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return MidstreamError(f"{url} answers with status {status}: {answer[:200]!r}")
     if status == 422 and told.error in errors.__all__:

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from midstream.server.messages import Failure
+from midstream.server.messages import ErrorReply
 
 __all__ = ["Guard", "failure"]
 
@@ -52,7 +52,7 @@ class Guard:
 
 def failure(status: int, error: str, message: str, headers: dict[str, str] | None = None) -> Response:
     """An answer that says what is wrong."""
-    body = msgspec.json.encode(Failure(error, message))
+    body = msgspec.json.encode(ErrorReply(error, message))
     return Response(body, status, headers, "application/json")
 
 

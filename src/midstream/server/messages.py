@@ -14,19 +14,19 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from midstream.change.records import ChangeRecord
+from midstream.checkpoint.change_records import ChangeRecord
 from midstream.errors import FlowError, FunctionError
+from midstream.flow.edits import Update
 from midstream.flow.functions import pack
-from midstream.flow.handed import describe_table
-from midstream.flow.updates import Update
+from midstream.flow.inputs import describe_table
 from midstream.metrics import EpochProgress, SweepStats
 
 __all__ = [
     "ChangeRequest",
+    "ErrorReply",
     "Explained",
-    "Failure",
     "JobState",
-    "Migration",
+    "MigrationFunction",
     "RevertRequest",
     "UpdateMessage",
     "Welcome",
@@ -97,14 +97,14 @@ class ChangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(update.update() for update in self.updates)
 
 
-class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MigrationFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the state of one process gets back into an earlier layout."""
 
     operator: str
     function: bytes
 
     @classmethod
-    def of(cls, operator: str, function: Any) -> Migration:
+    def of(cls, operator: str, function: Any) -> MigrationFunction:
         """Pack it."""
         return cls(operator, pack(function, operator).data)
 
@@ -114,7 +114,7 @@ class RevertRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     revision: int
     python: str
-    migrate: tuple[Migration, ...] = ()
+    migrate: tuple[MigrationFunction, ...] = ()
     scheduler: str = "fries"
     by: str | None = None
 
@@ -163,7 +163,7 @@ class Explained(msgspec.Struct, frozen=True):
     most_ms: float | None
 
 
-class Failure(msgspec.Struct, frozen=True):
+class ErrorReply(msgspec.Struct, frozen=True):
     """Answer when something is wrong: the name of the error's class, and its message."""
 
     error: str

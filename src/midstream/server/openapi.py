@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from midstream.change.records import ChangeRecord
-from midstream.server.messages import ChangeRequest, Explained, Failure, JobState, RevertRequest, Welcome
+from midstream.checkpoint.change_records import ChangeRecord
+from midstream.server.messages import ChangeRequest, ErrorReply, Explained, JobState, RevertRequest, Welcome
 from midstream.version import __version__
 
 __all__ = ["description"]
 
-_MESSAGES = (ChangeRecord, ChangeRequest, Explained, Failure, JobState, RevertRequest, Welcome)
+_MESSAGES = (ChangeRecord, ChangeRequest, Explained, ErrorReply, JobState, RevertRequest, Welcome)
 _REF = "#/components/schemas/{name}"
 
 _NO_TOKEN = {"description": "The token is missing or wrong. The body is empty, whatever the path."}
@@ -69,7 +69,9 @@ def _body(message: type) -> dict[str, Any]:
 
 
 def _operation(summary: str, content: dict[str, Any], **failures: str) -> dict[str, Any]:
-    told = {code.removeprefix("_"): {"description": text, "content": _body(Failure)} for code, text in failures.items()}
+    told = {
+        code.removeprefix("_"): {"description": text, "content": _body(ErrorReply)} for code, text in failures.items()
+    }
     return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}, **told, **_EVERYWHERE}}
 
 

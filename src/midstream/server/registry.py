@@ -16,10 +16,10 @@ import msgspec
 
 from midstream.errors import SetupError
 
-__all__ = ["Entry", "enter", "served_jobs"]
+__all__ = ["ServedEntry", "enter", "served_jobs"]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ServedEntry(msgspec.Struct, frozen=True):
     """A served job: where it is and how it is reached."""
 
     pid: int
@@ -48,7 +48,7 @@ def folders() -> tuple[Path, ...]:
     return (Path(runtime) / "midstream", at_home) if runtime and Path(runtime).is_dir() else (at_home,)
 
 
-def enter(entry: Entry) -> Path:
+def enter(entry: ServedEntry) -> Path:
     """Write an entry; gives its file."""
     folder = folders()[0]
     path = folder / f"{entry.job}.{entry.pid}.json"
@@ -67,17 +67,17 @@ def enter(entry: Entry) -> Path:
     return path
 
 
-def served_jobs() -> list[Entry]:
+def served_jobs() -> list[ServedEntry]:
     """All jobs of this user that are served on this machine, oldest first. Entries of dead processes are removed."""
     found = [entry for folder in folders() if _is_ours(folder) for entry in _entries(folder)]
     return sorted(found, key=lambda entry: (entry.started_at, entry.job))
 
 
-def _entries(folder: Path) -> list[Entry]:
+def _entries(folder: Path) -> list[ServedEntry]:
     found = []
     for path in folder.glob("[!.]*.json"):
         try:
-            entry = msgspec.json.decode(path.read_bytes(), type=Entry)
+            entry = msgspec.json.decode(path.read_bytes(), type=ServedEntry)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             continue  # gone meanwhile, or not one of ours
         if entry.host != socket.gethostname():

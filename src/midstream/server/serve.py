@@ -8,14 +8,18 @@ import secrets
 import socket
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from midstream.control.descriptors import make_room
 from midstream.errors import FlowError, SetupError
-from midstream.server.app import ServedJob, application
+from midstream.server.app import application
 from midstream.server.connection_limit import BACKLOG, limited_protocol
-from midstream.server.registry import Entry, enter
+from midstream.server.registry import ServedEntry, enter
+
+if TYPE_CHECKING:
+    from midstream.runtime.spark.job import Job
 
 __all__ = ["JobServer"]
 
@@ -30,7 +34,7 @@ class JobServer:
     :param checkpoint: where the job's checkpoint lies, for the registry.
     """
 
-    def __init__(self, job: ServedJob, host: str = "127.0.0.1", port: int = 0, *, checkpoint: str = "") -> None:
+    def __init__(self, job: Job, host: str = "127.0.0.1", port: int = 0, *, checkpoint: str = "") -> None:
         make_room()
         self._listener = _listen(host, port)
         self.token = secrets.token_urlsafe(32)
@@ -54,7 +58,7 @@ class JobServer:
         self._thread = threading.Thread(target=self._run, name="midstream-server", daemon=True)
         try:
             self._entry = enter(
-                Entry(
+                ServedEntry(
                     pid=os.getpid(),
                     host=socket.gethostname(),
                     url=self.url,

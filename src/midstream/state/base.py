@@ -27,7 +27,7 @@ from midstream.errors import StateError
 from midstream.ids import BINS, BinId
 from midstream.state.files import StateFiles, bin_ranges, table_of
 from midstream.state.keys import Namespace
-from midstream.state.lineage import EMPTY, Lineage, Position, Step
+from midstream.state.lineage import EMPTY, Lineage, LineageStep, Position
 from midstream.state.mapped import DAMAGED, Mapped
 
 __all__ = ["ALL_BINS", "Base", "View"]
@@ -138,7 +138,7 @@ class Base:
                 self._mapped.write(lambda transaction: self._clear(transaction, steps.clear))
             for step in steps.apply:
                 table = self.files.read(step.file)
-                rows += self._mapped.write(_Change(self, step, table), room=_ROOM_PER_BYTE * table.nbytes)
+                rows += self._mapped.write(_BinChange(self, step, table), room=_ROOM_PER_BYTE * table.nbytes)
         return rows
 
     def _trusting(self, use: Callable[[], _T]) -> _T:
@@ -167,10 +167,10 @@ class Base:
         marks.store()
 
 
-class _Change:
+class _BinChange:
     """One step as a change of the environment; may be run again when there was not enough room."""
 
-    def __init__(self, base: Base, step: Step, table: pa.Table) -> None:
+    def __init__(self, base: Base, step: LineageStep, table: pa.Table) -> None:
         self._mapped = base._mapped
         self._step = step
         self._table = table

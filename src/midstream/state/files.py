@@ -22,9 +22,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from midstream.data.blobs import filesystem_of, remove_file, write_atomically
 from midstream.errors import CheckpointError
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
+from midstream.storage.blobs import filesystem_of, remove_file, write_atomically
 
 __all__ = [
     "SCHEMA",

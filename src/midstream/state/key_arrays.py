@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from midstream.flow.schema import type_name
+from midstream.data.schema import type_name
 from midstream.state.keys import Namespace
 
 __all__ = ["decode_keys", "split_timers", "timer_keys"]

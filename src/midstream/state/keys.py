@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.rows import from_rows
+from midstream.data.schema import check_key_columns, type_name
 from midstream.errors import StateError
-from midstream.flow.schema import check_key_columns, type_name
 
 __all__ = [
     "MAX_KEY",

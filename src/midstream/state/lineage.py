@@ -24,7 +24,7 @@ from midstream.errors import CheckpointError, StateError
 from midstream.ids import BINS, BinId, Epoch
 from midstream.state.files import FileRef, epoch_and_operator
 
-__all__ = ["EMPTY", "Entry", "Lineage", "Position", "Rewrite", "Step", "Steps", "garbage"]
+__all__ = ["EMPTY", "Lineage", "LineageEntry", "LineageStep", "Position", "Rewrite", "Steps", "garbage"]
 
 Position = NewType("Position", bytes)
 """How far a bin is: the digest of the last delta applied to it."""
@@ -45,7 +45,7 @@ SMALL_REWRITE = 20_000
 """So many rows may be rewritten in any epoch, whatever it touched."""
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class LineageEntry(msgspec.Struct, frozen=True, array_like=True):
     """A file, and for which bins it counts."""
 
     file: FileRef
@@ -71,7 +71,7 @@ class Rewrite(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
-class Step:
+class LineageStep:
     """Apply the rows that a file has for some bins, which are then at these positions."""
 
     file: FileRef
@@ -83,7 +83,7 @@ class Steps:
     """What a base must do: forget all it has of some bins, then apply files in this order."""
 
     clear: frozenset[BinId]
-    apply: tuple[Step, ...]
+    apply: tuple[LineageStep, ...]
 
     def __bool__(self) -> bool:
         return bool(self.clear or self.apply)
@@ -104,7 +104,7 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
 
     operator: str
     epoch: Epoch
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LineageEntry, ...] = ()
     rows: tuple[int, ...] = (0,) * BINS
     """Per bin: rows of deltas since its snapshot."""
     keys: tuple[int, ...] = (0,) * BINS
@@ -152,12 +152,12 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
                     f"{list(_bins(live & taken))}; a bin belongs to one task ({delta.name!r} is the second)"
                 )
             taken |= live
-            entries.append(Entry(_lean(delta), _bitmap(live)))
+            entries.append(LineageEntry(_lean(delta), _bitmap(live)))
             for number, count in zip(delta.bins, delta.counts, strict=True):
                 rows[number] += count
         return Lineage(self.operator, epoch, tuple(entries), tuple(rows), tuple(keys))
 
-    def _rewritten(self, entries: list[Entry], rewrite: Rewrite) -> list[Entry]:
+    def _rewritten(self, entries: list[LineageEntry], rewrite: Rewrite) -> list[LineageEntry]:
         bins, replaced = _mask(rewrite.bins), set(rewrite.replaces)
         unknown = replaced - {entry.file.digest for entry in entries}
         if unknown or not replaced:
@@ -166,7 +166,7 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
                 f"part of epoch {self.epoch}; it was made for another state"
             )
         reached: dict[Position, int] = {}
-        left: list[Entry] = []
+        left: list[LineageEntry] = []
         place = 0
         for entry in entries:
             live = _mask_of(entry.live)
@@ -181,7 +181,7 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
                 left.append(entry)
         leads_to = tuple((position, _bitmap(mask)) for position, mask in reached.items() if mask)
         live = sum(reached.values())  # disjoint; bins without any history are left out
-        left.insert(place, Entry(_lean(rewrite.file), _bitmap(live), rewrite.complete, False, leads_to))
+        left.insert(place, LineageEntry(_lean(rewrite.file), _bitmap(live), rewrite.complete, False, leads_to))
         return left
 
     def position(self, bin_id: BinId) -> Position:
@@ -213,7 +213,7 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
             position = held.get(number, EMPTY)
             at[position] = at.get(position, 0) | 1 << number
         # From the newest entry back, until each bin is where the base is: usually one step, however long the history.
-        steps: list[Step] = []
+        steps: list[LineageStep] = []
         for entry in reversed(self.entries):
             positions: dict[BinId, Position] = {}
             for position, group in _positions(entry):
@@ -222,7 +222,7 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
                 open_ &= ~there
                 positions.update(dict.fromkeys(_bins(here & ~there), position))
             if positions:
-                steps.append(Step(entry.file, positions))
+                steps.append(LineageStep(entry.file, positions))
             if not open_:
                 break
         return Steps(frozenset(_bins(open_ & ~at.get(EMPTY, 0))), tuple(reversed(steps)))
@@ -308,7 +308,7 @@ def garbage(names: Iterable[str], kept: Iterable[Lineage], settled: Epoch) -> li
     return removable
 
 
-def _positions(entry: Entry) -> Iterator[tuple[Position, int]]:
+def _positions(entry: LineageEntry) -> Iterator[tuple[Position, int]]:
     """The positions that an entry leads to, and the bins (as a mask) that it leads there."""
     live = _mask_of(entry.live)
     if not entry.leads_to:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from midstream.data.ownership import make_private, others_can_write
 from midstream.errors import StateError
+from midstream.storage.ownership import make_private, others_can_write
 
 __all__ = ["check_local_state", "own_local_folder"]
 

@@ -29,8 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.data.schema import to_ddl
 from midstream.errors import StateError
-from midstream.flow.schema import to_ddl
 from midstream.ids import BinId
 from midstream.state.keys import Namespace
 from midstream.state.task import TaskState

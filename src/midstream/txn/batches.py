@@ -14,7 +14,7 @@ from midstream.errors import SchemaError
 from midstream.flow.transactions.tables import Table
 from midstream.txn.keys import keys_for
 
-__all__ = ["Batch", "Change", "History", "MemoryTables", "Result", "TableSource", "Versions"]
+__all__ = ["Batch", "History", "MemoryTables", "Result", "TableChange", "TableSource", "Versions"]
 
 DTYPES: dict[str, Any] = {"double": np.float64, "bigint": np.int64, "boolean": np.bool_, "object": object}
 """How values are kept in arrays."""
@@ -88,7 +88,7 @@ class TableSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Change:
+class TableChange:
     """New values of a table: each changed key once."""
 
     keys: Any
@@ -117,7 +117,7 @@ class Result:
     texts: tuple[tuple[str, ...], ...]
     kinds: npt.NDArray[np.int8]
     returned: Mapping[str, npt.NDArray[Any]]
-    changes: Mapping[str, Change]
+    changes: Mapping[str, TableChange]
     versions: Mapping[str, Versions] = field(default_factory=dict)
     explanation: str = ""
 
@@ -138,7 +138,7 @@ class MemoryTables:
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _HeldValues] = {}
 
     def load(self, table: Table, keys: Any) -> Sequence[npt.NDArray[Any]]:
         """The value of each key."""
@@ -198,13 +198,13 @@ class MemoryTables:
         values = zip(*columns, strict=True)
         return {name: value for name, value, written in zip(names, values, held.written, strict=False) if written}
 
-    def _table(self, table: Table) -> _Held:
+    def _table(self, table: Table) -> _HeldValues:
         if table.name not in self._held:
-            self._held[table.name] = _Held(table)
+            self._held[table.name] = _HeldValues(table)
         return self._held[table.name]
 
 
-class _Held:
+class _HeldValues:
     """One table: rows by the id of their key, with room to grow, and the log of its writes."""
 
     def __init__(self, table: Table) -> None:

@@ -20,8 +20,8 @@ from midstream.txn.batches import Batch, MemoryTables
 from midstream.txn.compiling import cache_folder, machine_for, write_whole
 from midstream.txn.deciding import Calibration
 from midstream.txn.operations import chains, operations
-from midstream.txn.planning import Layout
-from midstream.txn.preparing import Prepared, prepare
+from midstream.txn.planning import BatchLayout
+from midstream.txn.preparing import PreparedBatch, prepare
 from midstream.txn.program import Program
 from midstream.txn.strategies import SERIAL, Strategy
 from midstream.txn.strategies.running import run
@@ -172,14 +172,14 @@ class _Bench:
 
     def __init__(self, program: Program, threads: int) -> None:
         self.program, self.threads = program, threads
-        self.machine, self.layout = machine_for(program), Layout.of(program)
+        self.machine, self.layout = machine_for(program), BatchLayout.of(program)
         self.members = np.arange(SIZE)
 
-    def ready(self, size: int, keys: int = SIZE) -> Prepared:
+    def ready(self, size: int, keys: int = SIZE) -> PreparedBatch:
         columns = {"key": np.arange(size) % keys, "time": np.arange(size)}
         return prepare(self.program, Batch.of(columns, order_by="time"), MemoryTables())
 
-    def time(self, batch: Prepared, strategy: Strategy) -> float:
+    def time(self, batch: PreparedBatch, strategy: Strategy) -> float:
         members = np.arange(len(batch))
         return _best(lambda: run(batch, self.machine, self.layout, members, strategy, self.threads))
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from midstream.flow.transactions.expressions import INFIX, Node, TransactionType
+from midstream.flow.transactions.expressions import INFIX, ExpressionNode, TransactionType
 from midstream.txn.program import Program
 
 __all__ = ["Generated", "adapted", "generate"]
@@ -279,7 +279,7 @@ class _Body:
         else:
             self.add(f"v{index} = {self._expression(node)}")
 
-    def _read(self, index: int, node: Node) -> None:
+    def _read(self, index: int, node: ExpressionNode) -> None:
         slot, column = node.param.slot, node.param.column
         self.key(slot)
         seen = list(self._own_writes(node))
@@ -298,13 +298,13 @@ class _Body:
                     f"if k{other} == k{slot}:", *(f"    {line}" for line in inner.lines), f"    v{index} = v{value}"
                 )
 
-    def _own_writes(self, node: Node) -> Iterator[tuple[int, int]]:
+    def _own_writes(self, node: ExpressionNode) -> Iterator[tuple[int, int]]:
         """Writes of the transaction itself that a read may see: key slot and value."""
         for write in self.kind.writes[: node.param.after]:
             if self.table(write.slot) == self.table(node.param.slot):
                 yield write.slot, write.values[node.param.column]
 
-    def _window(self, index: int, node: Node) -> None:
+    def _window(self, index: int, node: ExpressionNode) -> None:
         of = node.param
         table = self.table(of.slot)
         self.key(of.slot)
@@ -336,7 +336,7 @@ class _Body:
         }
         self.add(f"v{index} = {result[of.aggregate]}")
 
-    def _expression(self, node: Node) -> str:
+    def _expression(self, node: ExpressionNode) -> str:
         args = [f"v{arg}" for arg in node.args]
         if node.kind == "bigint" and node.op in WRAPPING and not self.program.interpreted:
             return WRAPPING[node.op].format(*args)
@@ -357,7 +357,7 @@ class _Body:
                 return f"{args[1]} if {args[1]} > {args[0]} else {args[0]}"
         return UNARY[node.op].format(*args)
 
-    def _call(self, node: Node, args: list[str]) -> str:
+    def _call(self, node: ExpressionNode, args: list[str]) -> str:
         name = f"F{self.number}_{node.param}"
         if not self.program.interpreted:
             return f"{CASTS[self.kind.functions[node.param].kind]}({name}({', '.join(args)}))"
@@ -391,7 +391,7 @@ they never overflow."""
 CASTS = {"double": "float64", "bigint": "int64", "boolean": "bool"}
 
 
-def _constant(node: Node) -> str:
+def _constant(node: ExpressionNode) -> str:
     if node.kind == "double":
         return f"float64({_literal(node.param)})"
     if node.kind == "bigint":

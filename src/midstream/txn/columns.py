@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from midstream.flow.transactions.expressions import Node, TransactionType
+from midstream.flow.transactions.expressions import ExpressionNode, TransactionType
 
 __all__ = ["evaluate"]
 
 Array = npt.NDArray[Any]
-Leaf = Callable[[Node], Array]
+Leaf = Callable[[ExpressionNode], Array]
 
 
 def evaluate(kind: TransactionType, index: int, known: dict[int, Array], leaf: Leaf) -> Array:

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary, finalize
 import numba
 import numpy as np
 
-from midstream.data.ownership import others_can_write
+from midstream.storage.ownership import others_can_write
 from midstream.txn import kernels
 from midstream.txn.codegen import Generated, adapted, generate
 from midstream.txn.digests import digest_of

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from midstream.errors import SchemaError
 from midstream.txn import planning
 from midstream.txn.operations import Operations, chains, operations
-from midstream.txn.planning import Layout, Units
-from midstream.txn.preparing import Prepared
+from midstream.txn.planning import BatchLayout, Units
+from midstream.txn.preparing import PreparedBatch
 from midstream.txn.properties import Properties, measure
 from midstream.txn.simulating import depth_seconds, queue_seconds, strata_seconds, work_of
 from midstream.txn.strategies import SERIAL, Aborts, Granularity, Strategy
@@ -127,7 +127,7 @@ class Shape:
     abort_ratio: float
 
     @staticmethod
-    def of(batch: Prepared, cost: float, abort_ratio: float) -> Shape:
+    def of(batch: PreparedBatch, cost: float, abort_ratio: float) -> Shape:
         """The shape of a batch, given what the pilot found."""
         shares = np.bincount(batch.kinds, minlength=len(batch.program.types)) / max(1, len(batch))
         keys = sum(len(known.used()) for known in batch.known)
@@ -163,8 +163,8 @@ class _Estimate:
 
 
 def decide(
-    batch: Prepared,
-    layout: Layout,
+    batch: PreparedBatch,
+    layout: BatchLayout,
     members: Array,
     *,
     cost: float,
@@ -177,7 +177,9 @@ def decide(
     return Decision(tuple(model.groups(members)))
 
 
-def repeat(batch: Prepared, layout: Layout, members: Array, strategies: tuple[Strategy, ...], why: str) -> Decision:
+def repeat(
+    batch: PreparedBatch, layout: BatchLayout, members: Array, strategies: tuple[Strategy, ...], why: str
+) -> Decision:
     """Run transactions as those of another batch: all alike, or the largest component by a strategy of its own."""
     if len(strategies) == 1:
         return Decision((Group(members, strategies[0], None, why),))
@@ -185,7 +187,7 @@ def repeat(batch: Prepared, layout: Layout, members: Array, strategies: tuple[St
     return Decision((Group(deep, strategies[0], None, why), Group(others, strategies[1], None, why)))
 
 
-def _split(batch: Prepared, members: Array, parts: Units) -> tuple[Array, Array]:
+def _split(batch: PreparedBatch, members: Array, parts: Units) -> tuple[Array, Array]:
     """The transactions of the largest component, and the others."""
     largest = int(np.diff(parts.starts).argmax())
     inside = np.zeros(len(batch), np.bool_)
@@ -195,8 +197,8 @@ def _split(batch: Prepared, members: Array, parts: Units) -> tuple[Array, Array]
 
 @dataclass(frozen=True)
 class _Model:
-    batch: Prepared
-    layout: Layout
+    batch: PreparedBatch
+    layout: BatchLayout
     cost: float
     abort_ratio: float
     threads: int

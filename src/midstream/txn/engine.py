@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from midstream.errors import SchemaError
-from midstream.txn.batches import Batch, Change, Result, TableSource, Versions
+from midstream.txn.batches import Batch, Result, TableChange, TableSource, Versions
 from midstream.txn.compiling import machine_for
 from midstream.txn.deciding import Calibration, Decision, Shape, decide, repeat
 from midstream.txn.kernels import compiled
-from midstream.txn.planning import Layout
-from midstream.txn.preparing import Prepared, Room, prepare
+from midstream.txn.planning import BatchLayout
+from midstream.txn.preparing import PreparedBatch, Room, prepare
 from midstream.txn.program import Program
 from midstream.txn.strategies import Strategy
 from midstream.txn.strategies.running import run, run_serial
@@ -62,7 +62,7 @@ class Engine:
         self.threads = threads or os.cpu_count() or 1
         self.calibration = calibration or Calibration()
         self.machine = machine_for(program)
-        self.layout = Layout.of(program)
+        self.layout = BatchLayout.of(program)
         self._fewest_slots = int(self.layout.slots.min())
         self._rooms: list[Room] = []
         self._last: tuple[Shape, tuple[Strategy, ...]] | None = None
@@ -87,7 +87,7 @@ class Engine:
         self._rooms.append(room)
         return result
 
-    def _adaptively(self, ready: Prepared, members: Array) -> str:
+    def _adaptively(self, ready: PreparedBatch, members: Array) -> str:
         """Run the first few one after the other, decide from what they cost, run the others."""
         if not len(members):
             return "nothing to run"
@@ -120,16 +120,16 @@ class Engine:
         slots = len(members) * self._fewest_slots
         return len(members) * self._cost <= price.start + slots * (price.plan + price.join)
 
-    def _timed(self, ready: Prepared, members: Array) -> float:
+    def _timed(self, ready: PreparedBatch, members: Array) -> float:
         """Seconds that this thread works on transactions; that others had the core for a while says nothing."""
         began = time.thread_time()
         run_serial(ready, self.machine, members)
         return time.thread_time() - began
 
-    def _note_aborts(self, ready: Prepared) -> None:
+    def _note_aborts(self, ready: PreparedBatch) -> None:
         self._abort_ratio = float(np.count_nonzero(ready.reasons)) / len(ready)
 
-    def _decide(self, ready: Prepared, members: Array, cost: float, abort_ratio: float) -> Decision:
+    def _decide(self, ready: PreparedBatch, members: Array, cost: float, abort_ratio: float) -> Decision:
         shape = Shape.of(ready, cost, abort_ratio)
         if self._last is not None and self._repeated < REPEATS and shape.is_like(self._last[0]):
             self._repeated += 1
@@ -147,7 +147,7 @@ class Engine:
         return decision
 
 
-def finish(ready: Prepared, explanation: str = "") -> Result:
+def finish(ready: PreparedBatch, explanation: str = "") -> Result:
     """What became of a batch that has run; nothing of it lies in the room that the next batch uses."""
     program = ready.program
     return Result(
@@ -162,17 +162,17 @@ def finish(ready: Prepared, explanation: str = "") -> Result:
     )
 
 
-def _changes(ready: Prepared) -> dict[str, Change]:
+def _changes(ready: PreparedBatch) -> dict[str, TableChange]:
     changes = {}
     for number, table in enumerate(ready.program.tables):
         ids = np.flatnonzero(ready.changed[number])
         if len(ids):
             columns = tuple(column[ids] for column in ready.tables[number])
-            changes[table.name] = Change(ready.known[number].named(ids), columns)
+            changes[table.name] = TableChange(ready.known[number].named(ids), columns)
     return changes
 
 
-def _versions(ready: Prepared) -> dict[str, Versions]:
+def _versions(ready: PreparedBatch) -> dict[str, Versions]:
     """The entries of the logs that this batch made: those that hang on a key, in order."""
     versions = {}
     for number, log in ready.logs.items():

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from midstream.flow.transactions.expressions import Node, TransactionType
+from midstream.flow.transactions.expressions import ExpressionNode, TransactionType
 from midstream.txn.batches import DTYPES, TableSource, filled
 from midstream.txn.columns import evaluate
 from midstream.txn.kernels import rows_of
@@ -50,7 +50,7 @@ class Events:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Slot:
     """Where keys are: some rows of a column, or values that were computed for these rows; and their key slot."""
 
     slot: int
@@ -68,7 +68,7 @@ class Numbering:
         self._misses = 0  # in a row
         self._wait = 0  # batches until keys may be expected where they were
 
-    def near(self, where: Sequence[_Place], width: int, found: Array) -> NearKeys | None:
+    def near(self, where: Sequence[_Slot], width: int, found: Array) -> NearKeys | None:
         """If the keys in the events' columns are close together: their numbers, which are in ``found`` then."""
         uses = sum(len(place.rows) for place in where)
         if self._wait > 0 or self._near is None or len(self._near) > DENSE * uses:
@@ -118,7 +118,7 @@ def map_keys(events: Events, table: int, numbering: Numbering, source: TableSour
     return known
 
 
-def _places_of(events: Events, table: int) -> list[_Place]:
+def _places_of(events: Events, table: int) -> list[_Slot]:
     """Where the keys of one table are."""
     program = events.program
     found = []
@@ -130,13 +130,13 @@ def _places_of(events: Events, table: int) -> list[_Place]:
             if not len(rows):
                 continue
             if in_column:
-                found.append(_Place(slot, rows, column=events.columns[node.param]))
+                found.append(_Slot(slot, rows, column=events.columns[node.param]))
             else:
-                found.append(_Place(slot, rows, values=_key_values(one, index, events.columns, events.texts, rows)))
+                found.append(_Slot(slot, rows, values=_key_values(one, index, events.columns, events.texts, rows)))
     return found
 
 
-def _map_strings(known: TextKeys, where: Sequence[_Place], width: int, slots: Array) -> None:
+def _map_strings(known: TextKeys, where: Sequence[_Slot], width: int, slots: Array) -> None:
     """All strings that are keys of one table, at once: Arrow numbers distinct strings much faster than Python."""
     if not where:
         return
@@ -161,7 +161,7 @@ def _key_values(kind: TransactionType, index: int, events: dict[str, Array], tex
         if node.op == "constant":
             return pa.array([node.param] * len(rows), pa.string())
 
-    def leaf(node: Node) -> Array:
+    def leaf(node: ExpressionNode) -> Array:
         if node.op == "column":
             column = objects_of(texts[node.param]) if node.param in texts else events[node.param]
             return column if len(rows) == len(column) else column[rows]
@@ -173,7 +173,7 @@ def _key_values(kind: TransactionType, index: int, events: dict[str, Array], tex
     return evaluate(kind, index, known, leaf)
 
 
-def called(kind: TransactionType, node: Node, known: dict[int, Array], leaf: Any) -> Array:
+def called(kind: TransactionType, node: ExpressionNode, known: dict[int, Array], leaf: Any) -> Array:
     """A function's results for many events: called for each, with Python values."""
     function = kind.functions[node.param]
     columns = [evaluate(kind, arg, known, leaf).tolist() for arg in node.args]

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from midstream.txn.kernels import compiled
-from midstream.txn.planning import Layout, Units, offsets_of
-from midstream.txn.preparing import Prepared
+from midstream.txn.planning import BatchLayout, Units, offsets_of
+from midstream.txn.preparing import PreparedBatch
 from midstream.txn.sorting import sorted_by
 
 __all__ = ["Operations", "chains", "operations"]
@@ -37,7 +37,7 @@ class Operations:
     keys: int
 
 
-def operations(batch: Prepared, layout: Layout, members: Array, *, waiting: bool) -> Operations:
+def operations(batch: PreparedBatch, layout: BatchLayout, members: Array, *, waiting: bool) -> Operations:
     """Operations and their dependencies; ``waiting`` for the checks of their transaction, if aborts are eager."""
     offsets, total = offsets_of(batch)
     lengths = layout.steps[batch.kinds]

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from midstream.txn.kernels import compiled
-from midstream.txn.preparing import Prepared
+from midstream.txn.preparing import PreparedBatch
 from midstream.txn.program import Program
 from midstream.txn.sorting import sorted_by
 
-__all__ = ["Layout", "Units", "components", "offsets_of", "partitions", "transactions"]
+__all__ = ["BatchLayout", "Units", "components", "offsets_of", "partitions", "transactions"]
 
 Array = npt.NDArray[Any]
 
@@ -31,7 +31,7 @@ CALL = 100
 
 
 @dataclass(frozen=True)
-class Layout:
+class BatchLayout:
     """A program's shape as arrays, for the kernels: by type, and by type and key slot or step."""
 
     slots: Array
@@ -46,7 +46,7 @@ class Layout:
     work: Array  # by type and step: how much there is to do, compared to others
 
     @staticmethod
-    def of(program: Program) -> Layout:
+    def of(program: Program) -> BatchLayout:
         """Arrays for a program."""
         kinds = len(program.types)
         widest = max(len(kind.slots) for kind in program.types)
@@ -64,7 +64,7 @@ class Layout:
                 written[kind, step] = operation.slot
                 reads[kind, step, : len(operation.reads)] = operation.reads
                 work[kind, step] = 1 + CALL * program.calls(kind, operation)
-        return Layout(
+        return BatchLayout(
             slots=np.array([len(kind.slots) for kind in program.types], np.int64),
             flags=flags,
             table=table,
@@ -116,7 +116,7 @@ class Units:
 # ── whole transactions ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def transactions(batch: Prepared, layout: Layout, members: Array) -> Units:
+def transactions(batch: PreparedBatch, layout: BatchLayout, members: Array) -> Units:
     """Transactions that run in place: a write waits for all readers and the writer before it, a read for the writer."""
     offsets, total = offsets_of(batch)
     room = int(layout.slots[batch.kinds[members]].sum()) * 4 + len(members)
@@ -136,7 +136,7 @@ def transactions(batch: Prepared, layout: Layout, members: Array) -> Units:
     return Units(np.arange(len(members) + 1), members, before, needed, levels)
 
 
-def partitions(batch: Prepared, layout: Layout, members: Array, count: int) -> tuple[Units, Array]:
+def partitions(batch: PreparedBatch, layout: BatchLayout, members: Array, count: int) -> tuple[Units, Array]:
     """Transactions that wait for the one before in each partition of the keys that they touch, and where each runs."""
     before, needed, levels, home = _plan_partitions(
         members, batch.kinds, batch.bases, batch.keys, layout.slots, layout.flags, count
@@ -144,7 +144,7 @@ def partitions(batch: Prepared, layout: Layout, members: Array, count: int) -> t
     return Units(np.arange(len(members) + 1), members, before, needed, levels), home
 
 
-def components(batch: Prepared, layout: Layout, members: Array) -> Units:
+def components(batch: PreparedBatch, layout: BatchLayout, members: Array) -> Units:
     """Transactions that share keys, directly or through others, as one unit; units share nothing."""
     offsets, total = offsets_of(batch)
     labels, count = _label_components(
@@ -164,7 +164,7 @@ def components(batch: Prepared, layout: Layout, members: Array) -> Units:
     return Units(starts, members[order], np.zeros(count + 1, np.int64), none[:0], none)
 
 
-def offsets_of(batch: Prepared) -> tuple[Array, int]:
+def offsets_of(batch: PreparedBatch) -> tuple[Array, int]:
     """Where each table's keys start when they are numbered across tables, and how many there are."""
     sizes = [len(changed) for changed in batch.changed]
     return np.cumsum([0, *sizes], dtype=np.int64)[:-1], sum(sizes)

@@ -22,7 +22,7 @@ from midstream.txn.numbering import Events, Numbering, RowsByKind, map_keys, obj
 from midstream.txn.program import Program
 from midstream.txn.sorting import order_of
 
-__all__ = ["Log", "Prepared", "Room", "prepare"]
+__all__ = ["Log", "PreparedBatch", "Room", "prepare"]
 
 Array = npt.NDArray[Any]
 
@@ -47,7 +47,7 @@ class Log:
 
 
 @dataclass
-class Prepared:
+class PreparedBatch:
     """A batch, and everything that running it reads and changes."""
 
     program: Program
@@ -95,7 +95,7 @@ class Room:
         return self._bases[:size], keys
 
 
-def prepare(program: Program, batch: Batch, source: TableSource, room: Room | None = None) -> Prepared:
+def prepare(program: Program, batch: Batch, source: TableSource, room: Room | None = None) -> PreparedBatch:
     """Sort, number the keys, load the values. What comes out is good until the room is used for another batch."""
     size = len(batch)
     _check_kinds(program, batch)
@@ -104,7 +104,7 @@ def prepare(program: Program, batch: Batch, source: TableSource, room: Room | No
     texts = _key_texts(program)
     events = {name: _column(program, batch, name, kind) for name, kind in program.columns.items() if name not in texts}
     columns = {name: _text_column(program, batch, name) for name in texts}
-    prepared = Prepared(
+    prepared = PreparedBatch(
         program=program,
         order=_order(batch.timestamps),
         kinds=np.ascontiguousarray(batch.kinds),
@@ -205,7 +205,7 @@ def _text_column(program: Program, batch: Batch, name: str) -> Any:
 # ── values ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _load(prepared: Prepared, source: TableSource, number: int) -> None:
+def _load(prepared: PreparedBatch, source: TableSource, number: int) -> None:
     """The values of one table's keys, with room for keys that turn up while running."""
     program = prepared.program
     table = program.tables[number]
@@ -239,7 +239,7 @@ def _load(prepared: Prepared, source: TableSource, number: int) -> None:
         prepared.logs[number] = _log(prepared, source, number, size)
 
 
-def _log(prepared: Prepared, source: TableSource, number: int, room: int) -> Log:
+def _log(prepared: PreparedBatch, source: TableSource, number: int, room: int) -> Log:
     table = prepared.program.tables[number]
     known = prepared.known[number]
     history = source.history(table, known.values())

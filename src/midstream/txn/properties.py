@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from midstream.txn.kernels import compiled
-from midstream.txn.planning import Layout, Units, offsets_of
-from midstream.txn.preparing import Prepared
+from midstream.txn.planning import BatchLayout, Units, offsets_of
+from midstream.txn.preparing import PreparedBatch
 
 __all__ = ["Properties", "measure"]
 
@@ -33,7 +33,7 @@ class Properties:
 
 
 def measure(
-    batch: Prepared, layout: Layout, members: Array, units: Units, *, cost: float, abort_ratio: float
+    batch: PreparedBatch, layout: BatchLayout, members: Array, units: Units, *, cost: float, abort_ratio: float
 ) -> Properties:
     """Measure some transactions, whose whole-transaction units are known."""
     offsets, total = offsets_of(batch)

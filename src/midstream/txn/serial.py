@@ -11,15 +11,15 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from midstream.flow.transactions.expressions import Node, TransactionType, WindowOf
+from midstream.flow.transactions.expressions import ExpressionNode, TransactionType, WindowOf
 
-__all__ = ["Outcome", "SerialTables", "run_serially"]
+__all__ = ["SerialTables", "TransactionOutcome", "run_serially"]
 
 Value = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TransactionOutcome:
     """What became of one event: committed with returned columns, or aborted for a reason."""
 
     committed: bool
@@ -44,7 +44,7 @@ def run_serially(
     types: Sequence[TransactionType],
     events: Iterable[tuple[int, int, Mapping[str, Any]]],
     tables: SerialTables,
-) -> list[Outcome]:
+) -> list[TransactionOutcome]:
     """Run a batch of (timestamp, number of the transaction's type, columns); outcomes in the order of arrival.
 
     >>> from midstream.txn import Table, transaction
@@ -62,38 +62,38 @@ def run_serially(
     [(False, 'not enough', {}), (True, None, {'left': 4.0})]
     """
     arrived = list(events)
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, TransactionOutcome] = {}
     for arrival in sorted(range(len(arrived)), key=lambda i: arrived[i][0]):  # stable: arrival breaks ties
         timestamp, number, row = arrived[arrival]
-        outcomes[arrival] = _Run(types[number], timestamp, row, tables).finish()
+        outcomes[arrival] = _SerialRun(types[number], timestamp, row, tables).finish()
     return [outcomes[arrival] for arrival in range(len(arrived))]
 
 
-class _Run:
+class _SerialRun:
     """One transaction on its way."""
 
     def __init__(self, kind: TransactionType, timestamp: int, row: Mapping[str, Any], tables: SerialTables) -> None:
         self.kind, self.timestamp, self.row, self.tables = kind, timestamp, row, tables
         self.memo: dict[int, Any] = {}
 
-    def finish(self) -> Outcome:
+    def finish(self) -> TransactionOutcome:
         for require in self.kind.requires:
             if not self.value(require.condition):
-                return Outcome(False, require.reason)
+                return TransactionOutcome(False, require.reason)
         writes = {
             self.place(write.slot): tuple(self.value(value) for value in write.values) for write in self.kind.writes
         }
         returned = {name: self.value(node) for name, node in self.kind.returns.items()}
         for (table, key), value in writes.items():
             self.tables.commit(table, key, value, self.timestamp)
-        return Outcome(True, None, returned)
+        return TransactionOutcome(True, None, returned)
 
     def value(self, index: int) -> Any:
         if index not in self.memo:
             self.memo[index] = self.compute(self.kind.nodes[index])
         return self.memo[index]
 
-    def compute(self, node: Node) -> Any:
+    def compute(self, node: ExpressionNode) -> Any:
         match node.op:
             case "column":
                 return self.row[node.param]
@@ -160,11 +160,11 @@ def _wrapped(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-def _exact(node: Node, value: Any) -> Any:
+def _exact(node: ExpressionNode, value: Any) -> Any:
     return _wrapped(value) if node.kind == "bigint" else value
 
 
-def _divided(node: Node, a: float, b: float) -> float:
+def _divided(node: ExpressionNode, a: float, b: float) -> float:
     if b != 0 or math.isnan(b):
         return a / b
     if a == 0 or math.isnan(a):
@@ -172,7 +172,7 @@ def _divided(node: Node, a: float, b: float) -> float:
     return math.copysign(math.inf, a) * math.copysign(1.0, b)
 
 
-def _floored(node: Node, a: float) -> int:
+def _floored(node: ExpressionNode, a: float) -> int:
     if math.isnan(a):
         return 0
     if a >= 2.0**63:

@@ -12,19 +12,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
-from midstream.engine.accumulators.runs import Integers, Runs, runs_of
-from midstream.engine.accumulators.totals import TotalsOf
-from midstream.engine.blocks import Blocks
+from midstream.engine.aggregation.blocks import Blocks
+from midstream.engine.aggregation.partials import Partials, Tally, by_key
+from midstream.engine.aggregation.runs import Integers, Runs, runs_of
+from midstream.engine.aggregation.totals import TotalsOf
 from midstream.engine.operators.aggregating import Aggregating, found_keys, refuse_nulls
 from midstream.engine.operators.base import AtWork
 from midstream.engine.operators.sessions import Sessions
 from midstream.engine.operators.windows import Windows
-from midstream.engine.partials import Partials, Tally, by_key
 from midstream.flow.model import Aggregate, Operator
 from midstream.flow.windows import Session
 from midstream.state.task import TaskState
 
-__all__ = ["Running", "aggregate_at_work", "totals_of"]
+__all__ = ["RunningTotals", "aggregate_at_work", "totals_of"]
 
 
 def aggregate_at_work(
@@ -32,14 +32,14 @@ def aggregate_at_work(
 ) -> AtWork:
     """An aggregate in place in a task: running, or by windows."""
     common = Aggregating(operator, spec, takes, state, times, totals_of(operator, spec, takes))
-    form: Running | Windows | Sessions
+    form: RunningTotals | Windows | Sessions
     if spec.window is None:
-        form = Running(common)
+        form = RunningTotals(common)
     elif isinstance(spec.window, Session):
         form = Sessions(common, spec.window)
     else:
         form = Windows(common, spec.window)
-    return AtWork((form.take,), form.finish, form.take_partials if isinstance(form, Running) else None)
+    return AtWork((form.take,), form.finish, form.take_partials if isinstance(form, RunningTotals) else None)
 
 
 def totals_of(operator: Operator, spec: Aggregate, takes: pa.Schema) -> TotalsOf:
@@ -48,7 +48,7 @@ def totals_of(operator: Operator, spec: Aggregate, takes: pa.Schema) -> TotalsOf
     return TotalsOf(spec.columns, takes, f"aggregate {operator.name!r}", repr(spec.window), kept)
 
 
-class Running:
+class RunningTotals:
     """Running totals."""
 
     def __init__(self, common: Aggregating) -> None:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
-from midstream.engine.accumulators.runs import Integers
-from midstream.engine.accumulators.totals import Totals, TotalsOf
+from midstream.engine.aggregation.blocks import BLOCK
+from midstream.engine.aggregation.runs import Integers
+from midstream.engine.aggregation.totals import Totals, TotalsOf
 from midstream.engine.bad_rows import FAR, Aside, Screen
-from midstream.engine.blocks import BLOCK
 from midstream.engine.failure import failed, row_at
 from midstream.engine.operators.base import ONLY
 from midstream.errors import SchemaError, StateError

@@ -16,7 +16,7 @@ ONLY = ""
 """The branch of an operator that has a single output port."""
 
 
-class Step(Protocol):
+class OperatorStep(Protocol):
     """An operator at work in a task: a slice in, a slice per branch out."""
 
     def __call__(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
@@ -35,9 +35,9 @@ class AtWork:
     knows; it emits nothing and calls no function of the user's.
     """
 
-    entries: tuple[Step, ...]
+    entries: tuple[OperatorStep, ...]
     finish: Callable[[], Iterator[Mapping[str, pa.RecordBatch]]] | None = None
-    take_partials: Step | None = None
+    take_partials: OperatorStep | None = None
     flush: Callable[[], Iterator[Mapping[str, pa.RecordBatch]]] | None = None
     note: Callable[[], str] | None = None
     is_quiet: bool = False

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
-from midstream.engine.accumulators.runs import Integers
+from midstream.engine.aggregation.runs import Integers
 from midstream.engine.bad_rows import Aside, Screen
 from midstream.engine.operators.aggregating import checked_times, found_keys, refuse_nulls
 from midstream.engine.operators.base import ONLY, AtWork
@@ -31,11 +31,11 @@ def distinct_at_work(
     operator: Operator, spec: Distinct, takes: pa.Schema, state: TaskState, times: EpochTimes
 ) -> AtWork:
     """A distinct in place in a task."""
-    form = _Distinct(operator, spec, state, times)
+    form = _DistinctStep(operator, spec, state, times)
     return AtWork((form.take,), form.finish, is_quiet=True)
 
 
-class _Distinct:
+class _DistinctStep:
     """Keys that were met in this epoch are remembered here; state is asked once for each, and told at the end."""
 
     def __init__(self, operator: Operator, spec: Distinct, state: TaskState, times: EpochTimes) -> None:

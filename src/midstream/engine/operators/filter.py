@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.engine.bad_rows import batch_step, tolerant_rows
-from midstream.engine.operators.base import ONLY, Step, call_on_rows
+from midstream.engine.operators.base import ONLY, OperatorStep, call_on_rows
 from midstream.errors import SchemaError
 from midstream.flow.model import Filter, Form, OnError, Operator
 
 
-def filter_step(operator: Operator, spec: Filter, function: Callable[..., Any]) -> Step:
+def filter_step(operator: Operator, spec: Filter, function: Callable[..., Any]) -> OperatorStep:
     """The step of a filter."""
 
     def says(row: dict[str, Any]) -> bool:

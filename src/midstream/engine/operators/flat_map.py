@@ -8,15 +8,15 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.data.rows import from_rows, to_rows
+from midstream.data.schema import conform
 from midstream.engine.bad_rows import batch_step, tolerant_rows
 from midstream.engine.failure import USER_ERRORS, failed, row_at
-from midstream.engine.operators.base import ONLY, Step
+from midstream.engine.operators.base import ONLY, OperatorStep
 from midstream.errors import SchemaError
 from midstream.flow.model import FlatMap, Form, OnError, Operator
-from midstream.flow.schema import conform
 
 
-def flat_map_step(operator: Operator, spec: FlatMap, function: Callable[..., Any]) -> Step:
+def flat_map_step(operator: Operator, spec: FlatMap, function: Callable[..., Any]) -> OperatorStep:
     """The step of a flat_map."""
     what = f"flat_map {operator.name!r}"
 

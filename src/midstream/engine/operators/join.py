@@ -1,9 +1,9 @@
 """join: pairs of rows of two keyed streams that have equal keys and are near each other in event time.
 
 A pair is emitted when the second of its rows arrives. What has arrived in this epoch, and what state has for the keys
-that it touches, is in memory as a few sorted runs (:mod:`~midstream.engine.join_runs`), which a slice is compared with
-in bulk. State is read when a slice first needs it and written at the end. What near means, and when a row is late or
-over, says :mod:`~midstream.engine.join_times`.
+that it touches, is in memory as a few sorted runs (:mod:`~midstream.engine.joining.runs`), which a slice is compared
+with in bulk. State is read when a slice first needs it and written at the end. :mod:`~midstream.engine.joining.times`
+says what near means, and when a row is late or over.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from midstream.data.times import EpochTimes
 from midstream.engine.bad_rows import Aside, Screen
 from midstream.engine.failure import failed, row_at
-from midstream.engine.join_runs import Run, Runs, expand
-from midstream.engine.join_times import Limits, Nearness
+from midstream.engine.joining.runs import SortedRun, SortedRuns, expand
+from midstream.engine.joining.times import Limits, Nearness
 from midstream.engine.operators.base import ONLY, AtWork
 from midstream.errors import SchemaError, StateError
 from midstream.flow.model import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, How, Join, Operator
@@ -42,7 +42,7 @@ def join_at_work(
     operator: Operator, spec: Join, takes: tuple[pa.Schema, pa.Schema], state: TaskState, times: EpochTimes
 ) -> AtWork:
     """A join in place: the first entry takes rows of the left stream, the second those of the right one."""
-    work = _Join(operator, spec, takes, state, times)
+    work = _JoinStep(operator, spec, takes, state, times)
     entries = (partial(work.enter, work.left), partial(work.enter, work.right))
     return AtWork(entries, work.finish, flush=work.flush)
 
@@ -72,13 +72,13 @@ class _Side:
         self.schema = panes.codec.schema
         """Of what is remembered."""
         self.latest = self.panes.latest
-        self.arrived = Runs(self.schema)
-        self.read = Runs(self.schema)
+        self.arrived = SortedRuns(self.schema)
+        self.read = SortedRuns(self.schema)
         self.known: set[int] = set()
         """Panes that have been read: number of the time times :data:`_KEYS` plus number of the key."""
 
 
-class _Join:
+class _JoinStep:
     def __init__(
         self, operator: Operator, spec: Join, takes: tuple[pa.Schema, pa.Schema], state: TaskState, times: EpochTimes
     ) -> None:
@@ -126,7 +126,7 @@ class _Join:
         if not batch.num_rows:
             return results
         kept = pa.RecordBatch.from_arrays([batch.column(name) for name in side.schema.names], schema=side.schema)
-        run = Run.of(kept, self._key_numbers(side, batch), instants)
+        run = SortedRun.of(kept, self._key_numbers(side, batch), instants)
         other = self.right if side is self.left else self.left
         self._read(other, run)
         pairs = self._pairs(side, run, other)
@@ -166,7 +166,7 @@ class _Join:
 
     # ── pairs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _pairs(self, side: _Side, run: Run, other: _Side) -> Iterator[pa.RecordBatch]:
+    def _pairs(self, side: _Side, run: SortedRun, other: _Side) -> Iterator[pa.RecordBatch]:
         """Find all partners of a slice now, and build the rows as they are asked for."""
         found = []
         for theirs in (*other.read, *other.arrived):
@@ -244,7 +244,7 @@ class _Join:
 
     # ── state ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _read(self, side: _Side, run: Run) -> None:
+    def _read(self, side: _Side, run: SortedRun) -> None:
         """Bring those panes of one side to memory in which a slice of the other may have partners."""
         if side.latest is None:
             return
@@ -259,7 +259,7 @@ class _Join:
         stored, order = self._stored_keys(keys, starts, side.panes.namespace)
         rows, owners = side.panes.read(stored)
         if rows.num_rows:
-            side.read.add(Run.of(rows, keys[order][owners], self._instants(side, rows)))
+            side.read.add(SortedRun.of(rows, keys[order][owners], self._instants(side, rows)))
 
     def _unread(self, side: _Side, keys: _Integers, starts: _Integers) -> tuple[_Integers, _Integers]:
         """Those panes that were not asked for before; from now on they were."""
@@ -271,7 +271,7 @@ class _Join:
         known.update(codes.tolist())
         return keys[new], starts[new]
 
-    def _panes_of(self, run: Run) -> tuple[_Integers, _Integers]:
+    def _panes_of(self, run: SortedRun) -> tuple[_Integers, _Integers]:
         """The panes that the rows of a run are in: number of the key, and start."""
         firsts = run.firsts(self._near.width)
         return run.keys[firsts], run.times[firsts] // self._near.width * self._near.width

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.engine.bad_rows import Aside, Screen
-from midstream.engine.operators.base import ONLY, Step
+from midstream.engine.operators.base import ONLY, OperatorStep
 from midstream.engine.resources import LookupTable
 from midstream.flow.model import How, Lookup, Operator
 
 
-def lookup_step(operator: Operator, spec: Lookup, table: LookupTable) -> Step:
+def lookup_step(operator: Operator, spec: Lookup, table: LookupTable) -> OperatorStep:
     """The step of a lookup. Output rows keep the order of the stream's rows, then that of the table."""
     mine = tuple(stream for stream, _ in spec.on)
 

@@ -8,15 +8,15 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.data.rows import from_rows
+from midstream.data.schema import conform
 from midstream.engine.bad_rows import batch_step, tolerant_rows
 from midstream.engine.failure import failed, row_at
-from midstream.engine.operators.base import ONLY, Step, call_on_rows
+from midstream.engine.operators.base import ONLY, OperatorStep, call_on_rows
 from midstream.errors import SchemaError
 from midstream.flow.model import Form, Map, OnError, Operator
-from midstream.flow.schema import conform
 
 
-def map_step(operator: Operator, spec: Map, function: Callable[..., Any]) -> Step:
+def map_step(operator: Operator, spec: Map, function: Callable[..., Any]) -> OperatorStep:
     """The step of a map."""
     what = f"map {operator.name!r}"
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from midstream.data.row_check import RowCheck
 from midstream.data.rows import from_rows, to_rows
+from midstream.data.schema import conform
 from midstream.data.times import EpochTimes
 from midstream.engine.bad_rows import Aside, Reasons, Screen, by_halves, checked_rows, merged, reason_of
 from midstream.engine.failure import USER_ERRORS, failed, row_at
@@ -20,7 +21,6 @@ from midstream.engine.operators.base import ONLY, AtWork
 from midstream.errors import SchemaError, StateError
 from midstream.flow.functions import label_of
 from midstream.flow.model import Form, OnError, Operator, Process
-from midstream.flow.schema import conform
 from midstream.ids import Revision
 from midstream.state.handle import State
 from midstream.state.keeper import HandleKeeper, Migrations
@@ -63,7 +63,7 @@ def process_at_work(
     key_schema = _key_schema(spec, takes)
     steps = [(number, partial(_migrate, operator, key_schema, function)) for number, function in migrations]
     idle = idle_timers(function, has_timers=spec.has_timers, has_event_times=has_event_times)
-    kind = _Process if operator.on_error is OnError.FAIL else _TolerantProcess
+    kind = _ProcessStep if operator.on_error is OnError.FAIL else _TolerantProcess
     work = kind(operator, spec, function, takes, keeper, revision, steps, idle)
     entry = work.rows if spec.form is Form.ROWS else work.batches
     return AtWork((entry,), work.finish, is_quiet=not spec.has_timers)
@@ -100,7 +100,7 @@ def _migrate(
         raise failed(operator.name, error, {"key": key, "migrate": label_of(function)}) from error
 
 
-class _Process:
+class _ProcessStep:
     def __init__(
         self,
         operator: Operator,
@@ -235,7 +235,7 @@ class _Process:
         return [tuple(row.values()) for row in rows]
 
 
-class _TolerantProcess(_Process):
+class _TolerantProcess(_ProcessStep):
     """A process whose bad rows go aside. What the function did to state before it failed on a row is undone."""
 
     def __init__(self, *parts: Any) -> None:

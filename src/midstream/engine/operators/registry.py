@@ -8,18 +8,17 @@ from typing import Any
 
 from midstream.data.times import EpochTimes
 from midstream.engine.operators.aggregate import aggregate_at_work
-from midstream.engine.operators.base import AtWork, Step
+from midstream.engine.operators.base import AtWork, OperatorStep
 from midstream.engine.operators.distinct import distinct_at_work
 from midstream.engine.operators.filter import filter_step
 from midstream.engine.operators.flat_map import flat_map_step
 from midstream.engine.operators.join import join_at_work
 from midstream.engine.operators.lookup import lookup_step
 from midstream.engine.operators.map import map_step
-from midstream.engine.operators.passing import passing_step
+from midstream.engine.operators.pass_through import passing_step
 from midstream.engine.operators.process import keeper_of, process_at_work
 from midstream.engine.operators.route import route_step
 from midstream.engine.operators.transact import engine_of, transact_at_work
-from midstream.engine.program import StageProgram
 from midstream.engine.resources import Resources
 from midstream.flow.model import (
     Aggregate,
@@ -39,6 +38,7 @@ from midstream.flow.model import (
     Union,
 )
 from midstream.ids import Revision
+from midstream.planner.programs import StageProgram
 from midstream.state.keeper import HandleKeeper
 from midstream.state.task import TaskState
 
@@ -112,7 +112,7 @@ def at_work(operator: Operator, parts: Parts) -> AtWork:
     return AtWork((_step_of(operator, parts),) * len(takes))
 
 
-def _step_of(operator: Operator, parts: Parts) -> Step:
+def _step_of(operator: Operator, parts: Parts) -> OperatorStep:
     """The step of an operator without state; it does not matter to it which of its inputs rows come from."""
     match operator.spec:
         case Source() | Transform() | Union() | KeyBy():

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 
 from midstream.engine.bad_rows import batch_step, tolerant_rows
 from midstream.engine.failure import failed, row_at
-from midstream.engine.operators.base import Step, call_on_rows
+from midstream.engine.operators.base import OperatorStep, call_on_rows
 from midstream.engine.operators.filter import one_per_row
 from midstream.errors import SchemaError
 from midstream.flow.model import Form, OnError, Operator, Route
 
 
-def route_step(operator: Operator, spec: Route, function: Callable[..., Any]) -> Step:
+def route_step(operator: Operator, spec: Route, function: Callable[..., Any]) -> OperatorStep:
     """The step of a route."""
     number = {branch: i for i, branch in enumerate(spec.branches)}
     names = pa.array(spec.branches, pa.string())

@@ -20,11 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.engine.accumulators.runs import Integers, Runs, order_by
-from midstream.engine.blocks import Blocks
-from midstream.engine.operators.aggregating import Aggregating, found_keys
-from midstream.engine.operators.windows import ended_by
-from midstream.engine.partials import (
+from midstream.engine.aggregation.blocks import Blocks
+from midstream.engine.aggregation.partials import (
     Partials,
     Tally,
     by_session,
@@ -33,6 +30,9 @@ from midstream.engine.partials import (
     session_runs,
     session_starts,
 )
+from midstream.engine.aggregation.runs import Integers, Runs, order_by
+from midstream.engine.operators.aggregating import Aggregating, found_keys
+from midstream.engine.operators.windows import ended_by
 from midstream.flow.model import LATE
 from midstream.flow.windows import Session
 from midstream.state.key_arrays import split_timers, timer_keys

@@ -16,16 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
+from midstream.engine.aggregation.blocks import BLOCK
 from midstream.engine.bad_rows import Aside, Screen, by_halves, reason_of, without
-from midstream.engine.blocks import BLOCK
 from midstream.engine.failure import USER_ERRORS, failed, row_at
 from midstream.engine.operators.aggregating import checked_times, found_keys, refuse_nulls
 from midstream.engine.operators.base import ONLY, AtWork
 from midstream.errors import OperatorFailed, SchemaError
 from midstream.flow.model import LATE, Operator, Transact
-from midstream.flow.transacting import traced
 from midstream.flow.transactions import Transaction
 from midstream.flow.transactions.agreement import returned_by
+from midstream.flow.transactions.binding import traced
 from midstream.ids import Revision
 from midstream.state.keys import Namespace
 from midstream.state.task import TaskState
@@ -63,11 +63,11 @@ def transact_at_work(
     operator: Operator, spec: Transact, engine: Engine, state: TaskState, times: EpochTimes, revision: Revision
 ) -> AtWork:
     """A transact in place in a task."""
-    form = _Transact(operator, spec, engine, state, times, revision)
+    form = _TransactStep(operator, spec, engine, state, times, revision)
     return AtWork((form.take,), form.finish, note=form.note)
 
 
-class _Transact:
+class _TransactStep:
     def __init__(
         self,
         operator: Operator,

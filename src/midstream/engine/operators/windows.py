@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.engine.accumulators.runs import Integers, Runs, runs_of
-from midstream.engine.accumulators.totals import Totals
-from midstream.engine.blocks import Blocks
+from midstream.engine.aggregation.blocks import Blocks
+from midstream.engine.aggregation.partials import Partials, Tally, by_key_and_time, codes_of, with_times
+from midstream.engine.aggregation.runs import Integers, Runs, runs_of
+from midstream.engine.aggregation.totals import Totals
 from midstream.engine.operators.aggregating import Aggregating, found_keys
-from midstream.engine.partials import Partials, Tally, by_key_and_time, codes_of, with_times
 from midstream.flow.model import LATE
 from midstream.flow.windows import Sliding, Tumbling
 from midstream.state.key_arrays import split_timers, timer_keys

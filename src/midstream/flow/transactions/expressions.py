@@ -21,9 +21,9 @@ from midstream.flow.transactions.tables import Kind, Table
 
 __all__ = [
     "AGGREGATES",
+    "ExpressionNode",
     "Function",
     "KeySlot",
-    "Node",
     "ReadOf",
     "Require",
     "TransactionType",
@@ -54,7 +54,7 @@ INFIX = {
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ExpressionNode:
     """One value of a transaction: an operation on earlier nodes."""
 
     op: str
@@ -133,7 +133,7 @@ class TransactionType:
 
     name: str
     tables: tuple[Table, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[ExpressionNode, ...]
     slots: tuple[KeySlot, ...]
     requires: tuple[Require, ...]
     writes: tuple[Write, ...]
@@ -179,7 +179,7 @@ class TransactionType:
             waiting.extend(self._seen_through(self.nodes[index]))
         return seen
 
-    def _seen_through(self, node: Node) -> Iterator[int]:
+    def _seen_through(self, node: ExpressionNode) -> Iterator[int]:
         if not is_access(node):
             return
         slot = self.slots[node.param.slot]
@@ -226,7 +226,7 @@ class TransactionType:
                 return f"~({parts[0]})"
         return f"{node.op}({', '.join(parts)})"
 
-    def _access_text(self, node: Node) -> str:
+    def _access_text(self, node: ExpressionNode) -> str:
         slot = self.slots[node.param.slot]
         table = self.tables[slot.table]
         column = "" if table.single else f".{table.columns[node.param.column].name}"
@@ -246,6 +246,6 @@ class TransactionType:
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
-def is_access(node: Node) -> bool:
+def is_access(node: ExpressionNode) -> bool:
     """Whether a node takes its value from a table."""
     return node.op in ("read", "window")

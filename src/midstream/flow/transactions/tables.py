@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
+from midstream.data.ddl import parse_ddl
 from midstream.errors import SchemaError
-from midstream.flow.ddl import parse_ddl
 
 __all__ = ["Column", "Kind", "Table", "kind_of"]
 

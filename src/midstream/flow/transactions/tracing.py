@@ -11,13 +11,13 @@ from typing import Any, NoReturn, cast, get_args
 
 import pyarrow as pa
 
+from midstream.data.durations import duration
 from midstream.errors import FunctionError, SchemaError
-from midstream.flow.durations import duration
 from midstream.flow.transactions.expressions import (
     AGGREGATES,
+    ExpressionNode,
     Function,
     KeySlot,
-    Node,
     ReadOf,
     Require,
     TransactionType,
@@ -78,8 +78,8 @@ class Access:
 
     def __init__(self, name: str, columns: Mapping[str, Kind]) -> None:
         self.name = name
-        self.nodes: list[Node] = []
-        self._known: dict[Node, int] = {}
+        self.nodes: list[ExpressionNode] = []
+        self._known: dict[ExpressionNode, int] = {}
         self._columns = columns
         self._tables: list[Table] = []
         self._slots: list[KeySlot] = []
@@ -97,7 +97,9 @@ class Access:
         """
         slot = self._slot(table, key)
         read = {
-            column.name: self._symbol(Node("read", column.kind, (), ReadOf(slot, position, len(self._writes))))
+            column.name: self._symbol(
+                ExpressionNode("read", column.kind, (), ReadOf(slot, position, len(self._writes)))
+            )
             for position, column in enumerate(table.columns)
         }
         return read["value"] if table.single else Record(table, read)
@@ -154,7 +156,7 @@ class Access:
         if kind not in _NUMBERS:
             self.fail(f"has a window over {kind} values; a window adds up numbers", hint=False)
         result: Kind = "double" if aggregate == "mean" else "bigint" if aggregate == "count" else kind
-        return self._symbol(Node("window", result, (), WindowOf(slot, position, size, aggregate)))
+        return self._symbol(ExpressionNode("window", result, (), WindowOf(slot, position, size, aggregate)))
 
     def call(self, function: Callable[..., Any], *values: Any, returns: str = "double") -> Symbol:
         """The result of a function of single values, called once per event.
@@ -170,9 +172,9 @@ class Access:
         Costs parallelism: all that the transaction may touch has to wait for it.
         """
         if isinstance(function, Symbol):
-            return self._symbol(Node("key", self.nodes[function._index].kind, (function._index,)))
+            return self._symbol(ExpressionNode("key", self.nodes[function._index].kind, (function._index,)))
         called = self._call(function, values, returns)
-        return self._symbol(Node("key", self.nodes[called._index].kind, (called._index,)))
+        return self._symbol(ExpressionNode("key", self.nodes[called._index].kind, (called._index,)))
 
     # ── functions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -180,7 +182,7 @@ class Access:
         """``yes`` where the condition holds, else ``no``."""
         test = self._as(condition, "boolean", "a condition")
         left, right, kind = self._alike(yes, no, ("double", "bigint", "boolean", "object"), "where")
-        return self._symbol(Node("where", kind, (test, left, right)))
+        return self._symbol(ExpressionNode("where", kind, (test, left, right)))
 
     def min(self, first: Any, *others: Any) -> Symbol:
         """The smallest of some numbers."""
@@ -195,7 +197,7 @@ class Access:
         index = self._node(value)
         if self.nodes[index].kind == "bigint":
             return Symbol(self, index)
-        return self._symbol(Node("floor", "bigint", (self._as(value, "double", "floor"),)))
+        return self._symbol(ExpressionNode("floor", "bigint", (self._as(value, "double", "floor"),)))
 
     # ── what symbols call ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -203,24 +205,24 @@ class Access:
         """A column of the event."""
         if name not in self._columns:
             self.fail(f"uses column {name!r}; the events have: {', '.join(sorted(self._columns))}", hint=False)
-        return self._symbol(Node("column", self._columns[name], (), name))
+        return self._symbol(ExpressionNode("column", self._columns[name], (), name))
 
     def arithmetic(self, op: str, left: Any, right: Any) -> Symbol:
         """``+ - *``: whole if both are."""
         first, second, kind = self._alike(left, right, _NUMBERS, op)
-        return self._symbol(Node(op, kind, (first, second)))
+        return self._symbol(ExpressionNode(op, kind, (first, second)))
 
     def divide(self, left: Any, right: Any) -> Symbol:
         """``/``: always a double."""
         args = (self._as(left, "double", "a division"), self._as(right, "double", "a division"))
-        return self._symbol(Node("div", "double", args))
+        return self._symbol(ExpressionNode("div", "double", args))
 
     def whole(self, op: str, left: Any, right: Any) -> Symbol:
         """``//`` and ``%``: of whole numbers."""
         first, second = self._node(left), self._node(right)
         if {self.nodes[first].kind, self.nodes[second].kind} != {"bigint"}:
             self.fail("uses // or % on doubles; they are for whole numbers. Write t.floor(a / b)", hint=False)
-        return self._symbol(Node(op, "bigint", (first, second)))
+        return self._symbol(ExpressionNode(op, "bigint", (first, second)))
 
     def unary(self, op: str, value: Any) -> Symbol:
         """``-x`` and ``abs(x)``."""
@@ -228,17 +230,19 @@ class Access:
         kind = self.nodes[index].kind
         if kind not in _NUMBERS:
             self.fail(f"uses {op} on {a_kind(kind)}; it is for numbers", hint=False)
-        return self._symbol(Node(op, kind, (index,)))
+        return self._symbol(ExpressionNode(op, kind, (index,)))
 
     def compare(self, op: str, left: Any, right: Any) -> Symbol:
         """Comparisons of numbers; truths can be equal or not."""
         allowed = (*_NUMBERS, "boolean") if op in ("eq", "ne") else _NUMBERS
         first, second, _ = self._alike(left, right, allowed, op)
-        return self._symbol(Node(op, "boolean", (first, second)))
+        return self._symbol(ExpressionNode(op, "boolean", (first, second)))
 
     def logic(self, op: str, *values: Any) -> Symbol:
         """``& | ~`` on truths."""
-        return self._symbol(Node(op, "boolean", tuple(self._as(value, "boolean", "& | ~") for value in values)))
+        return self._symbol(
+            ExpressionNode(op, "boolean", tuple(self._as(value, "boolean", "& | ~") for value in values))
+        )
 
     def fail(self, problem: str, *, hint: bool = True) -> NoReturn:
         """Raise, with the user's line."""
@@ -287,9 +291,9 @@ class Access:
             returns or {},
         )
 
-    def _symbol(self, node: Node) -> Symbol:
+    def _symbol(self, node: ExpressionNode) -> Symbol:
         # True == 1 == 1.0, and NaN != NaN: constants are told apart by their text.
-        known = Node("constant", node.kind, (), repr(node.param)) if node.op == "constant" else node
+        known = ExpressionNode("constant", node.kind, (), repr(node.param)) if node.op == "constant" else node
         index = self._known.get(known)
         if index is None:
             index = len(self.nodes)
@@ -317,7 +321,7 @@ class Access:
         self.fail(f"uses {value!r}; a value is a column, what was read, or a number", hint=False)
 
     def _constant(self, value: Any, kind: Kind) -> int:
-        return self._symbol(Node("constant", kind, (), value))._index
+        return self._symbol(ExpressionNode("constant", kind, (), value))._index
 
     def _as(self, value: Any, kind: Kind, what: str) -> int:
         """A node of that kind; whole numbers may become doubles, nothing else changes by itself."""
@@ -330,7 +334,7 @@ class Access:
         if (found, kind) == ("bigint", "double"):
             if self.nodes[index].op == "constant":
                 return self._constant(float(self.nodes[index].param), "double")
-            return self._symbol(Node("to_double", "double", (index,)))._index
+            return self._symbol(ExpressionNode("to_double", "double", (index,)))._index
         hint = "; t.floor(x) makes a double whole" if (found, kind) == ("double", "bigint") else ""
         self.fail(f"gives {a_kind(found)} where {what} wants {a_kind(kind)}{hint}", hint=False)
 
@@ -348,7 +352,7 @@ class Access:
         result = Symbol(self, self._node(first))
         for other in others:
             left, right, kind = self._alike(result, other, _NUMBERS, op)
-            result = self._symbol(Node(op, kind, (left, right)))
+            result = self._symbol(ExpressionNode(op, kind, (left, right)))
         return result
 
     def _slot(self, table: Table, key: Any) -> int:
@@ -396,4 +400,4 @@ class Access:
         plain = all(self.nodes[arg].kind in ("double", "bigint", "boolean") for arg in args)
         compiled = hasattr(function, "py_func") and plain and kind in ("double", "bigint", "boolean")
         self._functions.append(Function(function, kind, compiled))
-        return self._symbol(Node("call", kind, args, len(self._functions) - 1))
+        return self._symbol(ExpressionNode("call", kind, args, len(self._functions) - 1))

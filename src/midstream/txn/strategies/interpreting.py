@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from midstream.flow.transactions.expressions import Node
+from midstream.flow.transactions.expressions import ExpressionNode
 from midstream.txn.batches import DTYPES, filled
 from midstream.txn.columns import evaluate
 from midstream.txn.kernels import log_entry, window_best, window_total
 from midstream.txn.numbering import called
 from midstream.txn.planning import Units
-from midstream.txn.preparing import Log, Prepared
+from midstream.txn.preparing import Log, PreparedBatch
 
 __all__ = ["run_columns"]
 
 Array = npt.NDArray[Any]
 
 
-def run_columns(batch: Prepared, units: Units) -> None:
+def run_columns(batch: PreparedBatch, units: Units) -> None:
     """Run whole transactions, stratum by stratum."""
     strata, order = units.strata
     for level in range(len(strata) - 1):
@@ -38,7 +38,7 @@ class _Stratum:
     After each condition only those go on that it lets pass: functions never see values that a condition kept away.
     """
 
-    def __init__(self, batch: Prepared, number: int, rows: Array) -> None:
+    def __init__(self, batch: PreparedBatch, number: int, rows: Array) -> None:
         self.batch, self.number, self.rows = batch, number, rows
         self.kind = batch.program.types[number]
         self.known: dict[int, Array] = {}
@@ -69,7 +69,7 @@ class _Stratum:
     def value(self, index: int) -> Array:
         return evaluate(self.kind, index, self.known, self.leaf)
 
-    def leaf(self, node: Node) -> Array:
+    def leaf(self, node: ExpressionNode) -> Array:
         match node.op:
             case "column":
                 return self.batch.events[node.param][self.rows]
@@ -94,7 +94,7 @@ class _Stratum:
                 self.keys[slot] = self.batch.keys[self.batch.bases[self.rows] + slot]
         return self.keys[slot]
 
-    def read(self, node: Node) -> Array:
+    def read(self, node: ExpressionNode) -> Array:
         slot, column = node.param.slot, node.param.column
         result: Array = self.batch.tables[self.table(slot)][column][self.key(slot)]
         for write in self.kind.writes[: node.param.after]:
@@ -103,7 +103,7 @@ class _Stratum:
                 result = np.where(self.key(write.slot) == self.key(slot), own, result)
         return result
 
-    def window(self, node: Node) -> Array:
+    def window(self, node: ExpressionNode) -> Array:
         of = node.param
         table = self.table(of.slot)
         log = self.batch.logs[table]

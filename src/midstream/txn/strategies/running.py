@@ -13,8 +13,8 @@ from midstream.txn.batches import DTYPES
 from midstream.txn.compiling import Machine
 from midstream.txn.keys import IntKeys
 from midstream.txn.operations import Operations, chains, operations
-from midstream.txn.planning import Layout, Units
-from midstream.txn.preparing import Prepared
+from midstream.txn.planning import BatchLayout, Units
+from midstream.txn.preparing import PreparedBatch
 from midstream.txn.strategies import Strategy
 from midstream.txn.strategies.interpreting import run_columns
 from midstream.txn.strategies.threads import together
@@ -34,9 +34,9 @@ class Ran:
 
 
 def run(
-    batch: Prepared,
+    batch: PreparedBatch,
     machine: Machine,
-    layout: Layout,
+    layout: BatchLayout,
     members: Array,
     strategy: Strategy,
     threads: int,
@@ -69,13 +69,13 @@ def run(
     return Ran(len(units), units.depth)
 
 
-def run_serial(batch: Prepared, machine: Machine, members: Array) -> None:
+def run_serial(batch: PreparedBatch, machine: Machine, members: Array) -> None:
     """One after the other."""
     with np.errstate(all="ignore"):  # for programs that are interpreted; compiled code does not look at it
         machine["in_order"](0, len(members), members, *place_state(batch, machine))
 
 
-def _run_partitions(batch: Prepared, machine: Machine, layout: Layout, members: Array, threads: int) -> Ran:
+def _run_partitions(batch: PreparedBatch, machine: Machine, layout: BatchLayout, members: Array, threads: int) -> Ran:
     units, home = planning.partitions(batch, layout, members, threads)
     done, failed = np.zeros(len(units), np.int64), np.zeros(1, np.int64)
     state = (units.before, units.needed, done, failed, units.starts, units.members, *place_state(batch, machine))
@@ -84,7 +84,7 @@ def _run_partitions(batch: Prepared, machine: Machine, layout: Layout, members: 
 
 
 def _run_versions(
-    batch: Prepared, machine: Machine, layout: Layout, members: Array, strategy: Strategy, threads: int
+    batch: PreparedBatch, machine: Machine, layout: BatchLayout, members: Array, strategy: Strategy, threads: int
 ) -> Ran:
     eager = strategy.aborts == "eager"
     found = operations(batch, layout, members, waiting=eager)
@@ -103,9 +103,9 @@ def _run_versions(
 
 
 def _redo_until_stable(
-    batch: Prepared,
+    batch: PreparedBatch,
     machine: Machine,
-    layout: Layout,
+    layout: BatchLayout,
     members: Array,
     strategy: Strategy,
     threads: int,
@@ -126,7 +126,12 @@ def _redo_until_stable(
 
 
 def _repair(
-    batch: Prepared, machine: Machine, layout: Layout, members: Array, found: Operations, state: dict[str, Any]
+    batch: PreparedBatch,
+    machine: Machine,
+    layout: BatchLayout,
+    members: Array,
+    found: Operations,
+    state: dict[str, Any],
 ) -> int:
     redone = machine["repair"](
         members,
@@ -182,7 +187,7 @@ def explore(
 # ── what kernels take ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def place_state(batch: Prepared, machine: Machine) -> tuple[Any, ...]:
+def place_state(batch: PreparedBatch, machine: Machine) -> tuple[Any, ...]:
     """The arrays that ``run`` takes, in its order."""
     held = _common(batch)
     for number in batch.program.late_tables:
@@ -195,7 +200,7 @@ def place_state(batch: Prepared, machine: Machine) -> tuple[Any, ...]:
     return tuple(held[name] for name in machine.generated.place)
 
 
-def version_state(batch: Prepared, machine: Machine, found: Operations) -> dict[str, Any]:
+def version_state(batch: PreparedBatch, machine: Machine, found: Operations) -> dict[str, Any]:
     """The arrays that ``run_operation`` takes, by name, in its order."""
     held = _common(batch)
     held.update(x_origins=found.origins, x_owners=found.owners, x_starts=found.starts, x_older=found.older)
@@ -206,7 +211,7 @@ def version_state(batch: Prepared, machine: Machine, found: Operations) -> dict[
     return {name: held[name] for name in machine.generated.version}
 
 
-def _common(batch: Prepared) -> dict[str, Any]:
+def _common(batch: PreparedBatch) -> dict[str, Any]:
     held: dict[str, Any] = {
         "x_kinds": batch.kinds,
         "x_bases": batch.bases,

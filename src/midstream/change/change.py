@@ -1,0 +1,176 @@
+"""What a user holds of a change that was requested: where it is, and how it ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from midstream.change.prepare import PreparedChange
+from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, Outcome
+from midstream.errors import ChangeFailed
+from midstream.ids import Epoch, Revision
+from midstream.planner.change_plan import ChangePlan
+
+__all__ = ["Change", "TrialProgress"]
+
+
+@dataclass(frozen=True)
+class TrialProgress:
+    """How far a change's trial is.
+
+    It ends when no operator is ``unmet`` any more, or after ``at_most`` committed epochs.
+    """
+
+    epochs: int
+    """Committed epochs that began under the change."""
+    at_most: int
+    unmet: tuple[str, ...]
+    """Updated operators that have met no rows in these epochs."""
+
+
+class Change:
+    """A change of a job, on its way or ended. Made by :meth:`midstream.runtime.spark.job.Job.update`.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(self, prepared: PreparedChange, record: ChangeRecord, stopwatch: Callable[[], float]) -> None:
+        self._prepared: PreparedChange | None = prepared
+        self._plan = prepared.plan
+        self._record = record
+        self._trial: TrialProgress | None = None
+        self._stopwatch = stopwatch
+        self._began = stopwatch()
+        self._is_over = False
+        self._moved = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"Change(revision {self.revision}, {', '.join(self._record.operators)}: {self.outcome})"
+
+    @property
+    def revision(self) -> Revision:
+        """The number of the configuration that it leads to."""
+        return self._record.revision
+
+    @property
+    def plan(self) -> ChangePlan:
+        """What changes together, and where it begins."""
+        return self._plan
+
+    @property
+    def prepared(self) -> PreparedChange:
+        """What it was prepared as. Only until it has ended: handles may be kept for long, functions need not be."""
+        assert self._prepared is not None, f"{self!r} has ended"
+        return self._prepared
+
+    @property
+    def record(self) -> ChangeRecord:
+        """All that is known of it so far, as it is kept in the history."""
+        return self._record
+
+    @property
+    def outcome(self) -> Outcome:
+        """Pending, applied, rolled back, reverted or refused."""
+        return self._record.outcome
+
+    @property
+    def trial(self) -> TrialProgress | None:
+        """How far its trial is; None while it waits for a change before it."""
+        return self._trial
+
+    @property
+    def time_limit_s(self) -> float | None:
+        """How long an epoch on trial may take from when the change takes effect in it."""
+        return self._record.time_limit_s
+
+    @property
+    def delay_ms(self) -> float | None:
+        """The time from the request until it was in effect; None if it is not yet."""
+        return self._record.delay_ms
+
+    @property
+    def events(self) -> tuple[ChangeEvent, ...]:
+        """What happened, task by task."""
+        return self._record.events
+
+    @property
+    def error(self) -> str | None:
+        """Why it was rolled back or refused."""
+        return self._record.error
+
+    def wait(self, timeout: float | None = None) -> Outcome:
+        """Wait until the outcome is known; it is still pending if the time is up or the job ended before.
+
+        Applied means that its trial is over: epochs that ran wholly under it are committed. Does not raise when the
+        change failed: see :attr:`outcome` and :attr:`error`, or use :meth:`require`.
+        """
+        with self._moved:
+            self._moved.wait_for(lambda: self._is_over, timeout)
+        return self.outcome
+
+    def wait_effect(self, timeout: float | None = None) -> float | None:
+        """Wait until it is in effect in every task, or has failed; gives :attr:`delay_ms`."""
+        with self._moved:
+            self._moved.wait_for(lambda: self.delay_ms is not None or self._is_over, timeout)
+        return self.delay_ms
+
+    def require(self, timeout: float | None = None) -> Change:
+        """Wait until it is applied; raises :class:`~midstream.errors.ChangeFailed` if it is not."""
+        if self.wait(timeout) is not Outcome.APPLIED:
+            raise ChangeFailed(
+                f"the change to revision {self.revision} ({', '.join(self._record.operators)}) is {self.outcome}"
+                + (f": {self.error}" if self.error else ""),
+                outcome=str(self.outcome),
+                revision=self.revision,
+            )
+        return self
+
+    # ── what the job tells it ─────────────────────────────────────────────────────────────────────────────────────
+
+    def note(
+        self, what: str, task: str | None = None, operators: tuple[str, ...] = (), *, in_effect: bool = False
+    ) -> None:
+        """Something happened. Called from several threads."""
+        at_ms = round(1000 * (self._stopwatch() - self._began), 3)
+        with self._moved:
+            fields: dict[str, object] = {"events": (*self._record.events, ChangeEvent(at_ms, what, task, operators))}
+            if in_effect and self._record.delay_ms is None:
+                fields["delay_ms"] = at_ms
+            self._set(**fields)
+
+    def took_effect_in(self, epoch: Epoch) -> None:
+        """The first epoch in which it has an effect."""
+        with self._moved:
+            if self._record.epoch is None:
+                self._set(epoch=epoch)
+
+    def progressed(self, trial: TrialProgress) -> None:
+        """Its trial has begun, or has come further."""
+        with self._moved:
+            self._trial = trial
+            self._moved.notify_all()
+
+    def replan(self, prepared: PreparedChange) -> ChangeRecord:
+        """It was prepared anew, because what it waited for came out otherwise; gives the record."""
+        with self._moved:
+            self._prepared, self._plan = prepared, prepared.plan
+            self._set(revision=prepared.after.revision, updates=prepared.updates, plan=prepared.describe())
+            return self._record
+
+    def end(self, outcome: Outcome, error: str | None, keep: Callable[[ChangeRecord], None]) -> None:
+        """It has ended. Whoever waits may look at the history next, so the record is kept before they are told."""
+        with self._moved:
+            ended = msgspec.structs.replace(self._record, outcome=outcome, error=error)
+            keep(ended)
+            self._record = ended
+            self._is_over = True
+            self._prepared = None
+            self._moved.notify_all()
+
+    def _set(self, **fields: object) -> None:
+        """Only with the lock held, or what two threads tell at once could get lost."""
+        self._record = msgspec.structs.replace(self._record, **fields)
+        self._moved.notify_all()

@@ -1,0 +1,51 @@
+"""A change as it would be: for people, before it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from midstream.change.prepare import PreparedChange
+from midstream.drawing.change_picture import change_to_svg, change_to_text
+from midstream.engine.slices import TARGET_NS
+from midstream.planner.change_plan import ChangePlan, Scheduler, crossings
+
+__all__ = ["Explanation"]
+
+MESSAGE_MS = 3.0
+"""About what it takes to tell a task and hear from it (measured: 1.5 to 5 ms under load)."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a change would do. ``epoch_ms`` is what an epoch takes at the moment, if that is known."""
+
+    prepared: PreparedChange
+    epoch_ms: float | None = None
+
+    @property
+    def plan(self) -> ChangePlan:
+        """What changes together, and where it begins."""
+        return self.prepared.plan
+
+    @property
+    def expected_wait_ms(self) -> tuple[float, float | None]:
+        """How long it would take to be in effect: at least, and at most (None if that is not known)."""
+        soon = TARGET_NS / 1e6 + MESSAGE_MS
+        if self.plan.scheduler is Scheduler.REPLAY:
+            return soon, self.epoch_ms
+        if self.prepared.from_next_epoch:
+            return 0.0, self.epoch_ms
+        return (soon, self.epoch_ms) if crossings(self.prepared.after.plan, self.plan) else (soon, soon)
+
+    def to_svg(self) -> str:
+        """The flow as a picture, with what changes together in colour."""
+        return change_to_svg(self.prepared.after.graph, self.plan)
+
+    def __str__(self) -> str:
+        crossed = crossings(self.prepared.after.plan, self.plan)
+        least, most = self.expected_wait_ms
+        until = "the time that the running epoch still takes" if most is None else f"{most:.0f} ms"
+        wait = f"about {least:.0f} ms" if most == least else f"up to {until}"
+        lines = [change_to_text(self.prepared.after.graph, self.plan), "", self.prepared.describe()]
+        lines += [f"  travels with the rows of {wire.port} to stage {wire.target}" for wire in crossed]
+        return "\n".join([*lines, f"  expected wait: {wait}"])

@@ -1,0 +1,192 @@
+"""New functions are tried on the driver before anything is sent: on a few real rows, and on the state of their keys.
+
+Rows are those that an operator met in the last committed epoch, and the state is what that epoch left of their keys. So
+a function that cannot take what it will be given, or whose state has another layout, is found here, where it costs
+nothing. What only some rows bring about is found by the trial on all of them, see :mod:`.changes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from midstream.change.configuration import FIRST_REVISION
+from midstream.change.prepare import PreparedChange, stage_of
+from midstream.control.messages import Commit
+from midstream.data.rows import to_rows
+from midstream.data.times import EpochTimes
+from midstream.engine.frames import decode_rows
+from midstream.engine.operators.registry import Parts, at_work
+from midstream.engine.resources import Resources
+from midstream.errors import CheckpointError, FunctionError, MidstreamError, OperatorFailed, StateError
+from midstream.flow.model import ERROR_COLUMN, ERRORS, Lookup, Operator, Process, Transact, Transform
+from midstream.ids import BINS, BinId, Epoch, Revision
+from midstream.planner.programs import StageProgram
+from midstream.state.base import Base
+from midstream.state.files import FileRef, StateFiles
+from midstream.state.lineage import Lineage
+from midstream.state.task import TaskState
+from midstream.storage.blobs import BlobStore
+
+__all__ = ["Samples", "try_updates"]
+
+_NONE = Epoch(-1)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A few rows that each operator met in an epoch, and the files of what the epoch changed of its state.
+
+    The epoch began and ended under ``revision``; so the state that it wrote has the layout of that time.
+    """
+
+    epoch: Epoch = _NONE
+    revision: Revision = FIRST_REVISION
+    rows: Mapping[str, bytes] = field(default_factory=dict)
+    deltas: Mapping[str, tuple[FileRef, ...]] = field(default_factory=dict)
+
+    def files(self) -> frozenset[str]:
+        """The names of the files of state that functions are tried on."""
+        return frozenset(delta.name for deltas in self.deltas.values() for delta in deltas)
+
+    def after(self, commit: Commit) -> Samples:
+        """With those of one more epoch; one without rows, or in the midst of which was a change, leaves the earlier."""
+        if not commit.samples or commit.switches:
+            return self
+        deltas = {
+            operator: tuple(change.delta for change in changes if change.delta is not None)
+            for operator, changes in commit.states.items()
+        }
+        return Samples(commit.epoch, commit.revision, commit.samples, deltas)
+
+
+def try_updates(prepared: PreparedChange, samples: Samples, store: BlobStore, files: StateFiles) -> tuple[str, ...]:
+    """Call each new function on the samples of its operator. Raises :class:`FunctionError` if one fails.
+
+    Gives a line for each function that could not be tried, and why.
+    """
+    untried = []
+    resources = Resources(store)
+    try:
+        for name in prepared.plan.updated:
+            # Transactions have been traced, which is all that can be tried of them without their tables.
+            if isinstance(prepared.after.graph[name].spec, Transform | Lookup | Transact):
+                continue
+            if (why := _try(prepared, name, samples, resources, files)) is not None:
+                untried.append(f"{name!r} was not tried before: {why}")
+    finally:
+        resources.close()
+    return tuple(untried)
+
+
+def _try(prepared: PreparedChange, name: str, samples: Samples, resources: Resources, files: StateFiles) -> str | None:
+    if name not in samples.rows:
+        return "no row has met it yet"
+    rows = decode_rows(pa.py_buffer(samples.rows[name]))
+    after = prepared.after
+    program = _since(resources.program(after.programs[stage_of(after.plan)[name]]), samples.revision)
+    operator = program.operator(name)
+    if not rows.schema.equals(program.inputs[name][0]):
+        return "it will be given other columns than before"
+    try:
+        resources.function(program.blobs[name], name)
+    except OperatorFailed as error:
+        # What it needs may be on the workers only; there it is tried in earnest.
+        return f"it cannot be opened on the driver: {error.error}"
+    try:
+        with _state_of(name, operator, samples, files) as states:
+            bad = _call(operator, program, resources, states, rows)
+        if (
+            bad is not None
+            and bad.num_rows == rows.num_rows
+            and not _was_bad(prepared, name, samples, resources, files)
+        ):
+            raise _all_bad(name, bad)
+    except OperatorFailed as error:
+        raise _refusal(prepared, name, samples, rows.num_rows, error) from error
+    except (CheckpointError, StateError) as error:
+        # Nothing is known against the function.
+        return f"the state of these rows cannot be read any more: {error}"
+    return None
+
+
+def _was_bad(prepared: PreparedChange, name: str, samples: Samples, resources: Resources, files: StateFiles) -> bool:
+    """Whether the function that runs now cannot take any of the rows either."""
+    rows, before = decode_rows(pa.py_buffer(samples.rows[name])), prepared.before
+    program = _since(resources.program(before.programs[stage_of(before.plan)[name]]), samples.revision)
+    with _state_of(name, program.operator(name), samples, files) as states:
+        bad = _call(program.operator(name), program, resources, states, rows)
+    return bad is not None and bad.num_rows == rows.num_rows
+
+
+def _all_bad(name: str, bad: pa.RecordBatch) -> OperatorFailed:
+    """An operator with an errors branch never fails on a row; but a function that takes none of them is a mistake."""
+    [first, *_] = to_rows(bad)
+    reason = first.pop(ERROR_COLUMN)
+    return OperatorFailed(
+        f"all of the rows would go to the errors branch of {name!r}, the first, {first!r:.200}, for: {reason}",
+        operator=name,
+        error=reason,
+        row=first,
+        user_traceback="",
+    )
+
+
+def _since(program: StageProgram, revision: Revision) -> StageProgram:
+    """Without the migrations that the samples have behind them: the files of one epoch may not tell their level."""
+    later = {
+        name: tuple(step for step in steps if step.revision > revision) for name, steps in program.migrations.items()
+    }
+    return replace(program, migrations=later)
+
+
+def _call(
+    operator: Operator,
+    program: StageProgram,
+    resources: Resources,
+    states: Mapping[str, TaskState],
+    rows: pa.RecordBatch,
+) -> pa.RecordBatch | None:
+    """Call it on rows; gives those that went to its errors branch, if it has one."""
+    parts = Parts(program, resources, states, EpochTimes(clock=0), FIRST_REVISION)
+    work = at_work(operator, parts)
+    results = work.entries[0](rows)
+    return results.get(ERRORS) if operator.error_branches else None
+
+
+@contextlib.contextmanager
+def _state_of(name: str, operator: Operator, samples: Samples, files: StateFiles) -> Iterator[dict[str, TaskState]]:
+    """The state that the sample's epoch left, in a folder of its own; nothing is written back."""
+    if not isinstance(operator.spec, Process):
+        yield {}
+        return
+    lineage = Lineage.start(name).after(samples.epoch, list(samples.deltas.get(name, ())))
+    with tempfile.TemporaryDirectory(prefix="midstream-try-") as folder:
+        base = Base(folder, f"trial of {name}", files)
+        try:
+            with TaskState(base, lineage, [BinId(number) for number in range(BINS)]) as state:
+                yield {name: state}
+        finally:
+            base.close()
+
+
+def _refusal(prepared: PreparedChange, name: str, samples: Samples, rows: int, error: OperatorFailed) -> MidstreamError:
+    hint = ""
+    record = next(update for update in prepared.updates if update.operator == name)
+    if isinstance(prepared.after.graph[name].spec, Process):
+        hint = (
+            "If it expects its state in another layout, give migrate=, which brings a key's state into it"
+            if record.migrate is None
+            else "It was called after migrate= had brought the state of these keys into its new layout"
+        )
+    return FunctionError(
+        f"operator {name!r}: {record.label} fails on {rows} row(s) of epoch {samples.epoch} that it was tried on, so "
+        f"nothing was changed: {error.message}\n\n{error.user_traceback}\n\n{hint}".rstrip(),
+        operator=name,
+        row=error.row,
+        user_traceback=error.user_traceback,
+    )

@@ -1,0 +1,327 @@
+"""Going back: which updates undo what was changed since a revision, of a job that runs and of one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from midstream.change.configuration import FIRST_REVISION, Configuration
+from midstream.change.restart import load_function
+from midstream.change.timeline import Course, courses, ended, in_force, known_revisions, listed
+from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
+from midstream.checkpoint.retention import KEPT_REVISIONS
+from midstream.errors import CheckpointError, FlowError
+from midstream.flow.edits import Update, declares_columns
+from midstream.ids import Digest, Revision
+from midstream.planner.change_plan import Scheduler
+from midstream.storage.blobs import BlobStore
+
+__all__ = ["TakenBack", "Undoing", "reachable_revisions", "taken_back", "undoing"]
+
+Migrate = Mapping[str, Callable[[Any, Any], None]]
+
+
+@dataclass(frozen=True)
+class _Back:
+    """What one operator ran at the revision to go back to, and what it has been through since."""
+
+    function: Digest
+    returns: str | None
+    """The columns that it had; None if no change has touched them since."""
+    newest: UpdateRecord
+    layout: int
+    """The layout that its state is in; see :func:`_layouts`."""
+    migrated_by: ChangeRecord | None
+    """If that is not the layout of the function to go back to: the change that migrated the state last."""
+
+    @classmethod
+    def of(cls, course: Course, number: int) -> _Back | None:
+        """The way back of an operator to a change; None if nothing has happened to it since."""
+        since = Course(tuple(step for step in course.steps if step.record.number > number))
+        if not since.steps:
+            return None
+        layouts = _layouts(course)
+        layout = layouts[-1]
+        is_same = layout == layouts[len(course.steps) - len(since.steps)]
+        migrated = [step.record for step in since.steps if step.update.migrate is not None]
+        return cls(
+            function=since.first.before,
+            returns=since.first.returned if since.changed_columns else None,
+            newest=since.newest.update,
+            layout=layout,
+            migrated_by=None if is_same else migrated[-1],
+        )
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the operator runs that function already, with those columns, and on state that it knows."""
+        is_same = self.function == self.newest.function and self.returns in (None, self.newest.returns)
+        return is_same and self.migrated_by is None
+
+
+def _layouts(course: Course) -> list[int]:
+    """The layout of an operator's state before its first update and after each one: by the change that brought it.
+
+    A migration that comes with a function which ran before brings back the layout that this one knew.
+    """
+    layouts, known = [0], {course.first.before: 0}
+    for step in course.steps:
+        update, layout = step.update, layouts[-1]
+        if update.migrate is not None:
+            is_back = update.function in known and update.function != update.before
+            layout = known[update.function] if is_back else step.record.number
+        known[update.function] = layout
+        layouts.append(layout)
+    return layouts
+
+
+@dataclass(frozen=True)
+class Undoing:
+    """The updates that lead back to a revision, and where their functions are stored.
+
+    ``number`` is the change that led to the revision, 0 for the script; ``migrated`` the layouts that the updates lead
+    state back from, by operator. While a revert waits for its turn, changes before it may fail, or be given
+    another revision: :meth:`again` tells what is left to undo.
+    """
+
+    revision: Revision
+    number: int
+    updates: tuple[Update, ...]
+    stored: Mapping[str, Digest]
+    migrated: Mapping[str, int]
+
+    def again(self, records: Iterable[ChangeRecord]) -> Undoing:
+        """The same with the outcomes that are known now; ``records`` are those of the changes before the revert.
+
+        Runs none of the user's code. Raises :class:`FlowError` when nothing is left to undo, the revision came to
+        nothing, or state is not in the layout that ``migrate=`` was given for.
+        """
+        records = list(records)
+        target = next((record for record in records if record.number == self.number), None)
+        if target is not None and target.outcome not in (Outcome.APPLIED, Outcome.PENDING):
+            raise _no_revision(self.revision, records, target)
+        given = {update.operator: update for update in self.updates}
+        back = _way_back(records, self.number)
+        if strangers := sorted(set(back) - set(given)):
+            raise FlowError(
+                f"{', '.join(strangers)} changed while the way back to revision {self.revision} was being prepared; "
+                f"revert again"
+            )
+        _require_work(back, self.revision)
+        updates = tuple(self._again(given[operator], each) for operator, each in back.items())
+        return replace(self, updates=updates, stored={operator: each.function for operator, each in back.items()})
+
+    def _again(self, update: Update, back: _Back) -> Update:
+        migrate, now = update.migrate, back.migrated_by
+        expected = self.migrated.get(update.operator)
+        if now is None and expected is not None:
+            migrate = None  # what it was for has been rolled back
+        elif now is not None and back.layout != expected:
+            raise FlowError(
+                f"a change before this one has failed, so the state of {update.operator!r} is in the layout of "
+                f"revision {now.revision}, and not in the one that was to be brought back to revision {self.revision}. "
+                f"Revert again, with a migrate= for that layout"
+            )
+        return replace(update, migrate=migrate, returns=None if update.returns is None else back.returns)
+
+
+def undoing(
+    records: Iterable[ChangeRecord],
+    revision: Revision,
+    current: Configuration,
+    store: BlobStore,
+    migrate: Migrate | None = None,
+) -> Undoing:
+    """What leads a running job back to ``revision``, over changes that are on their way as well.
+
+    ``current`` is what the job runs once these have taken effect. Loads functions, so the user's code runs here. Raises
+    :class:`FlowError` when there is no way, or nothing to be done.
+    """
+    records = list(records)
+    number = _number_of(revision, records)
+    back = {name: each for name, each in _way_back(records, number).items() if name in current.graph}
+    for operator, each in back.items():
+        if each.function == NOT_STORED:
+            raise _not_stored(operator, revision)
+    _require_work(back, revision)
+    _require_stored(back, revision, records, store)
+    steps = dict(migrate or {})
+    _check_steps(steps, back)
+    updates = []
+    for operator, each in back.items():
+        spec = current.graph[operator].spec
+        try:
+            function = load_function(spec, each.function, store)
+        except CheckpointError:
+            raise
+        except Exception as error:  # a user's module may raise anything when it is imported
+            raise FlowError(
+                f"what {operator!r} ran at revision {revision} cannot be loaded any more: {type(error).__name__}: "
+                f"{error}. Bring back what it needs, or update the operator to something else"
+            ) from error
+        returns = each.returns if declares_columns(spec) else None
+        updates.append(Update(operator, function, migrate=steps.get(operator), returns=returns))
+    return Undoing(
+        revision,
+        number,
+        tuple(updates),
+        stored={operator: each.function for operator, each in back.items()},
+        migrated={name: each.layout for name, each in back.items() if each.migrated_by is not None},
+    )
+
+
+@dataclass(frozen=True)
+class TakenBack:
+    """All records after changes were taken back of a job that is not running; ``changed`` are those to be kept.
+
+    ``record`` is None if the job goes on with that revision anyway.
+    """
+
+    records: tuple[ChangeRecord, ...]
+    changed: tuple[ChangeRecord, ...]
+    record: ChangeRecord | None
+
+
+def taken_back(
+    records: Sequence[ChangeRecord],
+    revision: Revision,
+    committed: Revision | None,
+    store: BlobStore,
+    migrates: Mapping[str, Digest],
+    *,
+    by: str,
+    now: float,
+    how: str,
+) -> TakenBack:
+    """Decide what the next start of a job runs: what it ran at ``revision``.
+
+    Goes by the records and ``committed``, the revision of the last committed epoch, alone; nothing is loaded and
+    nothing written. A change that was on its way when the driver died ends here. ``migrates`` are stored functions.
+    """
+    note = f"back to revision {revision}, {how}"
+    settled = ended(records, committed, f"{by} took it back: {note}")
+    number = _number_of(revision, settled)
+    back = _way_back(settled, number)
+    if all(each.is_there for each in back.values()):
+        back = {}
+    ran = courses(record for record in in_force(settled) if record.number <= number)
+    for operator, each in back.items():
+        if each.function == NOT_STORED and operator in ran:
+            raise _not_stored(operator, revision)
+    _require_stored(back, revision, settled, store)
+    _check_steps(migrates, back)
+    changed = [after for before, after in zip(records, settled, strict=True) if before != after]
+    if not (back or any(record.outcome is Outcome.ROLLED_BACK for record in changed)):
+        return TakenBack(tuple(settled), tuple(changed), None)
+    highest = max([committed or FIRST_REVISION, *(record.revision for record in settled)])
+    record = ChangeRecord(
+        number=max((record.number for record in settled), default=0) + 1,
+        revision=Revision(highest + 1),
+        requested_at=now,
+        by=by,
+        scheduler=str(Scheduler.EPOCH),
+        updates=tuple(_update_back(operator, each, migrates.get(operator), settled) for operator, each in back.items()),
+        plan=f"while the job was not running: it starts with what revision {revision} ran",
+        outcome=Outcome.APPLIED,
+        note=note,
+    )
+    return TakenBack((*settled, record), (*changed, record), record)
+
+
+def _update_back(operator: str, back: _Back, migrate: Digest | None, records: Iterable[ChangeRecord]) -> UpdateRecord:
+    same = [
+        update
+        for record in records
+        for update in record.updates
+        if (update.operator, update.function) == (operator, back.function)
+    ]
+    found = same[-1] if same else None
+    return UpdateRecord(
+        operator=operator,
+        label="its first function" if found is None else found.label,
+        function=back.function,
+        source="" if found is None else found.source,
+        before=back.newest.function,
+        returns=back.newest.returns if back.returns is None else back.returns,
+        returned=back.newest.returns,
+        migrate=migrate,
+    )
+
+
+def _way_back(records: Iterable[ChangeRecord], number: int) -> dict[str, _Back]:
+    found = {operator: _Back.of(course, number) for operator, course in courses(in_force(records)).items()}
+    return {operator: each for operator, each in found.items() if each is not None}
+
+
+def _number_of(revision: Revision, records: Sequence[ChangeRecord]) -> int:
+    """The change that led to a revision, 0 for the script; an error if what ran then is not known."""
+    if revision in known_revisions(records):
+        return 0 if revision == FIRST_REVISION else next(r.number for r in in_force(records) if r.revision == revision)
+    # A change that was refused has the revision that ran at the time.
+    found = next((r for r in records if r.revision == revision and r.outcome is not Outcome.REFUSED), None)
+    if revision == FIRST_REVISION or (found is not None and found.outcome is Outcome.APPLIED):
+        raise FlowError(
+            f"the job was started with changes='drop' after revision {revision}, so what ran then is not what the "
+            f"script says; update the operators one by one instead. It can go back to "
+            f"{listed(known_revisions(records))}"
+        )
+    raise _no_revision(revision, records, found)
+
+
+def _no_revision(revision: Revision, records: Iterable[ChangeRecord], found: ChangeRecord | None) -> FlowError:
+    known = listed(known_revisions(records))
+    if found is None:
+        return FlowError(f"there is no revision {revision} to go back to; the job has run {known}")
+    return FlowError(
+        f"there is no revision {revision} to go back to: that change ({', '.join(found.operators)}) was "
+        f"{found.outcome}. The job has run {known}"
+    )
+
+
+def _require_work(back: Mapping[str, _Back], revision: Revision) -> None:
+    if all(each.is_there for each in back.values()):
+        raise FlowError(f"the job runs what it ran at revision {revision}; there is nothing to revert")
+
+
+def reachable_revisions(records: Sequence[ChangeRecord], is_stored: Callable[[Digest], bool]) -> dict[Revision, str]:
+    """The revisions whose functions are all still stored, and what each one was."""
+    return {
+        revision: what
+        for revision, what in known_revisions(records).items()
+        if all(
+            each.function != NOT_STORED and is_stored(each.function)
+            for each in _way_back(records, _number_of(revision, records)).values()
+        )
+    }
+
+
+def _require_stored(
+    back: Mapping[str, _Back], revision: Revision, records: Sequence[ChangeRecord], store: BlobStore
+) -> None:
+    gone = [name for name, each in back.items() if each.function != NOT_STORED and not store.has(each.function)]
+    if gone:
+        raise FlowError(
+            f"what {', '.join(map(repr, gone))} ran at revision {revision} is no longer stored: only the functions of "
+            f"the newest {KEPT_REVISIONS} applied changes are kept. The job can go back to "
+            f"{listed(reachable_revisions(records, store.has))}; or update the operator by hand"
+        )
+
+
+def _not_stored(operator: str, revision: Revision) -> FlowError:
+    return FlowError(
+        f"transform {operator!r} had a function at revision {revision} that is not stored; update it by hand: "
+        f"job.update(Update({operator!r}, …))"
+    )
+
+
+def _check_steps(steps: Mapping[str, Any], back: Mapping[str, _Back]) -> None:
+    if strangers := sorted(set(steps) - set(back)):
+        raise FlowError(f"migrate= names {', '.join(strangers)}; what is reverted are {', '.join(back) or 'none'}")
+    for operator, each in back.items():
+        if each.migrated_by is not None and operator not in steps:
+            raise FlowError(
+                f"the state of {operator!r} was migrated by revision {each.migrated_by.revision}, so its old function "
+                f"could not read it; say how it gets back: migrate={{{operator!r}: function(key, state)}}, or "
+                f"midstream revert … --migrate {operator}=MODULE:FUNCTION"
+            )

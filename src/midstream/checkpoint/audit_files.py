@@ -1,0 +1,68 @@
+"""Histories for the auditor in the checkpoint location: written by tasks, counted when their epoch is committed.
+
+They are for tests, so they are not synced to disk: a restart does without them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from midstream.data.ddl import closest
+from midstream.engine.audit_recorder import HISTORY
+from midstream.errors import CheckpointError, FlowError
+from midstream.flow.model import Graph, Source
+from midstream.ids import Epoch
+from midstream.storage.blobs import filesystem_of, write_atomically
+
+__all__ = ["check_audit", "keep_index", "read_history", "write_history"]
+
+
+def check_audit(graph: Graph, column: str | None) -> None:
+    """Refuse a column that no source has."""
+    names = [name for op in graph.of(Source) for name in op.schema.names]
+    if column is not None and column not in names:
+        near = closest(column, names)
+        raise FlowError(
+            f"audit={column!r}: no source of flow {graph.name!r} has such a column"
+            + (f"; did you mean {near!r}?" if near else "")
+            + f" It must identify the rows of a source; there are {', '.join(dict.fromkeys(names))}"
+        )
+
+
+def write_history(location: str, name: str, history: pa.Table) -> None:
+    """What one task recorded."""
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_file(out, HISTORY) as writer:
+        writer.write_table(history)
+    fs, root = filesystem_of(location)
+    write_atomically(fs, posixpath.join(root, name), out.getvalue(), durable=False)
+
+
+def keep_index(location: str, epoch: Epoch, names: tuple[str, ...]) -> None:
+    """The tasks whose results count: other attempts have recorded as well."""
+    fs, root = filesystem_of(location)
+    write_atomically(fs, posixpath.join(root, f"{epoch:010d}.json"), msgspec.json.encode(names), durable=False)
+
+
+def read_history(location: str) -> pa.Table:
+    """The history of all committed epochs: ``row``, ``operator``, ``revision``."""
+    fs, root = filesystem_of(location)
+    found = fs.get_file_info(pafs.FileSelector(root, allow_not_found=True))
+    indexes = sorted(info.path for info in found if info.path.endswith(".json"))
+    if not indexes:
+        raise CheckpointError(
+            f"there is no history in {location!r}: give start() or run_local() the parameter audit=, a column that "
+            f"identifies the rows of the source"
+        )
+    tables = [HISTORY.empty_table()]
+    for index in indexes:
+        with fs.open_input_stream(index) as stream:
+            names = msgspec.json.decode(stream.read(), type=tuple[str, ...])
+        for name in names:
+            with fs.open_input_file(posixpath.join(root, name)) as file:
+                tables.append(pa.ipc.open_file(file).read_all())
+    return pa.concat_tables(tables)

@@ -1,0 +1,153 @@
+"""The log of changes in the checkpoint location: entries are added, and never changed or removed.
+
+An entry is a file: a record as it was at some moment, and a checksum. A change has an entry for when it was requested
+and one for each thing that became of it; of a number, the last entry counts. The entries themselves are numbered
+without gaps, so that one that is missing is noticed.
+
+A process that writes an entry has it on disk before anybody is told of it. So a torn *last* entry is one that nobody
+was told of: it is left out, and set aside by the next entry. Any other damage is an error, because a lost change would
+bring back the function that it replaced; ``changes="drop"``, which wants none of the changes, can do without.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import threading
+
+import msgspec
+import pyarrow.fs as pafs
+
+from midstream.checkpoint.change_records import ChangeRecord
+from midstream.errors import CheckpointError
+from midstream.storage.blobs import ASIDE, filesystem_of, set_aside, write_atomically
+from midstream.storage.checksums import with_checksum, without_checksum
+
+__all__ = ["ChangeLog"]
+
+_log = logging.getLogger("midstream")
+
+
+class ChangeLog:
+    """Changes of one job, in the order in which they were requested. One process writes; any may read.
+
+    >>> import tempfile
+    >>> from midstream.ids import Revision
+    >>> log = ChangeLog(tempfile.mkdtemp())
+    >>> log.keep(ChangeRecord(log.next_number(), Revision(2), 0.0, "ann@host", "fries", (), "plan"))
+    >>> [record.revision for record in log.records()]
+    [2]
+    """
+
+    def __init__(self, location: str, *, durable: bool = True) -> None:
+        self.location = location
+        self._durable = durable
+        self._fs, self._root = filesystem_of(location)
+        # Entries never change, so each is read once. `_read` counts those that were.
+        self._records: dict[int, ChangeRecord] = {}
+        self._read = 0
+        self._torn: str | None = None
+        self._lock = threading.Lock()
+
+    def keep(self, record: ChangeRecord) -> None:
+        """Add an entry; from now on it counts for the record's number."""
+        with self._lock:
+            self._catch_up()
+            if self._torn is not None:
+                set_aside(self._fs, self._torn, durable=self._durable)
+                self._torn = None
+            data = with_checksum(msgspec.json.encode(record))
+            write_atomically(self._fs, self._path(self._read + 1), data, durable=self._durable)
+            self._add(record)
+
+    def records(self) -> list[ChangeRecord]:
+        """All records, oldest first, each as its last entry has it."""
+        with self._lock:
+            self._catch_up()
+            return [self._records[number] for number in sorted(self._records)]
+
+    def next_number(self) -> int:
+        """The number of the next record."""
+        with self._lock:
+            self._catch_up()
+            return max(self._records, default=0) + 1
+
+    def set_damage_aside(self) -> list[str]:
+        """Go on without the entries that are damaged or missing; what was done, for the user."""
+        found: dict[int, str] = {}
+        with self._lock:
+            entries = self._entries()
+            for entry in range(1, max(entries, default=0) + 1):
+                if entry not in entries:
+                    write_atomically(self._fs, self._path(entry) + ASIDE, b"", durable=self._durable)
+                    found[entry] = "missing"
+                elif not entries[entry].endswith(ASIDE) and self._decoded(entry) is None:
+                    set_aside(self._fs, self._path(entry), durable=self._durable)
+                    found[entry] = f"damaged; its file is now {self._name(entry) + ASIDE!r}"
+            self._records, self._read, self._torn = {}, 0, None
+        return [
+            f"entry {entry} of the log of changes in {self.location!r} is {what}. It is left out, with any migration "
+            f"of state that it held"
+            for entry, what in found.items()
+        ]
+
+    def _catch_up(self) -> None:
+        """Read the entries that were added since; nearly always there are none, which costs one look."""
+        if self._read and self._fs.get_file_info(self._path(self._read + 1)).type == pafs.FileType.NotFound:
+            return
+        entries = self._entries()
+        last = max(entries, default=0)
+        for entry in range(self._read + 1, last + 1):
+            name = entries.get(entry)
+            if name is not None and name.endswith(ASIDE):
+                self._read = entry
+                continue
+            record = None if name is None else self._decoded(entry)
+            if record is not None:
+                self._add(record)
+            elif entry == last:
+                self._leave_out(entry)
+            else:
+                raise CheckpointError(
+                    f"entry {entry} of the log of changes in {self.location!r}, {self._name(entry)!r}, is "
+                    f"{'damaged' if name else 'missing'}, and later ones are there. Restore it from a copy; or start "
+                    f"the flow with changes='drop', which leaves all earlier changes out"
+                )
+
+    def _leave_out(self, entry: int) -> None:
+        if self._torn is None:
+            _log.warning(
+                "the last entry of the log of changes in %r, %r, is torn: the machine crashed before it was on disk. "
+                "It is left out",
+                self.location,
+                self._name(entry),
+            )
+        self._torn = self._path(entry)
+
+    def _add(self, record: ChangeRecord) -> None:
+        self._records[record.number] = record
+        self._read += 1
+
+    def _entries(self) -> dict[int, str]:
+        """The names of all entries that there are or were, by number."""
+        selector = pafs.FileSelector(self._root, allow_not_found=True)
+        names = (posixpath.basename(info.path) for info in self._fs.get_file_info(selector))
+        found = {}
+        for name in sorted(names, reverse=True):  # one that was set aside may have a successor, which is seen later
+            number = name.removesuffix(ASIDE).removesuffix(".json")
+            if number.isdigit():
+                found[int(number)] = name
+        return found
+
+    def _decoded(self, entry: int) -> ChangeRecord | None:
+        """The record of an entry, or None if it is damaged."""
+        with self._fs.open_input_stream(self._path(entry)) as stream:
+            data = without_checksum(stream.read())
+        return None if data is None else msgspec.json.decode(data, type=ChangeRecord)
+
+    def _path(self, entry: int) -> str:
+        return posixpath.join(self._root, self._name(entry))
+
+    @staticmethod
+    def _name(entry: int) -> str:
+        return f"{entry:010d}.json"

@@ -1,0 +1,98 @@
+"""Committed state and watermarks after an epoch. Pure; shared by both runtimes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from midstream.checkpoint.location import Manifest
+from midstream.control.messages import Commit
+from midstream.data.times import Watermarks
+from midstream.flow.model import Graph, Source, Stateful
+from midstream.ids import Digest, Epoch, StageIndex
+from midstream.planner.stages import Plan
+from midstream.state.lineage import Lineage
+
+
+@dataclass(frozen=True)
+class CommittedState:
+    """After ``epoch``: which files make the state of each operator, and how far the sources are.
+
+    Operators that the flow no longer has keep their lineage: whoever brings them back finds their state.
+    """
+
+    epoch: Epoch
+    lineages: Mapping[str, Lineage]
+    watermarks: Watermarks
+
+    @classmethod
+    def of(cls, graph: Graph, manifest: Manifest | None) -> CommittedState:
+        """After the epoch of a manifest; None stands for a job that has committed nothing."""
+        specs = {op.name: op.spec for op in graph.of(Source) if isinstance(op.spec, Source)}
+        timed = {name: spec for name, spec in specs.items() if spec.event_time is not None}
+        delays = {name: spec.delay_us for name, spec in timed.items()}
+        idle = {name: spec.idle_us for name, spec in timed.items() if spec.idle_us is not None}
+        if manifest is None:
+            return cls(Epoch(-1), {}, Watermarks(delays, idle))
+        latest = {source: time for source, time in manifest.event_times.items() if source in timed}
+        heard = {source: clock for source, clock in manifest.heard.items() if source in timed}
+        watermark = manifest.watermark if timed else None
+        if watermark is None and latest and timed.keys() <= latest.keys():  # a manifest of before they were kept
+            watermark = min(latest[source] - delay for source, delay in delays.items())
+        lineages = {operator: Lineage.decode(data) for operator, data in manifest.lineages.items()}
+        return cls(manifest.epoch, lineages, Watermarks(delays, idle, latest, heard, watermark))
+
+    def by_stage(self, plan: Plan) -> dict[StageIndex, dict[str, bytes]]:
+        """The encoded lineages of each stage's operators, for its tasks."""
+        return {
+            stage.index: {
+                name: self.lineages.get(name, Lineage.start(name)).encode()
+                for name in stage.operators
+                if isinstance(plan.graph[name].spec, Stateful)
+            }
+            for stage in plan.stages
+        }
+
+    def after(self, commit: Commit) -> CommittedState:
+        """After one more epoch."""
+        lineages = dict(self.lineages)
+        for operator, changes in commit.states.items():
+            lineages[operator] = lineages.get(operator, Lineage.start(operator)).after(
+                commit.epoch,
+                [change.delta for change in changes if change.delta is not None],
+                list(chain.from_iterable(change.rewrites for change in changes)),
+            )
+        return CommittedState(commit.epoch, lineages, commit.watermarks)
+
+    def manifest(
+        self,
+        commit: Commit,
+        programs: tuple[Digest, ...],
+        bins: tuple[int, ...],
+        *,
+        committed_at: float,
+        offsets: str,
+        closing: bool = False,
+    ) -> Manifest:
+        """What to write down of the epoch that led here."""
+        return Manifest(
+            epoch=commit.epoch,
+            revision=commit.revision,
+            programs=programs,
+            bins=bins,
+            committed_at=committed_at,
+            rows={stats.operator: (stats.rows_in, stats.rows_out) for stats in commit.operators},
+            lineages={operator: lineage.encode() for operator, lineage in self.lineages.items()},
+            event_times=self.watermarks.latest,
+            offsets=offsets,
+            heard=self.watermarks.heard,
+            watermark=self.watermarks.watermark,
+            closing=closing,
+        )
+
+    def files(self) -> Iterator[str]:
+        """The names of all files of state that a restart from here needs."""
+        for lineage in self.lineages.values():
+            for entry in lineage.entries:
+                yield entry.file.name

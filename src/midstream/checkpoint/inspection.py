@@ -1,0 +1,150 @@
+"""Looking at the committed state of a job, running or not: only its checkpoint is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.checkpoint.layouts import StateLayout, stored_layouts
+from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.state_rows import shown_state, shown_table
+from midstream.data.ddl import closest
+from midstream.errors import CheckpointError, StateError
+from midstream.flow.model import Transact
+from midstream.flow.transactions import Table
+from midstream.ids import BinId, Epoch
+from midstream.state.contents import contents
+from midstream.state.keys import encode_key
+from midstream.state.lineage import Lineage
+
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class HeldState:
+    """What an operator holds: for an overview."""
+
+    operator: str
+    kind: str
+    keys: tuple[str, ...]
+    files: int
+    nbytes: int
+
+
+def read_state(location: str, operator: str, key: tuple[Any, ...] | None = None) -> pa.Table:
+    """The committed state of an operator, or of one of its keys, of a job that may be running."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return StateReader.at(location).table(operator, key)
+        except CheckpointError as error:
+            # A running job removes files that its newer epochs do not need; then there is a newer manifest to read.
+            if "file" not in error.fields:
+                raise
+    return StateReader.at(location).table(operator, key)
+
+
+@dataclass(frozen=True)
+class StateReader:
+    """The state of all operators after the newest committed epoch of a checkpoint."""
+
+    checkpoint: Checkpoint
+    manifest: Manifest | None
+
+    @classmethod
+    def at(cls, location: str) -> StateReader:
+        """Of a checkpoint, whoever uses it."""
+        checkpoint = Checkpoint.of_any_flow(location)
+        return cls(checkpoint, checkpoint.newest_manifest())
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """The epoch after which this is the state."""
+        return None if self.manifest is None else self.manifest.epoch
+
+    def overview(self) -> list[HeldState]:
+        """What each operator that keeps state holds."""
+        found = []
+        for name, layout in self._layouts().items():
+            files = [entry.file for entry in self._lineage(name).entries]
+            size = sum(file.size for file in files)
+            found.append(HeldState(name, layout.operator.kind, layout.keys, len(files), size))
+        return found
+
+    def table(self, operator: str, key: tuple[Any, ...] | None = None) -> pa.Table:
+        """The state of an operator or a table, or of one of its keys.
+
+        See :mod:`midstream.checkpoint.state_rows`.
+        """
+        if (owned := self._owned(operator)) is not None:
+            return self._shown_table(*owned, key)
+        layout = self.layout(operator)
+        if key is None:
+            rows = contents(self.checkpoint.states, self._lineage(operator))
+            return shown_state(layout.operator, layout.takes, rows)
+        schema = self.key_schema(operator)
+        bin_of_key = BinId(encode_key(key, schema, f"operator {operator!r}")[0])
+        rows = contents(self.checkpoint.states, self._lineage(operator), [bin_of_key])
+        shown = shown_state(layout.operator, layout.takes, rows)
+        for name, value in zip(schema.names, key, strict=True):
+            shown = shown.filter(pc.equal(shown[name], pa.scalar(value, schema.field(name).type)))
+        return shown
+
+    def key_schema(self, operator: str) -> pa.Schema:
+        """The key columns of an operator, or of a table."""
+        if (owned := self._owned(operator)) is not None:
+            layout, table = owned
+            domains = [layout.takes[0].field(name) for name in layout.keys]
+            return pa.schema([*domains, pa.field("key", pa.int64() if table.key == "bigint" else pa.string())])
+        layout = self.layout(operator)
+        return pa.schema([layout.takes[0].field(name) for name in layout.keys])
+
+    def layout(self, operator: str) -> StateLayout:
+        """The description of an operator that keeps state; an error if there is none of this name."""
+        layouts = self._layouts()
+        if operator not in layouts:
+            near = closest(operator, [*layouts, *self.tables()])
+            known = ", ".join([*layouts, *self.tables()]) or "none"
+            raise StateError(
+                f"no operator {operator!r} keeps state in {self.checkpoint.location!r}; those that do: {known}"
+                + (f". Did you mean {near!r}?" if near else "")
+            )
+        return layouts[operator]
+
+    def tables(self) -> dict[str, str]:
+        """The tables that transactions share, and the operator that each belongs to."""
+        return {
+            table.name: name
+            for name, layout in self._layouts().items()
+            if isinstance(layout.operator.spec, Transact)
+            for table in layout.operator.spec.tables
+        }
+
+    def _owned(self, name: str) -> tuple[StateLayout, Table] | None:
+        """A table of this name, and the operator that it belongs to."""
+        for layout in self._layouts().values():
+            if isinstance(layout.operator.spec, Transact):
+                for table in layout.operator.spec.tables:
+                    if table.name == name:
+                        return layout, table
+        return None
+
+    def _shown_table(self, layout: StateLayout, table: Table, key: tuple[Any, ...] | None) -> pa.Table:
+        operator = layout.operator
+        rows = contents(self.checkpoint.states, self._lineage(operator.name))
+        shown = shown_table(operator, table, layout.takes[0], rows)
+        for name, value in zip([*layout.keys, "key"], key or (), strict=key is not None):
+            shown = shown.filter(pc.equal(shown[name], pa.scalar(value, shown.schema.field(name).type)))
+        return shown
+
+    def _layouts(self) -> dict[str, StateLayout]:
+        if self.manifest is None:
+            raise CheckpointError(f"no epoch has been committed in {self.checkpoint.location!r} yet")
+        return stored_layouts(self.checkpoint, self.manifest)
+
+    def _lineage(self, operator: str) -> Lineage:
+        assert self.manifest is not None
+        data = self.manifest.lineages.get(operator)
+        return Lineage.start(operator) if data is None else Lineage.decode(data)

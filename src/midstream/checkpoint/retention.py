@@ -1,0 +1,49 @@
+"""Which blobs a job still needs. Pure: decided from what it runs and from the records of its changes.
+
+==============================  ====================================================================================
+what                            why
+==============================  ====================================================================================
+of a configuration, everything  workers run it, or will if a change is rolled back or its turn comes
+of a pending record, all        a restart goes on with it
+the newest applied function     a restart runs it in place of the script's
+of each operator
+all migrations that were        keys that no row has met since are still at old levels
+applied
+functions before and after the  ``revert`` goes back to them
+newest applied changes
+==============================  ====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, Outcome
+from midstream.ids import Digest
+
+__all__ = ["KEPT_REVISIONS", "blobs_on_record"]
+
+KEPT_REVISIONS = 10
+"""So many of the newest applied changes can be taken back."""
+
+
+def blobs_on_record(records: Iterable[ChangeRecord], kept: int = KEPT_REVISIONS) -> frozenset[Digest]:
+    """The blobs that a restart or a revert needs, given all records, oldest first."""
+    records = list(records)
+    pending = [record for record in records if record.outcome is Outcome.PENDING]
+    applied = _applied(records)
+    newest = {update.operator: update.function for record in applied for update in record.updates}
+    functions = {
+        digest
+        for record in [*pending, *applied[-kept:]]
+        for update in record.updates
+        for digest in (update.function, update.before)
+    }
+    migrations = {
+        update.migrate for record in [*pending, *applied] for update in record.updates if update.migrate is not None
+    }
+    return frozenset({*newest.values(), *functions, *migrations} - {NOT_STORED})
+
+
+def _applied(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:
+    return [record for record in records if record.outcome is Outcome.APPLIED]

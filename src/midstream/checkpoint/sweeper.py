@@ -1,0 +1,305 @@
+"""Removes from the checkpoint what no restart can need any more: files of state, blobs, old manifests and journals.
+
+Sweeping never fails an epoch or a job. What cannot be removed is logged once for each cause, counted, and tried again.
+
+What must stay is decided when an epoch is committed (:meth:`Sweeper.after`), and only things that the manifest of that
+epoch has superseded are removed; so it may be done at any later time (:meth:`Sweeper.sweep`): on Spark beside the next
+epochs, by a :class:`SweepThread`; on the local runtime at once, so that a seed replays exactly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+import msgspec
+
+from midstream.checkpoint.committed_state import CommittedState
+from midstream.checkpoint.location import KEPT_MANIFESTS, Checkpoint
+from midstream.checkpoint.retention import blobs_on_record
+from midstream.ids import Digest, Epoch
+from midstream.metrics import SweepStats
+from midstream.state.lineage import garbage
+from midstream.storage.holds import Mark
+
+__all__ = ["SweepThread", "Sweeper"]
+
+FULL_SWEEP_EVERY = 100
+RETRY_EVERY = 10
+"""What could not be removed is tried again in every so many sweeps."""
+
+MAX_OVERDUE = 10_000
+"""So many files that could not be removed are remembered; full sweeps find the others again."""
+
+_log = logging.getLogger("midstream")
+
+
+class _Folder(StrEnum):
+    STATE = "state"
+    MANIFESTS = "epochs"
+    JOURNALS = "journal"
+    BLOBS = "blobs"
+
+
+@dataclass(frozen=True)
+class _Leftover:
+    """A file that nobody needs."""
+
+    folder: _Folder
+    name: str
+
+
+class Sweeper:
+    """Follows a job's committed states, epoch by epoch.
+
+    A crash leads back at most one epoch: to the manifest before the newest, whose batch Spark may not have committed.
+    So the files of the last two committed states stay. What failed attempts left behind is in none; it is found by
+    looking at all files, at the start and now and then. The files of the newest samples stay as well, and those that
+    are held: functions are tried on them.
+
+    :meth:`after` and :meth:`holding` may be called by other threads while :meth:`sweep` is at work.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._lock = threading.Lock()
+        self._kept: tuple[CommittedState, ...] = ()
+        self._samples: frozenset[str] = frozenset()
+        self._held: Counter[str] = Counter()
+        self._live: frozenset[Digest] = frozenset()
+        self._mark = Mark(0)
+        self._looks: set[_Folder] = set()
+        """Folders in which to look for what nobody needs."""
+        self._due: dict[_Leftover, None] = {}
+        self._overdue: dict[_Leftover, None] = {}
+        self._sweeps = 0
+        self._causes: set[str] = set()
+        self._blobs_removed = 0
+        self._stats = SweepStats()
+
+    @property
+    def stats(self) -> SweepStats:
+        """What has been removed so far, and what could not be."""
+        with self._lock:
+            return self._stats
+
+    # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def after(self, committed: CommittedState, *, live: frozenset[Digest], samples: Iterable[str] = ()) -> None:
+        """The job stands here now: the manifest of this epoch is written.
+
+        ``live`` are the blobs of all that can be run without another request, ``samples`` the files of state on which
+        new functions are tried. To be called while no change can be requested; :meth:`sweep` does what follows.
+        """
+        with self._lock:
+            dropped, self._kept = self._kept[:-1], (*self._kept[-1:], committed)
+            self._samples = frozenset(samples)
+            if not dropped or committed.epoch % FULL_SWEEP_EVERY == 0:
+                self._looks |= set(_Folder)
+            else:
+                needed = {name for kept in self._kept for name in kept.files()}
+                unneeded = {name for old in dropped for name in old.files()} - needed
+                self._due |= {_Leftover(_Folder.STATE, name): None for name in sorted(unneeded)}
+            if committed.epoch >= KEPT_MANIFESTS:
+                self._due[_Leftover(_Folder.MANIFESTS, str(committed.epoch - KEPT_MANIFESTS))] = None
+            if live != self._live:
+                self._looks.add(_Folder.BLOBS)
+            self._live, self._mark = live, self._checkpoint.blobs.holds.mark()
+
+    def after_failure(self) -> None:
+        """The journal of a run has been kept; there may be too many."""
+        with self._lock:
+            self._looks.add(_Folder.JOURNALS)
+
+    @contextlib.contextmanager
+    def holding(self, names: Iterable[str]) -> Iterator[None]:
+        """Inside, these files of state are not removed. Only for such as are needed anyway at the beginning."""
+        names = tuple(names)
+        with self._lock:
+            self._held.update(names)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held.subtract(names)
+                self._held += Counter()
+
+    # ── doing ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def sweep(self, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Remove what is due, as far as that is possible; ends early when it is no longer wanted. Never raises.
+
+        Gives whether blobs are gone, which are mostly functions that the job no longer runs. Not to be called by two
+        threads at once.
+        """
+        blobs_before = self._blobs_removed
+        with self._lock:
+            self._sweeps += 1
+            if self._sweeps % RETRY_EVERY == 0:
+                self._retry()
+            looks, self._looks = sorted(self._looks), set()
+        for folder in looks:
+            self._try(_Leftover(folder, ""), partial(self._look, folder, is_wanted))
+        with self._lock:
+            due = [leftover for leftover in self._due if not self._is_needed(leftover)]
+        for leftover in due:
+            if not is_wanted():
+                break
+            self._try(leftover, partial(self._remove, leftover))
+        return self._blobs_removed > blobs_before
+
+    def _retry(self) -> None:
+        """Whether a blob is needed may have changed, so it is looked up again; other files are never needed again."""
+        for leftover in self._overdue:
+            if leftover.folder is _Folder.BLOBS or not leftover.name:
+                self._looks.add(leftover.folder)
+            else:
+                self._due[leftover] = None
+
+    def _is_needed(self, leftover: _Leftover) -> bool:
+        """Whether functions are, or may be, tried on it. It will not be asked for again once it is not."""
+        return leftover.folder is _Folder.STATE and (leftover.name in self._samples or leftover.name in self._held)
+
+    def _try(self, leftover: _Leftover, do: Callable[[], bool]) -> None:
+        """Do something about a file, or (without a name) about a folder; whether a file is gone by that."""
+        try:
+            is_removed = do()
+        except Exception as error:  # whatever the client of a store raises: the job must not end of it
+            self._failed(leftover, error)
+            return
+        with self._lock:
+            self._due.pop(leftover, None)
+            self._blobs_removed += is_removed and leftover.folder is _Folder.BLOBS
+            was_overdue = leftover in self._overdue
+            self._overdue.pop(leftover, None)
+            self._stats = msgspec.structs.replace(
+                self._stats, removed=self._stats.removed + is_removed, overdue=len(self._overdue)
+            )
+            if was_overdue and not self._overdue:
+                self._causes.clear()
+                _log.info("all that could not be removed from %r before is removed", self._checkpoint.location)
+
+    def _failed(self, leftover: _Leftover, error: Exception) -> None:
+        cause = error.__cause__ or error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        with self._lock:
+            self._due.pop(leftover, None)
+            if len(self._overdue) < MAX_OVERDUE:
+                self._overdue[leftover] = None
+            self._stats = msgspec.structs.replace(
+                self._stats, failed=self._stats.failed + 1, overdue=len(self._overdue), error=reason
+            )
+            kind = f"{leftover.folder} {type(cause).__name__} {getattr(cause, 'errno', None)}"
+            is_new = kind not in self._causes
+            self._causes.add(kind)
+        if is_new:
+            _log.warning(
+                "%s/%s in %r could not be %s: %s. The job goes on and tries again; what else fails for the same reason "
+                "is only counted (job.metrics.sweep)",
+                leftover.folder,
+                leftover.name,
+                self._checkpoint.location,
+                "removed" if leftover.name else "looked through",
+                reason,
+            )
+
+    def _remove(self, leftover: _Leftover) -> bool:
+        match leftover.folder:
+            case _Folder.STATE:
+                self._checkpoint.states.remove([leftover.name])
+            case _Folder.MANIFESTS:
+                self._checkpoint.remove_manifest(Epoch(int(leftover.name)))
+            case _Folder.JOURNALS:
+                self._checkpoint.remove_journal(leftover.name)
+            case _Folder.BLOBS:
+                raise AssertionError("blobs are removed when they are found")
+        return True
+
+    def _look(self, folder: _Folder, is_wanted: Callable[[], bool]) -> bool:
+        """Find what nobody needs; of blobs, remove it at once. Gives False: it is no file itself that would be gone."""
+        with self._lock:
+            kept = self._kept
+        found: Collection[str]
+        match folder:
+            case _Folder.STATE:
+                lineages = [lineage for committed in kept for lineage in committed.lineages.values()]
+                # Until Spark has moved on, the newest epoch may be run again; attempts of it may still be writing.
+                settled = Epoch(kept[0].epoch)
+                found = garbage(self._checkpoint.states.names(), lineages, settled)
+            case _Folder.MANIFESTS:
+                found = [str(epoch) for epoch in self._checkpoint.stale_manifests(kept[-1].epoch)]
+            case _Folder.JOURNALS:
+                found = self._checkpoint.stale_journals()
+            case _Folder.BLOBS:
+                self._sweep_blobs(kept, is_wanted)
+                found = ()
+        with self._lock:
+            leftovers = (_Leftover(folder, name) for name in found)
+            self._due |= {leftover: None for leftover in leftovers if leftover not in self._overdue}
+        return False
+
+    def _sweep_blobs(self, kept: Sequence[CommittedState], is_wanted: Callable[[], bool]) -> None:
+        """Remove blobs that nothing refers to.
+
+        The mark comes before the records are read. What is put on record later was touched after the mark, or by a
+        preparation that was in progress then, so it is safe.
+        """
+        store = self._checkpoint.blobs
+        with self._lock:
+            live, mark = self._live, self._mark
+            for leftover in [each for each in self._overdue if each.folder is _Folder.BLOBS]:
+                del self._overdue[leftover]
+        manifests = [self._checkpoint.manifest(committed.epoch) for committed in kept]
+        programs = {digest for manifest in manifests if manifest is not None for digest in manifest.programs}
+        needed = {*live, *programs, *blobs_on_record(self._checkpoint.changes.records())}
+        for name in store.garbage(needed):
+            if not is_wanted():
+                return
+            self._try(_Leftover(_Folder.BLOBS, name), partial(store.remove, name, mark))
+        store.holds.forget_before(mark)
+
+
+class SweepThread:
+    """Sweeps beside the epochs of a job. The thread starts when it is first woken."""
+
+    def __init__(self, sweeper: Sweeper) -> None:
+        self._sweeper = sweeper
+        self._thread: threading.Thread | None = None
+        self._is_woken = threading.Event()
+        self._is_closing = False
+
+    def wake(self) -> None:
+        """There is something to sweep."""
+        self._is_woken.set()
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="midstream-sweeper", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # a machine short of threads: the next epoch tries again
+                _log.warning("the checkpoint is not swept for now: %s", error)
+            else:
+                self._thread = thread
+
+    def close(self) -> None:
+        """End when the file in hand is done with. What is left to do is found at the next start."""
+        self._is_closing = True
+        self._is_woken.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._is_woken.wait()
+            self._is_woken.clear()
+            if self._is_closing:
+                return
+            if self._sweeper.sweep(lambda: not self._is_closing):
+                # Python looks for cycles when there are many new objects; a model is few, and may be large.
+                gc.collect()

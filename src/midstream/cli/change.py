@@ -1,0 +1,191 @@
+"""The commands for jobs that run elsewhere on this machine: list them, look at them, change them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from midstream.change.offline_revert import revert_offline
+from midstream.checkpoint.change_records import ChangeRecord, Outcome
+from midstream.checkpoint.location import Checkpoint
+from midstream.cli.functions import named_functions, updates_of
+from midstream.cli.messages import errors_told, failed
+from midstream.cli.served import NONE_SERVED, NoSuchJob, client_of, find_job
+from midstream.cli.tables import history_table, jobs_table, outcome_of, print_state, taken_back_text
+from midstream.errors import MidstreamError
+from midstream.planner.change_plan import Scheduler
+from midstream.server.client import JobClient
+from midstream.server.messages import JobState
+from midstream.server.registry import ServedEntry, served_jobs
+
+__all__ = ["explain", "history", "jobs", "revert", "status", "update"]
+
+LOOK_S = 5.0
+
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="The name of a served job, or the beginning of its id.", show_default=False)
+]
+PairsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="OPERATOR MODULE:FUNCTION ...",
+        help="What each operator is to run instead: a function, a callable object or a table, in a dotted module or a "
+        ".py file; MODULE:make() calls make first.",
+        show_default=False,
+    ),
+]
+SchedulerOption = Annotated[Scheduler, typer.Option(help="How the change is brought about.")]
+MigrateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OPERATOR=MODULE:FUNCTION", help="What brings a process's state into its new layout; may be repeated."
+    ),
+]
+ReturnsOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OPERATOR=DDL", help="The columns that a new function gives; may be repeated."),
+]
+NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Do not wait for the outcome.")]
+
+
+def jobs() -> None:
+    """List the jobs of this user that are served on this machine."""
+    found = [(entry, _state_of(entry)) for entry in served_jobs()]
+    if not found:
+        typer.echo(NONE_SERVED)
+        return
+    Console().print(jobs_table(found))
+
+
+def status(job: JobArgument) -> None:
+    """Show where a job is: its recent epochs, and the change on trial."""
+    with errors_told():
+        entry = find_job(job)
+        print_state(entry, JobClient(entry.url, entry.token).status(), Console())
+
+
+def explain(
+    job: JobArgument,
+    updates: PairsArgument,
+    migrate: MigrateOption = None,
+    returns: ReturnsOption = None,
+    scheduler: SchedulerOption = Scheduler.FRIES,
+    svg: Annotated[Path | None, typer.Option(help="File to draw the change to.", show_default=False)] = None,
+) -> None:
+    """Say what a change would do, without doing it."""
+    with errors_told():
+        client = client_of(job)
+        explained = client.explain(*updates_of(updates, migrate or [], returns or []), scheduler=scheduler)
+        typer.echo(explained.text)
+        if svg is not None:
+            try:
+                svg.write_text(explained.svg + "\n", encoding="utf-8")
+            except OSError as error:
+                raise failed(f"cannot write {str(svg)!r}: {error.strerror}.", 1) from error
+
+
+def update(
+    job: JobArgument,
+    updates: PairsArgument,
+    migrate: MigrateOption = None,
+    returns: ReturnsOption = None,
+    scheduler: SchedulerOption = Scheduler.FRIES,
+    time_limit: Annotated[
+        str | None, typer.Option(help="Roll back if an epoch on trial takes longer than this, e.g. '5 seconds'.")
+    ] = None,
+    note: Annotated[str | None, typer.Option(help="Why, for the history.")] = None,
+    no_wait: NoWaitOption = False,
+) -> None:
+    """Replace functions of a running job: all or none, and back by itself if they fail."""
+    with errors_told():
+        client = client_of(job)
+        wanted = updates_of(updates, migrate or [], returns or [])
+        record = client.update(*wanted, scheduler=scheduler, time_limit=time_limit, note=note)
+        _tell_outcome(client, record, job, no_wait)
+
+
+def history(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB|CHECKPOINT", help="A served job, or the folder of any job, running or not.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="All that is recorded, as JSON.")] = False,
+) -> None:
+    """Show all changes of a job: who, when, what, and what became of it."""
+    with errors_told():
+        records = _records(job)
+        if as_json:
+            typer.echo(msgspec.json.format(msgspec.json.encode(records), indent=2).decode())
+        elif records:
+            Console().print(history_table(records))
+        else:
+            typer.echo("The job has not been changed.")
+
+
+def revert(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|CHECKPOINT",
+            help="A served job; or the folder of one that is not running, whose next start is to go back.",
+            show_default=False,
+        ),
+    ],
+    revision: Annotated[int, typer.Argument(help="The revision to go back to.", show_default=False)],
+    migrate: MigrateOption = None,
+    scheduler: Annotated[Scheduler, typer.Option(help="How a running job is changed.")] = Scheduler.FRIES,
+    no_wait: NoWaitOption = False,
+) -> None:
+    """Go back to what a job ran at an earlier revision: while it runs, or if it cannot start any more."""
+    with errors_told():
+        steps = named_functions(migrate or [])
+        client = _client_of_job_or_folder(job)
+        if client is None:
+            typer.echo(taken_back_text(revert_offline(job, revision, steps)))
+            return
+        record = client.revert(revision, migrate=steps, scheduler=scheduler)
+        _tell_outcome(client, record, job, no_wait)
+
+
+def _tell_outcome(client: JobClient, record: ChangeRecord, job: str, no_wait: bool) -> None:
+    what = f"revision {record.revision} ({', '.join(record.operators)})"
+    if not no_wait:
+        try:
+            with Console(stderr=True).status(f"waiting for {what}"):
+                record = client.wait(record.number)
+        except KeyboardInterrupt:
+            raise failed(f"no longer waiting for {what}; 'midstream history {job}' tells the outcome.", 1) from None
+    typer.echo(outcome_of(record))
+    if record.outcome is not Outcome.APPLIED and not no_wait:
+        raise typer.Exit(1)
+
+
+def _records(text: str) -> list[ChangeRecord]:
+    client = _client_of_job_or_folder(text)
+    return Checkpoint.of_any_flow(text).changes.records() if client is None else client.history()
+
+
+def _client_of_job_or_folder(text: str) -> JobClient | None:
+    """The client of a served job, which may be named by its checkpoint; None if it is a folder that nobody serves."""
+    try:
+        return client_of(text)
+    except NoSuchJob:
+        if not ("/" in text or Path(text).exists()):
+            raise
+    if "://" not in text:
+        folder = os.path.realpath(text)
+        for entry in served_jobs():
+            if os.path.realpath(entry.checkpoint) == folder:
+                return JobClient(entry.url, entry.token)
+    return None
+
+
+def _state_of(entry: ServedEntry) -> JobState | None:
+    try:
+        return JobClient(entry.url, entry.token).status(timeout=LOOK_S)
+    except MidstreamError:
+        return None

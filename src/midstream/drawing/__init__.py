@@ -1,0 +1,1 @@
+"""Pictures of a flow and of a planned change: text, Mermaid, SVG."""

@@ -1,0 +1,105 @@
+"""Combining before the exchange: what the rows of a key come to travels, instead of the rows.
+
+For a running aggregate it does not matter where rows are added up. If many of a sender's rows share their keys, it adds
+them up itself and sends *partials*: a key, its packed totals, and how many rows they stand for. If few do, rows travel
+as they are; this is found out block by block, and looked at again only now and then while it does not pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.engine.aggregation.blocks import Blocks
+from midstream.engine.aggregation.partials import Partials, Tally, by_key
+from midstream.engine.aggregation.runs import Integers, runs_of
+from midstream.engine.bad_rows import Aside, Screen, without
+from midstream.engine.operators.aggregate import totals_of
+from midstream.engine.operators.aggregating import found_keys, refuse_nulls
+from midstream.flow.model import Aggregate, Operator
+
+__all__ = ["PARTIAL_SCHEMA", "Combiner"]
+
+PARTIAL_SCHEMA = pa.schema([("key", pa.binary()), ("totals", pa.binary()), ("rows", pa.int64())])
+"""Of a frame of partials."""
+
+WORTH = 2
+"""So many rows must share a key, on average, for combining to pay."""
+PATIENCE = 16
+"""So many blocks pass after one that was not worth it."""
+MAX_HELD = 1 << 18
+
+
+class Combiner:
+    """The rows that one task sends to one running aggregate."""
+
+    def __init__(self, operator: Operator, takes: pa.Schema) -> None:
+        assert isinstance(operator.spec, Aggregate)
+        self._operator = operator
+        self._spec = operator.spec
+        self._totals = totals_of(operator, operator.spec, takes)
+        self._screen = Screen(Aside(operator), operator.spec.keys)
+        self._tally = self._new_tally()
+        self._blocks = Blocks(self._add)
+        self._combined = 0
+        self._skip = 0
+        self._as_they_are: list[pa.RecordBatch] = []
+        self._partials: list[pa.RecordBatch] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Take rows. What is to be sent is given by :meth:`rows` and :meth:`partials`."""
+        if reasons := self._screen.reasons(rows):  # bad rows go aside where they arrive
+            self._as_they_are.append(rows.take(pa.array(sorted(reasons))))
+            rows = without(rows, reasons)
+        refuse_nulls(self._operator, rows, self._spec.keys, "a key")
+        # Cut where blocks end, so that it does not matter how rows were cut into slices.
+        while rows.num_rows:
+            part = rows.slice(0, self._skip or self._blocks.room)
+            rows = rows.slice(part.num_rows)
+            if self._skip:
+                self._skip -= part.num_rows
+                self._as_they_are.append(part)
+            else:
+                self._blocks.add(part, np.zeros(part.num_rows, np.int64))
+
+    def finish(self) -> None:
+        """There are no more rows."""
+        self._blocks.flush()
+        self._empty_tally()
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Rows that travel as they are, since this was last asked."""
+        found, self._as_they_are = self._as_they_are, []
+        yield from found
+
+    def partials(self) -> Iterator[pa.RecordBatch]:
+        """Partials, since this was last asked."""
+        found, self._partials = self._partials, []
+        yield from found
+
+    def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
+        keys = found_keys(self._operator, rows, self._spec.keys, f"aggregate {self._operator.name!r}")
+        if len(keys.stored) * WORTH > rows.num_rows:
+            self._as_they_are.append(rows)
+            self._skip = PATIENCE * self._blocks.size
+            return
+        runs = runs_of(keys.group_of_row, len(keys.stored))
+        self._tally.add(Partials(keys.stored, (), self._totals.of_rows(rows, numbers, runs)))
+        self._combined += rows.num_rows
+        if len(self._tally) > MAX_HELD:
+            self._empty_tally()
+
+    def _empty_tally(self) -> None:
+        partials, self._tally = self._tally.take(), self._new_tally()
+        if partials is None:
+            return
+        # Which partial stands for how many rows does not matter, only how many they are together.
+        rows = np.zeros(len(partials), np.int64)
+        rows[0], self._combined = self._combined, 0
+        columns = [partials.keys, pa.array(self._totals.pack(partials.totals), pa.binary()), pa.array(rows)]
+        self._partials.append(pa.RecordBatch.from_arrays(columns, schema=PARTIAL_SCHEMA))
+
+    def _new_tally(self) -> Tally:
+        return Tally(self._totals, by_key(self._totals))

@@ -1,0 +1,83 @@
+"""last: the most recent values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.engine.aggregation.base import Columns, LooseAccumulator, integers, valid
+from midstream.engine.aggregation.runs import Integers, Runs
+
+__all__ = ["Last"]
+
+
+class Last(LooseAccumulator):
+    """The last ``limit`` values in the order of arrival. Columns: lists of the values, lists of their numbers.
+
+    Numbers, not places, say what is last: elements may be combined in any order.
+    """
+
+    def __init__(self, kind: pa.DataType, limit: int) -> None:
+        self._kind = kind
+        self._kept = integers(pa.array([], kind)).type  # what Python cannot express must not become Python objects
+        self._limit = limit
+
+    def of_rows(self, values: pa.Array, numbers: Integers, runs: Runs) -> Columns:
+        """See :class:`Accumulator`."""
+        there = valid(values)
+        ends = np.cumsum(there)
+        offsets = np.concatenate([np.zeros(1, np.int64), ends])
+        found = integers(values)
+        return self.combined(_lists(offsets, found.drop_null() if found.null_count else found, numbers[there]), runs)
+
+    def combined(self, columns: Columns, runs: Runs) -> Columns:
+        """See :class:`Accumulator`."""
+        values, numbers = columns
+        offsets = values.offsets.to_numpy()
+        number_offsets = numbers.offsets.to_numpy()
+        flat = numbers.values.to_numpy()
+        sizes = np.diff(offsets)[runs.order]
+        inside = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        number = flat[np.repeat(number_offsets[:-1][runs.order], sizes) + inside]
+        run = np.repeat(runs.run_of, sizes)
+        order = np.lexsort((number, run))
+        counts = np.bincount(run, minlength=len(runs))
+        # How many of the same run come behind each, in that order.
+        behind = np.repeat(np.cumsum(counts), counts) - 1 - np.arange(len(order))
+        kept = order[behind < self._limit]
+        source = (np.repeat(offsets[:-1][runs.order], sizes) + inside)[kept]
+        ends = np.cumsum(np.minimum(counts, self._limit))
+        ends_with_zero = np.concatenate([np.zeros(1, np.int64), ends])
+        return _lists(ends_with_zero, values.values.take(pa.array(source)), number[kept])
+
+    def results(self, columns: Columns) -> pa.Array:
+        """See :class:`Accumulator`."""
+        values = columns[0]
+        flat = values.flatten()
+        offsets = (values.offsets.to_numpy() - values.offsets[0].as_py()).astype(np.int32) if len(values) else [0]
+        if flat.type != self._kind:
+            flat = flat.view(self._kind)
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat)
+
+    def to_values(self, columns: Columns) -> list[Any]:
+        """See :class:`LooseAccumulator`."""
+        values: list[Any] = columns[0].to_pylist()
+        return values
+
+    def of_values(self, values: Sequence[Any]) -> Columns:
+        """See :class:`LooseAccumulator`."""
+        lists = pa.array(values, pa.large_list(self._kept))
+        offsets = lists.offsets.to_numpy() if len(lists) else np.zeros(1, np.int64)
+        # Numbers of rows are not negative, so these come before all of them.
+        return _lists(offsets, lists.flatten(), np.arange(-int(offsets[-1]), 0))
+
+
+def _lists(offsets: Integers, values: pa.Array, numbers: Integers) -> Columns:
+    starts = pa.array(offsets, pa.int64())
+    return (
+        pa.LargeListArray.from_arrays(starts, values),
+        pa.LargeListArray.from_arrays(starts, pa.array(numbers, pa.int64())),
+    )

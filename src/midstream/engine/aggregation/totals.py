@@ -1,0 +1,198 @@
+"""All aggregations of an operator together, and the bytes that state keeps of them."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from midstream.data.schema import type_name
+from midstream.engine.aggregation.base import Accumulator, Columns, DoesNotFit, LooseAccumulator
+from midstream.engine.aggregation.extremes import ArrowExtreme, NumberExtreme
+from midstream.engine.aggregation.recent import Last
+from midstream.engine.aggregation.runs import Integers, Runs, runs_of
+from midstream.engine.aggregation.sketches import ApproxDistinct
+from midstream.engine.aggregation.sums import Count, ExactSum, FloatSum
+from midstream.errors import StateError
+from midstream.flow.aggregations import Aggregation, AggregationKind
+from midstream.state.values import PackedCodec
+
+__all__ = ["Totals", "TotalsOf", "accumulator_of"]
+
+_LOOSE_WIDTH = 128
+
+Totals = tuple[Columns, ...]
+"""The columns of each aggregation, in the order of the operator's results; all of one length."""
+
+
+def accumulator_of(aggregation: Aggregation, takes: pa.Schema) -> Accumulator:
+    """What computes an aggregation over rows of a schema, which the flow has found fit for it."""
+    kind = takes.field(aggregation.column).type if aggregation.column is not None else pa.null()
+    is_mean, is_max = aggregation.kind is AggregationKind.MEAN, aggregation.kind is AggregationKind.MAX
+    match aggregation.kind:
+        case AggregationKind.COUNT:
+            return Count()
+        case AggregationKind.SUM | AggregationKind.MEAN if pa.types.is_floating(kind):
+            return FloatSum(mean=is_mean)
+        case AggregationKind.SUM | AggregationKind.MEAN:
+            return ExactSum(kind, mean=is_mean)
+        case AggregationKind.MIN | AggregationKind.MAX if pa.types.is_string(kind) or pa.types.is_decimal(kind):
+            return ArrowExtreme(kind, largest=is_max)
+        case AggregationKind.MIN | AggregationKind.MAX:
+            return NumberExtreme(kind, largest=is_max)
+        case AggregationKind.APPROX_DISTINCT:
+            return ApproxDistinct()
+        case AggregationKind.LAST:
+            return Last(kind, aggregation.limit)
+
+
+class TotalsOf:
+    """The aggregations of one operator.
+
+    ``purpose`` says what else decides whether old state is of use (the windows), ``times`` names integers that are
+    kept beside the totals.
+
+    >>> from midstream.flow import aggregations as agg
+    >>> totals = TotalsOf([("n", agg.count()), ("sum", agg.sum("x"))], pa.schema({"x": pa.int64()}), "aggregate 'a'")
+    >>> rows = pa.record_batch({"x": [5, 7, None]})
+    >>> both = totals.of_rows(rows, np.arange(3), Runs(np.array([0, 2, 1]), np.array([0, 2])))
+    >>> [column.to_pylist() for column in totals.results(both)]
+    [[2, 1], [5, 7]]
+    >>> again, _ = totals.unpack(totals.pack(both))
+    >>> [column.to_pylist() for column in totals.results(again)]
+    [[2, 1], [5, 7]]
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[tuple[str, Aggregation]],
+        takes: pa.Schema,
+        what: str,
+        purpose: str = "",
+        times: Sequence[str] = (),
+    ) -> None:
+        self._what = what
+        self._names = [name for name, _ in columns]
+        self._inputs = [aggregation.column for _, aggregation in columns]
+        self._all = [accumulator_of(aggregation, takes) for _, aggregation in columns]
+        self._times = list(times)
+        self._layout = _layout([aggregation for _, aggregation in columns], takes, purpose)
+        self._loose = [one for one in self._all if isinstance(one, LooseAccumulator)]
+        fields: list[Any] = [("layout", "<u4"), *((name, "<i8") for name in times)]
+        fields += [(f"{i}_{field[0]}", *field[1:]) for i, one in enumerate(self._all) for field in one.fields]
+        self._codec = PackedCodec(np.dtype(fields), what)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The columns of rows that are read."""
+        return list(dict.fromkeys(name for name in self._inputs if name is not None))
+
+    @property
+    def width(self) -> int:
+        """About how many bytes one element takes."""
+        return self._codec.dtype.itemsize + _LOOSE_WIDTH * len(self._loose)
+
+    def of_rows(self, rows: pa.RecordBatch, numbers: Integers, runs: Runs) -> Totals:
+        """What each run of rows comes to; ``numbers`` grow in the order of arrival."""
+        inputs: list[Any] = [None if name is None else rows.column(name) for name in self._inputs]
+        return tuple(one.of_rows(values, numbers, runs) for one, values in zip(self._all, inputs, strict=True))
+
+    def combined(self, totals: Totals, runs: Runs) -> Totals:
+        """What each run of elements comes to together."""
+        return tuple(one.combined(columns, runs) for one, columns in zip(self._all, totals, strict=True))
+
+    def joined(self, parts: Sequence[Totals]) -> Totals:
+        """The elements of all parts, one part behind the other. At least one part must be given."""
+        if len(parts) == 1:
+            return parts[0]
+        return tuple(
+            tuple(_concatenated(arrays) for arrays in zip(*of_one, strict=True)) for of_one in zip(*parts, strict=True)
+        )
+
+    def results(self, totals: Totals, show_key: Callable[[int], object] = repr) -> list[pa.Array]:
+        """What users see, a column for each aggregation; ``show_key`` tells whose an element is, for errors."""
+        found = []
+        for name, one, columns in zip(self._names, self._all, totals, strict=True):
+            try:
+                found.append(one.results(columns))
+            except DoesNotFit as error:
+                raise StateError(
+                    f"{self._what}: column {name!r} of the key {show_key(error.index)}: {error}. Sum smaller numbers, "
+                    f"or decimals: cast the column in a map before"
+                ) from error
+        return found
+
+    def pack(self, totals: Totals, times: Sequence[Integers] = ()) -> list[bytes]:
+        """The bytes of each element."""
+        count = len(totals[0][0]) if totals else len(times[0])
+        structs = np.zeros(count, self._codec.dtype)
+        structs["layout"] = self._layout
+        for name, values in zip(self._times, times, strict=True):
+            structs[name] = values
+        for index, one, columns in self._fixed(totals):
+            for (field, *_), values in zip(one.fields, columns, strict=True):
+                structs[f"{index}_{field}"] = values
+        packed = self._codec.split(structs)
+        if not self._loose:
+            return packed
+        loose = [
+            one.to_values(columns)
+            for one, columns in zip(self._all, totals, strict=True)
+            if isinstance(one, LooseAccumulator)
+        ]
+        return [head + pickle.dumps(tail, 5) for head, tail in zip(packed, zip(*loose, strict=True), strict=True)]
+
+    def upon(self, stored: Sequence[bytes | None], totals: Totals) -> Totals:
+        """What elements come to together with what is stored of them already, if anything."""
+        known = np.flatnonzero(np.fromiter((one is not None for one in stored), np.bool_, len(stored)))
+        if not len(known):
+            return totals
+        older, _ = self.unpack([one for one in stored if one is not None])
+        codes = np.concatenate([known, np.arange(len(stored))])  # the older comes first
+        return self.combined(self.joined([older, totals]), runs_of(codes, len(stored)))
+
+    def unpack(self, data: Sequence[bytes]) -> tuple[Totals, list[Integers]]:
+        """The elements that :meth:`pack` was given, and their times."""
+        width = self._codec.dtype.itemsize
+        structs, _ = self._codec.join([one[:width] for one in data] if self._loose else data)
+        if (structs["layout"] != self._layout).any():
+            raise StateError(
+                f"{self._what}: the stored totals were written with other aggregations or windows than these. Give the "
+                f"operator another name, or the old aggregations"
+            )
+        tails = iter(self._tails(data, width))
+        totals = []
+        for index, one in enumerate(self._all):
+            if isinstance(one, LooseAccumulator):
+                totals.append(one.of_values(next(tails)))
+            else:
+                totals.append(tuple(structs[f"{index}_{field[0]}"] for field in one.fields))
+        return tuple(totals), [np.ascontiguousarray(structs[name]) for name in self._times]
+
+    def _tails(self, data: Sequence[bytes], width: int) -> list[list[Any]]:
+        tails = [pickle.loads(memoryview(one)[width:]) for one in data] if self._loose else []
+        return [[tail[index] for tail in tails] for index in range(len(self._loose))]
+
+    def _fixed(self, totals: Totals) -> list[tuple[int, Accumulator, Columns]]:
+        both = zip(self._all, totals, strict=True)
+        return [
+            (index, one, columns) for index, (one, columns) in enumerate(both) if not isinstance(one, LooseAccumulator)
+        ]
+
+
+def _concatenated(arrays: Sequence[npt.NDArray[Any] | pa.Array]) -> npt.NDArray[Any] | pa.Array:
+    return np.concatenate(arrays) if isinstance(arrays[0], np.ndarray) else pa.concat_arrays(arrays)
+
+
+def _layout(aggregations: Sequence[Aggregation], takes: pa.Schema, purpose: str) -> int:
+    """A number that differs when state means something else."""
+    texts = [
+        f"{one.kind}({one.column} {'' if one.column is None else type_name(takes.field(one.column).type)}, {one.limit})"
+        for one in aggregations
+    ]
+    return zlib.crc32("; ".join([purpose, *texts]).encode())

@@ -1,0 +1,1 @@
+"""How rows of two streams find each other."""

@@ -1,0 +1,230 @@
+"""Plans a change of a running job: which operators change together, where the change begins, and when.
+
+The updated operators, and those above them that may split a row (:mod:`~midstream.planner.pruning`), span components
+(:mod:`~midstream.planner.mcs`), and the change begins at their heads. A row that passes a head after this has switched
+is of the new revision, and every member behind takes it as such; a row that passed before, or came past all heads, is
+of the old one.
+
+Why no row meets a mixture: let one source row cause two operations on updated operators. Either one of the two stands
+above the other on the row's path, or there is an operator at which the row was split. In both cases that operator is a
+member of one component with both, no head stands behind it, and so both operations have the revision that the row had
+there. An operator that splits rows is left out only if one of these at most meets the change.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from midstream.data.ddl import closest
+from midstream.errors import FlowError
+from midstream.flow.model import Graph, Source, Transact, Transform
+from midstream.planner.mcs import Component, components_of, covering
+from midstream.planner.pruning import Pruned, Rule, blocks, find_forks
+from midstream.planner.stages import Plan, Wire
+
+__all__ = ["ChangePlan", "Component", "Pruned", "Rule", "Scheduler", "crossings", "plan_change"]
+
+
+class Scheduler(enum.StrEnum):
+    """How a change is brought about; all but :attr:`NAIVE` are consistent."""
+
+    FRIES = "fries"
+    """Begins as near to the updated operators as consistency allows."""
+
+    FRIES_UNPRUNED = "fries-unpruned"
+    """The same, but at every one-to-many operator above them, needed or not; for comparison."""
+
+    MARKER = "marker"
+    """Begins at all sources above the updated operators, in the midst of an epoch: the barrier of Chi."""
+
+    EPOCH = "epoch"
+    """From the next epoch: what a micro-batch engine can do by nature."""
+
+    MULTIVERSION = "multiversion"
+    """Operators hold both versions; from some moment on sources tag rows with the new one."""
+
+    NAIVE = "naive"
+    """Each updated operator by itself. Fast and wrong: a row can meet one before and another one after the change."""
+
+    REPLAY = "replay"
+    """The running epoch is cancelled and run again wholly after the change: no row that is not committed is spared."""
+
+
+@dataclass(frozen=True)
+class ChangePlan:
+    """What a change of ``updated`` involves; operators are in the graph's order.
+
+    ``crosses`` names the blocking operators that the change would have to cross. These speak at the end of an epoch,
+    when it cannot be told any more which of their rows came after the change; so it waits for the next epoch.
+    """
+
+    scheduler: Scheduler
+    updated: tuple[str, ...]
+    components: tuple[Component, ...]
+    pruned: tuple[Pruned, ...] = ()
+    crosses: tuple[str, ...] = ()
+
+    @cached_property
+    def members(self) -> frozenset[str]:
+        """The operators of all components."""
+        return frozenset(name for component in self.components for name in component.operators)
+
+    @cached_property
+    def heads(self) -> frozenset[str]:
+        """The operators at which the change begins."""
+        return frozenset(name for component in self.components for name in component.heads)
+
+    @property
+    def from_next_epoch(self) -> bool:
+        """Whether the running epoch is finished without the change; one that is run again has it from its start."""
+        return self.scheduler is not Scheduler.REPLAY and (bool(self.crosses) or self.scheduler is Scheduler.EPOCH)
+
+    def component_of(self, operator: str) -> Component | None:
+        """The component that an operator is a member of, if any."""
+        return next((component for component in self.components if operator in component.operators), None)
+
+    def describe(self) -> str:
+        """The plan as text for users.
+
+        >>> import pyarrow as pa
+        >>> from midstream.flow.model import Form, Map, Operator, Port, Sink
+        >>> rows = pa.schema([])
+        >>> graph = Graph("fraud", (
+        ...     Operator("payments", Source(), (), rows),
+        ...     Operator("FM", Map(Form.ROWS), (Port("payments"),), rows),
+        ...     Operator("MC", Map(Form.ROWS), (Port("FM"),), rows),
+        ...     Operator("alerts", Sink(), (Port("MC"),), rows),
+        ...     Operator("archive", Sink(), (Port("payments"),), rows),
+        ... ))
+        >>> print(plan_change(graph, ["FM", "MC"]).describe())
+        change of FM, MC by scheduler fries
+          component 1: FM, MC; begins at FM
+          pruned: payments (edge-wise one-to-one: it gives each reader one row at most, and only 'FM' leads to the
+                  change)
+          takes effect in the running epoch, as soon as the tasks of FM have finished their slices
+        """
+        lines = [f"change of {', '.join(self.updated)} by scheduler {self.scheduler}"]
+        for number, component in enumerate(self.components, 1):
+            members, heads = ", ".join(component.operators), ", ".join(component.heads)
+            lines.append(f"  component {number}: {members}; begins at {heads}")
+        lines += [f"  pruned: {each.operator} ({each.rule}: {each.why})" for each in self.pruned]
+        if self.crosses:
+            lines.append(f"  crosses: {', '.join(self.crosses)}")
+        if self.scheduler is Scheduler.NAIVE:
+            lines.append("  not consistent: a row may meet one operator before and another one after the change")
+        return "\n".join([*lines, f"  {self._effect()}"])
+
+    def _effect(self) -> str:
+        if self.scheduler is Scheduler.REPLAY:
+            return "takes effect for the running epoch as a whole, which is cancelled and run again"
+        if self.crosses:
+            return (
+                f"takes effect from the next epoch, because {', '.join(self.crosses)} can give rows at an epoch's end"
+            )
+        if self.from_next_epoch:
+            return "takes effect from the next epoch"
+        heads = ", ".join(head for component in self.components for head in component.heads)
+        return f"takes effect in the running epoch, as soon as the tasks of {heads} have finished their slices"
+
+
+def plan_change(graph: Graph, updated: Collection[str], scheduler: Scheduler = Scheduler.FRIES) -> ChangePlan:
+    """Plan a change of the operators named ``updated``. Pure, and linear in the size of the graph: O(V + E).
+
+    >>> import pyarrow as pa
+    >>> from midstream.flow.model import FlatMap, Form, Map, Operator, Port, Sink
+    >>> rows = pa.schema([])
+    >>> graph = Graph("w4", (
+    ...     Operator("groups", Source(), (), rows),
+    ...     Operator("U2", FlatMap(Form.ROWS), (Port("groups"),), rows),
+    ...     Operator("FD1", Map(Form.ROWS), (Port("U2"),), rows),
+    ...     Operator("alerts", Sink(), (Port("FD1"),), rows),
+    ... ))
+    >>> [str(component) for component in plan_change(graph, ["FD1"]).components]
+    ['{U2, FD1}']
+    """
+    names = _checked(graph, updated)
+    pruned: tuple[Pruned, ...] = ()
+    match scheduler:
+        case Scheduler.NAIVE:
+            components = tuple(Component((name,), (), (name,), (name,)) for name in names)
+        case Scheduler.MARKER | Scheduler.MULTIVERSION:
+            components = _spanned(graph, names, _sources_above(graph, names))
+        case _:
+            forks, pruned = find_forks(graph, frozenset(names), prune=scheduler is not Scheduler.FRIES_UNPRUNED)
+            components = _spanned(graph, names, forks)
+    members = {name for component in components for name in component.operators}
+    # What was pruned may lie between members all the same.
+    pruned = tuple(each for each in pruned if each.operator not in members)
+    return ChangePlan(scheduler, names, components, pruned, _crossed(graph, components))
+
+
+def crossings(plan: Plan, change: ChangePlan) -> tuple[Wire, ...]:
+    """The exchanges that the change has to travel through: wires between members of a component in different stages.
+
+    There are none for a change that applies to whole epochs.
+    """
+    if change.from_next_epoch or change.scheduler is Scheduler.REPLAY:
+        return ()
+    edges = {edge for component in change.components for edge in component.edges}
+    return tuple(
+        wire
+        for wire in plan.wires
+        if wire.target is not None and any((wire.port.operator, reader) in edges for reader in wire.consumers)
+    )
+
+
+def _checked(graph: Graph, updated: Collection[str]) -> tuple[str, ...]:
+    """The names in the graph's order, if they make sense."""
+    if isinstance(updated, str):
+        raise FlowError(f"the operators to change are given as a list of names, found the string {updated!r}")
+    if not updated:
+        raise FlowError(f"a change of flow {graph.name!r} names no operator; name at least one of {_known(graph)}")
+    for name, count in Counter(updated).items():
+        if name not in graph:
+            near = closest(str(name), [op.name for op in graph])
+            hint = f"; did you mean {near!r}?" if near else "."
+            raise FlowError(
+                f"flow {graph.name!r} has no operator {name!r} to change{hint} Its operators are {_known(graph)}."
+            )
+        if count > 1:
+            raise FlowError(f"a change names operator {name!r} {count} times; one update of each is all it can have")
+    wanted = frozenset(updated)
+    return tuple(op.name for op in graph if op.name in wanted)
+
+
+def _known(graph: Graph) -> str:
+    return ", ".join(repr(op.name) for op in graph)
+
+
+def _spanned(graph: Graph, updated: tuple[str, ...], others: Collection[str]) -> tuple[Component, ...]:
+    return components_of(graph, covering(graph, {*updated, *others}), frozenset(updated))
+
+
+def _sources_above(graph: Graph, names: Collection[str]) -> set[str]:
+    above = set(names)
+    for op in reversed(graph.operators):
+        if op.name in above:
+            above.update(port.operator for port in op.inputs)
+    return {op.name for op in graph.of(Source) if op.name in above}
+
+
+def _crossed(graph: Graph, components: Collection[Component]) -> tuple[str, ...]:
+    """Blocking operators between members, updated ones with members behind, and updated transforms and transacts.
+
+    A transform is one query over an epoch's rows, a transact runs them as one batch. Other blocking operators may well
+    end a component, as they take rows in the order of revisions; or be heads if they are not updated, as all that they
+    give is then of one revision.
+    """
+    entered = {head for component in components for _, head in component.edges}
+    left = {tail for component in components for tail, _ in component.edges}
+    updated = {name for component in components for name in component.updated}
+    crossed = []
+    for op in graph:
+        between = op.name in left and (op.name in entered or op.name in updated)
+        if blocks(op) and (between or (op.name in updated and isinstance(op.spec, Transform | Transact))):
+            crossed.append(op.name)
+    return tuple(crossed)

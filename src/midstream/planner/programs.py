@@ -1,0 +1,137 @@
+"""Stage programs: what a worker needs to know to run a stage, linked and ready to store.
+
+The planner's stage says what runs where; linking adds the digests of the functions and tables that the operators
+use. A program is itself a blob, so a task is told one digest and has everything.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from midstream.flow.model import Aggregate, Graph, Operator, Source, Transform
+from midstream.ids import Digest, Revision, WireId
+from midstream.planner.stages import Plan, Stage, Wire
+from midstream.storage.blobs import Blob
+
+
+@dataclass(frozen=True)
+class StateMigration:
+    """A revision's function that transforms a key's state, see :class:`midstream.Update`."""
+
+    revision: Revision
+    function: Digest
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """One stage, self-contained.
+
+    ``inputs`` gives the schemas of the rows each operator takes, one per input, ``event_times`` the column by which
+    each one's latency is measured, ``onward`` the wires that the next stage will see.
+    """
+
+    stage: Stage
+    operators: tuple[Operator, ...]
+    wires: tuple[Wire, ...]
+    schemas: Mapping[WireId, pa.Schema]
+    inputs: Mapping[str, tuple[pa.Schema, ...]]
+    event_times: Mapping[str, str]
+    blobs: Mapping[str, Digest]
+    onward: frozenset[WireId]
+    combines: Mapping[WireId, Operator]
+    """Wires that start here and lead to nothing but one operator whose rows may be added up before."""
+    migrations: Mapping[str, tuple[StateMigration, ...]]
+    """How operators bring state that older revisions have left up to date, oldest first."""
+    has_event_times: bool = True
+    """Whether any source of the flow has event times. Without, there is never a watermark."""
+
+    def runs_of(self, name: str) -> tuple[object, ...]:
+        """All that decides what an operator does; equal in two programs if it does the same in both."""
+        return self.operator(name), self.inputs[name], self.blobs.get(name), self.migrations.get(name)
+
+    def digests_of(self, name: str) -> tuple[Digest, ...]:
+        """The blobs of an operator: its function or table, if it has one, and what brings its state up to date."""
+        own = (self.blobs[name],) if name in self.blobs else ()
+        return (*own, *(step.function for step in self.migrations.get(name, ())))
+
+    def digests(self) -> frozenset[Digest]:
+        """The blobs of all operators."""
+        return frozenset(digest for op in self.operators for digest in self.digests_of(op.name))
+
+    def operator(self, name: str) -> Operator:
+        """One of the operators."""
+        return next(op for op in self.operators if op.name == name)
+
+    @property
+    def timed(self) -> dict[str, Source]:
+        """The sources of this stage that have event times, which watermarks are made of."""
+        sources = ((op.name, op.spec) for op in self.operators if isinstance(op.spec, Source))
+        return {name: source for name, source in sources if source.event_time is not None}
+
+    def to_blob(self) -> Blob:
+        """The program as a blob of the store."""
+        return Blob.of(pickle.dumps(self, protocol=5))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StageProgram:
+        """Read a stored program. Only the driver writes to the store, and digests are checked when it is read."""
+        program = pickle.loads(data)
+        assert isinstance(program, cls)
+        return program
+
+
+def link(
+    plan: Plan, blobs: Mapping[str, Digest], migrations: Mapping[str, tuple[StateMigration, ...]] | None = None
+) -> tuple[StageProgram, ...]:
+    """One program per stage. ``blobs`` names the stored function or table of each operator that has one."""
+    migrations = migrations or {}
+    times = plan.graph.event_times
+    has_event_times = any(op.spec.event_time is not None for op in plan.graph if isinstance(op.spec, Source))
+    programs = []
+    for stage in plan.stages:
+        operators = tuple(plan.graph[name] for name in stage.operators)
+        touched = {*stage.receives, *stage.carries, *stage.emits}
+        following = plan.stages[stage.index + 1] if stage.index + 1 < len(plan.stages) else None
+        programs.append(
+            StageProgram(
+                stage=stage,
+                operators=operators,
+                wires=tuple(wire for wire in plan.wires if wire.id in touched),
+                schemas={wire.id: plan.graph.schema_of(wire.port) for wire in plan.wires if wire.id in touched},
+                inputs={op.name: _input_schemas(plan.graph, op) for op in operators},
+                event_times={op.name: times[op.name] for op in operators if op.name in times},
+                # A transform runs on the driver; workers must not load it.
+                blobs={op.name: blobs[op.name] for op in operators if _has_blob(op, blobs)},
+                onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
+                combines=_combinable(plan, stage),
+                migrations={op.name: migrations[op.name] for op in operators if op.name in migrations},
+                has_event_times=has_event_times,
+            )
+        )
+    return tuple(programs)
+
+
+def _has_blob(op: Operator, blobs: Mapping[str, Digest]) -> bool:
+    return op.name in blobs and not isinstance(op.spec, Transform)
+
+
+def _combinable(plan: Plan, stage: Stage) -> dict[WireId, Operator]:
+    found = {}
+    for wire in plan.wires:
+        consumers = [plan.graph[name] for name in wire.consumers]
+        if wire.id in stage.emits and wire.key is not None and len(consumers) == 1:
+            [consumer] = consumers
+            if isinstance(consumer.spec, Aggregate) and consumer.spec.combinable:
+                found[wire.id] = consumer
+    return found
+
+
+def _input_schemas(graph: Graph, op: Operator) -> tuple[pa.Schema, ...]:
+    """A transform's rows enter a stage as its result, so an inlet takes what it emits."""
+    if isinstance(op.spec, Source | Transform):
+        return (op.schema,)
+    return tuple(graph.schema_of(port) for port in op.inputs)

@@ -1,0 +1,137 @@
+"""Data between tasks of the local runtime: record batches by partition, in the shapes that Spark would hand over."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.data.schema import conform
+from midstream.engine.frames import FRAME_SCHEMA, decode_rows, frames_of
+from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
+from midstream.errors import FlowError, SchemaError, SourceError
+from midstream.flow.file_options import LocalOptions
+from midstream.flow.model import Graph, Sink, Source, Transform
+from midstream.flow.sinks import FileSink
+from midstream.flow.sources import GeneratorSource, ListSource
+from midstream.ids import WireId
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """What a DataFrame would hold: batches, by partition."""
+
+    partitions: Sequence[Sequence[pa.RecordBatch]]
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    def of(self, partition: int) -> Sequence[pa.RecordBatch]:
+        """The batches of one partition."""
+        return self.partitions[partition]
+
+    @classmethod
+    def united(cls, inlets: Sequence[LocalData], frames: LocalData | None) -> LocalData:
+        """All that enters a stage, in the shape of :mod:`midstream.engine.intake`; partitions side by side."""
+        parts = [*inlets] if frames is None else [*inlets, frames]
+        if len(parts) == 1:
+            return parts[0]
+        names = [inlet_column(i) for i in range(len(inlets))] + ([] if frames is None else [FRAME_COLUMN])
+        types = [part.struct_type() for part in parts]
+        return cls(
+            [
+                [_mixed(batch, number, names, types) for batch in partition]
+                for number, part in enumerate(parts)
+                for partition in part.partitions
+            ]
+        )
+
+    def struct_type(self) -> pa.DataType:
+        """The type of a row, as a struct; frames when there is no row to tell."""
+        schema = next((batch.schema for partition in self.partitions for batch in partition), FRAME_SCHEMA)
+        return pa.struct(list(schema))
+
+    def of_wires(self, wires: Iterable[WireId]) -> LocalData:
+        """Frames of these wires only."""
+        wanted = pa.array(sorted(wires), pa.int32())
+        return LocalData(
+            [
+                [batch.filter(pc.is_in(batch.column("wire"), value_set=wanted)) for batch in partition]
+                for partition in self.partitions
+            ]
+        )
+
+    def decoded(self) -> LocalData:
+        """The rows inside frames."""
+        return LocalData(
+            [[decode_rows(p) for batch in partition for _, p in frames_of(batch)] for partition in self.partitions]
+        )
+
+    def table(self, schema: pa.Schema) -> pa.Table:
+        """All rows."""
+        return pa.Table.from_batches([batch for partition in self.partitions for batch in partition], schema)
+
+    def transformed(self, name: str, local: Callable[[pa.Table], Any], takes: pa.Schema, gives: pa.Schema) -> LocalData:
+        """What a transform's local function makes of the rows."""
+        result = local(self.table(takes))
+        if not isinstance(result, pa.Table):
+            raise SchemaError(f"transform {name!r}: local must return a pyarrow.Table, found {type(result).__name__}")
+        return LocalData([[conform(result, gives, f"transform {name!r}, local")]])
+
+
+def _mixed(batch: pa.RecordBatch, number: int, names: Sequence[str], types: Sequence[pa.DataType]) -> pa.RecordBatch:
+    rows = batch.num_rows
+    columns = [batch.to_struct_array() if i == number else pa.nulls(rows, kind) for i, kind in enumerate(types)]
+    return pa.RecordBatch.from_arrays([pa.array([number] * rows, pa.int32()), *columns], [INLET_COLUMN, *names])
+
+
+def by_destination(frames: LocalData, partitions: int, order: Sequence[str], rng: random.Random) -> LocalData:
+    """An exchange: every frame to its destination, sorted there. Frames arrive in any order, as they do on Spark."""
+    batches = [batch for partition in frames.partitions for batch in partition]
+    rng.shuffle(batches)
+    table = pa.Table.from_batches(batches, FRAME_SCHEMA).sort_by([(column, "ascending") for column in order])
+    return LocalData([table.filter(pc.equal(table.column("dest"), dest)).to_batches() for dest in range(partitions)])
+
+
+def require_local(graph: Graph) -> None:
+    """Refuse transforms that only Spark can run, and options of files that only Spark can write."""
+    for op in graph.of(Sink):
+        if isinstance(target := graph.payloads[op.name], FileSink):
+            LocalOptions.of(target.format, target.options, f"sink {op.name!r}")
+    for op in graph.of(Transform):
+        _, local = graph.payloads[op.name]
+        if local is None:
+            raise FlowError(
+                f"transform {op.name!r} needs Spark. To run it on the local runtime give it local=, a function that "
+                f"does the same on a pyarrow.Table"
+            )
+
+
+def source_epochs(graph: Graph) -> Iterator[Mapping[str, LocalData]]:
+    """The rows of every source, epoch by epoch; a source that has ended gives none."""
+    cuts = {op.name: list(_epochs_of(op.name, graph.payloads[op.name])) for op in graph.of(Source)}
+    for epoch in range(max(map(len, cuts.values()))):
+        yield {name: LocalData(epochs[epoch] if epoch < len(epochs) else [[]]) for name, epochs in cuts.items()}
+
+
+def _epochs_of(name: str, source: Any) -> Iterator[list[list[pa.RecordBatch]]]:
+    match source:
+        case ListSource():
+            for epoch in range(len(source.epochs)):
+                yield [[source.batches(epoch, partition)] for partition in range(source.partitions)]
+        case GeneratorSource():
+            if source.total is None:
+                raise SourceError(f"source {name!r} never ends; on the local runtime give its GeneratorSource a limit=")
+            size = source.max_rows_per_epoch or source.total
+            for start in range(0, source.total, size):
+                ranges = source.split(start, min(start + size, source.total))
+                yield [list(source.rows(*each, start_us=0)) for each in ranges]
+        case _:
+            raise SourceError(
+                f"source {name!r} is a DataFrame, which needs Spark; on the local runtime use a ListSource or a "
+                f"GeneratorSource"
+            )

@@ -1,0 +1,485 @@
+"""The local runtime: the same compiler, runner and coordinator in one process, without a JVM.
+
+Tasks of a stage are interleaved at every slice by a seeded scheduler, which may also crash tasks and the driver, run
+speculative attempts, repeat messages and give up whole runs of an epoch (:class:`Faults`). A seed replays exactly.
+Users' unit tests run flows on it, and our simulations compare what it gives with an oracle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import random
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+
+import msgspec
+import pyarrow as pa
+
+from midstream.change.configuration import Configuration, first_configuration
+from midstream.change.prepare import PreparedChange, scheduler_of
+from midstream.change.restart import restored
+from midstream.change.trial import Changes, Request
+from midstream.checkpoint.audit_files import check_audit, read_history
+from midstream.checkpoint.layouts import check_layouts
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.sweeper import Sweeper
+from midstream.control.coordinator import Coordinator
+from midstream.control.messages import (
+    Accepted,
+    AuditOrder,
+    Commit,
+    FromTask,
+    Instruction,
+    Received,
+    Refused,
+    Send,
+    StageChange,
+    Switch,
+    TaskId,
+    ToTask,
+    WorkerId,
+    WorkerJoined,
+)
+from midstream.engine.clock import Clock, SystemClock
+from midstream.engine.resources import Resources
+from midstream.errors import FlowError, MidstreamError
+from midstream.flow.model import Graph, Sink, Source, Transform
+from midstream.ids import BINS, Epoch, PartitionId, Run, StageIndex, WireId
+from midstream.metrics import EpochProgress, JobMetrics
+from midstream.planner.packing import pack_blobs
+from midstream.planner.stages import Leaves, Plan, compile_plan
+from midstream.runtime.database_sink import check_tables, claim_tables
+from midstream.runtime.driver import BatchEntry, Driver, OpenRun
+from midstream.runtime.local.control import LocalControl
+from midstream.runtime.local.data import LocalData, require_local, source_epochs
+from midstream.runtime.local.exchange import Exchanged, StageInput, StageOutput
+from midstream.runtime.local.run import ChangeAt, Faults, LocalRun
+from midstream.runtime.local.sinks import write
+from midstream.runtime.local.stage import StageTasks, thinned
+from midstream.runtime.local.tasks import Attempt, peer_of
+from midstream.state.access import StateAccess
+
+EAGERNESS = (0.3, 0.05, 0.01)
+"""Chances, at each step from the stage on in which it is to begin, that a change is requested now."""
+FULL_RUNS = 4
+"""Runs of an epoch in which faults come as often as they were wanted to; see :class:`Faults`."""
+BEFORE = StageIndex(-1)
+"""In place of a stage: before an epoch is opened."""
+
+
+class _Cancelled(Exception):
+    """The run in progress is cancelled."""
+
+
+class _RequestRefused(Exception):
+    """A change that a test wants does not fit: that is the test's mistake, and no failure of the run in progress."""
+
+    def __init__(self, error: MidstreamError) -> None:
+        self.error = error
+
+
+class _DriverCrashed(Exception):
+    """The driver is dead; all it knew is gone, but for the checkpoint."""
+
+
+def run_graph(
+    graph: Graph,
+    *,
+    partitions: int = 2,
+    seed: int = 0,
+    faults: Faults | None = None,
+    clock: Clock | None = None,
+    checkpoint: str | None = None,
+    changes: Sequence[ChangeAt] = (),
+    audit: str | None = None,
+    durable: bool = False,
+    close_windows: bool = False,
+) -> LocalRun:
+    """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`."""
+    if type(partitions) is not int or not 1 <= partitions <= BINS:
+        raise FlowError(
+            f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space"
+        )
+    require_local(graph)
+    check_audit(graph, audit)
+    epochs = source_epochs(graph)
+    with runtime_of(
+        graph,
+        partitions=partitions,
+        seed=seed,
+        faults=faults,
+        clock=clock,
+        checkpoint=checkpoint,
+        changes=changes,
+        audit=audit,
+        durable=durable,
+    ) as runtime:
+        newest = runtime.checkpoint.newest_manifest()
+        nothing = {op.name: LocalData([[]]) for op in graph.of(Source)}
+        planned = chain(((rows, False) for rows in epochs), [(nothing, True)] if close_windows else [])
+        for epoch, (rows, closing) in enumerate(planned, 0 if newest is None else newest.epoch + 1):
+            runtime.run_epoch(Epoch(epoch), rows, closing=closing)
+    return runtime.result
+
+
+@contextlib.contextmanager
+def runtime_of(
+    graph: Graph,
+    *,
+    partitions: int = 2,
+    seed: int = 0,
+    faults: Faults | None = None,
+    clock: Clock | None = None,
+    checkpoint: str | None = None,
+    changes: Sequence[ChangeAt] = (),
+    audit: str | None = None,
+    durable: bool = False,
+) -> Iterator[_Runtime]:
+    """All that runs epochs of a graph, until the end of the block."""
+    blobs = pack_blobs(graph)
+    with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
+        location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
+        location.require_open()
+        check_layouts(compile_plan(graph), location)
+        check_tables(graph, location.identity.job)
+        location.claim()
+        with contextlib.ExitStack() as undo:
+            undo.callback(location.release)
+            graph = claim_tables(graph, location.identity.job)
+            first = first_configuration(graph, location.blobs, partitions, blobs)
+            bases = posixpath.join(folder, "bases")
+            access = StateAccess(location.identity.job, location.states.location, bases, durable)
+            runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
+            undo.pop_all()  # from here on the runtime lets go of it
+        try:
+            yield runtime
+        finally:
+            runtime.close()
+
+
+class _Runtime:
+    """The driver's edge (:class:`midstream.runtime.driver.Edge`) to tasks in this process."""
+
+    def __init__(
+        self,
+        first: Configuration,
+        checkpoint: Checkpoint,
+        access: StateAccess,
+        rng: random.Random,
+        faults: Faults | None,
+        clock: Clock | None,
+        changes: Sequence[ChangeAt],
+        audit: str | None,
+    ) -> None:
+        self.resources = Resources(checkpoint.blobs)
+        self.access = access
+        self.rng = rng
+        self.faults = faults or Faults()
+        self.clock = clock or SystemClock()
+        self._first = first
+        self.checkpoint = checkpoint
+        self._audit = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
+        self._attempts = 0
+        self._zombies: list[Attempt] = []
+        self._echoes: list[FromTask] = []
+        self._switches: dict[bytes, Switch] = {}
+        self._progress: list[EpochProgress] = []
+        self._metrics = JobMetrics()
+        self._wanted = deque(sorted(changes, key=lambda each: each.epoch))
+        self._eagerness = rng.choice(EAGERNESS)
+        self._epoch = Epoch(0)
+        self._begin_in = BEFORE
+        self._runs = 0
+        self._is_cancelled = False
+        # What Spark's log of offsets would say: it survives the driver.
+        self._log: dict[Epoch, BatchEntry] = {}
+        self.result: LocalRun
+        self._start_driver()
+
+    def _start_driver(self) -> None:
+        """A driver that knows nothing yet. Tasks of the one before it reach nobody any more."""
+        self._control = LocalControl(self._deliver)
+        self._echoes.clear()
+        self._switches.clear()
+        newest = self.checkpoint.newest_manifest()
+        log, store = self.checkpoint.changes, self.checkpoint.blobs
+        restart = restored(self._first, store, log, None if newest is None else newest.revision)
+        changes = Changes(restart.configuration, store, log, wall=self._wall)
+        if restart.pending is not None:
+            changes.resume(restart.pending)
+        self._driver = Driver(
+            changes,
+            self.checkpoint,
+            self._control,
+            self,
+            audit=self._audit,
+            on_commit=self._committed,
+            wall=self._wall,
+        )
+
+    def _wall(self) -> float:
+        return self.clock.wall_us() / 1e6
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The one of the driver that is alive."""
+        return self._control.coordinator
+
+    def close(self) -> None:
+        for attempt in self._zombies:
+            attempt.close()
+        self._driver.ended("the run is over")
+        self.resources.close()
+        self.access.close()
+        self.checkpoint.release()
+        self.result = LocalRun(
+            progress=tuple(self._progress),
+            metrics=msgspec.structs.replace(self._metrics, sweep=self._driver.sweeper.stats),
+            revision=self._driver.changes.configuration.revision,
+            story=self.coordinator.story,
+            history=tuple(self.checkpoint.changes.records()),
+            audit=None if self._audit is None else read_history(self._audit.location),
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """Of the epoch in progress."""
+        return self._open.configuration.plan
+
+    # ── one epoch ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData], *, closing: bool = False) -> None:
+        """Until it is committed, as Spark would: after a crash of the driver, the epoch it was in is run again."""
+        self._epoch = epoch
+        planned = BatchEntry(self.clock.wall_us(), f"rows of epoch {epoch}", closing)
+        entry = self._log.setdefault(epoch, planned)
+        self._runs = 0
+        while True:
+            self._runs += 1
+            try:
+                if self._run_epoch(epoch, entry, rows):
+                    return self._maybe_change(None)
+            except _DriverCrashed:
+                self._start_driver()
+            except _RequestRefused as refused:
+                raise refused.error from None
+
+    def _run_epoch(self, epoch: Epoch, entry: BatchEntry, rows: Mapping[str, LocalData]) -> bool:
+        """Whether the epoch is committed now."""
+        self._maybe_crash_driver()
+        self._begin_in = self._some_stage()
+        self._maybe_change(BEFORE)
+        run = self._driver.begin(epoch, entry)
+        if run is None:
+            return True
+        self._open, self._is_cancelled = run, False
+        try:
+            self._compute(run, rows)
+        except (_DriverCrashed, _RequestRefused):
+            raise
+        except Exception as error:
+            self._driver.failed(run, error)
+            return False
+        return self._driver.commit(run, 0.0)
+
+    def _committed(self, commit: Commit, progress: EpochProgress) -> None:
+        self._progress.append(progress)
+        self._metrics = self._metrics.after(progress)
+
+    # ── the driver's hands ────────────────────────────────────────────────────────────────────────────────────────
+
+    def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
+        """It is noticed at the next step."""
+        self._is_cancelled = True
+
+    def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
+        """Time does not pass by itself here."""
+
+    def stop_timer(self) -> None:
+        """There is none."""
+
+    def preflight(self, prepared: PreparedChange) -> None:
+        """There is nothing here that the driver could not try itself."""
+
+    def sweep(self, sweeper: Sweeper) -> None:
+        """At once, so that a seed replays exactly."""
+        sweeper.sweep()
+
+    def secure(self, run: OpenRun) -> None:
+        """The log is in memory, and survives whatever happens here."""
+
+    def at(self, step: str) -> None:
+        """A driver may crash anywhere."""
+        self._maybe_crash_driver()
+
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _some_stage(self) -> StageIndex:
+        """The stage in which changes of this epoch begin: each as often as the others, or they would hardly ever come
+        late in an epoch. None is drawn when nothing is wanted."""
+        if not (self._wanted and self._wanted[0].epoch <= self._epoch):
+            return BEFORE
+        return StageIndex(self.rng.randrange(BEFORE, len(self._driver.changes.configuration.plan.stages)))
+
+    def _maybe_change(self, stage: StageIndex | None) -> None:
+        """Request a change whose epoch it is, now or at a later step; when the epoch is over (None), certainly."""
+        if stage is not None and stage < self._begin_in:
+            return
+        while self._wanted and self._wanted[0].epoch <= self._epoch:
+            if stage is not None and not self._chance(self._eagerness):
+                return
+            wanted = self._wanted.popleft()
+            request = Request(wanted.updates, scheduler_of(wanted.scheduler), by="test", is_tried_before=False)
+            try:
+                self._driver.request(request)
+            except MidstreamError as error:
+                raise _RequestRefused(error) from None
+
+    def _deliver(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Send(peer, Switch() as switch) if not self._chance(self.faults.lose):
+                    self._switches[peer] = switch
+                case _:
+                    pass
+
+    def told(self, task: TaskId) -> StageChange | None:
+        """The change that a task is told of; it may take its time to arrive."""
+        peer = peer_of(WorkerId("local", task.attempt))
+        if peer not in self._switches or self.rng.random() < 0.5:
+            return None
+        return self._switches.pop(peer).change
+
+    def _compute(self, run: OpenRun, rows: Mapping[str, LocalData]) -> None:
+        plan, epoch, number = self.plan, run.epoch, run.run
+        results: dict[str, LocalData] = dict(rows)
+        leaving: dict[int, StageOutput] = {}
+        for segment in range(plan.segments):
+            stages = plan.segment(segment)
+            first = stages[0]
+            inlets = [results[name] for name in first.inlets]
+            frames = None
+            if first.takes_frames:
+                frames = self._read(epoch, number, leaving[segment - 1]).of_wires({*first.receives, *first.carries})
+            data: StageInput = LocalData.united(inlets, frames)
+            for stage in stages:
+                output = self._run_stage(epoch, number, stage.index, data)
+                if stage.leaves is Leaves.EXCHANGE:
+                    data = Exchanged(output, run.configuration.partitions, self.rng)
+            leaving[segment] = output
+            self._transform(epoch, number, segment, leaving, results)
+        for name, feed in plan.feeds.items():
+            if isinstance(plan.graph[name].spec, Sink):
+                rows_out = results[feed] if isinstance(feed, str) else self._outlet(epoch, number, feed, leaving)
+                write(plan.graph.payloads[name], rows_out.table(plan.graph[name].schema), epoch)
+                self._maybe_give_up()
+                self._maybe_crash_driver()
+
+    def _outlet(self, epoch: Epoch, run: Run, wire: WireId, leaving: Mapping[int, StageOutput]) -> LocalData:
+        segment = self.plan.wires[wire].segment
+        if self.plan.segment(segment)[-1].leaves is Leaves.TYPED:
+            return leaving[segment].data  # it went straight to the sink
+        return self._read(epoch, run, leaving[segment]).of_wires({wire}).decoded()
+
+    def _transform(
+        self, epoch: Epoch, run: Run, segment: int, leaving: Mapping[int, StageOutput], results: dict[str, LocalData]
+    ) -> None:
+        graph = self.plan.graph
+        for op in graph.of(Transform):
+            feed = self.plan.feeds[op.name]
+            ready = feed in results if isinstance(feed, str) else self.plan.wires[feed].segment == segment
+            if op.name in results or not ready:
+                continue
+            rows = results[feed] if isinstance(feed, str) else self._outlet(epoch, run, feed, leaving)
+            _, local = graph.payloads[op.name]
+            results[op.name] = rows.transformed(op.name, local, graph.schema_of(op.inputs[0]), op.schema)
+
+    def _read(self, epoch: Epoch, run: Run, kept: StageOutput) -> LocalData:
+        """The frames that a segment has left, some of them perhaps computed again."""
+        if self._chance(self.faults.lose_output):
+            lost = self.rng.randrange(len(kept.batches))
+            kept.batches[lost] = self._run_tasks(epoch, run, kept.stage, kept.read, [lost])[lost]
+        return kept.data
+
+    # ── one stage ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run_stage(self, epoch: Epoch, run: Run, stage: StageIndex, data: StageInput) -> StageOutput:
+        """Run all tasks of a stage."""
+        results = self._run_tasks(epoch, run, stage, data, range(len(data)))
+        return StageOutput(stage, data, [results[partition] for partition in range(len(data))])
+
+    def _run_tasks(
+        self, epoch: Epoch, run: Run, stage: StageIndex, data: StageInput, wanted: Sequence[int]
+    ) -> dict[int, list[pa.RecordBatch]]:
+        """Interleave tasks of a stage until each partition that is wanted has finished once."""
+
+        def launch(of: StageIndex, partition: int, batches: Sequence[pa.RecordBatch]) -> Attempt:
+            self._attempts += 1
+            return Attempt(self, TaskId(epoch, run, of, PartitionId(partition), self._attempts), batches)
+
+        tasks = StageTasks(stage, data, wanted, launch)
+        try:
+            while not tasks.are_done:
+                self._maybe_give_up()
+                self._maybe_crash_driver()
+                self._maybe_change(stage)
+                self._disturb()
+                attempt = self.rng.choice(tasks.active)
+                rarely = tasks.thinned(attempt)
+                if self._chance(rarely * self.faults.crash):
+                    tasks.crash(attempt)
+                    continue
+                if self._chance(rarely * self.faults.lose_output) and tasks.lose_input(attempt):
+                    continue
+                if self._chance(self.faults.speculate):
+                    tasks.speculate(attempt)
+                tasks.step(attempt)
+        finally:
+            self._zombies += tasks.active  # also when the run is given up: its tasks do not know that yet
+        return tasks.results
+
+    def say(self, message: FromTask, to: Coordinator) -> ToTask:
+        """Deliver a message; the answer comes back at once. It may be delivered again later, to no one's benefit."""
+        if to is not self.coordinator:
+            return Refused("the driver is gone")
+        if self._chance(self.faults.repeat):
+            self._echoes.append(message)
+        # A worker that listens is known by its own name, as on Spark.
+        peer = peer_of(message.worker) if isinstance(message, WorkerJoined) else b"task"
+        instructions = self._control.tell(Received(peer, message))
+        self._deliver(instructions)
+        self._driver.hear(instructions)
+        answers = [each.message for each in instructions if isinstance(each, Send) and each.peer == peer]
+        return answers[0] if answers else Accepted()
+
+    def _disturb(self) -> None:
+        """Let the past speak: repeated messages, and tasks that nobody waits for any more."""
+        if self._echoes and self.rng.random() < 0.5:
+            echo = self._echoes.pop(self.rng.randrange(len(self._echoes)))
+            instructions = self._control.tell(Received(b"echo", echo))
+            self._deliver(instructions)
+            self._driver.hear(instructions)
+        if self._zombies:
+            zombie = self.rng.choice(self._zombies)
+            try:
+                ended = zombie.step() is not None
+            except MidstreamError:  # fenced, or its state is no longer there
+                ended = True
+            if ended:
+                self._zombies.remove(zombie)
+
+    def _maybe_crash_driver(self) -> None:
+        if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.crash_driver):
+            raise _DriverCrashed
+
+    def _maybe_give_up(self) -> None:
+        if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.give_up):
+            self._driver.replay()
+        if self._is_cancelled:
+            raise _Cancelled
+
+    def _chance(self, probability: float) -> bool:
+        return probability > 0 and self.rng.random() < probability

@@ -1,0 +1,188 @@
+"""midstream's own sources as Spark streams, through Spark's Python data source API.
+
+The description of the source travels inside an option; a reader on the driver decides what is due, and tasks make the
+rows. Offsets say everything that a restart needs, so a query that continues from a checkpoint loses and repeats
+nothing, and the same range of offsets gives the same rows again:
+
+- generator: ``{"start_us": when the stream began, "index": the next event}``. What is due is decided by the wall clock
+  since ``start_us``, also while the query was down: the load does not wait for the system under test.
+- list: ``{"epoch": the next epoch}``.
+
+An available-now run reads a finite source to its end, without waiting for the clock; of an endless generator it reads
+what was due when it began.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import time
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from midstream.data.schema import to_ddl
+from midstream.errors import SourceError
+from midstream.flow.functions import pack
+from midstream.flow.sources import GeneratorSource, ListSource
+from midstream.runtime.spark.doctor import require_pyspark
+
+# Spark 4.1 lacks what is imported next. Users are told why that matters, not that a name is missing.
+require_pyspark(pyspark.__version__)
+
+from pyspark.sql.streaming.datasource import (  # noqa: E402
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+__all__ = ["stream_of"]
+
+_OPTION = "description"
+
+Offset = dict[str, int]
+
+
+def stream_of(spark: SparkSession, source: GeneratorSource | ListSource) -> DataFrame:
+    """A streaming DataFrame of the source's rows.
+
+    The source travels as the operators' functions do: by value, unless it comes from an installed package.
+    """
+    if not isinstance(source, GeneratorSource | ListSource):
+        raise SourceError(f"a source is {source!r}; give a GeneratorSource or a ListSource")
+    _register(spark)
+    description = base64.b64encode(pack(source, type(source).__name__).data).decode()
+    return spark.readStream.format(SourceDescription.name()).option(_OPTION, description).load()
+
+
+class SourceDescription(DataSource):
+    """What Spark makes of the option, wherever it plans or reads the source."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self.source: GeneratorSource | ListSource = pickle.loads(base64.b64decode(options[_OPTION]))
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name in Spark."""
+        return "midstream"
+
+    def schema(self) -> str:
+        """Schema of the rows."""
+        return to_ddl(self.source.schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader that fits the source."""
+        if isinstance(self.source, GeneratorSource):
+            return GeneratorReader(self.source)
+        return ListReader(self.source)
+
+
+def now_us() -> int:
+    """The wall clock, in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+class GeneratorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what is due of a generator. Spark keeps one on the driver for the length of a query."""
+
+    def __init__(self, source: GeneratorSource, clock: Callable[[], int] = now_us) -> None:
+        self._source = source
+        self._clock = clock
+        self._begun: Offset | None = None
+        self._seen: Offset | None = None
+        self._available_at: int | None = None
+
+    def initialOffset(self) -> Offset:
+        """Start of a new stream: now. Always the same answer, because Spark asks more than once."""
+        if self._begun is None:
+            self._begun = {"start_us": self._clock(), "index": 0}
+        return self._begun
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """From now on, nothing more becomes due."""
+        self._available_at = self._clock()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The bound on an epoch."""
+        bound = self._source.max_rows_per_epoch
+        return ReadAllAvailable() if bound is None else ReadMaxRows(bound)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """End of the next epoch: what is due, bounded."""
+        self._seen = start
+        bound = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        due = self._due(start)
+        if bound is not None:
+            due = min(due, start["index"] + bound)
+        # A clock that was set back must not take back events.
+        return {"start_us": start["start_us"], "index": max(due, start["index"])}
+
+    def reportLatestOffset(self) -> Offset | None:
+        """What is due, for the query's progress report."""
+        seen = self._seen
+        return None if seen is None else {"start_us": seen["start_us"], "index": self._due(seen)}
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """One task for each share of the epoch."""
+        self._seen = end
+        # The start of a first epoch is asked of initialOffset() again after a crash; only the end is from the log.
+        shares = self._source.split(start["index"], end["index"])
+        return [InputPartition((first, last, end["start_us"])) for first, last in shares if first < last]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one share, inside a task."""
+        return self._source.rows(*partition.value)
+
+    def _due(self, offset: Offset) -> int:
+        if self._available_at is not None and self._source.total is not None:
+            return self._source.total
+        at = self._clock() if self._available_at is None else self._available_at
+        return self._source.due(at - offset["start_us"])
+
+
+class ListReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads one epoch of a list in each micro-batch, whatever limits Spark gives: the epochs are the point."""
+
+    def __init__(self, source: ListSource) -> None:
+        self._source = source
+
+    def initialOffset(self) -> Offset:
+        """Start of the list."""
+        return {"epoch": 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Nothing to fix: a list never grows."""
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """The next epoch, if there is one."""
+        return {"epoch": min(start["epoch"] + 1, max(start["epoch"], len(self._source.epochs)))}
+
+    def reportLatestOffset(self) -> Offset:
+        """End of the list."""
+        return {"epoch": len(self._source.epochs)}
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """One task for each share of each epoch, also for empty ones."""
+        shares = range(self._source.partitions)
+        return [InputPartition((epoch, share)) for epoch in range(start["epoch"], end["epoch"]) for share in shares]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one share, inside a task."""
+        yield self._source.batches(*partition.value)
+
+
+_registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+
+
+def _register(spark: SparkSession) -> None:
+    # Spark warns about a format that is registered again.
+    if spark not in _registered:
+        spark.dataSource.register(SourceDescription)
+        _registered.add(spark)

@@ -1,0 +1,294 @@
+"""What happens in ``foreachBatch``: an epoch is run on Spark until the driver says that it is committed.
+
+The decisions are :mod:`.driver`'s. Here are its hands: Spark plans and sinks, cancelling, timers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from midstream.change.change import Change
+from midstream.change.configuration import Configuration
+from midstream.change.prepare import PreparedChange
+from midstream.change.trial import Changes, Request
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.sweeper import Sweeper, SweepThread
+from midstream.control.messages import AuditOrder, Commit
+from midstream.engine.collector import FRAME_BYTES
+from midstream.flow.model import Sink
+from midstream.flow.sinks import SinkTarget
+from midstream.ids import Epoch
+from midstream.metrics import EpochProgress, SweepStats
+from midstream.runtime.driver import BatchEntry, Driver, OpenRun
+from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
+from midstream.runtime.spark.control_plane import ControlPlane
+from midstream.runtime.spark.epoch import compile_epoch
+from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
+from midstream.runtime.spark.sinks import write_sinks
+from midstream.runtime.spark.transform_check import check_changed_transforms
+from midstream.runtime.spark.worker import Ticket, Whereabouts
+
+__all__ = ["Heartbeat"]
+
+CANCEL_AGAIN_S = 0.1
+INTERRUPT_AFTER_S = 1.0
+
+# Set on the query's own copy of the session, so the user's settings stay as they are. Adaptive execution would merge
+# or skip partitions that the coordinator expects to hear from. The buffer towards Python takes a whole frame. Spark
+# compares checksums of what attempts of a task give, and aborts the job if they differ; attempts of ours give the same
+# rows, but may cut frames at other places.
+QUERY_CONF = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
+    "spark.sql.execution.python.udf.buffer.size": str(FRAME_BYTES),
+}
+
+
+class _Interrupted(BaseException):
+    """Raised inside a sink's or a transform's function on the driver when an epoch's time is up."""
+
+
+class Heartbeat:
+    """Runs the epochs of a job. The driver's edge to Spark (:class:`midstream.runtime.driver.Edge`)."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        changes: Changes,
+        checkpoint: Checkpoint,
+        control: ControlPlane,
+        *,
+        local_state: str | None,
+        audit: str | None,
+        on_commit: Callable[[EpochProgress], None],
+    ) -> None:
+        self._spark = spark
+        self._checkpoint = checkpoint
+        self._session: SparkSession | None = None
+        """The query's own copy of the session, once it has run an epoch."""
+        self._on_progress = on_commit
+        self._at = Whereabouts(
+            control.address,
+            checkpoint.identity.job,
+            checkpoint.blobs.location,
+            checkpoint.states.location,
+            local_state,
+            checkpoint.durable,
+        )
+        self._log = OffsetLog(checkpoint.spark_location)
+        self._syncer = ThreadPoolExecutor(1, "midstream-sync") if checkpoint.durable else None
+        self._synced: Future[None] | None = None
+        self._user_limits = is_chosen_by_user(spark)
+        self._limit = BatchLimit()
+        self._set: dict[str, str] = {}
+        self._timer: threading.Timer | None = None
+        self._guard = threading.Lock()
+        self._computing: int | None = None
+        """The thread that computes a run, as long as it may be interrupted."""
+        order = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
+        self._driver = Driver(changes, checkpoint, control, self, audit=order, on_commit=self._committed)
+        self._sweep_thread = SweepThread(self._driver.sweeper)
+        control.listen(self._driver.hear)
+
+    # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def beat(self, rows: DataFrame, epoch: Epoch) -> None:
+        """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be."""
+        self._session = rows.sparkSession
+        entry = self._log.entry(epoch)
+        if self._syncer is not None:  # beside the epoch, which takes longer
+            self._synced = self._syncer.submit(self._log.sync, epoch)
+        self._run(rows, epoch, entry)
+
+    def close_windows(self, schema: StructType) -> None:
+        """Run one more epoch, which has no rows and closes what is open. Called when the query has ended.
+
+        ``schema`` is that of the query's rows. Spark's log knows nothing of this epoch: without its manifest it has
+        never been, and Spark gives its number to other rows.
+        """
+        newest = self._checkpoint.newest_manifest()
+        if newest is None:
+            return  # no epoch, no window
+        session = self._session or self._spark.newSession()
+        rows = session.createDataFrame(session.sparkContext.parallelize([], 1), schema)
+        entry = BatchEntry(time.time_ns() // 1000, "no rows", closing=True)
+        self._run(rows, Epoch(newest.epoch + 1), entry)
+
+    def _run(self, rows: DataFrame, epoch: Epoch, entry: BatchEntry) -> None:
+        while True:
+            began = time.perf_counter()
+            self._configure(rows.sparkSession)
+            run = self._driver.begin(epoch, entry)
+            if run is None:
+                return
+            try:
+                with self._cancellable(run), self._interruptible():
+                    self._compute(run, rows)
+            except BaseException as error:
+                self._driver.failed(run, error, is_lost=_is_nobodys(error))
+                continue
+            if self._driver.commit(run, 1000 * (time.perf_counter() - began)):
+                return
+
+    def _compute(self, run: OpenRun, rows: DataFrame) -> None:
+        configuration = run.configuration
+        frames = compile_epoch(
+            configuration.plan,
+            rows,
+            lambda stage: Ticket(self._at, run.epoch, run.run, stage),
+            configuration.partitions,
+            self._limit,
+        )
+        try:
+            write_sinks(self._targets(configuration), frames.sinks, run.epoch)
+        finally:
+            frames.release()
+
+    def _committed(self, commit: Commit, progress: EpochProgress) -> None:
+        if commit.widest_row:
+            self._limit = BatchLimit.of(commit.widest_row)
+        self._on_progress(progress)
+
+    def _configure(self, session: SparkSession) -> None:
+        """Set what the query's own copy of the session lacks; each setting costs a call to the JVM."""
+        if not self._set:
+            forget_settings(session)
+        wanted = QUERY_CONF if self._user_limits else {**QUERY_CONF, **self._limit.conf()}
+        for key, value in wanted.items():
+            if self._set.get(key) != value:
+                session.conf.set(key, value)
+        self._set = wanted
+
+    @staticmethod
+    def _targets(configuration: Configuration) -> Mapping[str, SinkTarget]:
+        graph = configuration.graph
+        return {op.name: graph.payloads[op.name] for op in graph.of(Sink)}
+
+    @property
+    def sweep_stats(self) -> SweepStats:
+        """What became of files that nobody needs."""
+        return self._driver.sweeper.stats
+
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check(self, request: Request) -> PreparedChange:
+        """What a change would be, if it were requested now."""
+        return self._driver.check(request)
+
+    def request(self, request: Request) -> Change:
+        """Check a change and let it take effect as soon as it can. What does not fit is refused, and put on record."""
+        return self._driver.request(request)
+
+    def stopping(self) -> None:
+        """The job is being stopped."""
+        self._driver.stopping()
+
+    def ended(self, why: str) -> None:
+        """The job is over; so are its changes."""
+        self._driver.ended(why)
+        self._sweep_thread.close()
+        if self._syncer is not None:
+            self._syncer.shutdown()
+
+    # ── the driver's hands ────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def _cancellable(self, run: OpenRun) -> Iterator[None]:
+        """What this thread has Spark do here can be cancelled by its tag, and nothing else: each run has its own."""
+        context, tag = self._spark.sparkContext, self._tag(run)
+        context.addJobTag(tag)
+        try:
+            yield
+        finally:
+            context.removeJobTag(tag)
+
+    def _tag(self, run: OpenRun) -> str:
+        return f"midstream-{self._at.job}-{run.epoch}.{run.run}"
+
+    def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
+        """Cancel a run, and return at once. The callback notices: its write fails.
+
+        Between two jobs of a run there is nothing to cancel, so it is done again until the run is over. A function of
+        the user's that keeps the callback busy on the driver has no job: it is interrupted, once, if that is wanted.
+        """
+
+        def cancel() -> None:
+            began, wanted = time.monotonic(), interrupt
+            while not run.is_over.is_set():
+                self._spark.sparkContext.cancelJobsWithTag(self._tag(run))
+                run.is_over.wait(CANCEL_AGAIN_S)
+                if wanted and time.monotonic() - began >= INTERRUPT_AFTER_S:
+                    wanted = False
+                    self._interrupt(run)
+
+        threading.Thread(target=cancel, name="cancel", daemon=True).start()
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Inside, this thread may be interrupted."""
+        me = threading.get_ident()
+        self._computing = me
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._computing = None
+                _raise_in(me, None)  # what has not arrived by now must not arrive later
+
+    def _interrupt(self, run: OpenRun) -> None:
+        with self._guard:
+            if self._computing is not None and not run.is_over.is_set():
+                _raise_in(self._computing, _Interrupted)
+
+    def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
+        """Call ``then`` after so many seconds, instead of what was to be called before."""
+        self.stop_timer()
+        self._timer = threading.Timer(seconds, then)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop_timer(self) -> None:
+        """Call nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def preflight(self, prepared: PreparedChange) -> None:
+        """Ask Spark's analyser about transforms."""
+        check_changed_transforms(prepared, self._spark)
+
+    def sweep(self, sweeper: Sweeper) -> None:
+        """Beside the epochs to come."""
+        self._sweep_thread.wake()
+
+    def secure(self, run: OpenRun) -> None:
+        """Spark does not sync its log."""
+        if self._synced is not None:
+            self._synced.result()
+
+    def at(self, step: str) -> None:
+        """Nothing to do here: real processes are killed from outside."""
+
+
+def _is_nobodys(error: BaseException) -> bool:
+    """Whether Spark failed to run its jobs, rather than a function or a plan was wrong."""
+    if isinstance(error, AnalysisException | ParseException | IllegalArgumentException):
+        return False
+    return isinstance(error, PySparkException) or hasattr(error, "java_exception")
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Have another thread raise an error before its next step in Python; None takes that back."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
+    )

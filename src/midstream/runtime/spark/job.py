@@ -1,0 +1,349 @@
+"""A flow running on Spark: one Structured Streaming query whose ``foreachBatch`` is the heartbeat."""
+
+from __future__ import annotations
+
+import enum
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from midstream.change.change import Change
+from midstream.change.explain import Explanation
+from midstream.change.prepare import scheduler_of
+from midstream.change.revert import undoing
+from midstream.change.trial import Changes, Request
+from midstream.checkpoint.change_records import ChangeRecord, whoami
+from midstream.checkpoint.inspection import read_state
+from midstream.checkpoint.location import Checkpoint
+from midstream.data.durations import duration
+from midstream.errors import JobFailed, MidstreamError
+from midstream.flow.edits import Update
+from midstream.flow.model import Graph
+from midstream.ids import Epoch, Revision
+from midstream.metrics import EpochProgress, JobMetrics
+from midstream.runtime.reporting import unexpected
+from midstream.runtime.spark.control_plane import ControlPlane
+from midstream.runtime.spark.heartbeat import Heartbeat
+
+KEPT_PROGRESS = 100
+
+
+class Server(Protocol):
+    """The HTTP interface of a job, see :class:`midstream.server.serve.JobServer`."""
+
+    url: str
+    token: str
+
+    def close(self) -> None:
+        """Stop serving."""
+
+
+class JobStatus(enum.StrEnum):
+    """Where a job is in its life."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """By :meth:`Job.stop`."""
+    FINISHED = "finished"
+    """Everything available was processed (trigger ``"available-now"``)."""
+    FAILED = "failed"
+
+
+class Job:
+    """A running flow. Made by :meth:`midstream.Flow.start`; all methods may be called from any thread.
+
+    Usable as a context manager, which stops the job at the end::
+
+        with flow.start(spark, checkpoint="…") as job:
+            job.await_epoch(10)
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        changes: Changes,
+        checkpoint: Checkpoint,
+        control: ControlPlane,
+        *,
+        local_state: str | None = None,
+        audit: str | None = None,
+        close_with: StructType | None = None,
+    ) -> None:
+        self._spark = spark
+        self._close_with = close_with
+        """The schema of the query's rows, if all windows are to be closed when it has ended."""
+        self._checkpoint = checkpoint
+        self._control = control
+        self._changes = changes
+        self._heartbeat = Heartbeat(
+            spark, changes, checkpoint, control, local_state=local_state, audit=audit, on_commit=self._committed
+        )
+        self._query: StreamingQuery | None = None
+        self._server: Server | None = None
+        self._stopping = False
+        self._over = threading.Event()
+        self._exception: JobFailed | None = None
+        self._progress: deque[EpochProgress] = deque(maxlen=KEPT_PROGRESS)
+        self._metrics = JobMetrics()
+        self._changed = threading.Condition()
+
+    # ── looking at it ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def name(self) -> str:
+        """The flow's name."""
+        return self.graph.name
+
+    @property
+    def id(self) -> str:
+        """The job's identity; kept in its checkpoint, so it survives restarts."""
+        return self._checkpoint.identity.job
+
+    @property
+    def graph(self) -> Graph:
+        """The flow that runs, with the functions that it has now."""
+        return self._changes.configuration.graph
+
+    @property
+    def revision(self) -> Revision:
+        """The number of the configuration that it runs; every change makes the next one."""
+        return self._changes.configuration.revision
+
+    @property
+    def on_trial(self) -> Change | None:
+        """The change that is on its way and can still be rolled back, if there is one."""
+        return self._changes.on_trial
+
+    @property
+    def server(self) -> Server | None:
+        """Its HTTP interface (``url`` and ``token``), if it was started with ``serve=``."""
+        return self._server
+
+    @property
+    def status(self) -> JobStatus:
+        """Where the job is in its life."""
+        if self._exception is not None:
+            return JobStatus.FAILED
+        if self._over.is_set():
+            return JobStatus.STOPPED if self._stopping else JobStatus.FINISHED
+        return JobStatus.RUNNING if self._metrics.epochs else JobStatus.STARTING
+
+    @property
+    def progress(self) -> tuple[EpochProgress, ...]:
+        """The most recent epochs, newest last."""
+        return tuple(self._progress)
+
+    @property
+    def metrics(self) -> JobMetrics:
+        """Totals since this start."""
+        return msgspec.structs.replace(self._metrics, sweep=self._heartbeat.sweep_stats)
+
+    def state(self, operator: str) -> DataFrame:
+        """The committed state of an operator as a DataFrame: its key columns, and what it holds of each key.
+
+        Of an aggregate these are its totals so far, of a process all that its function remembers, values as text. The
+        name of a table that transactions share gives its keys and values.
+        ``midstream state`` shows the same, also of a job that is not running.
+        """
+        table = read_state(self._checkpoint.location, operator)
+        return self._spark.createDataFrame(table)
+
+    @property
+    def exception(self) -> JobFailed | None:
+        """Why the job failed, if it did."""
+        return self._exception
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r}, {self.status}, epochs={self._metrics.epochs})"
+
+    # ── changing it ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def update(
+        self,
+        *updates: Update,
+        scheduler: str = "fries",
+        time_limit: str | None = None,
+        preflight: bool = True,
+        by: str | None = None,
+        note: str | None = None,
+    ) -> Change:
+        """Replace functions while the job runs: consistently, all or none, and back by itself if they fail.
+
+        Returns as soon as running tasks have been told; :meth:`Change.wait` waits for the outcome. No row ever meets
+        some of the updated operators as they were before and others as they are after the change. What cannot work is
+        refused here, before anything has changed: an unknown operator, a function that cannot be called or sent to
+        workers, columns that operators downstream cannot take, a function that fails on a few rows of the last epoch
+        and the state of their keys, on which it is tried.
+
+        Until an epoch that began under the change is committed, it is on trial: if an epoch fails meanwhile, the change
+        is rolled back and the epoch run again without it; nothing is lost or doubled. Only one change is on its way at
+        a time; others wait for their turn.
+
+        :param updates: what each operator is to run instead, see :class:`midstream.Update`.
+        :param scheduler: how the change is brought about, see :class:`~midstream.planner.change_plan.Scheduler`.
+        :param time_limit: an epoch on trial must be done within so long (``"5 seconds"``) after the change has taken
+            effect in it, or the change is rolled back.
+        :param preflight: whether functions are tried on the driver first; say False if they must run on workers only.
+        :param by: who wants it, for the history; default: the user of this process.
+        :param note: why, for the history.
+        """
+        limit = None if time_limit is None else duration(time_limit, "time_limit") / 1e6
+        request = Request(
+            updates,
+            scheduler_of(scheduler),
+            by or whoami(),
+            time_limit_s=limit,
+            is_tried_before=preflight,
+            note=note,
+        )
+        self._require_running()
+        return self._heartbeat.request(request)
+
+    def explain(self, *updates: Update, scheduler: str = "fries") -> Explanation:
+        """What a change would do, without doing it: what changes together, where it begins, and when it takes effect.
+
+        Checks all that :meth:`update` checks. ``print`` it, or look at its picture: :meth:`Explanation.to_svg`.
+        """
+        request = Request(updates, scheduler_of(scheduler), whoami())
+        recent = [progress.duration_ms for progress in self.progress]
+        return Explanation(self._heartbeat.check(request), statistics.median(recent) if recent else None)
+
+    def history(self) -> list[ChangeRecord]:
+        """All changes of this job, oldest first: who, when, what, and what became of it. Kept in the checkpoint."""
+        return self._checkpoint.changes.records()
+
+    def revert(
+        self,
+        revision: int,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+        by: str | None = None,
+    ) -> Change:
+        """Go back to what the job ran at an earlier revision, its functions, tables and columns.
+
+        It is a change like any other, to yet another revision. If changes are on their way, it waits for its turn and
+        undoes them as well; what has been rolled back by then needs no undoing. A job that cannot start any more goes
+        back by ``flow.start(…, revert_to=…)`` or ``midstream revert``.
+
+        :param revision: 1 for what the script says, or that of a change which was applied.
+        :param migrate: how the state of processes, by operator, gets back into the layout of that time; needed for
+            those whose state was migrated since.
+        """
+        self._require_running()
+        store = self._checkpoint.blobs
+        with store.holds.preparing():  # or what is found here could be gone before it is on record
+            undone = undoing(self.history(), Revision(revision), self._changes.newest(), store, migrate)
+            request = Request(
+                undone.updates,
+                scheduler_of(scheduler),
+                by or whoami(),
+                stored=undone.stored,
+                note=f"back to revision {revision}",
+                back_to=undone,
+            )
+            return self._heartbeat.request(request)
+
+    def _require_running(self) -> None:
+        if self._over.is_set():
+            raise MidstreamError(
+                f"job {self.name!r} is {self.status}, so it cannot be changed; start the flow again with the same "
+                f"checkpoint"
+            )
+
+    # ── waiting and stopping ──────────────────────────────────────────────────────────────────────────────────────
+
+    def await_epoch(self, count: int, timeout: float | None = None) -> bool:
+        """Wait until ``count`` epochs are committed since this start; false if the time is up or the job ended first.
+
+        Raises :class:`~midstream.errors.JobFailed` when the job failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._metrics.epochs >= count or self._over.is_set(), timeout)
+        if self._exception is not None:
+            raise self._exception
+        return self._metrics.epochs >= count
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the job has ended; false if the time is up. Raises :class:`~midstream.errors.JobFailed`."""
+        ended = self._over.wait(timeout)
+        if self._exception is not None:
+            raise self._exception
+        return ended
+
+    def stop(self) -> None:
+        """Stop now. The epoch in progress is given up; a restart runs it again. Harmless when repeated."""
+        query = self._query
+        if query is None:
+            raise MidstreamError(f"job {self.name!r} has not been started")
+        if not self._over.is_set():
+            self._stopping = True
+            self._heartbeat.stopping()
+            query.stop()
+        self._over.wait()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ── the heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def attach(self, query: StreamingQuery, server: Server | None = None) -> None:
+        """Tell the job what carries and serves it. Called once, by :func:`midstream.runtime.spark.start.start`."""
+        self._query = query
+        self._server = server
+        threading.Thread(target=self._watch, args=(query,), name="midstream-job", daemon=True).start()
+
+    def _watch(self, query: StreamingQuery) -> None:
+        """See the query end, by whatever cause, and leave nothing behind."""
+        try:
+            query.awaitTermination()
+            if self._close_with is not None and not self._stopping and self._exception is None:
+                self._heartbeat.close_windows(self._close_with)
+        except Exception as error:  # Spark's account of the failure; ours, if there is one, says it better
+            self._fail(error)
+        try:
+            self._heartbeat.ended(f"job {self.name!r} has ended")
+            self._control.close()
+        finally:
+            if self._server is not None:
+                self._server.close()  # changes have ended, so no request waits for one
+            self._checkpoint.release()
+            with self._changed:
+                self._over.set()
+                self._changed.notify_all()
+
+    def on_epoch(self, rows: DataFrame, batch_id: int) -> None:
+        """What Spark calls for every micro-batch.
+
+        No error but a short one of our own may leave: Spark matches the text of a Py4J error with a recursive regular
+        expression, and dies of a long one.
+        """
+        try:
+            self._heartbeat.beat(rows, Epoch(batch_id))
+        except BaseException as error:
+            self._fail(error, Epoch(batch_id))
+            raise RuntimeError(f"midstream: epoch {batch_id} of job {self.name} failed") from None
+
+    def _committed(self, progress: EpochProgress) -> None:
+        with self._changed:
+            self._progress.append(progress)
+            self._metrics = self._metrics.after(progress)
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException, epoch: Epoch | None = None) -> None:
+        with self._changed:
+            # An epoch that is cut off by stop() fails too, but that is no failure of the job.
+            if self._exception is None and not self._stopping:
+                self._exception = error if isinstance(error, JobFailed) else unexpected(self.name, epoch, error)
+            self._changed.notify_all()

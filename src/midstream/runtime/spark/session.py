@@ -1,0 +1,90 @@
+"""A SparkSession for the command line, examples and first steps. Production code brings its own session."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from midstream.errors import SetupError
+from midstream.runtime.spark.doctor import INSTALL_PYSPARK, require_java, require_pyspark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["local_session"]
+
+_LOGGING = Path(__file__).resolve().with_name("log4j2.properties")
+
+
+def local_session(master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
+    """Start Spark, or take the session that runs already, with settings that suit one machine; ``conf`` wins over them.
+
+    Raises :class:`SetupError` if Java or pyspark are missing or too old.
+    """
+    # Imported here, so that a missing pyspark gives advice instead of a traceback.
+    try:
+        import pyspark
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise SetupError(f"pyspark cannot be imported ({error}). {INSTALL_PYSPARK}") from error
+    require_pyspark(pyspark.__version__)
+    require_java()
+    # Workers of another Python lack the packages, or cannot read what this one pickles.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if master.startswith("local"):
+        # A laptop's own name often resolves to an address that it does not have at the moment.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # Annotated because the class attribute is a descriptor that mypy does not see through.
+    builder: SparkSession.Builder = SparkSession.builder
+    builder = builder.master(master).appName("midstream")
+    for key, value in (default_conf(master) | dict(conf or {})).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    if "spark.log.level" not in (conf or {}):
+        # What fails reaches the user as an error of midstream; Spark would print it as well, a stack for each task.
+        spark.sparkContext.setLogLevel("FATAL")
+    _leave_jobs_alone_on_interrupt()
+    return spark
+
+
+def default_conf(master: str) -> dict[str, str]:
+    """Settings for this master: quiet, and no bigger than the machine.
+
+    >>> default_conf("local[3]")["spark.sql.shuffle.partitions"]
+    '3'
+    """
+    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    if master.startswith("local"):
+        conf["spark.driver.host"] = "127.0.0.1"
+        conf["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+        conf["spark.sql.shuffle.partitions"] = str(_cores(master))
+        if hasattr(socket, "AF_UNIX"):
+            # Over TCP, the end of a task often waits 40 ms for an acknowledgement that the kernel holds back.
+            conf["spark.python.unix.domain.socket.enabled"] = "true"
+    return conf
+
+
+def _cores(master: str) -> int:
+    cluster = re.match(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)", master)
+    if cluster:
+        return int(cluster[1]) * int(cluster[2])
+    threads = re.match(r"local\[\s*(\d+)", master)
+    if threads:
+        return int(threads[1])
+    return 1 if master == "local" else os.cpu_count() or 1
+
+
+def _leave_jobs_alone_on_interrupt() -> None:
+    """pyspark's handler for Ctrl-C cancels all Spark jobs before it raises, which fails the running epoch.
+
+    Python's own only raises KeyboardInterrupt, and leaves it to the program to stop its jobs in order.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)

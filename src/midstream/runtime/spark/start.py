@@ -1,0 +1,225 @@
+"""Starting a flow on Spark: all that can go wrong is tried first, and nothing is written before it has passed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+from midstream.change.configuration import FIRST_REVISION, first_configuration
+from midstream.change.restart import drop_changes, restart_of
+from midstream.change.revert import taken_back
+from midstream.change.trial import Changes
+from midstream.checkpoint.audit_files import check_audit
+from midstream.checkpoint.change_records import ChangeRecord, whoami
+from midstream.checkpoint.layouts import check_layouts
+from midstream.checkpoint.location import Checkpoint
+from midstream.data.durations import microseconds
+from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
+from midstream.flow.model import Graph, Source, Transform
+from midstream.flow.sources import GeneratorSource, ListSource
+from midstream.ids import BINS, Revision
+from midstream.planner.packing import pack_blobs
+from midstream.planner.stages import compile_plan
+from midstream.runtime.database_sink import check_tables, claim_tables
+from midstream.runtime.spark.control_plane import ControlPlane
+from midstream.runtime.spark.doctor import require_pyspark
+from midstream.runtime.spark.epoch import unite_inlets
+from midstream.runtime.spark.generator_source import stream_of
+from midstream.runtime.spark.job import Job, Server
+from midstream.runtime.spark.offset_log import start_query
+from midstream.runtime.spark.sinks import check_file_sinks, mark_folders
+from midstream.runtime.spark.storage_check import hadoop_knows, require_reachable
+from midstream.runtime.spark.transform_check import check_transforms
+from midstream.runtime.spark.worker_python import require_workers
+from midstream.state.local_folder import check_local_state
+
+AVAILABLE_NOW = "available-now"
+KEEP, DROP = "keep", "drop"
+
+_log = logging.getLogger("midstream")
+
+
+def start(
+    graph: Graph,
+    spark: SparkSession,
+    *,
+    checkpoint: str,
+    trigger: str | None = None,
+    partitions: int | None = None,
+    local_state: str | None = None,
+    changes: str = "keep",
+    audit: str | None = None,
+    server: Callable[[Job, str], Server] | None = None,
+    revert_to: int | None = None,
+    durable: bool = True,
+    close_windows: bool = False,
+) -> Job:
+    """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
+    # 1. Look: nothing is written, nothing runs yet.
+    require_classic_session(spark)
+    trigger_options = parse_trigger(trigger)
+    if close_windows and trigger != AVAILABLE_NOW:
+        raise FlowError(
+            f"close_windows=True is for a run that ends by itself, with trigger={AVAILABLE_NOW!r}; found "
+            f"trigger={trigger!r}"
+        )
+    if changes not in (KEEP, DROP):
+        raise FlowError(f"changes={changes!r} is not known; allowed: {KEEP!r}, {DROP!r}")
+    check_revert_to(revert_to, changes)
+    check_audit(graph, audit)
+    if local_state is not None and str(spark.sparkContext.master).startswith("local"):
+        check_local_state(local_state)  # on a cluster, each worker looks at its own
+    partitions = check_partitions(partitions, spark)
+    require_workers(spark.sparkContext, graph)
+    inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
+    blobs = pack_blobs(graph)
+    check_transforms(graph, [op.name for op in graph.of(Transform)], spark)
+    location = Checkpoint.look(str(checkpoint), graph, durable=durable)
+    query_name = f"{graph.name} {location.identity.job}"
+    require_not_running(spark, query_name, location)
+    if changes == DROP or not location.changes.records():
+        check_layouts(compile_plan(graph), location)
+    require_reachable(graph, location, hadoop_knows(spark))
+    free_folders = check_file_sinks(graph, location.identity.job)
+    check_tables(graph, location.identity.job)
+    # 2. Claim the checkpoint, and the sinks' folders and tables.
+    location.claim()
+    with contextlib.ExitStack() as undo:
+        undo.callback(location.release)
+        location.require_open()
+        mark_folders(free_folders)
+        graph = claim_tables(graph, location.identity.job)
+        # 3. Store what workers will fetch.
+        first = first_configuration(graph, location.blobs, partitions, blobs)
+        newest = location.newest_manifest()
+        committed = None if newest is None else newest.revision
+        if changes == DROP:
+            for message in location.changes.set_damage_aside():
+                _log.warning("%s", message)
+            drop_changes(first, location.changes, committed, by=whoami(), now=time.time())
+        records = location.changes.records()
+        settled: tuple[ChangeRecord, ...] = ()
+        if revert_to is not None:
+            # The next start must not do it again to changes that are made from now on; so it is a change on record.
+            taken = taken_back(
+                records,
+                Revision(revert_to),
+                committed,
+                location.blobs,
+                {},
+                by=whoami(),
+                now=time.time(),
+                how="at a start",
+            )
+            records, settled = list(taken.records), taken.changed
+        restart = restart_of(first, location.blobs, records, committed)
+        check_layouts(restart.configuration.plan, location)
+        for record in (*settled, *restart.settled):
+            location.changes.keep(record)
+        for message in restart.messages:
+            _log.warning("%s", message)
+        # 4. Run.
+        control = ControlPlane(driver_host(spark))
+        undo.callback(control.close)
+        state = Changes(restart.configuration, location.blobs, location.changes)
+        if restart.pending is not None:
+            state.resume(restart.pending)
+        rows = unite_inlets([inlets[name] for name in restart.configuration.plan.stages[0].inlets])
+        close_with = rows.schema if close_windows else None
+        job = Job(spark, state, location, control, local_state=local_state, audit=audit, close_with=close_with)
+        writer = rows.writeStream.queryName(query_name).option("checkpointLocation", location.spark_location)
+        if trigger_options:
+            writer = writer.trigger(**trigger_options)
+        # Served before its query starts, because that may end at any moment.
+        serving = None if server is None else server(job, location.location)
+        if serving is not None:
+            undo.callback(serving.close)
+        job.attach(start_query(spark, writer.foreachBatch(job.on_epoch), location.spark_location), serving)
+        undo.pop_all()  # from here on the job itself lets go of all this
+    return job
+
+
+def check_revert_to(revert_to: int | None, changes: str) -> None:
+    """Refuse what is no revision, and what contradicts itself."""
+    if revert_to is None:
+        return
+    if type(revert_to) is not int or revert_to < FIRST_REVISION:
+        raise FlowError(f"revert_to={revert_to!r}: give the number of a revision; 'midstream history' lists them")
+    if changes == DROP:
+        raise FlowError(
+            f"revert_to={revert_to} and changes={DROP!r} contradict each other: one goes back to what the job ran at a "
+            f"revision, the other to what the script says. Give one of them"
+        )
+
+
+def require_not_running(spark: SparkSession, query_name: str, location: Checkpoint) -> None:
+    """Refuse a second job on a checkpoint that this application is using already."""
+    if any(query.name == query_name for query in spark.streams.active):
+        raise CheckpointError(
+            f"a job is running on the checkpoint {location.location!r} already; stop it first, or give another one"
+        )
+
+
+def require_classic_session(spark: Any) -> None:
+    """Refuse what is not a SparkSession, Spark Connect, and versions that are not supported."""
+    if not isinstance(spark, SparkSession):
+        if type(spark).__module__.startswith("pyspark.sql.connect"):
+            raise SetupError(
+                "this is a Spark Connect session; midstream runs beside the driver and needs a classic one, e.g. "
+                "SparkSession.builder.master('local[*]').getOrCreate() or spark-submit"
+            )
+        raise FlowError(f"start() takes a SparkSession first, found {type(spark).__name__}")
+    require_pyspark(pyspark.__version__)
+
+
+def parse_trigger(trigger: str | None) -> dict[str, Any]:
+    """What a trigger means to Spark.
+
+    >>> parse_trigger("500 ms")
+    {'processingTime': '500 milliseconds'}
+    """
+    if trigger is None:
+        return {}
+    if trigger == AVAILABLE_NOW:
+        return {"availableNow": True}
+    if (interval := microseconds(trigger)) is not None:
+        # Spark takes neither "ms" nor "s", and no fractions of most units: milliseconds say it all.
+        return {"processingTime": f"{round(interval / 1000)} milliseconds"}
+    raise FlowError(
+        f"trigger {trigger!r} is not known; allowed: None (as fast as possible), '500 ms', '10 seconds', "
+        f"{AVAILABLE_NOW!r}"
+    )
+
+
+def check_partitions(partitions: int | None, spark: SparkSession) -> int:
+    """How many tasks a stage behind an exchange has."""
+    if partitions is None:
+        return min(int(spark.sparkContext.defaultParallelism), BINS)
+    if type(partitions) is not int or not 1 <= partitions <= BINS:
+        raise FlowError(
+            f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space"
+        )
+    return partitions
+
+
+def source_stream(spark: SparkSession, name: str, stream: Any) -> DataFrame:
+    """The streaming DataFrame of a source."""
+    if isinstance(stream, GeneratorSource | ListSource):
+        return stream_of(spark, stream)
+    assert isinstance(stream, DataFrame)
+    if stream.sparkSession.sparkContext is not spark.sparkContext:
+        raise SourceError(f"source {name!r} was made with another Spark application than the one the job is started on")
+    return stream
+
+
+def driver_host(spark: SparkSession) -> str:
+    """The address that tasks reach the driver at; in local mode nothing outside this machine needs to."""
+    if str(spark.sparkContext.master).startswith("local"):
+        return "127.0.0.1"
+    return str(spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1"))

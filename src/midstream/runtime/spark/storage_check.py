@@ -1,0 +1,54 @@
+"""Whether Spark reaches the locations of a job. It does so through Hadoop, which has file systems of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from midstream.checkpoint.location import Checkpoint
+from midstream.errors import CheckpointError
+from midstream.flow.model import Graph, Sink
+from midstream.flow.sinks import FileSink
+from midstream.storage.blobs import spark_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["hadoop_knows", "require_reachable"]
+
+
+def require_reachable(graph: Graph, checkpoint: Checkpoint, knows: Callable[[str], bool]) -> None:
+    """Refuse a location that we could reach, through pyarrow or fsspec, but Spark could not.
+
+    Spark's own checkpoint cannot lie elsewhere: its offsets and our manifests are worth nothing without each other.
+    """
+    wanted = {f"the checkpoint {checkpoint.location!r}": checkpoint.spark_location}
+    for op in graph.of(Sink):
+        target = graph.payloads[op.name]
+        if isinstance(target, FileSink):
+            wanted[f"the folder {target.path!r} of sink {op.name!r}"] = spark_path(target.path)
+    for what, location in wanted.items():
+        scheme = urlsplit(location).scheme
+        if not knows(scheme):
+            raise CheckpointError(
+                f"Spark cannot reach {what}: Hadoop has no file system for {scheme!r}. Give a location that Spark "
+                f"reaches, too, or the session the Hadoop connector for it (S3 is 's3a' there)"
+            )
+
+
+def hadoop_knows(spark: SparkSession) -> Callable[[str], bool]:
+    """Asks the Hadoop of a session whether it has a file system for a scheme; no store is contacted."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no annotations
+
+    file_systems = spark.sparkContext._jvm.org.apache.hadoop.fs.FileSystem  # type: ignore[union-attr]
+    configuration = spark._jsparkSession.sessionState().newHadoopConf()
+
+    def knows(scheme: str) -> bool:
+        try:
+            file_systems.getFileSystemClass(scheme, configuration)
+        except Py4JJavaError:
+            return False
+        return True
+
+    return knows

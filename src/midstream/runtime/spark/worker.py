@@ -1,0 +1,239 @@
+"""The stage runner inside a Spark task: what ``mapInArrow`` calls in a Python worker.
+
+The closure that Spark ships is this module's function and a :class:`Ticket`; everything else is fetched by digest.
+A Python worker runs many tasks, one after the other, so connections, functions and slice sizes are kept per process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import SparkFiles, TaskContext
+
+from midstream.control.channel import Address, Client
+from midstream.control.messages import (
+    Assignment,
+    FromTask,
+    Refused,
+    Release,
+    Switch,
+    TaskFailed,
+    TaskId,
+    TaskStarted,
+    ToTask,
+    WorkerId,
+    WorkerJoined,
+    WorkerReleased,
+)
+from midstream.engine.clock import SystemClock
+from midstream.engine.frames import decode_rows, encode_rows, frames_of
+from midstream.engine.resources import Resources
+from midstream.engine.slices import SliceSizer
+from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced, OperatorFailed
+from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex
+from midstream.runtime.reporting import failure_of
+from midstream.runtime.spark.frozen_modules import Settled
+from midstream.runtime.spark.switch_lock import SwitchLock
+from midstream.runtime.task import TaskRun
+from midstream.state.access import StateAccess
+from midstream.state.local_folder import own_local_folder
+from midstream.storage.blobs import BlobStore
+
+LISTEN_S = 3600.0
+# A lost connection is noticed at once; this is for a driver that is merely very busy.
+PATIENCE_S = 60.0
+SWITCH_INTERVAL_S = 0.0005
+
+Body = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What ``mapInArrow`` calls in a task."""
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where a job's things are: its coordinator, its functions, its state.
+
+    ``local_state`` is a folder on the worker's own disk for its copy of state; None leaves the choice to Spark.
+    ``durable``: what a task writes survives a loss of power before the task reports it.
+    """
+
+    address: Address
+    job: str
+    blobs: str
+    state: str
+    local_state: str | None = None
+    durable: bool = True
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a task is born with."""
+
+    at: Whereabouts
+    epoch: Epoch
+    run: Run
+    stage: StageIndex
+
+
+def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run one task: ask what to run, run it, report. Never runs on a guessed configuration."""
+    context = TaskContext.get()
+    assert context is not None, "run_stage is called by Spark, inside a task"
+    task = TaskId(ticket.epoch, ticket.run, ticket.stage, PartitionId(context.partitionId()), context.taskAttemptId())
+    worker = _worker_for(ticket.at)
+    assignment = worker.ask(TaskStarted(task, worker.name))
+    assert isinstance(assignment, Assignment)
+    worker.forget_all_but(assignment.live)
+    revision = assignment.revision
+    try:
+        work = TaskRun(
+            task,
+            assignment,
+            worker.resources,
+            worker.state,
+            clock=SystemClock(),
+            sizer=worker.sizer(assignment.program),
+        )
+        with contextlib.closing(work), worker.attending(task, work) as lock:
+            try:
+                for ready in work.run(lock.taking(batches)):
+                    with lock.waiting():
+                        yield from ready
+                report = work.finish()
+            finally:
+                revision = work.revision
+    except OperatorFailed as error:
+        worker.ask(TaskFailed(task, failure_of(error), revision))
+        raise error from None
+    worker.ask(report)
+    worker.state.trim()
+    _settled.after_task(assignment.program)
+
+
+def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run with the columns' own names, which Spark could not be told."""
+    return run(batch.rename_columns(list(names)) for batch in batches)
+
+
+def decode_frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Frames of one wire back to plain columns, for a transform or a sink."""
+    for batch in batches:
+        for _, payload in frames_of(batch):
+            yield decode_rows(payload)
+
+
+def pack_portions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each batch as one value, so that the driver can fetch batches, not rows."""
+    for batch in batches:
+        yield pa.record_batch({"portion": pa.array([encode_rows(batch).to_pybytes()], pa.binary())})
+
+
+class _Worker:
+    """What this process keeps for one life of a job."""
+
+    def __init__(self, at: Whereabouts) -> None:
+        self._client = Client(at.address, timeout=PATIENCE_S)
+        self._end: ControlError | None = None
+        self._sizers: dict[Digest, SliceSizer] = {}
+        self.resources = Resources(BlobStore(at.blobs))
+        # Spark removes its own folder when the application ends, and with it a copy of state that nobody needs.
+        local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
+        self.state = StateAccess(at.job, at.state, own_local_folder(local, at.job), at.durable)
+        self.name = WorkerId(socket.gethostname(), os.getpid())
+        self._guard = threading.Lock()
+        # A process runs one task at a time. What it is told may be there before the task is.
+        self._at_work: tuple[TaskId, SwitchLock] | None = None
+        self._told: Switch | None = None
+        self._listens = threading.Event()
+        pa.array([0])  # pyarrow imports pandas at its first conversion: not inside the first slice, please
+        # The thread that hears of a change must not wait for long until a busy task lets it run.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        threading.Thread(target=self._listen, args=(at.address,), name="midstream-lifeline", daemon=True).start()
+        self._listens.wait(PATIENCE_S)  # or a change could not reach the tasks of this process
+
+    def ask(self, message: FromTask) -> ToTask:
+        try:
+            answer = self._client.request(message)
+        except ChannelError as error:
+            raise self._end or error from None
+        if isinstance(answer, Refused):
+            raise Fenced(f"the coordinator refused {type(message).__name__}: {answer.reason}")
+        return answer
+
+    @contextlib.contextmanager
+    def attending(self, task: TaskId, work: TaskRun) -> Iterator[SwitchLock]:
+        """Inside, the task hears of changes."""
+        lock = SwitchLock(work, self.ask, self._client.post)
+        with self._guard:
+            self._at_work = (task, lock)
+            if self._told is not None and self._told.task == task:
+                lock.tell(self._told.change, self._client.post)
+        try:
+            with lock:
+                yield lock
+        finally:
+            with self._guard:
+                self._at_work = None
+
+    def sizer(self, program: Digest) -> SliceSizer:
+        """Slice sizes learnt by earlier tasks of the same program are a good start for the next one."""
+        return self._sizers.setdefault(program, SliceSizer())
+
+    def forget_all_but(self, live: Collection[Digest]) -> None:
+        """Let go of what no task of the job will use any more. No task may be running in this process.
+
+        The thread that hears of changes may be loading what one needs. If that is forgotten here, then the change is
+        over; and what it loads after that goes when the next task starts.
+        """
+        forgotten = self.resources.forget_all_but(live)
+        for program in forgotten & self._sizers.keys():
+            del self._sizers[program]
+        _settled.forgotten(forgotten)
+
+    def _listen(self, address: Address) -> None:
+        """Hear of changes, until the job ends; then close the user's functions.
+
+        Spark ends idle Python workers with a signal that no handler sees, so the job itself must say when it is over.
+        """
+        with Client(address, timeout=PATIENCE_S) as lifeline:
+            try:
+                lifeline.request(WorkerJoined(self.name))
+                self._listens.set()
+                while not isinstance(message := lifeline.receive(timeout=LISTEN_S), Release):
+                    if isinstance(message, Switch):
+                        self._make_ready(message, lifeline.post)
+                self._end = Fenced("the job is over")
+            except ChannelError as error:  # the driver is gone: nobody will use these functions again
+                self._end = error
+            self._listens.set()
+            _workers.pop(address, None)
+            self.resources.close()
+            lifeline.post(WorkerReleased(self.name))
+        self._client.close()
+
+    def _make_ready(self, told: Switch, post: Callable[[FromTask], None]) -> None:
+        """Load what the task will need, while it goes on; then tell it."""
+        with contextlib.suppress(CheckpointError):  # the task will run into it, too, and can say so
+            self.resources.preload(self.resources.program(told.change.program))
+        with self._guard:
+            self._told = told
+            at_work = self._at_work
+        if at_work is not None and at_work[0] == told.task:
+            at_work[1].tell(told.change, post)
+
+
+# By address, not by job: a job that was started again is reached at a new one, and the old one answers no more.
+_workers: dict[Address, _Worker] = {}
+_settled = Settled()
+
+
+def _worker_for(at: Whereabouts) -> _Worker:
+    if at.address not in _workers:
+        _workers[at.address] = _Worker(at)
+    return _workers[at.address]

@@ -1,0 +1,1 @@
+"""Durable bytes: atomic writes and their syncing, blobs by digest, checksums, who owns a folder."""

@@ -1,0 +1,278 @@
+"""The blob store: functions, tables and stage programs, named by their content, in the checkpoint location.
+
+Written once by the driver, fetched once per worker process. A blob never changes under its name, so caches need no
+invalidation, and one that was damaged is noticed when it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import posixpath
+import re
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from midstream.errors import CheckpointError
+from midstream.ids import Digest
+from midstream.storage import disk
+from midstream.storage.fsspec_bridge import FsspecHandler, open_fsspec
+from midstream.storage.holds import Holds, Mark
+
+ASIDE = ".torn"
+"""How the name of a file ends that was set aside."""
+
+_NAME = re.compile(r"[0-9a-f]{64}(\.\d+\.tmp)?")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Bytes and their name: what the blob store keeps."""
+
+    digest: Digest
+    data: bytes
+
+    @classmethod
+    def of(cls, data: bytes) -> Blob:
+        """Name some bytes by their content.
+
+        >>> Blob.of(b"x").digest[:8]
+        '2d711642'
+        """
+        return cls(Digest(hashlib.sha256(data).hexdigest()), data)
+
+
+def filesystem_of(location: str) -> tuple[pafs.FileSystem, str]:
+    """The file system of a path or URI, and the path on it.
+
+    Plain paths are local. A URI is pyarrow's if pyarrow knows its scheme, else fsspec's, if that is installed.
+
+    >>> filesystem_of("file:///data/job")[1]
+    '/data/job'
+    """
+    if not _is_uri(location):
+        return pafs.LocalFileSystem(), os.path.abspath(location)
+    # Hadoop calls the same store s3a that Arrow calls s3.
+    uri = f"s3://{location.removeprefix('s3a://')}" if location.startswith("s3a://") else location
+    try:
+        fs, path = pafs.FileSystem.from_uri(uri)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        unknown = error
+    except Exception as error:
+        raise CheckpointError(f"cannot reach {location!r}: {error}") from error
+    else:
+        _require_no_options(location)
+        return fs, path
+    try:
+        return open_fsspec(location)
+    except Exception as error:
+        raise CheckpointError(
+            f'cannot reach {location!r}: pyarrow says "{unknown}", fsspec says "{error}". Local paths and the file '
+            f"systems that pyarrow.fs or fsspec knows can be used ({urlsplit(location).scheme!r} was asked for)"
+            f"{_advice(error)}"
+        ) from error
+
+
+def _require_no_options(location: str) -> None:
+    """Folders below a location are named after it, and Spark is given it: neither would keep options at its end."""
+    path, asked, options = location.partition("?")
+    if asked:
+        raise CheckpointError(
+            f"{location!r}: a location is given without options, but this has {options!r} behind a '?'. Give {path!r}, "
+            f"and options as environment variables or configuration of the storage's own (e.g. AWS_REGION)"
+        )
+
+
+def _advice(error: Exception) -> str:
+    if not isinstance(error, ImportError):
+        return ""
+    if error.name == "fsspec":
+        wanted = "pip install 'midstream[fsspec]' and the package of the file system"
+    else:
+        wanted = "pip install the package that it names"
+    return f". To use it, {wanted}, for the driver and all executors"
+
+
+def _is_uri(location: str) -> bool:
+    return ":" in location.split("/")[0]
+
+
+def below(location: str, name: str) -> str:
+    """A place below a location. In a chain of fsspec's file systems it is the first link that has the path.
+
+    >>> below("hdfs://cluster/job", "blobs"), below("dir://job::memory://base", "blobs")
+    ('hdfs://cluster/job/blobs', 'dir://job/blobs::memory://base')
+    """
+    first, chain, rest = location.partition("::")
+    if _is_uri(location) and "://" in rest:
+        return posixpath.join(first, name) + chain + rest
+    return posixpath.join(location, name)
+
+
+def spark_path(location: str) -> str:
+    """The location as Spark must be told it: plain paths are local, whatever the cluster's default file system is.
+
+    >>> spark_path("hdfs://cluster/job"), spark_path("/data/my job")
+    ('hdfs://cluster/job', 'file:///data/my job')
+    """
+    return location if _is_uri(location) else f"file://{os.path.abspath(location)}"
+
+
+def write_atomically(fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer, *, durable: bool = True) -> None:
+    """Write a file so that a reader sees all of it or nothing.
+
+    ``durable``: on a local disk, it is on disk before this returns. Other file systems do as they do.
+    """
+    handler = fs.handler if isinstance(fs, pafs.PyFileSystem) else None
+    try:
+        if is_local(fs):
+            disk.write_file(path, data, durable=durable)
+        elif isinstance(handler, FsspecHandler) and not handler.renames:
+            handler.put(path, data)
+        else:
+            _write_and_rename(fs, path, data)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path!r}: {error}") from error
+
+
+def _write_and_rename(fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer) -> None:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        fs.create_dir(posixpath.dirname(path), recursive=True)
+        with fs.open_output_stream(temporary) as out:
+            out.write(data)
+        fs.move(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fs.delete_file(temporary)
+        raise
+
+
+def remove_file(fs: pafs.FileSystem, path: str) -> None:
+    """Remove a file; on a local disk a crash of the machine may bring it back, which must not matter."""
+    if is_local(fs):
+        disk.remove_file(path)
+    else:
+        fs.delete_file(path)
+
+
+def set_aside(fs: pafs.FileSystem, path: str, *, durable: bool = True) -> str:
+    """Give a file that is of no use any more a name that nobody looks for, so that it can be examined; the name."""
+    other = f"{path}{ASIDE}"
+    try:
+        if is_local(fs):
+            disk.rename_file(path, other, durable=durable)
+        else:
+            fs.move(path, other)
+    except OSError as error:
+        raise CheckpointError(f"cannot rename {path!r} to {other!r}: {error}") from error
+    return other
+
+
+def is_local(fs: pafs.FileSystem) -> bool:
+    """Whether files are reached by the calls of this machine's operating system."""
+    return isinstance(fs, pafs.LocalFileSystem)
+
+
+class BlobStore:
+    """Blobs below one folder. With ``durable``, a blob that was put on a local disk survives a loss of power.
+
+    >>> import tempfile
+    >>> store = BlobStore(tempfile.mkdtemp())
+    >>> digest = store.put(Blob.of(b"model"))
+    >>> store.get(digest)
+    b'model'
+    """
+
+    def __init__(self, location: str, *, durable: bool = True) -> None:
+        self.location = location
+        self._durable = durable
+        self.holds = Holds()
+        """What keeps blobs that are about to be referred to from being removed."""
+        self._fs, self._root = filesystem_of(location)
+        self._compared: set[Digest] = set()
+        self._writing = threading.Lock()  # two changes that are prepared at once may bring the same blob
+
+    def put(self, blob: Blob) -> Digest:
+        """Keep a blob; does nothing if it is there already. What a crash has left torn is written again."""
+        self.holds.touch(blob.digest)
+        path = self._path(blob.digest)
+        with self._writing:
+            if not self._holds(path, blob):
+                write_atomically(self._fs, path, blob.data, durable=self._durable)
+            self._compared.add(blob.digest)
+        return blob.digest
+
+    def _holds(self, path: str, blob: Blob) -> bool:
+        """Whether a blob is there, and whole.
+
+        A torn file may have the right size and be full of zeros. Looking at the content costs a download where it is
+        not local, and stores that show whole objects only do not need it.
+        """
+        info = self._fs.get_file_info(path)
+        if info.type == pafs.FileType.NotFound or info.size != len(blob.data):
+            return False
+        if blob.digest in self._compared or not is_local(self._fs):
+            return True
+        with self._fs.open_input_stream(path) as stream:
+            return bytes(stream.read()) == blob.data
+
+    def has(self, digest: Digest) -> bool:
+        """Whether a blob is here."""
+        return bool(self._fs.get_file_info(self._path(digest)).type == pafs.FileType.File)
+
+    def get(self, digest: Digest) -> bytes:
+        """Fetch a blob and check that it is what its name says."""
+        if self.holds.is_preparing:
+            self.holds.touch(digest)
+        path = self._path(digest)
+        try:
+            with self._fs.open_input_stream(path) as stream:
+                data = bytes(stream.read())
+        except OSError as error:
+            raise CheckpointError(
+                f"blob {digest} cannot be read from {self.location!r}: {error}. The checkpoint location must be "
+                f"storage that the driver and all executors share",
+                file=digest,
+            ) from error
+        if Blob.of(data).digest != digest:
+            raise CheckpointError(
+                f"blob {digest} in {self.location!r} is damaged: its {len(data)} bytes do not match its name. Restore "
+                f"the file from a copy. If there is none, remove it: a start writes it again if it belongs to the "
+                f"script; if it belongs to a change that was made while the job ran, start with changes='drop'"
+            )
+        return data
+
+    def digests(self) -> frozenset[Digest]:
+        """All blobs there are."""
+        return frozenset(Digest(name) for name in self._names() if not name.endswith(".tmp"))
+
+    def garbage(self, live: Collection[Digest]) -> list[str]:
+        """The names of files that hold none of these blobs; also of those that their writer did not live to finish."""
+        return [name for name in self._names() if name not in live]
+
+    def remove(self, name: str, mark: Mark) -> bool:
+        """Remove a file that :meth:`garbage` has named, unless its blob has been touched since the mark.
+
+        Whether it is gone. Raises :class:`OSError` if it cannot be removed.
+        """
+        return self.holds.remove(Digest(name.split(".")[0]), mark, partial(self._delete, name))
+
+    def _names(self) -> list[str]:
+        selector = pafs.FileSelector(self._root, allow_not_found=True, recursive=True)
+        found = (posixpath.basename(info.path) for info in self._fs.get_file_info(selector) if info.is_file)
+        return sorted(name for name in found if _NAME.fullmatch(name))
+
+    def _delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            remove_file(self._fs, posixpath.join(self._root, name[:2], name))
+
+    def _path(self, digest: Digest) -> str:
+        return posixpath.join(self._root, digest[:2], digest)

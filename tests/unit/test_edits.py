@@ -1,0 +1,292 @@
+"""What a change makes of a flow's graph: what it refuses, and which columns follow from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from midstream import Flow, ListSource, NoopSink, Update, agg, tumbling
+from midstream.data.schema import to_ddl
+from midstream.errors import FlowError, FunctionError, SchemaError
+from midstream.flow.edits import function_takes, revise
+from midstream.flow.model import Graph, Process
+from midstream.flow.stream import Stream
+
+DDL = "k string, n int, at timestamp"
+WIDER = f"{DDL}, more int"
+TABLE = pa.table({"k": ["a"], "city": ["Rome"]})
+PARIS = pa.table({"k": ["a"], "city": ["Paris"], "people": pa.array([2], pa.int32())})
+
+
+def same(row: Any) -> Any:
+    return row
+
+
+def flow_of(build: Any) -> Graph:
+    """A source, the map ``m``, and what ``build`` puts behind it."""
+    flow = Flow("f")
+    rows = flow.source("in", ListSource([[]], DDL), event_time="at")
+    build(rows.map("m", same))
+    return flow.graph
+
+
+def to_sink(stream: Stream) -> None:
+    stream.sink("out", NoopSink())
+
+
+def plain() -> Graph:
+    return flow_of(to_sink)
+
+
+def refused(graph: Graph, *updates: Any) -> str:
+    with pytest.raises(FlowError) as caught:
+        revise(graph, updates)
+    return str(caught.value)
+
+
+def columns(graph: Graph, name: str) -> str:
+    return to_ddl(graph[name].schema)
+
+
+def wider(graph: Graph, *others: Update) -> Graph:
+    return revise(graph, [Update("m", same, returns=WIDER), *others])
+
+
+def narrower(graph: Graph, returns: str = "k string, at timestamp") -> str:
+    return refused(graph, Update("m", same, returns=returns))
+
+
+# ── which operators ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_change_has_at_least_one_update():
+    assert refused(plain()) == "a change needs at least one Update, e.g. job.update(Update('FM', new_function))"
+
+
+def test_a_change_is_made_of_updates():
+    assert "is made of Updates, e.g. Update('FM', new_function); found str 'm'" in refused(plain(), "m")
+
+
+def test_an_operator_is_updated_once():
+    assert "'m' is updated twice in one change" in refused(plain(), Update("m", same), Update("m", same))
+
+
+def test_an_unknown_operator_is_named_with_one_like_it_and_all_there_are():
+    graph = flow_of(lambda rows: to_sink(rows.map("score", same)))
+    found = refused(graph, Update("scores", same))
+    assert found == "flow 'f' has no operator 'scores'; did you mean 'score'? What can be updated: m, score"
+
+
+@pytest.mark.parametrize("name", ["in", "key", "total", "out"])
+def test_what_has_no_function_cannot_be_updated(name: str):
+    graph = flow_of(lambda rows: to_sink(rows.key_by("key", "k").aggregate("total", n=agg.count())))
+    assert "has no function that could be replaced" in refused(graph, Update(name, same))
+
+
+# ── what is put in ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_new_function_is_called_as_the_old_one():
+    with pytest.raises(FunctionError, match="is called with one argument, a dict"):
+        revise(plain(), [Update("m", lambda key, row: row)])
+
+
+def test_what_is_not_a_function_is_refused():
+    assert "expected a function that takes a dict (one row), found int 7" in refused(plain(), Update("m", 7))
+
+
+def process() -> Graph:
+    return flow_of(lambda rows: to_sink(rows.key_by("key", "k").process("p", lambda key, row, state: row)))
+
+
+def test_the_function_of_a_process_takes_three_arguments():
+    assert "is called with 3 arguments: a key, a dict (one row) and its state" in refused(process(), Update("p", same))
+
+
+class Timed:
+    def __call__(self, key: Any, row: Any, state: Any) -> Any:
+        return row
+
+    def on_timer(self, key: Any, time: Any, state: Any) -> None:
+        return None
+
+
+class Mistimed(Timed):
+    def on_timer(self, key: Any) -> None:  # type: ignore[override]
+        return None
+
+
+def test_a_process_may_get_timers_by_an_update():
+    spec = revise(process(), [Update("p", Timed())])["p"].spec
+    assert isinstance(spec, Process)
+    assert spec.has_timers
+
+
+def test_a_timer_that_cannot_be_called_is_refused():
+    assert "is called with 3 arguments: a key, a time and its state" in refused(process(), Update("p", Mistimed()))
+
+
+def test_migrate_is_for_the_state_of_a_process():
+    found = refused(plain(), Update("m", same, migrate=lambda key, state: None))
+    assert found == "update of map 'm': migrate= is for the state of a process; a map keeps none of the user's"
+
+
+def test_migrate_takes_a_key_and_its_state():
+    one_argument: Any = len
+    update = Update("p", lambda key, row, state: row, migrate=one_argument)
+    assert "is called with 2 arguments: a key and its state" in refused(process(), update)
+
+
+def test_columns_of_a_filter_follow_from_its_input():
+    graph = flow_of(lambda rows: to_sink(rows.filter("few", same)))
+    assert "the columns of a filter follow from its input; leave out returns=" in refused(
+        graph, Update("few", same, returns=DDL)
+    )
+
+
+def test_local_is_for_transforms():
+    assert "local= is for transforms" in refused(plain(), Update("m", same, local=same))
+
+
+def test_a_transform_takes_a_function_for_each_runtime():
+    graph = flow_of(lambda rows: to_sink(rows.transform("sql", same, local=same)))
+    revised = revise(graph, [Update("sql", same, local=len)])
+    assert revised.payloads["sql"] == (same, len)
+    two_arguments: Any = isinstance
+    assert "is called with one argument, a pyarrow.Table" in refused(graph, Update("sql", same, local=two_arguments))
+
+
+def lookup(how: str = "inner") -> Graph:
+    return flow_of(lambda rows: to_sink(rows.lookup("cities", TABLE, on="k", how=how)))
+
+
+def test_a_lookup_gets_another_table_and_its_columns_follow():
+    revised = revise(lookup(), [Update("cities", PARIS)])
+    assert columns(revised, "cities") == f"{DDL}, city string, people int"
+    assert revised.payloads["cities"].num_rows == 1
+
+
+def test_a_lookups_table_keeps_the_column_by_which_rows_are_looked_up():
+    for table in (TABLE.rename_columns(["key", "city"]), pa.table({"k": [1], "city": ["Rome"]})):
+        assert "the new table must have the column 'k' of type string" in refused(lookup(), Update("cities", table))
+
+
+def test_a_lookups_table_is_a_table():
+    assert "expected a pyarrow.Table" in refused(lookup(), Update("cities", same))
+
+
+def test_functions_are_described_by_what_they_take():
+    graph = process()
+    assert function_takes(graph["m"].spec) == ("a dict (one row)",)
+    assert function_takes(graph["p"].spec) == ("a key", "a dict (one row)", "its state")
+    batches = flow_of(lambda rows: to_sink(rows.map_batches("b", same)))
+    assert function_takes(batches["b"].spec) == ("a pyarrow.RecordBatch",)
+
+
+# ── what comes of it ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_names_edges_and_other_functions_stay():
+    graph = flow_of(lambda rows: to_sink(rows.map("other", same)))
+    revised = revise(graph, [Update("m", len, returns=DDL)])
+    assert revised.edges == graph.edges
+    assert (revised.payloads["m"], revised.payloads["other"]) == (len, same)
+    assert graph.payloads["m"] is same, "the graph before is as it was"
+
+
+def test_columns_stay_unless_it_is_said_otherwise():
+    assert columns(revise(plain(), [Update("m", len)]), "m") == DDL
+
+
+def test_more_columns_go_on_through_operators_whose_columns_follow():
+    def build(rows: Stream) -> None:
+        split = rows.filter("few", same).route("split", same, branches=("a", "b"))
+        to_sink(split["a"].union("all", split["b"]).key_by("key", "k").distinct("first"))
+
+    revised = wider(flow_of(build))
+    assert {columns(revised, name) for name in ("m", "few", "split", "all", "key", "first", "out")} == {WIDER}
+
+
+def test_an_operator_that_declares_its_columns_takes_more_and_gives_what_it_gave():
+    revised = wider(flow_of(lambda rows: to_sink(rows.map("other", same))))
+    assert columns(revised, "other") == DDL
+
+
+def test_a_lookup_adds_its_columns_to_what_it_gets():
+    assert columns(wider(lookup("left")), "cities") == f"{WIDER}, city string"
+
+
+def test_an_aggregate_keeps_its_columns():
+    graph = flow_of(lambda rows: to_sink(rows.key_by("key", "k").aggregate("total", n=agg.sum("n"))))
+    assert columns(wider(graph), "total") == columns(graph, "total")
+
+
+def test_the_consumer_of_other_columns_is_updated_in_the_same_change():
+    graph = flow_of(lambda rows: to_sink(rows.map("other", same)))
+    other = "k string, at timestamp"
+    assert "Add an Update('other', …) to the change that can take them; it needs 'n' of type int" in narrower(graph)
+    revised = revise(graph, [Update("m", same, returns=other), Update("other", same)])
+    assert columns(revised, "other") == DDL
+
+
+def test_a_column_of_another_type_is_as_good_as_gone():
+    graph = flow_of(lambda rows: to_sink(rows.filter("few", same)))
+    assert "it needs 'n' of type int" in narrower(graph, "k string, n string, at timestamp")
+
+
+# ── columns that operators cannot do without ──────────────────────────────────────────────────────────────────────
+
+
+def test_a_key_must_stay():
+    for build in (
+        lambda rows: to_sink(rows.key_by("key", "n")),
+        lambda rows: to_sink(rows.key_by("key", "n").distinct("first")),
+        lambda rows: to_sink(rows.key_by("key", "n").aggregate("total", rows=agg.count())),
+    ):
+        assert "and it needs 'n' of type int" in narrower(flow_of(build))
+
+
+def test_a_process_needs_what_it_had_unless_it_is_updated():
+    graph = process()
+    assert "Add an Update('p', …)" in narrower(graph)
+    updates = [Update("m", same, returns="k string, at timestamp"), Update("p", lambda key, row, state: row)]
+    assert columns(revise(graph, updates), "p") == DDL
+
+
+@pytest.mark.parametrize("what", ["window", "distinct"])
+def test_an_event_time_must_stay(what: str):
+    def build(rows: Stream) -> None:
+        keyed = rows.key_by("key", "k")
+        if what == "window":
+            to_sink(keyed.aggregate("w", window=tumbling("1 minute"), n=agg.count()))
+        else:
+            to_sink(keyed.distinct("first", within="1 minute"))
+
+    assert "it needs 'at' of type timestamp" in narrower(flow_of(build), "k string, n int")
+
+
+def test_an_aggregated_column_keeps_its_type():
+    graph = flow_of(lambda rows: to_sink(rows.key_by("key", "k").aggregate("total", most=agg.max("n"))))
+    found = narrower(graph, "k string, n double, at timestamp")
+    assert "would have to keep 'most' as double instead of int; what it has kept so far cannot be converted" in found
+
+
+def test_rows_of_a_join_cannot_change_at_all():
+    def build(rows: Stream) -> None:
+        right = rows.map("right", lambda row: row, returns="k2 string, m int, at2 timestamp").key_by("by_k2", "k2")
+        to_sink(rows.key_by("by_k", "k").join("both", right, within="1 second", right_time="at2"))
+
+    with pytest.raises(SchemaError, match="A join keeps whole rows, so they cannot change"):
+        wider(flow_of(build))
+
+
+def test_all_inputs_of_a_union_change_together():
+    def build(rows: Stream) -> None:
+        to_sink(rows.map("one", same).union("all", rows.map("two", same)))
+
+    graph = flow_of(build)
+    assert "after the change union 'all' would unite" in refused(graph, Update("one", same, returns=WIDER))
+    both = [Update("one", same, returns=WIDER), Update("two", same, returns=WIDER)]
+    assert columns(revise(graph, both), "all") == WIDER

@@ -1,0 +1,254 @@
+"""Where tasks switch: one point for each partition, fixed once, whatever attempts come and go."""
+
+from __future__ import annotations
+
+from midstream.control.messages import ChangeBegun, StageChange, SwitchPoint, TaskId
+from midstream.control.operations.switching import Attempts, ChangeInRun, Place
+from midstream.ids import Digest, Epoch, InputPosition, Origin, PartitionId, Revision, Run, StageIndex
+
+PROGRAMS = (Digest("p0"), Digest("p1"), Digest("p2"))
+
+
+def place(stage: int = 0, partition: int = 0) -> Place:
+    return StageIndex(stage), PartitionId(partition)
+
+
+def task(stage: int = 0, partition: int = 0, attempt: int = 0) -> TaskId:
+    return TaskId(Epoch(7), Run(0), StageIndex(stage), PartitionId(partition), attempt)
+
+
+def attempts(*started: TaskId, over: tuple[TaskId, ...] = (), finished: tuple[Place, ...] = ()) -> Attempts:
+    found = Attempts(over=set(over), finished=set(finished))
+    for each in started:
+        found.started.setdefault((each.stage, each.partition), set()).add(each)
+    return found
+
+
+def begun(heads: dict[int, tuple[str, ...]] | None = None, followers: dict[int, tuple[str, ...]] | None = None):
+    return ChangeBegun(
+        Revision(2),
+        PROGRAMS,
+        {StageIndex(stage): names for stage, names in ({0: ("FM",)} if heads is None else heads).items()},
+        {StageIndex(stage): names for stage, names in (followers or {}).items()},
+    )
+
+
+def change(known: Attempts, what: ChangeBegun | None = None, partitions: int = 2) -> ChangeInRun:
+    return ChangeInRun(what or begun(), known, partitions)
+
+
+def at(rows: int) -> InputPosition:
+    return {Origin(-1): rows}
+
+
+def points(of: ChangeInRun) -> dict[tuple[int, int], InputPosition | None]:
+    return {(point.stage, point.partition): point.position for point in of.points}
+
+
+# ── fixing a point ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_only_attempt_switches_where_it_asks():
+    made = change(attempts(task()))
+    assert made.apply(place(), at(5))
+    assert made.points == (SwitchPoint(StageIndex(0), PartitionId(0), at(5)),)
+
+
+def test_a_point_is_fixed_once():
+    made = change(attempts(task()))
+    made.apply(place(), at(5))
+    assert not made.apply(place(), at(6)), "another attempt stays"
+    assert made.apply(place(), at(5)), "a message that arrives twice says the same"
+    assert points(made) == {(0, 0): at(5)}
+
+
+def test_a_later_attempt_switches_where_the_first_one_did():
+    made = change(attempts(task()))
+    made.apply(place(), at(5))
+    assert made.start(place(), is_first=False) == at(5)
+
+
+def test_a_partition_that_starts_after_the_change_switches_at_its_beginning():
+    made = change(attempts())
+    assert made.start(place(), is_first=True) == {}
+    assert made.start(place(), is_first=False) == {}, "and so do all its attempts"
+
+
+def test_a_partition_of_which_an_attempt_finished_before_switches_nowhere():
+    made = change(attempts(task(), over=(task(),), finished=(place(),)))
+    assert points(made) == {(0, 0): None}
+    assert made.start(place(), is_first=False) is None, "a recomputation gives what the first one gave"
+
+
+def test_two_attempts_before_the_change_switch_nowhere():
+    made = change(attempts(task(attempt=0), task(attempt=1)))
+    assert made.to_tell() == []
+    assert not made.apply(place(), at(3))
+
+
+def test_a_failed_attempt_leaves_its_partition_without_a_point_of_its_own():
+    # Nobody is there to be told; the next attempt must not go ahead of what the failed one may have given.
+    made = change(attempts(task(), over=(task(),)))
+    assert points(made) == {(0, 0): None}
+
+
+def test_after_a_failed_attempt_the_one_that_is_left_may_switch():
+    made = change(attempts(task(attempt=0), task(attempt=1), over=(task(attempt=0),)))
+    assert made.apply(place(), at(3))
+
+
+def test_a_second_attempt_that_starts_before_the_first_has_switched_ends_it():
+    made = change(attempts(task()))
+    assert made.start(place(), is_first=False) is None
+    assert not made.apply(place(), at(5)), "the first one may not switch any more"
+
+
+def test_a_task_that_finishes_before_it_has_switched_switches_nowhere():
+    made = change(attempts(task()))
+    made.finish(place())
+    assert points(made) == {(0, 0): None}
+    assert not made.apply(place(), at(5))
+
+
+def test_a_task_that_finishes_after_it_has_switched_leaves_its_point():
+    made = change(attempts(task()))
+    made.apply(place(), at(5))
+    made.finish(place())
+    assert points(made) == {(0, 0): at(5)}
+
+
+def test_stages_without_heads_have_no_points():
+    made = change(attempts(), begun({0: ("FM",)}, {1: ("MC",)}))
+    assert made.start(place(1), is_first=True) is None
+    made.finish(place(1))
+    assert made.points == ()
+
+
+# ── who knows of it: decided once for each place, because what is said at the end depends on it ───────────────────────
+
+
+def test_a_place_that_starts_after_the_change_knows_of_it():
+    made = change(attempts(), begun({0: ("FM",)}, {1: ("MC",)}))
+    made.start(place(), is_first=True)
+    made.start(place(1), is_first=True)
+    assert made.is_known_at(place())
+    assert made.is_known_at(place(1)), "a stage without heads, too"
+
+
+def test_a_place_without_heads_that_had_started_before_never_knows_of_it():
+    made = change(attempts(task(stage=1)), begun({0: ("FM",)}, {1: ("MC",)}))
+    assert not made.is_known_at(place(1))
+    made.start(place(1), is_first=False)
+    assert not made.is_known_at(place(1)), "the first attempt has not heard of it, and may have finished"
+
+
+def test_a_place_with_heads_that_had_started_before_knows_of_it_once_it_has_switched():
+    made = change(attempts(task()))
+    assert not made.is_known_at(place())
+    made.apply(place(), at(5))
+    assert made.is_known_at(place())
+
+
+def test_a_place_that_must_stay_does_not_know_of_it():
+    made = change(attempts(task(), over=(task(),), finished=(place(),)))
+    made.start(place(), is_first=False)
+    assert not made.is_known_at(place())
+
+
+# ── who is told ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_running_tasks_of_the_heads_are_told():
+    made = change(attempts(task(partition=0), task(partition=1), task(stage=1)))
+    assert made.to_tell() == [
+        (task(partition=partition), StageChange(Revision(2), PROGRAMS[0], ("FM",))) for partition in (0, 1)
+    ]
+
+
+def test_nobody_is_told_of_a_point_that_is_fixed():
+    made = change(attempts(task(partition=0), task(partition=1), over=(task(),), finished=(place(),)))
+    assert [told for told, _ in made.to_tell()] == [task(partition=1)]
+
+
+def test_tasks_behind_learn_which_program_to_hold_ready():
+    made = change(attempts(), begun({0: ("FM",)}, {1: ("MC",)}))
+    assert made.stage_change(StageIndex(1)) == StageChange(Revision(2), PROGRAMS[1], ())
+
+
+# ── in effect ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_change_of_heads_is_in_effect_when_all_running_tasks_have_switched():
+    made = change(attempts(task(partition=0), task(partition=1)))
+    assert not made.in_effect
+    made.apply(place(partition=0), at(5))
+    assert not made.in_effect
+    made.apply(place(partition=1), at(9))
+    assert made.in_effect
+
+
+def test_a_partition_that_has_finished_has_no_rows_left_that_could_meet_the_old():
+    known = attempts(task(partition=0), task(partition=1), over=(task(),), finished=(place(),))
+    made = change(known)
+    made.apply(place(partition=1), at(5))
+    assert made.in_effect
+
+
+def test_a_running_partition_that_must_stay_keeps_it_from_being_in_effect_until_it_has_finished():
+    known = attempts(task(partition=0, attempt=0), task(partition=0, attempt=1))
+    made = change(known)
+    assert not made.in_effect
+    known.finished.add(place())
+    made.finish(place())
+    assert made.in_effect
+
+
+def test_followers_must_have_been_reached_or_have_finished_in_every_partition():
+    known = attempts(task())
+    made = change(known, begun({0: ("FM",)}, {1: ("MC",)}), partitions=2)
+    made.apply(place(), at(5))
+    assert not made.in_effect, "rows of the old revision come first behind an exchange"
+    made.reach(place(1, 0))
+    assert not made.in_effect
+    made.reach(place(1, 0))
+    assert not made.in_effect, "the same partition again is not another one"
+    known.finished.add(place(1, 1))
+    assert made.in_effect
+
+
+def test_it_is_too_late_when_followers_have_begun():
+    # What they process was made before the change, all of it.
+    made = change(attempts(task(), task(stage=1)), begun({0: ("FM",)}, {1: ("MC",)}), partitions=1)
+    made.apply(place(), at(5))
+    made.reach(place(1, 0))
+    assert not made.in_effect
+
+
+# ── attempts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_attempts_are_alive_until_they_say_that_they_are_over():
+    known = attempts(task(attempt=0), task(attempt=1), over=(task(attempt=0),))
+    assert known.alive(place()) == {task(attempt=1)}
+    assert known.alive(place(partition=1)) == set()
+
+
+def test_places_of_a_stage_are_those_at_which_an_attempt_has_started():
+    known = attempts(task(partition=1), task(partition=0), task(stage=1))
+    assert known.places(StageIndex(0)) == [place(partition=0), place(partition=1)]
+
+
+def test_a_task_without_rows_left_is_not_waited_for_and_no_other_attempt_may_switch():
+    made = change(attempts(task(), task(partition=1)))
+    assert made.apply(place(), at(5))
+    before = made.in_effect
+    made.exhaust(place(partition=1))
+    assert (before, made.in_effect) == (False, True)
+    assert not made.apply(place(partition=1), at(0)), "another attempt stays"
+
+
+def test_one_that_had_switched_stays_switched():
+    made = change(attempts(task()), partitions=1)
+    made.apply(place(), at(5))
+    made.exhaust(place())
+    assert points(made) == {(0, 0): at(5)}
