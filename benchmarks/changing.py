@@ -29,7 +29,7 @@ from midstream.audit import decide
 from midstream.change.change import Change
 from midstream.checkpoint.audit_files import read_history
 from midstream.checkpoint.change_records import Outcome
-from midstream.flow.model import Lookup
+from midstream.operators.lookup import Lookup
 from midstream.runtime.spark.job import Job
 
 __all__ = [

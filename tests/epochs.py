@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation import blocks, partials
-from midstream.engine.operators.base import AtWork
+from midstream.engine.steps import AtWork
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
 from midstream.state.base import Base
 from midstream.state.files import Author, StateFiles

@@ -15,28 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from midstream.flow.model import (
-    ERRORS,
-    LATE,
-    LATE_RIGHT,
-    Filter,
-    FlatMap,
-    Form,
-    Graph,
-    How,
-    KeyBy,
-    Lookup,
-    Map,
-    OnError,
-    Operator,
-    Port,
-    Route,
-    Sink,
-    Source,
-    Stateful,
-    Transform,
-    Union,
-)
+from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Transform, Union
+from midstream.flow.spec import ERRORS, LATE, LATE_RIGHT, Form, How, OnError
+from midstream.operators.filter import Filter
+from midstream.operators.flat_map import FlatMap
+from midstream.operators.lookup import Lookup
+from midstream.operators.map import Map
+from midstream.operators.route import Route
 
 Row = dict[str, Any]
 Multiset = Counter[tuple[tuple[str, str, Any], ...]]
@@ -95,7 +80,7 @@ def interpret(
         elif isinstance(op.spec, Transform):
             incoming = _transformed(graph, op, incoming)
         late[op.name] = 0
-        if isinstance(op.spec, Stateful):
+        if op.spec.is_stateful:
             assert remembers is not None, f"{op.name} keeps state: use tests.keyed_oracle"
             outgoing = remembers(op, [rows[port] for port in op.inputs])
             late[op.name] = sum(len(outgoing.get(branch, [])) for branch in (LATE, LATE_RIGHT))

@@ -2,14 +2,14 @@
 
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
-from midstream.flow.builder import Flow
 from midstream.flow.edits import Update
 from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
-from midstream.flow.stream import KeyedStream, Stream
 from midstream.flow.transactions import Table, transaction
 from midstream.flow.transactions.tracing import Access
 from midstream.flow.windows import sessions, sliding, tumbling
+from midstream.operators.builder import Flow
+from midstream.operators.stream import KeyedStream, Stream
 from midstream.state.handle import State
 from midstream.version import __version__
 

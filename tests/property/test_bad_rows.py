@@ -14,12 +14,13 @@ from midstream.data.row_check import RowCheck
 from midstream.data.rows import from_rows
 from midstream.data.schema import parse_ddl
 from midstream.engine.bad_rows import by_halves
-from midstream.engine.operators.filter import filter_step
-from midstream.engine.operators.flat_map import flat_map_step
-from midstream.engine.operators.map import map_step
-from midstream.engine.operators.route import route_step
 from midstream.errors import SchemaError
-from midstream.flow.model import ERRORS, Filter, FlatMap, Form, Map, OnError, Operator, Port, Route, Spec
+from midstream.flow.model import Operator, Port
+from midstream.flow.spec import ERRORS, Form, OnError, Spec
+from midstream.operators.filter import Filter, filter_step
+from midstream.operators.flat_map import FlatMap, flat_map_step
+from midstream.operators.map import Map, map_step
+from midstream.operators.route import Route, route_step
 
 Row = dict[str, Any]
 Step = Callable[[pa.RecordBatch], Mapping[str, pa.RecordBatch]]

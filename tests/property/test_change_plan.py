@@ -20,26 +20,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from midstream.flow.aggregations import count
-from midstream.flow.model import (
-    LATE,
-    Aggregate,
-    Filter,
-    FlatMap,
-    Form,
-    Graph,
-    How,
-    Join,
-    Map,
-    Operator,
-    Port,
-    Process,
-    Route,
-    Source,
-    Spec,
-    Transform,
-    Union,
-)
+from midstream.flow.model import Graph, Operator, Port, Source, Transform, Union
+from midstream.flow.spec import LATE, Form, How, Spec
 from midstream.flow.windows import tumbling
+from midstream.operators.aggregate import Aggregate
+from midstream.operators.filter import Filter
+from midstream.operators.flat_map import FlatMap
+from midstream.operators.join import Join
+from midstream.operators.map import Map
+from midstream.operators.process import Process
+from midstream.operators.route import Route
 from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
 from midstream.planner.mcs import components_of, covering
 from midstream.planner.pruning import find_forks

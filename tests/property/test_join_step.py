@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.schema import parse_ddl
 from midstream.data.times import EpochTimes
-from midstream.engine.operators import join as join_module
-from midstream.engine.operators.base import ONLY
-from midstream.engine.operators.join import join_at_work
-from midstream.flow.model import LATE, LATE_RIGHT, How, Join, Operator
+from midstream.engine.steps import ONLY
+from midstream.flow.model import Operator
+from midstream.flow.spec import LATE, LATE_RIGHT, How
 from midstream.flow.windows import Tumbling
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
+from midstream.operators import join_step as join_module
+from midstream.operators.join import Join
+from midstream.operators.join_step import join_at_work
 from midstream.state import panes as panes_module
 from midstream.state.base import ALL_BINS, Base
 from midstream.state.files import Author, StateFiles

@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.flow.model import KeyBy, Port, Sink, Source, Transform
-from midstream.planner.stages import Leaves, Plan, Wire, compile_plan, is_outlet
+from midstream.flow.model import KeyBy, Operator, Port, Sink, Source, Transform
+from midstream.planner.stages import Leaves, Plan, Wire, compile_plan
 from tests.examples import examples
 from tests.simulation.flows import random_case
 
@@ -23,6 +23,10 @@ def plan_of(rng: random.Random) -> Plan:
 
 def stage_of(plan: Plan) -> dict[str, int]:
     return {name: stage.index for stage in plan.stages for name in stage.operators}
+
+
+def is_outlet(operator: Operator) -> bool:
+    return isinstance(operator.spec, Sink | Transform)
 
 
 def feeds_stages(plan: Plan, name: str) -> bool:

@@ -18,22 +18,14 @@ import pyarrow as pa
 from midstream.audit import Verdict, decide
 from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.checkpoint.location import Checkpoint
-from midstream.flow.model import (
-    Aggregate,
-    Filter,
-    FlatMap,
-    Graph,
-    Join,
-    KeyBy,
-    Map,
-    Operator,
-    Port,
-    Process,
-    Route,
-    Sink,
-    Source,
-    Union,
-)
+from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Union
+from midstream.operators.aggregate import Aggregate
+from midstream.operators.filter import Filter
+from midstream.operators.flat_map import FlatMap
+from midstream.operators.join import Join
+from midstream.operators.map import Map
+from midstream.operators.process import Process
+from midstream.operators.route import Route
 from midstream.testing import LocalRun
 from tests.ledger import Add
 from tests.oracle import Row

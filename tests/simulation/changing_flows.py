@@ -24,7 +24,7 @@ from midstream import Flow, ListSource, MemorySink, State, Stream, Update, agg
 from midstream.change import prepare
 from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Port
-from midstream.flow.stream import KeyedStream
+from midstream.operators.stream import KeyedStream
 from midstream.runtime.local import runtime as local
 from midstream.runtime.local import tasks as local_tasks
 from midstream.runtime.local.tasks import MAX_SLICE

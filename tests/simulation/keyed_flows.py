@@ -27,9 +27,9 @@ from midstream.checkpoint import sweeper as sweeping
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import EpochOpened, Event, Instruction
 from midstream.engine.collector import FRAME_BYTES
-from midstream.engine.operators import join, process
 from midstream.flow.model import Graph, Port, Sink, port_schema
 from midstream.metrics import EpochProgress
+from midstream.operators import join_step, process_step
 from midstream.runtime.local import control as local_control
 from midstream.runtime.local import runtime as local
 from midstream.runtime.local.runtime import run_graph
@@ -405,8 +405,8 @@ def small_thresholds(size: int) -> Iterator[None]:
             (lineage, "SMALL_REWRITE", 5 * size),
             (mapped, "FIRST_SIZE", 1 << 20),
             (sweeping, "FULL_SWEEP_EVERY", 1 + size),
-            (join, "MAX_PAIRS", 4 * size),
-            (process, "TIMERS_AT_ONCE", 2 * size),
+            (join_step, "MAX_PAIRS", 4 * size),
+            (process_step, "TIMERS_AT_ONCE", 2 * size),
         ):
             stack.enter_context(patch.object(module, name, value))
         stack.enter_context(small_blocks(1 + size))

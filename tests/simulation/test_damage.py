@@ -17,7 +17,7 @@ import pytest
 from midstream import Flow, ListSource, MemorySink, Stream, agg, sliding, tumbling
 from midstream.checkpoint.location import Checkpoint
 from midstream.errors import CheckpointError, FlowError, JobFailed
-from midstream.flow.stream import KeyedStream
+from midstream.operators.stream import KeyedStream
 from midstream.state import lineage
 from midstream.state.files import StateFiles
 from midstream.state.lineage import Lineage

@@ -19,7 +19,6 @@ from unittest.mock import patch
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, agg, sessions, tumbling
-from midstream.flow.model import Source, Stateful
 from midstream.runtime.local import runtime as local
 from midstream.testing import Faults, ManualClock, run_local
 from tests.keyed_oracle import KeyedOracle
@@ -68,7 +67,7 @@ def test_rows_counts_and_state_are_what_the_oracle_says(tmp_path: Path) -> None:
     for seed in range(SEEDS):
         case = keyed_case_of(seed, tmp_path / str(seed))
         check_keyed(case)
-        seen.update(op.kind for op in case.flow.graph if isinstance(op.spec, Stateful))
+        seen.update(op.kind for op in case.flow.graph if op.spec.is_stateful)
         seen["several lives"] += len(case.lives) > 1
         for kind in ("delta", "merged", "snapshot"):
             seen[kind] += len(list((case.folder / "checkpoint" / "state").glob(f"*/*-{kind}-*")))
@@ -87,7 +86,7 @@ def test_bad_rows_idle_sources_and_the_end_of_runs_are_what_the_oracle_says(tmp_
                 seen[f"errors of {case.flow.graph[stats.operator].kind}"] += stats.errors
                 seen["rows ahead"] += stats.rows_ahead
             seen["closed"] += case.closes
-            seen["idle"] += any(op.spec.idle_us is not None for op in case.flow.graph.of(Source))  # type: ignore[union-attr]
+            seen["idle"] += any(source.idle_us is not None for source in case.flow.graph.sources.values())
     wanted = {f"errors of {kind}" for kind in ("source", "map", "key_by", "process", "aggregate", "join", "distinct")}
     assert {*wanted, "rows ahead", "closed", "idle"} <= {name for name, count in seen.items() if count}, seen
 
@@ -99,9 +98,7 @@ def test_each_operator_with_state_is_what_the_oracle_says(kind: str, tmp_path: P
     for seed in SEEDS_OF[kind]:
         case = keyed_case_of(seed, tmp_path / str(seed), kind)
         for progress in (each for run in check_keyed(case) for each in run.progress):
-            stateful = [
-                each for each in progress.operators if isinstance(case.flow.graph[each.operator].spec, Stateful)
-            ]
+            stateful = [each for each in progress.operators if case.flow.graph[each.operator].spec.is_stateful]
             given += sum(each.rows_out for each in stateful)
             late += sum(each.rows_late for each in stateful)
     assert given > 20

@@ -15,11 +15,12 @@ from midstream import Flow, ListSource, MemorySink, NoopSink, Stream, Update, ag
 from midstream.change.trial import Request
 from midstream.checkpoint.change_records import Outcome
 from midstream.data.schema import parse_ddl
-from midstream.engine.operators.map import map_step
 from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError
 from midstream.flow.edits import revise
-from midstream.flow.model import ERRORS, Form, Map, OnError, Operator, Port
+from midstream.flow.model import Operator, Port
+from midstream.flow.spec import ERRORS, Form, OnError
 from midstream.ids import Epoch
+from midstream.operators.map import Map, map_step
 from midstream.planner.change_plan import Scheduler, plan_change
 from midstream.planner.stages import compile_plan
 from midstream.runtime.local.data import source_epochs

@@ -13,29 +13,17 @@ import pytest
 from midstream.drawing.change_picture import change_to_svg, change_to_text
 from midstream.errors import FlowError
 from midstream.flow.aggregations import count
-from midstream.flow.model import (
-    LATE,
-    Aggregate,
-    Filter,
-    FlatMap,
-    Form,
-    Graph,
-    How,
-    Join,
-    KeyBy,
-    Lookup,
-    Map,
-    Operator,
-    Port,
-    Process,
-    Route,
-    Sink,
-    Source,
-    Spec,
-    Transform,
-    Union,
-)
+from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Transform, Union
+from midstream.flow.spec import LATE, Form, How, Spec
 from midstream.flow.windows import tumbling
+from midstream.operators.aggregate import Aggregate
+from midstream.operators.filter import Filter
+from midstream.operators.flat_map import FlatMap
+from midstream.operators.join import Join
+from midstream.operators.lookup import Lookup
+from midstream.operators.map import Map
+from midstream.operators.process import Process
+from midstream.operators.route import Route
 from midstream.planner.change_plan import ChangePlan, Rule, Scheduler, crossings, plan_change
 from midstream.planner.stages import compile_plan
 

@@ -16,17 +16,17 @@ from midstream.cli import app as app_module
 from midstream.cli.app import app
 from midstream.cli.live import print_summary, watch
 from midstream.errors import JobFailed, SetupError
-from midstream.flow.builder import Flow
 from midstream.flow.model import Graph
 from midstream.flow.sinks import MemorySink
 from midstream.flow.sources import ListSource
 from midstream.metrics import EpochProgress, Histogram, JobMetrics, OperatorStats
+from midstream.operators.builder import Flow
 from midstream.runtime.spark import doctor
 from midstream.runtime.spark.doctor import Finding
 from midstream.version import __version__
 
 MODULE = """
-    from midstream.flow.builder import Flow
+    from midstream.operators.builder import Flow
     from midstream.flow.sinks import MemorySink
     from midstream.flow.sources import ListSource
 

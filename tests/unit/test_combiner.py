@@ -11,10 +11,11 @@ import pytest
 
 from midstream import Flow, ListSource, MemorySink, agg
 from midstream.engine.aggregation import blocks, combiner
-from midstream.engine.aggregation.combiner import PARTIAL_SCHEMA, Combiner
-from midstream.engine.operators.aggregate import totals_of
+from midstream.engine.aggregation.combiner import PARTIAL_SCHEMA
+from midstream.engine.parts import combiner_of
 from midstream.errors import JobFailed
-from midstream.flow.model import Aggregate, Operator
+from midstream.flow.model import Operator
+from midstream.operators.aggregate import Aggregate, totals_of
 from midstream.testing import run_local
 
 TAKES = pa.schema([("k", pa.int64()), ("x", pa.float64())])
@@ -41,7 +42,7 @@ def rows_of(keys: list[int]) -> pa.RecordBatch:
 
 def sent(rows: pa.RecordBatch, cuts: list[int]) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
     """What leaves a combiner that is given rows in these slices."""
-    work, passing, partials = Combiner(SUMS, TAKES), [], []
+    work, passing, partials = combiner_of(SUMS, TAKES), [], []
     for start, stop in zip([0, *cuts], [*cuts, rows.num_rows], strict=True):
         work.add(rows.slice(start, stop - start))
         passing += list(work.rows())

@@ -29,8 +29,8 @@ import pytest
 import midstream
 import midstream.errors
 import midstream.testing
-from midstream.flow.builder import Flow
-from midstream.flow.stream import KeyedStream, Stream
+from midstream.operators.builder import Flow
+from midstream.operators.stream import KeyedStream, Stream
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

@@ -11,13 +11,15 @@ import pytest
 
 from midstream.data.schema import parse_ddl
 from midstream.data.times import EpochTimes
-from midstream.engine.operators import join as join_module
-from midstream.engine.operators.base import ONLY
-from midstream.engine.operators.join import join_at_work
+from midstream.engine.steps import ONLY
 from midstream.errors import OperatorFailed, StateError
-from midstream.flow.model import LATE, LATE_RIGHT, How, Join, Operator
+from midstream.flow.model import Operator
+from midstream.flow.spec import LATE, LATE_RIGHT, How
 from midstream.flow.windows import Tumbling
 from midstream.ids import Epoch, PartitionId, Run
+from midstream.operators import join_step as join_module
+from midstream.operators.join import Join
+from midstream.operators.join_step import join_at_work
 from midstream.state.base import ALL_BINS, Base
 from midstream.state.files import Author, FileRef, StateFiles
 from midstream.state.keys import Namespace

@@ -17,14 +17,14 @@ from midstream import Flow, ListSource, MemorySink, Stream
 from midstream.data import rows as rows_module
 from midstream.data.schema import parse_ddl
 from midstream.engine.failure import MAX_ROW_TEXT, user_traceback
-from midstream.engine.operators.filter import filter_step
-from midstream.engine.operators.flat_map import flat_map_step
-from midstream.engine.operators.lookup import lookup_step
-from midstream.engine.operators.map import map_step
-from midstream.engine.operators.route import route_step
-from midstream.engine.resources import LookupTable
 from midstream.errors import JobFailed, OperatorFailed, SchemaError
-from midstream.flow.model import Filter, FlatMap, Form, How, Lookup, Map, Operator, Port, Route
+from midstream.flow.model import Operator, Port
+from midstream.flow.spec import Form, How
+from midstream.operators.filter import Filter, filter_step
+from midstream.operators.flat_map import FlatMap, flat_map_step
+from midstream.operators.lookup import Lookup, LookupTable, lookup_step
+from midstream.operators.map import Map, map_step
+from midstream.operators.route import Route, route_step
 from midstream.testing import run_local
 
 ROWS = parse_ddl("n bigint, s string")

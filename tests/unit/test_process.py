@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, NoopSink, State
-from midstream.engine.operators.process import process_at_work
 from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError
-from midstream.flow.model import Form, Operator, Process
-from midstream.flow.stream import KeyedStream
+from midstream.flow.model import Operator
+from midstream.flow.spec import Form
 from midstream.ids import Revision
+from midstream.operators.process import Process
+from midstream.operators.process_step import process_at_work
+from midstream.operators.stream import KeyedStream
 from midstream.testing import ManualClock, run_local
 
 Row = dict[str, Any]

@@ -16,24 +16,13 @@ from midstream.drawing.layout import Link, arrange
 from midstream.drawing.picture import printable
 from midstream.drawing.render import render
 from midstream.errors import FlowError
-from midstream.flow.model import (
-    Filter,
-    FlatMap,
-    Form,
-    Graph,
-    How,
-    KeyBy,
-    Lookup,
-    Map,
-    Operator,
-    Port,
-    Route,
-    Sink,
-    Source,
-    Spec,
-    Transform,
-    Union,
-)
+from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Transform, Union
+from midstream.flow.spec import Form, How, Spec
+from midstream.operators.filter import Filter
+from midstream.operators.flat_map import FlatMap
+from midstream.operators.lookup import Lookup
+from midstream.operators.map import Map
+from midstream.operators.route import Route
 
 ROWS = pa.schema([("card", pa.string())])
 SVG = "{http://www.w3.org/2000/svg}"

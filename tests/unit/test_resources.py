@@ -14,6 +14,7 @@ from midstream.change.configuration import Configuration, first_configuration
 from midstream.change.prepare import prepare
 from midstream.control.messages import Assignment, StageChange, TaskId
 from midstream.engine.clock import ManualClock
+from midstream.engine.parts import preload
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.ids import Epoch, PartitionId, Revision, Run, StageIndex
@@ -69,7 +70,7 @@ class World:
 
     def load(self, configuration: Configuration) -> None:
         for digest in configuration.programs:
-            self.resources.preload(self.resources.program(digest))
+            preload(self.resources.program(digest), self.resources)
 
     def forget_all_but(self, *live: Configuration) -> set[str]:
         return set(self.resources.forget_all_but(frozenset().union(*(each.digests() for each in live))))

@@ -38,14 +38,14 @@ from midstream.engine.intake import (
     units,
 )
 from midstream.engine.nodes import Version
-from midstream.engine.operators.base import AtWork
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
+from midstream.engine.steps import AtWork
 from midstream.flow.model import Port
 from midstream.ids import BINS, PartitionId, Revision, StageIndex, WireId
-from midstream.planner.packing import pack_blobs
-from midstream.planner.programs import StageProgram, link
+from midstream.operators.lookup import Lookup
+from midstream.planner.programs import StageProgram, link, pack_blobs
 from midstream.planner.stages import Leaves, Wire, compile_plan
 from midstream.runtime.local.data import LocalData, by_destination
 from midstream.storage.blobs import BlobStore
@@ -542,7 +542,9 @@ def test_everything_is_loaded_once(stages):
     blobs = prepared.programs[0].blobs
     resources = prepared.resources
     assert resources.function(blobs["m"], "m") is resources.function(blobs["m"], "m")
-    assert resources.table(blobs["l"], ("s",)) is resources.table(blobs["l"], ("s",))
+    lookup = prepared.programs[0].operator("l").spec
+    assert isinstance(lookup, Lookup)
+    assert lookup.table_in(resources, blobs["l"]) is lookup.table_in(resources, blobs["l"])
     before = resources.function(blobs["m"], "m")
     resources.close()
     assert resources.function(blobs["m"], "m") is not before

@@ -20,10 +20,10 @@ from midstream.engine.clock import ManualClock
 from midstream.engine.frames import FRAME_ORDER, Header, decode_rows, encode_rows, frame, frames_of
 from midstream.engine.intake import INLET_COLUMN, inlet_column, inlet_origin
 from midstream.engine.nodes import Version
-from midstream.engine.operators.base import AtWork
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
+from midstream.engine.steps import AtWork
 from midstream.errors import MidstreamError, OperatorFailed
 from midstream.ids import BINS, InputPosition, Origin, PartitionId, Revision, WireId
 from midstream.runtime.local.data import LocalData, by_destination

@@ -15,7 +15,9 @@ from midstream import Flow, ListSource, MemorySink, NoopSink, Table, Update, tra
 from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.engine.table_layout import TableLayout, stored_keys, table_prefix
 from midstream.errors import CheckpointError, FlowError, FunctionError, JobFailed, SchemaError
-from midstream.flow.model import LATE, Port, Transact
+from midstream.flow.model import Port
+from midstream.flow.spec import LATE
+from midstream.operators.transact import Transact
 from midstream.state.keys import Namespace
 from midstream.testing import ChangeAt, Faults, run_local
 from tests.transacted import COLUMNS, Bank, bank, event, outcomes, random_epochs, transactions
@@ -280,7 +282,7 @@ def test_what_a_transact_shows_of_itself() -> None:
     flow = bank([[event(1, "deposit", "a", 1.0)]], out, domain="region")
     spec = flow.graph["ledger"].spec
     assert isinstance(spec, Transact)
-    assert (spec.transactions, spec.keys) == (("deposit", "transfer"), ("region",))
+    assert (spec.transactions, spec.keyed_by) == (("deposit", "transfer"), ("region",))
     assert flow.graph["ledger"].kind == "transact"
     run = run_local(flow)
     [stats] = [stats for stats in run.progress[-1].operators if stats.operator == "ledger"]

@@ -29,7 +29,7 @@ from midstream.flow.model import Graph
 from midstream.ids import Epoch, PartitionId, Revision, Run, StageIndex
 from midstream.metrics import OperatorStats
 from midstream.planner.change_plan import Scheduler
-from midstream.planner.packing import pack_blobs
+from midstream.planner.programs import pack_blobs
 from midstream.storage.blobs import Blob, BlobStore
 
 DDL = "k string, n int"

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from midstream.flow.model import Graph
 from midstream.ids import BINS, Digest, Revision
-from midstream.planner.packing import pack_blobs
-from midstream.planner.programs import StateMigration, link
+from midstream.planner.programs import StateMigration, link, pack_blobs
 from midstream.planner.stages import Plan, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
 

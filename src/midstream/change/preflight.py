@@ -20,10 +20,11 @@ from midstream.control.messages import Commit
 from midstream.data.rows import to_rows
 from midstream.data.times import EpochTimes
 from midstream.engine.frames import decode_rows
-from midstream.engine.operators.registry import Parts, at_work
+from midstream.engine.parts import Parts, at_work
 from midstream.engine.resources import Resources
 from midstream.errors import CheckpointError, FunctionError, MidstreamError, OperatorFailed, StateError
-from midstream.flow.model import ERROR_COLUMN, ERRORS, Lookup, Operator, Process, Transact, Transform
+from midstream.flow.model import Operator
+from midstream.flow.spec import ERROR_COLUMN, ERRORS
 from midstream.ids import BINS, BinId, Epoch, Revision
 from midstream.planner.programs import StageProgram
 from midstream.state.base import Base
@@ -73,8 +74,7 @@ def try_updates(prepared: PreparedChange, samples: Samples, store: BlobStore, fi
     resources = Resources(store)
     try:
         for name in prepared.plan.updated:
-            # Transactions have been traced, which is all that can be tried of them without their tables.
-            if isinstance(prepared.after.graph[name].spec, Transform | Lookup | Transact):
+            if not prepared.after.graph[name].spec.is_tried:
                 continue
             if (why := _try(prepared, name, samples, resources, files)) is not None:
                 untried.append(f"{name!r} was not tried before: {why}")
@@ -161,7 +161,7 @@ def _call(
 @contextlib.contextmanager
 def _state_of(name: str, operator: Operator, samples: Samples, files: StateFiles) -> Iterator[dict[str, TaskState]]:
     """The state that the sample's epoch left, in a folder of its own; nothing is written back."""
-    if not isinstance(operator.spec, Process):
+    if not operator.spec.keeps_user_state:
         yield {}
         return
     lineage = Lineage.start(name).after(samples.epoch, list(samples.deltas.get(name, ())))
@@ -177,7 +177,7 @@ def _state_of(name: str, operator: Operator, samples: Samples, files: StateFiles
 def _refusal(prepared: PreparedChange, name: str, samples: Samples, rows: int, error: OperatorFailed) -> MidstreamError:
     hint = ""
     record = next(update for update in prepared.updates if update.operator == name)
-    if isinstance(prepared.after.graph[name].spec, Process):
+    if prepared.after.graph[name].spec.keeps_user_state:
         hint = (
             "If it expects its state in another layout, give migrate=, which brings a key's state into it"
             if record.migrate is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -17,14 +16,13 @@ from midstream.checkpoint.change_log import ChangeLog
 from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, Outcome
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import CheckpointError, MidstreamError
-from midstream.flow.edits import Update, declares_columns, revise
-from midstream.flow.model import Graph, Lookup, Spec
-from midstream.ids import Digest, Revision
+from midstream.flow.edits import Update, revise
+from midstream.flow.model import Graph
+from midstream.ids import Revision
 from midstream.planner.change_plan import Scheduler
-from midstream.planner.packing import table_from_bytes
 from midstream.storage.blobs import BlobStore
 
-__all__ = ["Pending", "Restart", "drop_changes", "load_function", "restart_of", "restored"]
+__all__ = ["Pending", "Restart", "drop_changes", "restart_of", "restored"]
 
 
 @dataclass(frozen=True)
@@ -189,19 +187,13 @@ def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | Non
     )
 
 
-def load_function(spec: Spec, digest: Digest, store: BlobStore) -> Any:
-    """What was stored of an operator: its function, or its table. Raises whatever the user's modules raise."""
-    data = store.get(digest)
-    return table_from_bytes(data) if isinstance(spec, Lookup) else pickle.loads(data)
-
-
 def _load(
     step: RevisionStep, graph: Graph, store: BlobStore, returns: str | None, records: Iterable[ChangeRecord]
 ) -> Update:
     """A recorded update, as a user would give it. Its migration is loaded only if it has yet to be checked."""
     update, spec = step.update, graph[step.update.operator].spec
     try:
-        function = load_function(spec, update.function, store)
+        function = spec.loaded(store.get(update.function))
         is_new = step.record.outcome is Outcome.PENDING
         migrate = pickle.loads(store.get(update.migrate)) if is_new and update.migrate is not None else None
     except Exception as error:  # a user's module may raise anything when it is imported
@@ -210,7 +202,7 @@ def _load(
             f"any more: {type(error).__name__}: {error}. Bring back what it needs; "
             f"{_ways_out(records, step.record.revision)}"
         ) from error
-    return Update(update.operator, function, migrate=migrate, returns=returns if declares_columns(spec) else None)
+    return Update(update.operator, function, migrate=migrate, returns=returns if spec.declares_columns else None)
 
 
 def _ways_out(records: Iterable[ChangeRecord], revision: Revision) -> str:

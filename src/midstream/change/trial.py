@@ -31,7 +31,6 @@ from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.control.messages import ChangeNoted, Commit
 from midstream.errors import MidstreamError
 from midstream.flow.edits import Update
-from midstream.flow.model import Transform
 from midstream.ids import Digest, Epoch, Revision
 from midstream.planner.change_plan import Scheduler
 from midstream.storage.blobs import BlobStore
@@ -288,9 +287,7 @@ class Changes:
         """Updated operators that have met no rows. What a transform meets is not counted: Catalyst runs it."""
         graph = trial.change.prepared.after.graph
         return tuple(
-            name
-            for name in trial.change.plan.updated
-            if name not in trial.met and not isinstance(graph[name].spec, Transform)
+            name for name in trial.change.plan.updated if name not in trial.met and not graph[name].spec.divides
         )
 
     def _tell_progress(self, trial: _Trial) -> None:

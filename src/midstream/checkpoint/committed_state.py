@@ -9,7 +9,7 @@ from itertools import chain
 from midstream.checkpoint.location import Manifest
 from midstream.control.messages import Commit
 from midstream.data.times import Watermarks
-from midstream.flow.model import Graph, Source, Stateful
+from midstream.flow.model import Graph
 from midstream.ids import Digest, Epoch, StageIndex
 from midstream.planner.stages import Plan
 from midstream.state.lineage import Lineage
@@ -29,8 +29,7 @@ class CommittedState:
     @classmethod
     def of(cls, graph: Graph, manifest: Manifest | None) -> CommittedState:
         """After the epoch of a manifest; None stands for a job that has committed nothing."""
-        specs = {op.name: op.spec for op in graph.of(Source) if isinstance(op.spec, Source)}
-        timed = {name: spec for name, spec in specs.items() if spec.event_time is not None}
+        timed = {name: spec for name, spec in graph.sources.items() if spec.event_time is not None}
         delays = {name: spec.delay_us for name, spec in timed.items()}
         idle = {name: spec.idle_us for name, spec in timed.items() if spec.idle_us is not None}
         if manifest is None:
@@ -49,7 +48,7 @@ class CommittedState:
             stage.index: {
                 name: self.lineages.get(name, Lineage.start(name)).encode()
                 for name in stage.operators
-                if isinstance(plan.graph[name].spec, Stateful)
+                if plan.graph[name].spec.is_stateful
             }
             for stage in plan.stages
         }

@@ -24,8 +24,8 @@ from midstream.cli.target import find, needs_session, to_flow
 from midstream.cli.trust import TrustOption, require_trust
 from midstream.control.journal import read, tell
 from midstream.drawing.render import Style, render
-from midstream.flow.builder import Flow
 from midstream.flow.model import Graph
+from midstream.operators.builder import Flow
 from midstream.planner.stages import compile_plan
 from midstream.runtime.spark import doctor as checks
 from midstream.runtime.spark.session import local_session

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
-from midstream.flow.builder import Flow
+from midstream.operators.builder import Flow
 
 __all__ = ["Target", "TargetError", "UserCodeError", "calling_user_code", "find", "needs_session", "to_flow"]
 

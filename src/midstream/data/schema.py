@@ -66,6 +66,15 @@ def _spark_type(kind: Any) -> str:
     return str(kind.simpleString())
 
 
+def columns_of(schema: pa.Schema, names: Iterable[str]) -> pa.Schema:
+    """Some of the columns of a schema, in the order of their names, e.g. those of a key.
+
+    >>> to_ddl(columns_of(parse_ddl("user string, p double"), ["p"]))
+    'p double'
+    """
+    return pa.schema([schema.field(name) for name in names])
+
+
 def require_columns(schema: pa.Schema, names: Iterable[str], what: str) -> None:
     """Refuse names that are not columns of the schema; ``what`` says who asks.
 

@@ -24,7 +24,9 @@ def change_to_text(graph: Graph, plan: ChangePlan) -> str:
     """The flow for a terminal, with each operator's component and part in the change.
 
     >>> import pyarrow as pa
-    >>> from midstream.flow.model import Form, Map, Operator, Port, Sink, Source
+    >>> from midstream.flow.model import Operator, Port, Sink, Source
+    >>> from midstream.flow.spec import Form
+    >>> from midstream.operators.map import Map
     >>> from midstream.planner.change_plan import plan_change
     >>> rows = pa.schema([])
     >>> graph = Graph("fraud", (

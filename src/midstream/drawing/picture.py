@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from midstream.errors import FlowError
-from midstream.flow.model import Graph, Sink, Transform
+from midstream.flow.model import Graph
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _arrows(graph: Graph) -> tuple[Arrow, ...]:
         ends = number[port.operator], number[consumer]
         seen = branches.setdefault(ends, [])
         # Rows behind a key_by move to other tasks, except into what Catalyst runs, which shuffles for itself if at all.
-        if graph.is_keyed(port) and not isinstance(graph[consumer].spec, Sink | Transform):
+        if graph.is_keyed(port) and not graph[consumer].spec.is_outlet:
             keyed.add(ends)
         if port.branch and port.branch not in seen:
             seen.append(port.branch)

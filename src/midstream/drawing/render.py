@@ -36,7 +36,9 @@ def render(
     colours with a legend in SVG. ``title`` is the flow's name unless given; an empty one is left out.
 
     >>> import pyarrow as pa
-    >>> from midstream.flow.model import Filter, Form, KeyBy, Operator, Port, Sink, Source
+    >>> from midstream.flow.model import KeyBy, Operator, Port, Sink, Source
+    >>> from midstream.flow.spec import Form
+    >>> from midstream.operators.filter import Filter
     >>> rows = pa.schema([("card", pa.string())])
     >>> graph = Graph("cards", (
     ...     Operator("payments", Source(), (), rows),

@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 
 from midstream.data.rows import to_rows
 from midstream.engine.failure import MAX_ROW_TEXT, USER_ERRORS, call_on_batch, failed
-from midstream.engine.operators.base import OperatorStep
+from midstream.engine.steps import OperatorStep
 from midstream.errors import OperatorFailed
-from midstream.flow.model import ERRORS, OnError, Operator, errors_schema
+from midstream.flow.model import Operator
+from midstream.flow.spec import ERRORS, OnError
 from midstream.state.keys import MAX_KEY, key_sizes
 
 __all__ = [
@@ -109,12 +110,12 @@ class Aside:
         places = sorted(reasons)
         columns = batch.take(pa.array(places, pa.int64())).columns
         texts = pa.array([reasons[place] for place in places], pa.string())
-        schema = errors_schema(self.operator.spec, batch.schema)
+        schema = self.operator.spec.errors_schema(batch.schema)
         return {self.branch: pa.RecordBatch.from_arrays([*columns, texts], schema=schema)}
 
     def keys(self, keys: Sequence[Mapping[str, Any]], reasons: Sequence[str], takes: pa.Schema) -> Results:
         """Errors that have a key and no row; ``takes`` is the schema that a row would have."""
-        schema = errors_schema(self.operator.spec, takes)
+        schema = self.operator.spec.errors_schema(takes)
         columns = [pa.array([key.get(column.name) for key in keys], column.type) for column in takes]
         return {self.branch: pa.RecordBatch.from_arrays([*columns, pa.array(reasons, pa.string())], schema=schema)}
 

@@ -15,26 +15,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import pyarrow as pa
-
-from midstream.data.lookup_index import LookupIndex
 from midstream.engine.failure import USER_ERRORS, failed
-from midstream.flow.model import Lookup
 from midstream.ids import Digest
-from midstream.planner.packing import table_from_bytes
 from midstream.planner.programs import StageProgram
 from midstream.storage.blobs import BlobStore
 
 T = TypeVar("T")
-
-
-class LookupTable:
-    """A static table, indexed by the columns a lookup joins on."""
-
-    def __init__(self, table: pa.Table, on: tuple[str, ...]) -> None:
-        self.index = LookupIndex.build(table, on)
-        added = [name for name in table.column_names if name not in on]
-        self.added = table.select(added).combine_chunks()
 
 
 @dataclass(frozen=True)
@@ -69,12 +55,12 @@ class Resources:
         """A user function, opened. ``operator`` is blamed if that fails."""
         return self._once(_Key(digest, "function"), lambda: self._open(self._store.get(digest), operator))
 
-    def table(self, digest: Digest, on: tuple[str, ...]) -> LookupTable:
-        """A lookup table, indexed."""
-        return self._once(_Key(digest, "table", on), lambda: LookupTable(table_from_bytes(self._store.get(digest)), on))
+    def data(self, digest: Digest) -> bytes:
+        """A blob as it is stored. Nothing of it is kept."""
+        return self._store.get(digest)
 
     def made(self, kind: str, digest: Digest, variant: object, make: Callable[[], T]) -> T:
-        """Whatever is expensive to make of a loaded blob, and worth keeping from task to task as long as that is."""
+        """Whatever is expensive to make of a blob, and worth keeping from task to task as long as that is needed."""
         return self._once(_Key(digest, kind, variant), make)
 
     def hold(self, program: Digest) -> None:
@@ -103,16 +89,6 @@ class Resources:
             forgotten = {key: self._loaded.pop(key) for key in stale}
         _close(value for key, value in forgotten.items() if key.kind == "function")
         return frozenset(key.digest for key in stale)
-
-    def preload(self, program: StageProgram) -> None:
-        """Load all that a program needs. What cannot be loaded is left for the task that wants it, which can say so."""
-        for op in program.operators:
-            with contextlib.suppress(Exception):
-                for digest in program.digests_of(op.name):
-                    if isinstance(op.spec, Lookup):
-                        self.table(digest, tuple(theirs for _, theirs in op.spec.on))
-                    else:
-                        self.function(digest, op.name)
 
     def close(self) -> None:
         """Close every function that was opened. An error in one does not keep the others from being closed."""

@@ -27,7 +27,7 @@ from midstream.engine.collector import Collector
 from midstream.engine.frames import FrameKind, encode_rows
 from midstream.engine.intake import Carried, IntakeEntry, Rows, units
 from midstream.engine.nodes import OperatorNode, node_of, version_of
-from midstream.engine.operators.registry import Parts
+from midstream.engine.parts import Parts, combiner_of
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.ids import InputPosition, Origin, PartitionId, Revision, WireId
@@ -313,7 +313,7 @@ class StageRunner:
             self._collector.add(wire, rows, revision)
             return
         if (wire, revision) not in self._combiners:
-            self._combiners[wire, revision] = Combiner(consumer, self._program.schemas[wire.id])
+            self._combiners[wire, revision] = combiner_of(consumer, self._program.schemas[wire.id])
         combiner = self._combiners[wire, revision]
         combiner.add(rows)
         self._collect(wire, combiner, revision)

@@ -21,9 +21,9 @@ from functools import cached_property
 
 from midstream.data.ddl import closest
 from midstream.errors import FlowError
-from midstream.flow.model import Graph, Source, Transact, Transform
+from midstream.flow.model import Graph
 from midstream.planner.mcs import Component, components_of, covering
-from midstream.planner.pruning import Pruned, Rule, blocks, find_forks
+from midstream.planner.pruning import Pruned, Rule, find_forks
 from midstream.planner.stages import Plan, Wire
 
 __all__ = ["ChangePlan", "Component", "Pruned", "Rule", "Scheduler", "crossings", "plan_change"]
@@ -91,7 +91,9 @@ class ChangePlan:
         """The plan as text for users.
 
         >>> import pyarrow as pa
-        >>> from midstream.flow.model import Form, Map, Operator, Port, Sink
+        >>> from midstream.flow.model import Operator, Port, Sink, Source
+        >>> from midstream.flow.spec import Form
+        >>> from midstream.operators.map import Map
         >>> rows = pa.schema([])
         >>> graph = Graph("fraud", (
         ...     Operator("payments", Source(), (), rows),
@@ -135,7 +137,10 @@ def plan_change(graph: Graph, updated: Collection[str], scheduler: Scheduler = S
     """Plan a change of the operators named ``updated``. Pure, and linear in the size of the graph: O(V + E).
 
     >>> import pyarrow as pa
-    >>> from midstream.flow.model import FlatMap, Form, Map, Operator, Port, Sink
+    >>> from midstream.flow.model import Operator, Port, Sink, Source
+    >>> from midstream.flow.spec import Form
+    >>> from midstream.operators.flat_map import FlatMap
+    >>> from midstream.operators.map import Map
     >>> rows = pa.schema([])
     >>> graph = Graph("w4", (
     ...     Operator("groups", Source(), (), rows),
@@ -209,7 +214,7 @@ def _sources_above(graph: Graph, names: Collection[str]) -> set[str]:
     for op in reversed(graph.operators):
         if op.name in above:
             above.update(port.operator for port in op.inputs)
-    return {op.name for op in graph.of(Source) if op.name in above}
+    return {name for name in graph.sources if name in above}
 
 
 def _crossed(graph: Graph, components: Collection[Component]) -> tuple[str, ...]:
@@ -225,6 +230,6 @@ def _crossed(graph: Graph, components: Collection[Component]) -> tuple[str, ...]
     crossed = []
     for op in graph:
         between = op.name in left and (op.name in entered or op.name in updated)
-        if blocks(op) and (between or (op.name in updated and isinstance(op.spec, Transform | Transact))):
+        if op.spec.blocks and (between or (op.name in updated and op.spec.runs_whole_epochs)):
             crossed.append(op.name)
     return tuple(crossed)

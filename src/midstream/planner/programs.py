@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from midstream.flow.model import Aggregate, Graph, Operator, Source, Transform
+from midstream.flow.model import Graph, Operator, Source
 from midstream.ids import Digest, Revision, WireId
 from midstream.planner.stages import Plan, Stage, Wire
 from midstream.storage.blobs import Blob
@@ -84,13 +84,19 @@ class StageProgram:
         return program
 
 
+def pack_blobs(graph: Graph) -> dict[str, Blob]:
+    """Functions and tables of all operators, ready to store. Used by both runtimes, before :func:`link`."""
+    packed = ((op.name, op.spec.packed(graph.payloads.get(op.name), op.name)) for op in graph)
+    return {name: blob for name, blob in packed if blob is not None}
+
+
 def link(
     plan: Plan, blobs: Mapping[str, Digest], migrations: Mapping[str, tuple[StateMigration, ...]] | None = None
 ) -> tuple[StageProgram, ...]:
     """One program per stage. ``blobs`` names the stored function or table of each operator that has one."""
     migrations = migrations or {}
     times = plan.graph.event_times
-    has_event_times = any(op.spec.event_time is not None for op in plan.graph if isinstance(op.spec, Source))
+    has_event_times = any(source.event_time is not None for source in plan.graph.sources.values())
     programs = []
     for stage in plan.stages:
         operators = tuple(plan.graph[name] for name in stage.operators)
@@ -116,7 +122,7 @@ def link(
 
 
 def _has_blob(op: Operator, blobs: Mapping[str, Digest]) -> bool:
-    return op.name in blobs and not isinstance(op.spec, Transform)
+    return op.name in blobs and not op.spec.is_outlet
 
 
 def _combinable(plan: Plan, stage: Stage) -> dict[WireId, Operator]:
@@ -125,13 +131,13 @@ def _combinable(plan: Plan, stage: Stage) -> dict[WireId, Operator]:
         consumers = [plan.graph[name] for name in wire.consumers]
         if wire.id in stage.emits and wire.key is not None and len(consumers) == 1:
             [consumer] = consumers
-            if isinstance(consumer.spec, Aggregate) and consumer.spec.combinable:
+            if consumer.spec.combinable:
                 found[wire.id] = consumer
     return found
 
 
 def _input_schemas(graph: Graph, op: Operator) -> tuple[pa.Schema, ...]:
     """A transform's rows enter a stage as its result, so an inlet takes what it emits."""
-    if isinstance(op.spec, Source | Transform):
+    if op.spec.is_inlet:
         return (op.schema,)
     return tuple(graph.schema_of(port) for port in op.inputs)

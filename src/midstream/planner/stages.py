@@ -17,7 +17,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Transform
+from midstream.flow.model import Graph, Operator, Port, Sink
 from midstream.ids import StageIndex, WireId
 
 
@@ -134,7 +134,9 @@ def compile_plan(graph: Graph) -> Plan:
     """Compile a validated graph.
 
     >>> import pyarrow as pa
-    >>> from midstream.flow.model import Form, Map
+    >>> from midstream.flow.model import KeyBy, Source
+    >>> from midstream.flow.spec import Form
+    >>> from midstream.operators.map import Map
     >>> rows = pa.schema([("user", pa.string())])
     >>> graph = Graph("g", (
     ...     Operator("in", Source(), (), rows),
@@ -163,11 +165,6 @@ def compile_plan(graph: Graph) -> Plan:
     return Plan(graph, stages, wires, feeds)
 
 
-def is_outlet(operator: Operator) -> bool:
-    """Whether Catalyst runs this operator (a transform or a sink) rather than a stage."""
-    return isinstance(operator.spec, Transform | Sink)
-
-
 def place_operators(graph: Graph) -> dict[str, Place]:
     """Pass 1: an operator runs at the first place that all of its inputs can reach.
 
@@ -177,7 +174,7 @@ def place_operators(graph: Graph) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for op in graph:
         place = max((_arrival(graph, places, port, op) for port in op.inputs), default=Place(0, 0))
-        keyed = any(graph.is_keyed(port) for port in op.inputs) and not is_outlet(op)
+        keyed = any(graph.is_keyed(port) for port in op.inputs) and not op.spec.is_outlet
         # Where a segment starts there is no exchange, so rows keyed in an earlier one would not have met yet.
         places[op.name] = Place(place.segment, 1) if keyed and place.depth == 0 else place
     return places
@@ -185,11 +182,11 @@ def place_operators(graph: Graph) -> dict[str, Place]:
 
 def _arrival(graph: Graph, places: Mapping[str, Place], port: Port, consumer: Operator) -> Place:
     producer, place = graph[port.operator], places[port.operator]
-    if is_outlet(consumer):
+    if consumer.spec.is_outlet:
         return place
     if graph.is_keyed(port):
         return Place(place.segment, place.depth + 1)
-    return Place(place.segment + 1, 0) if isinstance(producer.spec, Transform) else place
+    return Place(place.segment + 1, 0) if producer.spec.divides else place
 
 
 def number_stages(graph: Graph, places: Mapping[str, Place]) -> dict[str, tuple[StageIndex, int]]:
@@ -199,10 +196,10 @@ def number_stages(graph: Graph, places: Mapping[str, Place]) -> dict[str, tuple[
     """
     runs_at: dict[str, Place] = {}
     for op in graph:
-        if isinstance(op.spec, Transform):
-            if any(not is_outlet(graph[name]) for name in graph.consumers(Port(op.name))):
+        if op.spec.divides:
+            if any(not graph[name].spec.is_outlet for name in graph.consumers(Port(op.name))):
                 runs_at[op.name] = Place(places[op.name].segment + 1, 0)
-        elif not isinstance(op.spec, Sink):
+        elif not op.spec.is_outlet:
             runs_at[op.name] = places[op.name]
     index = {place: StageIndex(i) for i, place in enumerate(sorted(set(runs_at.values())))}
     return {name: (index[place], place.segment) for name, place in runs_at.items()}
@@ -218,12 +215,12 @@ def lay_wires(
             continue
         origin, segment = runs_at[op.name]
         for port in op.ports:
-            key = op.spec.columns if isinstance(op.spec, KeyBy) and graph.is_keyed(port) else None
+            key = op.spec.partition_by if graph.is_keyed(port) else None
             ends: dict[StageIndex | None, list[str]] = {}
             for name in graph.consumers(port):
-                if is_outlet(graph[name]):
+                if graph[name].spec.is_outlet:
                     # A transform's own outlets read its DataFrame; no wire is needed.
-                    if not isinstance(op.spec, Transform):
+                    if not op.spec.divides:
                         ends.setdefault(None, []).append(name)
                 elif runs_at[name][0] != origin:
                     ends.setdefault(runs_at[name][0], []).append(name)
@@ -245,7 +242,7 @@ def lay_wires(
 def feed_outlets(graph: Graph, wires: Iterable[Wire]) -> dict[str, WireId | str]:
     """Pass 4: where each transform and sink takes its rows from."""
     by_consumer = {name: wire.id for wire in wires if wire.target is None for name in wire.consumers}
-    return {op.name: by_consumer.get(op.name, op.inputs[0].operator) for op in graph if is_outlet(op)}
+    return {op.name: by_consumer.get(op.name, op.inputs[0].operator) for op in graph if op.spec.is_outlet}
 
 
 def assemble_stages(
@@ -266,7 +263,7 @@ def assemble_stages(
                 segment=segment,
                 operators=tuple(op.name for op in operators),
                 # By name: Spark numbers a query's sources by position, and a script may declare them in another order.
-                inlets=tuple(sorted(op.name for op in operators if isinstance(op.spec, Source | Transform))),
+                inlets=tuple(sorted(op.name for op in operators if op.spec.is_inlet)),
                 receives=tuple(wire.id for wire in wires if wire.target == index),
                 carries=tuple(wire.id for wire in carries),
                 emits=tuple(wire.id for wire in emits),

@@ -13,7 +13,7 @@ from midstream.state.keys import Namespace
 from midstream.state.lineage import Lineage
 from midstream.state.task import merged
 
-__all__ = ["contents", "in_namespace"]
+__all__ = ["contents", "in_namespace", "keys_of"]
 
 
 def contents(files: StateFiles, lineage: Lineage, bins: Iterable[BinId] | None = None) -> pa.Table:
@@ -35,3 +35,8 @@ def in_namespace(rows: pa.Table, namespace: Namespace) -> pa.Table:
         return rows
     second = pc.binary_slice(rows["key"], 1, 2)
     return rows.filter(pc.equal(second, pa.scalar(bytes([namespace]), second.type)))
+
+
+def keys_of(rows: pa.Table) -> pa.Array:
+    """The stored keys of some rows, as one array."""
+    return rows["key"].combine_chunks().cast(pa.binary())

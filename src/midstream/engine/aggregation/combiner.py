@@ -15,10 +15,10 @@ import pyarrow as pa
 from midstream.engine.aggregation.blocks import Blocks
 from midstream.engine.aggregation.partials import Partials, Tally, by_key
 from midstream.engine.aggregation.runs import Integers, runs_of
+from midstream.engine.aggregation.totals import TotalsOf
 from midstream.engine.bad_rows import Aside, Screen, without
-from midstream.engine.operators.aggregate import totals_of
-from midstream.engine.operators.aggregating import found_keys, refuse_nulls
-from midstream.flow.model import Aggregate, Operator
+from midstream.engine.keyed_rows import found_keys, refuse_nulls
+from midstream.flow.model import Operator
 
 __all__ = ["PARTIAL_SCHEMA", "Combiner"]
 
@@ -35,12 +35,11 @@ MAX_HELD = 1 << 18
 class Combiner:
     """The rows that one task sends to one running aggregate."""
 
-    def __init__(self, operator: Operator, takes: pa.Schema) -> None:
-        assert isinstance(operator.spec, Aggregate)
+    def __init__(self, operator: Operator, keys: tuple[str, ...], totals: TotalsOf) -> None:
         self._operator = operator
-        self._spec = operator.spec
-        self._totals = totals_of(operator, operator.spec, takes)
-        self._screen = Screen(Aside(operator), operator.spec.keys)
+        self._keys = keys
+        self._totals = totals
+        self._screen = Screen(Aside(operator), keys)
         self._tally = self._new_tally()
         self._blocks = Blocks(self._add)
         self._combined = 0
@@ -53,7 +52,7 @@ class Combiner:
         if reasons := self._screen.reasons(rows):  # bad rows go aside where they arrive
             self._as_they_are.append(rows.take(pa.array(sorted(reasons))))
             rows = without(rows, reasons)
-        refuse_nulls(self._operator, rows, self._spec.keys, "a key")
+        refuse_nulls(self._operator, rows, self._keys, "a key")
         # Cut where blocks end, so that it does not matter how rows were cut into slices.
         while rows.num_rows:
             part = rows.slice(0, self._skip or self._blocks.room)
@@ -80,7 +79,7 @@ class Combiner:
         yield from found
 
     def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
-        keys = found_keys(self._operator, rows, self._spec.keys, f"aggregate {self._operator.name!r}")
+        keys = found_keys(self._operator, rows, self._keys, f"aggregate {self._operator.name!r}")
         if len(keys.stored) * WORTH > rows.num_rows:
             self._as_they_are.append(rows)
             self._skip = PATIENCE * self._blocks.size

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from midstream.flow.model import Join
-from midstream.flow.windows import Tumbling
+from midstream.flow.windows import Tumbling, Window
 
 __all__ = ["NEVER", "Limits", "Nearness"]
 
@@ -50,12 +49,12 @@ class Nearness:
     """Instants are multiples of this: the size of a window, or 1."""
 
     @classmethod
-    def of(cls, spec: Join) -> Nearness:
+    def of(cls, window: Window | None, within_us: int | None) -> Nearness:
         """The nearness that a join asks for."""
-        if spec.within_us is not None:
-            return cls(spec.within_us, max(spec.within_us, 1), 1)
-        assert isinstance(spec.window, Tumbling)
-        return cls(0, spec.window.size_us, spec.window.size_us)
+        if within_us is not None:
+            return cls(within_us, max(within_us, 1), 1)
+        assert isinstance(window, Tumbling)
+        return cls(0, window.size_us, window.size_us)
 
     def late_below(self, watermark: int) -> int:
         """Rows with instants below this are late."""

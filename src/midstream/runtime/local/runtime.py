@@ -49,7 +49,7 @@ from midstream.errors import FlowError, MidstreamError
 from midstream.flow.model import Graph, Sink, Source, Transform
 from midstream.ids import BINS, Epoch, PartitionId, Run, StageIndex, WireId
 from midstream.metrics import EpochProgress, JobMetrics
-from midstream.planner.packing import pack_blobs
+from midstream.planner.programs import pack_blobs
 from midstream.planner.stages import Leaves, Plan, compile_plan
 from midstream.runtime.database_sink import check_tables, claim_tables
 from midstream.runtime.driver import BatchEntry, Driver, OpenRun

@@ -24,7 +24,7 @@ from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.ids import BINS, Revision
-from midstream.planner.packing import pack_blobs
+from midstream.planner.programs import pack_blobs
 from midstream.planner.stages import compile_plan
 from midstream.runtime.database_sink import check_tables, claim_tables
 from midstream.runtime.spark.control_plane import ControlPlane

@@ -34,6 +34,7 @@ from midstream.control.messages import (
 )
 from midstream.engine.clock import SystemClock
 from midstream.engine.frames import decode_rows, encode_rows, frames_of
+from midstream.engine.parts import preload
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced, OperatorFailed
@@ -220,7 +221,7 @@ class _Worker:
     def _make_ready(self, told: Switch, post: Callable[[FromTask], None]) -> None:
         """Load what the task will need, while it goes on; then tell it."""
         with contextlib.suppress(CheckpointError):  # the task will run into it, too, and can say so
-            self.resources.preload(self.resources.program(told.change.program))
+            preload(self.resources.program(told.change.program), self.resources)
         with self._guard:
             self._told = told
             at_work = self._at_work

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from midstream.engine.bad_rows import batch_step, tolerant_rows
-from midstream.engine.operators.base import ONLY, OperatorStep, call_on_rows
+from midstream.engine.steps import ONLY, OperatorStep, call_on_rows
 from midstream.errors import SchemaError
-from midstream.flow.model import Filter, Form, OnError, Operator
+from midstream.flow.model import Operator
+from midstream.flow.spec import Form, OnError
+from midstream.operators.function import FunctionSpec
+
+
+@dataclass(frozen=True)
+class Filter(FunctionSpec):
+    """Keeps the rows for which the function says so."""
+
+    kind: ClassVar[str] = "filter"
+
+    def step(self, operator: Operator, function: Callable[..., Any]) -> OperatorStep:
+        """See :func:`filter_step`."""
+        return filter_step(operator, self, function)
 
 
 def filter_step(operator: Operator, spec: Filter, function: Callable[..., Any]) -> OperatorStep:

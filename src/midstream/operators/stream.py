@@ -18,13 +18,6 @@ from midstream.data.schema import (
     to_ddl,
 )
 from midstream.errors import FlowError, SchemaError
-from midstream.flow.branches import (
-    KEYED_ONLY,
-    Branches,
-    error_port,
-    late_port,
-    not_keyed,
-)
 from midstream.flow.functions import check_callable, refuse_timers
 from midstream.flow.inputs import (
     check_comparable,
@@ -32,25 +25,7 @@ from midstream.flow.inputs import (
     column_pairs,
     describe_table,
 )
-from midstream.flow.keyed import KeyedOperators
-from midstream.flow.model import (
-    ERRORS,
-    Filter,
-    FlatMap,
-    Form,
-    How,
-    KeyBy,
-    Lookup,
-    Map,
-    OnError,
-    Port,
-    Route,
-    Sink,
-    Transact,
-    Transform,
-    Union,
-    port_schema,
-)
+from midstream.flow.model import KeyBy, Port, Sink, Transform, Union, port_schema
 from midstream.flow.sinks import (
     CallSink,
     ConsoleSink,
@@ -61,7 +36,18 @@ from midstream.flow.sinks import (
     SinkTarget,
     check_columns,
 )
-from midstream.flow.transactions.binding import (
+from midstream.flow.spec import ERRORS, Form, How, OnError
+from midstream.flow.validate import check_name
+from midstream.operators.branches import KEYED_ONLY, Branches, error_port, late_port, not_keyed
+from midstream.operators.filter import Filter
+from midstream.operators.flat_map import FlatMap
+from midstream.operators.function import FunctionSpec
+from midstream.operators.keyed import KeyedOperators
+from midstream.operators.lookup import Lookup
+from midstream.operators.map import Map
+from midstream.operators.route import Route
+from midstream.operators.transact import Transact
+from midstream.operators.transact_binding import (
     Handed,
     check_events,
     check_owner,
@@ -70,10 +56,9 @@ from midstream.flow.transactions.binding import (
     traced,
     transactions_of,
 )
-from midstream.flow.validate import check_name
 
 if TYPE_CHECKING:
-    from midstream.flow.builder import Flow
+    from midstream.operators.builder import Flow
 
 Row = dict[str, Any]
 RowFunction = Callable[[Row], Row]
@@ -265,16 +250,11 @@ class Stream:
         check_events(spec, self.schema, what)
         types = traced(found, self.schema, what)
         spec = described(spec, types, what)
-        owners = {
-            table.name: op.name
-            for op in self._flow._operators.values()
-            if isinstance(op.spec, Transact)
-            for table in op.spec.tables
-        }
+        owners = {table.name: op.name for op in self._flow._operators.values() for table in op.spec.shared_tables}
         check_owner(spec.tables, owners, self._flow._tables, what)
         schema = schema_of(self.schema, types, what)
         self._flow._require_free(name)
-        together = self._flow._add(f"{name}.domain", KeyBy(spec.keys), (self._port,), self.schema)
+        together = self._flow._add(f"{name}.domain", KeyBy(spec.keyed_by), (self._port,), self.schema)
         return self._flow._add(name, spec, (together._port,), schema, found, on_error)
 
     def union(self, name: str, *others: Stream) -> Stream:
@@ -383,7 +363,7 @@ class Stream:
     def _function(
         self,
         name: str,
-        spec: Map | Filter | FlatMap,
+        spec: FunctionSpec,
         function: Any,
         returns: str | None = None,
         adds: str | None = None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,30 @@ import pyarrow.compute as pc
 
 from midstream.engine.bad_rows import batch_step, tolerant_rows
 from midstream.engine.failure import failed, row_at
-from midstream.engine.operators.base import OperatorStep, call_on_rows
-from midstream.engine.operators.filter import one_per_row
+from midstream.engine.steps import OperatorStep, call_on_rows
 from midstream.errors import SchemaError
-from midstream.flow.model import Form, OnError, Operator, Route
+from midstream.flow.model import Operator
+from midstream.flow.spec import Form, OnError
+from midstream.operators.filter import one_per_row
+from midstream.operators.function import FunctionSpec
+
+
+@dataclass(frozen=True)
+class Route(FunctionSpec):
+    """Each row goes to exactly one branch."""
+
+    kind: ClassVar[str] = "route"
+
+    branches: tuple[str, ...]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """One for each branch."""
+        return self.branches
+
+    def step(self, operator: Operator, function: Callable[..., Any]) -> OperatorStep:
+        """See :func:`route_step`."""
+        return route_step(operator, self, function)
 
 
 def route_step(operator: Operator, spec: Route, function: Callable[..., Any]) -> OperatorStep:

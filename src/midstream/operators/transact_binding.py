@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from midstream.data.schema import check_key_columns, require_columns, to_ddl, type_name
 from midstream.errors import FlowError, FunctionError, MidstreamError, SchemaError
 from midstream.flow.functions import label_of
-from midstream.flow.model import Transact
 from midstream.flow.transactions import Table, Transaction, TransactionType, transaction
 from midstream.flow.transactions.agreement import require_agreement, returned_by, tables_of
+
+if TYPE_CHECKING:
+    from midstream.operators.transact import Transact
 
 __all__ = ["Handed", "check_events", "check_owner", "described", "schema_of", "traced", "transactions_of"]
 

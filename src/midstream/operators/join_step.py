@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +23,16 @@ from midstream.engine.bad_rows import Aside, Screen
 from midstream.engine.failure import failed, row_at
 from midstream.engine.joining.runs import SortedRun, SortedRuns, expand
 from midstream.engine.joining.times import Limits, Nearness
-from midstream.engine.operators.base import ONLY, AtWork
+from midstream.engine.steps import ONLY, AtWork
 from midstream.errors import SchemaError, StateError
-from midstream.flow.model import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, How, Join, Operator
+from midstream.flow.model import Operator
+from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, How
 from midstream.state.keys import Namespace, group_keys
 from midstream.state.panes import Panes, time_bytes
 from midstream.state.task import TaskState
+
+if TYPE_CHECKING:
+    from midstream.operators.join import Join
 
 MAX_PAIRS = 1 << 18
 """A slice gives about so many pairs at once. If it has more, the others follow at the end of the epoch, so that memory
@@ -85,7 +90,7 @@ class _JoinStep:
         self._operator = operator
         self._what = f"join {operator.name!r}"
         self._state = state
-        self._near = Nearness.of(spec)
+        self._near = Nearness.of(spec.window, spec.within_us)
         self._limits = Limits.of(self._near, times.late_before, times.watermark)
         # What the epochs before this one have closed already.
         self._before = Limits.of(self._near, times.late_before, times.late_before)

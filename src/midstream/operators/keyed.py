@@ -12,13 +12,17 @@ from midstream.data.schema import joined_schema, parse_ddl, require_columns, typ
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.aggregations import Aggregation, result_type
 from midstream.flow.functions import check_callable
-from midstream.flow.model import Aggregate, Distinct, Form, How, Join, Port, Process
+from midstream.flow.model import Distinct, Port
+from midstream.flow.spec import Form, How
 from midstream.flow.validate import check_name
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
+from midstream.operators.aggregate import Aggregate
+from midstream.operators.join import Join
+from midstream.operators.process import Process
 
 if TYPE_CHECKING:
-    from midstream.flow.builder import Flow
-    from midstream.flow.stream import KeyedStream, Stream
+    from midstream.operators.builder import Flow
+    from midstream.operators.stream import KeyedStream, Stream
 
 WINDOW_COLUMNS = ("window_start", "window_end")
 Row = dict[str, Any]

@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.runs import Integers
 from midstream.engine.bad_rows import Aside, Screen
-from midstream.engine.operators.aggregating import checked_times, found_keys, refuse_nulls
-from midstream.engine.operators.base import ONLY, AtWork
-from midstream.engine.operators.windows import ended_by
+from midstream.engine.keyed_rows import checked_times, ended_by, found_keys, refuse_nulls
+from midstream.engine.steps import ONLY, AtWork
 from midstream.flow.model import Distinct, Operator
 from midstream.state.key_arrays import split_timers, timer_keys
 from midstream.state.keys import Namespace

@@ -15,18 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.engine.aggregation.aggregating import Aggregating
 from midstream.engine.aggregation.blocks import Blocks
 from midstream.engine.aggregation.partials import Partials, Tally, by_key_and_time, codes_of, with_times
 from midstream.engine.aggregation.runs import Integers, Runs, runs_of
 from midstream.engine.aggregation.totals import Totals
-from midstream.engine.operators.aggregating import Aggregating, found_keys
-from midstream.flow.model import LATE
+from midstream.engine.keyed_rows import ended_by, found_keys
+from midstream.flow.spec import LATE
 from midstream.flow.windows import Sliding, Tumbling
 from midstream.state.key_arrays import split_timers, timer_keys
 from midstream.state.keys import Namespace
-from midstream.state.task import TaskState
 
-__all__ = ["Windows", "ended_by"]
+__all__ = ["Windows"]
 
 
 class Windows:
@@ -87,7 +87,7 @@ class Windows:
 
     def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
         common = self._common
-        keys = found_keys(common.operator, rows, common.spec.keys, common.what)
+        keys = found_keys(common.operator, rows, common.keys, common.what)
         panes = self._pane(rows.column(common.time).view(pa.int64()).to_numpy())
         runs = runs_of(*with_times(keys.group_of_row, len(keys.stored), panes))
         firsts = runs.order[runs.starts]
@@ -130,17 +130,6 @@ class Windows:
             ordered, whole = _ascending(self._common, pa.concat_arrays(keys), totals.joined(parts))
             ends, of_keys = split_timers(ordered)
             yield from self._common.emitted(of_keys, whole, (ends - self._size, ends))
-
-
-def ended_by(state: TaskState, namespace: Namespace, watermark: int | None) -> dict[bytes, bytes]:
-    """What is stored under times up to the watermark, in all bins of a task. Costs what it finds."""
-    if watermark is None:
-        return {}
-    stop = (watermark + 1 + (1 << 63)).to_bytes(8, "big")
-    found: dict[bytes, bytes] = {}
-    for number in state.occupied(namespace, stop):
-        found.update(state.scan(number, namespace, stop=stop))
-    return found
 
 
 def _ascending(common: Aggregating, keys: pa.Array, totals: Totals) -> tuple[pa.Array, Totals]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -11,9 +12,28 @@ from midstream.data.rows import from_rows, to_rows
 from midstream.data.schema import conform
 from midstream.engine.bad_rows import batch_step, tolerant_rows
 from midstream.engine.failure import USER_ERRORS, failed, row_at
-from midstream.engine.operators.base import ONLY, OperatorStep
+from midstream.engine.steps import ONLY, OperatorStep
 from midstream.errors import SchemaError
-from midstream.flow.model import FlatMap, Form, OnError, Operator
+from midstream.flow.model import Operator
+from midstream.flow.spec import Contract, Form, OnError
+from midstream.operators.function import FunctionSpec
+
+
+@dataclass(frozen=True)
+class FlatMap(FunctionSpec):
+    """Each row gives any number of rows."""
+
+    kind: ClassVar[str] = "flat_map"
+    declares_columns: ClassVar[bool] = True
+
+    @property
+    def contract(self) -> Contract:
+        """As many as the function likes."""
+        return Contract.ONE_TO_MANY
+
+    def step(self, operator: Operator, function: Callable[..., Any]) -> OperatorStep:
+        """See :func:`flat_map_step`."""
+        return flat_map_step(operator, self, function)
 
 
 def flat_map_step(operator: Operator, spec: FlatMap, function: Callable[..., Any]) -> OperatorStep:

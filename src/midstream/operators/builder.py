@@ -11,24 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from midstream.errors import FlowError
-from midstream.flow.branches import (
-    check_error_column,
-    on_error_of,
-)
 from midstream.flow.inputs import (
     describe_source,
 )
-from midstream.flow.model import (
-    Graph,
-    OnError,
-    Operator,
-    Port,
-    Spec,
-    port_schema,
-)
-from midstream.flow.stream import Stream
+from midstream.flow.model import Graph, Operator, Port, port_schema
+from midstream.flow.spec import OnError, Spec
 from midstream.flow.transactions import Table
-from midstream.flow.validate import check_name, validate
+from midstream.flow.validate import check_error_column, check_name, validate
+from midstream.operators.branches import on_error_of
+from midstream.operators.stream import Stream
 
 if TYPE_CHECKING:
     from midstream.runtime.spark.job import Job

@@ -19,18 +19,20 @@ from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.blocks import BLOCK
 from midstream.engine.bad_rows import Aside, Screen, by_halves, reason_of, without
 from midstream.engine.failure import USER_ERRORS, failed, row_at
-from midstream.engine.operators.aggregating import checked_times, found_keys, refuse_nulls
-from midstream.engine.operators.base import ONLY, AtWork
+from midstream.engine.keyed_rows import checked_times, found_keys, refuse_nulls
+from midstream.engine.steps import ONLY, AtWork
 from midstream.errors import OperatorFailed, SchemaError
-from midstream.flow.model import LATE, Operator, Transact
+from midstream.flow.model import Operator
+from midstream.flow.spec import LATE
 from midstream.flow.transactions import Transaction
 from midstream.flow.transactions.agreement import returned_by
-from midstream.flow.transactions.binding import traced
 from midstream.ids import Revision
+from midstream.operators.transact_binding import traced
 from midstream.state.keys import Namespace
 from midstream.state.task import TaskState
 
 if TYPE_CHECKING:
+    from midstream.operators.transact import Transact
     from midstream.txn import Engine, Result
 
 __all__ = ["engine_of", "transact_at_work"]
@@ -86,7 +88,7 @@ class _TransactStep:
         self._aside = Aside(operator)
         timed = (spec.order_by,) if spec.timed else ()
         present = {spec.order_by: "what rows are ordered by"}
-        self._screen = Screen(self._aside, spec.keys, timed, present)
+        self._screen = Screen(self._aside, spec.keyed_by, timed, present)
         self._waiting: list[pa.RecordBatch] = []
         self._explanations: dict[str, int] = {}
 
@@ -142,7 +144,7 @@ class _TransactStep:
             yield ONLY_DOMAIN, waiting
             return
         rows = pa.concat_batches(waiting)
-        found = found_keys(self._operator, rows, self._spec.keys, f"transact {self._operator.name!r}")
+        found = found_keys(self._operator, rows, self._spec.keyed_by, f"transact {self._operator.name!r}")
         order = np.argsort(found.group_of_row, kind="stable")
         ends = np.cumsum(np.bincount(found.group_of_row, minlength=len(found.stored))).tolist()
         together = rows.take(pa.array(order))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -11,9 +12,23 @@ from midstream.data.rows import from_rows
 from midstream.data.schema import conform
 from midstream.engine.bad_rows import batch_step, tolerant_rows
 from midstream.engine.failure import failed, row_at
-from midstream.engine.operators.base import ONLY, OperatorStep, call_on_rows
+from midstream.engine.steps import ONLY, OperatorStep, call_on_rows
 from midstream.errors import SchemaError
-from midstream.flow.model import Form, Map, OnError, Operator
+from midstream.flow.model import Operator
+from midstream.flow.spec import Form, OnError
+from midstream.operators.function import FunctionSpec
+
+
+@dataclass(frozen=True)
+class Map(FunctionSpec):
+    """Each row gives exactly one row."""
+
+    kind: ClassVar[str] = "map"
+    declares_columns: ClassVar[bool] = True
+
+    def step(self, operator: Operator, function: Callable[..., Any]) -> OperatorStep:
+        """See :func:`map_step`."""
+        return map_step(operator, self, function)
 
 
 def map_step(operator: Operator, spec: Map, function: Callable[..., Any]) -> OperatorStep:

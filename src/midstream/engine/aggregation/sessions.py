@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.engine.aggregation.aggregating import Aggregating
 from midstream.engine.aggregation.blocks import Blocks
 from midstream.engine.aggregation.partials import (
     Partials,
@@ -31,9 +32,8 @@ from midstream.engine.aggregation.partials import (
     session_starts,
 )
 from midstream.engine.aggregation.runs import Integers, Runs, order_by
-from midstream.engine.operators.aggregating import Aggregating, found_keys
-from midstream.engine.operators.windows import ended_by
-from midstream.flow.model import LATE
+from midstream.engine.keyed_rows import ended_by, found_keys
+from midstream.flow.spec import LATE
 from midstream.flow.windows import Session
 from midstream.state.key_arrays import split_timers, timer_keys
 from midstream.state.keys import Namespace
@@ -108,7 +108,7 @@ class Sessions:
     def _partials(self, rows: pa.RecordBatch, numbers: Integers) -> tuple[Partials, Runs]:
         """The sessions that some rows make among themselves, and which rows are in each."""
         common = self._common
-        keys = found_keys(common.operator, rows, common.spec.keys, common.what)
+        keys = found_keys(common.operator, rows, common.keys, common.what)
         times: Integers = rows.column(common.time).view(pa.int64()).to_numpy()
         order = np.argsort(times, kind="stable")
         order = order[order_by(keys.group_of_row[order], len(keys.stored))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,11 @@ from midstream.data.schema import conform
 from midstream.data.times import EpochTimes
 from midstream.engine.bad_rows import Aside, Reasons, Screen, by_halves, checked_rows, merged, reason_of
 from midstream.engine.failure import USER_ERRORS, failed, row_at
-from midstream.engine.operators.base import ONLY, AtWork
+from midstream.engine.steps import ONLY, AtWork
 from midstream.errors import SchemaError, StateError
 from midstream.flow.functions import label_of
-from midstream.flow.model import Form, OnError, Operator, Process
+from midstream.flow.model import Operator
+from midstream.flow.spec import Form, OnError
 from midstream.ids import Revision
 from midstream.state.handle import State
 from midstream.state.keeper import HandleKeeper, Migrations
@@ -28,6 +29,9 @@ from midstream.state.keys import KeyGroups, Namespace, decode_key, group_keys
 from midstream.state.task import TaskState
 from midstream.state.undo import Undo
 from midstream.state.values import ObjectCodec
+
+if TYPE_CHECKING:
+    from midstream.operators.process import Process
 
 TIMERS_AT_ONCE = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,7 +91,7 @@ def idle_timers(function: Callable[..., Any], *, has_timers: bool, has_event_tim
 
 
 def _key_schema(spec: Process, takes: pa.Schema) -> pa.Schema:
-    return pa.schema([takes.field(name) for name in spec.keys])
+    return pa.schema([takes.field(name) for name in spec.keyed_by])
 
 
 def _migrate(
@@ -216,7 +220,7 @@ class _ProcessStep:
 
     def _groups(self, batch: pa.RecordBatch) -> KeyGroups:
         try:
-            return group_keys(batch, self._spec.keys, self._what)
+            return group_keys(batch, self._spec.keyed_by, self._what)
         except StateError as error:
             raise failed(self._operator.name, error, row_at(batch, error.fields.get("row_index"))) from error
 
@@ -229,8 +233,8 @@ class _ProcessStep:
 
     def _keys(self, groups: KeyGroups) -> list[Any]:
         rows = to_rows(groups.distinct)
-        if len(self._spec.keys) == 1:
-            [name] = self._spec.keys
+        if len(self._spec.keyed_by) == 1:
+            [name] = self._spec.keyed_by
             return [row[name] for row in rows]
         return [tuple(row.values()) for row in rows]
 
@@ -241,7 +245,7 @@ class _TolerantProcess(_ProcessStep):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self._aside = Aside(self._operator)
-        self._screen = Screen(self._aside, keys=self._spec.keys)
+        self._screen = Screen(self._aside, keys=self._spec.keyed_by)
         self._check = RowCheck(self._operator.schema, self._what)
         assert self._keeper.undo is not None
         self._undo = self._keeper.undo
@@ -296,7 +300,7 @@ class _TolerantProcess(_ProcessStep):
             [state] = self._states([stored])
             found = self._attempt(self._function.on_timer, _plain(values), when, state)  # type: ignore[attr-defined]
             if isinstance(found, str):
-                bad.append((dict(zip(self._spec.keys, values, strict=True)), f"on_timer at {when}: {found}"))
+                bad.append((dict(zip(self._spec.keyed_by, values, strict=True)), f"on_timer at {when}: {found}"))
             else:
                 results += found
             if len(results) + len(bad) >= TIMERS_AT_ONCE:

@@ -11,41 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.data.times import EpochTimes
+from midstream.engine.aggregation.aggregating import Aggregating
 from midstream.engine.aggregation.blocks import Blocks
 from midstream.engine.aggregation.partials import Partials, Tally, by_key
 from midstream.engine.aggregation.runs import Integers, Runs, runs_of
-from midstream.engine.aggregation.totals import TotalsOf
-from midstream.engine.operators.aggregating import Aggregating, found_keys, refuse_nulls
-from midstream.engine.operators.base import AtWork
-from midstream.engine.operators.sessions import Sessions
-from midstream.engine.operators.windows import Windows
-from midstream.flow.model import Aggregate, Operator
-from midstream.flow.windows import Session
-from midstream.state.task import TaskState
+from midstream.engine.keyed_rows import found_keys, refuse_nulls
 
-__all__ = ["RunningTotals", "aggregate_at_work", "totals_of"]
-
-
-def aggregate_at_work(
-    operator: Operator, spec: Aggregate, takes: pa.Schema, state: TaskState, times: EpochTimes
-) -> AtWork:
-    """An aggregate in place in a task: running, or by windows."""
-    common = Aggregating(operator, spec, takes, state, times, totals_of(operator, spec, takes))
-    form: RunningTotals | Windows | Sessions
-    if spec.window is None:
-        form = RunningTotals(common)
-    elif isinstance(spec.window, Session):
-        form = Sessions(common, spec.window)
-    else:
-        form = Windows(common, spec.window)
-    return AtWork((form.take,), form.finish, form.take_partials if isinstance(form, RunningTotals) else None)
-
-
-def totals_of(operator: Operator, spec: Aggregate, takes: pa.Schema) -> TotalsOf:
-    """What an aggregate keeps of a key, or of a window of a key."""
-    kept = ("first", "last") if isinstance(spec.window, Session) else ()
-    return TotalsOf(spec.columns, takes, f"aggregate {operator.name!r}", repr(spec.window), kept)
+__all__ = ["RunningTotals"]
 
 
 class RunningTotals:
@@ -61,7 +33,7 @@ class RunningTotals:
         """Count a slice in; nothing is emitted yet but bad rows."""
         common = self._common
         batch, aside = common.screen(batch)
-        refuse_nulls(common.operator, batch, common.spec.keys, "a key")
+        refuse_nulls(common.operator, batch, common.keys, "a key")
         numbers = np.arange(self._rows, self._rows + batch.num_rows)
         self._rows += batch.num_rows
         self._blocks.add(batch.select(common.needed), numbers)
@@ -90,6 +62,6 @@ class RunningTotals:
 
     def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
         common = self._common
-        keys = found_keys(common.operator, rows, common.spec.keys, common.what)
+        keys = found_keys(common.operator, rows, common.keys, common.what)
         runs = runs_of(keys.group_of_row, len(keys.stored))
         self._tally.add(Partials(keys.stored, (), common.totals.of_rows(rows, numbers, runs)))

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from midstream.data.schema import to_ddl
-from midstream.errors import FlowError, SchemaError
-from midstream.flow.model import ERROR_COLUMN, ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, Graph, OnError, Operator, Port
+from midstream.errors import FlowError
+from midstream.flow.model import Graph, Operator, Port
+from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, OnError
 
 if TYPE_CHECKING:
-    from midstream.flow.stream import Stream
+    from midstream.operators.stream import Stream
 
 __all__ = [
     "KEYED_ONLY",
     "Branches",
     "NotKeyed",
-    "check_error_column",
     "error_port",
     "late_port",
     "not_keyed",
@@ -66,16 +65,6 @@ def on_error_of(value: str, what: str) -> OnError:
     if value not in list(OnError):
         raise FlowError(f"{what}: on_error={value!r} is not known; allowed: {', '.join(OnError)}")
     return OnError(value)
-
-
-def check_error_column(takes: pa.Schema, what: str) -> None:
-    """The errors branch adds a column to those of the rows; they must not have one of that name."""
-    if ERROR_COLUMN in (name.lower() for name in takes.names):
-        raise SchemaError(
-            f"{what}: with on_error='branch' bad rows get the column {ERROR_COLUMN!r}, but the rows have one of that "
-            f"name already ({to_ddl(takes)}); rename it in a map before",
-            column=ERROR_COLUMN,
-        )
 
 
 def late_port(operator: Operator, branch: str, side: str) -> Port:
@@ -135,11 +124,12 @@ def not_keyed(graph: Graph, port: Port, schema: pa.Schema, wanted: str) -> NotKe
         return NotKeyed(f"{what}: write .key_by('by_{first}', {first!r}).{wanted}(…), with the columns of the key")
     between = [*reversed([*between, op])]
     key_by = graph[op.inputs[0].operator]
-    columns = ", ".join(map(repr, key_by.spec.columns))  # type: ignore[union-attr]
+    key = key_by.spec.partition_by or ()
+    columns = ", ".join(map(repr, key))
     names = ", ".join(f"{each.kind} {each.name!r}" for each in between)
     calls = "".join(f".{each.kind}({each.name!r}, …)" for each in between)
     again = ""
-    if set(key_by.spec.columns) <= set(schema.names):  # type: ignore[union-attr]
+    if set(key) <= set(schema.names):
         again = f". Or key its rows again: .key_by('{key_by.name}_again', {columns}).{wanted}(…)"
     return NotKeyed(
         f"{what} any more: {names} stands behind key_by {key_by.name!r} and may give the key columns other values. "
