@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,15 +22,23 @@ from midstream.engine.aggregation.totals import TotalsOf
 from midstream.engine.aggregation.windows import Windows
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import AtWork
-from midstream.errors import SchemaError
+from midstream.errors import FlowError, SchemaError
 from midstream.flow.aggregations import Aggregation, AggregationKind, result_type
 from midstream.flow.model import Operator
 from midstream.flow.spec import LATE, Contract, InputChange, Spec
-from midstream.flow.windows import Session, Window
+from midstream.flow.validate import check_name
+from midstream.flow.windows import Session, Sliding, Tumbling, Window
+from midstream.operators.rows import KeyedRows
 from midstream.state.contents import in_namespace, keys_of
 from midstream.state.key_arrays import decode_keys, split_timers
 from midstream.state.keys import Namespace
 from midstream.state.task import TaskState
+
+if TYPE_CHECKING:
+    from midstream.operators.stream import Stream
+
+
+WINDOW_COLUMNS = ("window_start", "window_end")
 
 
 @dataclass(frozen=True)
@@ -154,3 +162,67 @@ def _sessions(totals: TotalsOf, window: Session, rows: pa.Table) -> tuple[pa.Arr
     nothing = np.empty(0, np.int64)
     first, last = totals.unpack(values)[1] if values else (nothing, nothing)
     return keys, values, [first, last + window.gap_us]
+
+
+class AggregateMethods(KeyedRows):
+    """Add an aggregate to a keyed stream."""
+
+    def aggregate(
+        self,
+        name: str,
+        *,
+        window: Window | None = None,
+        time: str | None = None,
+        on_error: str = "fail",
+        **columns: Aggregation,
+    ) -> Stream:
+        """Aggregate the rows of each key; the result has the key columns and one column per aggregation.
+
+        Without a window these are running totals: at the end of an epoch, one row for each key that had rows in it.
+        With a window (``tumbling``, ``sliding``, ``sessions``) there is one row for each window of a key, with the
+        columns ``window_start`` and ``window_end``, as soon as the watermark has passed its end. Rows that come later
+        than that leave at ``.late()``.
+
+        :param time: the timestamp column that says when a row happened; default: the event time of the source.
+        :param on_error: with ``"branch"``, rows whose key is null or too long, or whose time is null, leave at
+            :meth:`Stream.errors`.
+
+        >>> from midstream import Flow, ListSource, MemorySink, agg
+        >>> from midstream.testing import run_local
+        >>> flow, out = Flow("sales"), MemorySink()
+        >>> sales = flow.source("sales", ListSource([[{"user": "ann", "eur": 3}, {"user": "ann", "eur": 4}]],
+        ...                                         "user string, eur int"))
+        >>> sales.key_by("by_user", "user").aggregate("spent", n=agg.count(), eur=agg.sum("eur")).sink("out", out)
+        >>> _ = run_local(flow)
+        >>> out.rows
+        [{'user': 'ann', 'n': 2, 'eur': 7}]
+        """
+        what = f"aggregate {check_name(name, 'aggregate')!r}"
+        if not columns:
+            raise FlowError(f"{what}: name at least one aggregation, e.g. n=agg.count()")
+        fields = [self.schema.field(key).with_nullable(False) for key in self.keys]
+        if window is not None:
+            if not isinstance(window, Tumbling | Sliding | Session):
+                raise FlowError(
+                    f"{what}: window must be made by tumbling(…), sliding(…) or sessions(…), found {window!r:.60}"
+                )
+            time = self._time(time, what)
+            fields += [pa.field(column, self.schema.field(time).type, nullable=False) for column in WINDOW_COLUMNS]
+        elif time is not None:
+            raise FlowError(f"{what}: time={time!r} has a meaning only with a window")
+        for column, aggregation in columns.items():
+            if not isinstance(aggregation, Aggregation):
+                raise FlowError(
+                    f"{what}: {column}= must be an aggregation like agg.count() or agg.sum('amount'), found "
+                    f"{aggregation!r:.60}"
+                )
+            fields.append(pa.field(column, result_type(aggregation, self.schema, f"{what}, {column}")))
+        _refuse_twice([field.name for field in fields], what)
+        spec = Aggregate(self.keys, tuple(columns.items()), window, time)
+        return self._flow._add(name, spec, (self._port,), pa.schema(fields), on_error=on_error)
+
+
+def _refuse_twice(names: list[str], what: str) -> None:
+    lower = [name.lower() for name in names]
+    if twice := [name for name in names if lower.count(name.lower()) > 1]:
+        raise SchemaError(f"{what}: two columns of the result are called {twice[0]!r}; choose another name")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from midstream.operators.stream import Stream
 
 __all__ = [
-    "KEYED_ONLY",
     "Branches",
     "NotKeyed",
     "error_port",
@@ -24,9 +23,6 @@ __all__ = [
     "not_keyed",
     "on_error_of",
 ]
-
-KEYED_ONLY = ("process", "process_batches", "aggregate", "distinct", "join")
-"""Operators that only a keyed stream has."""
 
 
 class NotKeyed(FlowError, AttributeError):

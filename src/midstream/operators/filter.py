@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -13,7 +13,11 @@ from midstream.engine.steps import ONLY, OperatorStep, call_on_rows
 from midstream.errors import SchemaError
 from midstream.flow.model import Operator
 from midstream.flow.spec import Form, OnError
-from midstream.operators.function import FunctionSpec
+from midstream.operators.function import FunctionMethods, FunctionSpec
+from midstream.operators.rows import Row
+
+if TYPE_CHECKING:
+    from midstream.operators.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -63,3 +67,15 @@ def one_per_row(answer: Any, batch: pa.RecordBatch, wanted: pa.DataType, what: s
     if len(array) != batch.num_rows:
         raise SchemaError(f"{what} returned {len(array)} values for {batch.num_rows} rows; it must return one per row")
     return array.cast(wanted)
+
+
+class FilterMethods(FunctionMethods):
+    """Add a filter to a stream."""
+
+    def filter(self, name: str, function: Callable[[Row], bool], *, on_error: str = "fail") -> Stream:
+        """Keep the rows for which the function returns something true."""
+        return self._function(name, Filter(Form.ROWS), function, on_error=on_error)
+
+    def filter_batches(self, name: str, function: Callable[[pa.RecordBatch], Any], *, on_error: str = "fail") -> Stream:
+        """Keep the rows at which the function's result, a boolean array, is true."""
+        return self._function(name, Filter(Form.BATCHES), function, on_error=on_error)

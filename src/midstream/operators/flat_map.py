@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -16,7 +16,11 @@ from midstream.engine.steps import ONLY, OperatorStep
 from midstream.errors import SchemaError
 from midstream.flow.model import Operator
 from midstream.flow.spec import Contract, Form, OnError
-from midstream.operators.function import FunctionSpec
+from midstream.operators.function import FunctionMethods, FunctionSpec
+from midstream.operators.rows import BatchFunction, Row
+
+if TYPE_CHECKING:
+    from midstream.operators.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -77,3 +81,31 @@ def _rows_of(result: Any, what: str) -> Any:
             f"{what} must return an iterable of rows (a list, or yield them), found {type(result).__name__}"
         )
     return result
+
+
+class FlatMapMethods(FunctionMethods):
+    """Add a flat_map to a stream."""
+
+    def flat_map(
+        self,
+        name: str,
+        function: Callable[[Row], Iterable[Row]],
+        *,
+        returns: str | None = None,
+        adds: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Each row gives any number of rows; the function may be a generator."""
+        return self._function(name, FlatMap(Form.ROWS), function, returns, adds, on_error)
+
+    def flat_map_batches(
+        self,
+        name: str,
+        function: BatchFunction,
+        *,
+        returns: str | None = None,
+        adds: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Each slice of rows gives any number of rows."""
+        return self._function(name, FlatMap(Form.BATCHES), function, returns, adds, on_error)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from midstream.data.lookup_index import LookupIndex
-from midstream.data.schema import conform, joined_schema, to_ddl, type_name
+from midstream.data.schema import check_key_columns, conform, joined_schema, to_ddl, type_name
 from midstream.engine.bad_rows import Aside, Screen
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.resources import Resources
 from midstream.engine.steps import ONLY, AtWork, OperatorStep
 from midstream.errors import FlowError, SchemaError
-from midstream.flow.inputs import describe_table
+from midstream.flow.inputs import check_comparable, column_pairs, describe_table
 from midstream.flow.model import Operator
 from midstream.flow.spec import Contract, How, Spec
+from midstream.flow.validate import check_name
 from midstream.ids import Digest
+from midstream.operators.rows import StreamRows
 from midstream.storage.blobs import Blob
+
+if TYPE_CHECKING:
+    from midstream.operators.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -153,3 +158,42 @@ def table_to_blob(table: pa.Table) -> Blob:
 def table_from_bytes(data: bytes) -> pa.Table:
     """The inverse of :func:`table_to_blob`."""
     return pa.ipc.open_stream(data).read_all()
+
+
+class LookupMethods(StreamRows):
+    """Add a lookup to a stream."""
+
+    def lookup(
+        self,
+        name: str,
+        table: Any,
+        *,
+        on: str | Sequence[str] | Mapping[str, str],
+        how: str = "inner",
+        unique: bool = True,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Join each row with a static table, which every worker holds in memory; the table's columns are added.
+
+        :param table: a ``pyarrow.Table``, a pandas DataFrame, or a batch DataFrame, which is collected when the job
+            starts.
+        :param on: the columns that must be equal; ``{"stream_column": "table_column"}`` where names differ. Null
+            equals nothing.
+        :param how: ``"inner"`` drops rows without a match, ``"left"`` keeps them with nulls.
+        :param unique: the key is unique in the table, so that a row has at most one match; checked when the job starts.
+        :param on_error: with ``"branch"``, rows whose key is null leave at :meth:`errors`; by default they have no
+            match.
+        """
+        what = f"lookup {check_name(name, 'lookup')!r}"
+        if how not in list(How):
+            raise FlowError(f"{what}: how={how!r} is not known; allowed: {', '.join(How)}")
+        pairs = column_pairs(on, what)
+        table, table_schema = describe_table(table, what)
+        check_key_columns(self.schema, [mine for mine, _ in pairs], f"{what}, stream")
+        check_key_columns(table_schema, [theirs for _, theirs in pairs], f"{what}, table")
+        for mine, theirs in pairs:
+            check_comparable(what, mine, self.schema.field(mine).type, theirs, table_schema.field(theirs).type)
+        keys = [theirs for _, theirs in pairs]
+        schema = joined_schema(self.schema, table_schema, keys, nullable=how == How.LEFT, what=what)
+        spec = Lookup(pairs, How(how), unique, table_schema)
+        return self._flow._add(name, spec, (self._port,), schema, table, on_error)

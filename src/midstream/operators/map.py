@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -16,7 +16,11 @@ from midstream.engine.steps import ONLY, OperatorStep, call_on_rows
 from midstream.errors import SchemaError
 from midstream.flow.model import Operator
 from midstream.flow.spec import Form, OnError
-from midstream.operators.function import FunctionSpec
+from midstream.operators.function import FunctionMethods, FunctionSpec
+from midstream.operators.rows import BatchFunction, RowFunction
+
+if TYPE_CHECKING:
+    from midstream.operators.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -57,3 +61,31 @@ def map_step(operator: Operator, spec: Map, function: Callable[..., Any]) -> Ope
     if spec.form is Form.BATCHES:
         return batch_step(operator, batches)
     return rows if operator.on_error is OnError.FAIL else tolerant_rows(operator, function, assemble)
+
+
+class MapMethods(FunctionMethods):
+    """Add a map to a stream."""
+
+    def map(
+        self,
+        name: str,
+        function: RowFunction,
+        *,
+        returns: str | None = None,
+        adds: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Each row gives exactly one row."""
+        return self._function(name, Map(Form.ROWS), function, returns, adds, on_error)
+
+    def map_batches(
+        self,
+        name: str,
+        function: BatchFunction,
+        *,
+        returns: str | None = None,
+        adds: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Each slice of rows gives as many rows, in the same order; the number is checked."""
+        return self._function(name, Map(Form.BATCHES), function, returns, adds, on_error)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import pyarrow as pa
 
-from midstream.data.schema import columns_of
+from midstream.data.durations import duration
+from midstream.data.schema import columns_of, parse_ddl
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import AtWork
 from midstream.errors import StateError
 from midstream.flow.functions import check_callable
 from midstream.flow.model import Operator
 from midstream.flow.spec import Contract, Form, InputChange, Spec, layout_text
+from midstream.flow.validate import check_name
 from midstream.operators.process_step import keeper_of, process_at_work
+from midstream.operators.rows import KeyedRows, Row
 from midstream.state.key_arrays import decode_keys, split_timers
 from midstream.state.keys import Namespace, split_item
 from midstream.state.values import ObjectCodec
+
+if TYPE_CHECKING:
+    from midstream.operators.stream import Stream
 
 _VIEWS = pa.schema([("view", pa.string()), ("item", pa.string()), ("time", pa.timestamp("us", "UTC"))])
 
@@ -158,3 +164,96 @@ def _map_item(stored: bytes) -> tuple[bytes, str, str]:
 def _timer(stored: bytes, view: str) -> tuple[bytes, str, None, int, None]:
     times, keys = split_timers(pa.array([stored], pa.binary()))
     return keys[0].as_py(), view, None, int(times[0]), None
+
+
+class ProcessMethods(KeyedRows):
+    """Add a process to a keyed stream."""
+
+    def process(
+        self,
+        name: str,
+        function: Callable[[Any, Row, Any], Row | Iterable[Row] | None],
+        *,
+        returns: str | None = None,
+        one_to_one: bool = False,
+        unique: bool = False,
+        ttl: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Call ``function(key, row, state)`` for each row, in order; what it returns goes on.
+
+        ``key`` is the value of the key column, a tuple if there are several. The function returns a row, several, or
+        None. ``state`` holds what it remembers of this key: see :class:`midstream.State`. If the function is an object
+        with a method ``on_timer(key, time, state)``, that is called when a timer fires, at the end of an epoch.
+
+        :param returns: the result's columns in Spark's DDL; default: the input's.
+        :param one_to_one: promises at most one row for each (checked), which lets changes apply to fewer operators.
+        :param unique: promises at most one row for each row of the *source*, however many of its descendants come in
+            here; a change of what stands behind this operator may then begin there. Not checked while the flow runs;
+            the auditor finds a promise that was broken.
+        :param ttl: state of a key that was not written for so long (by the driver's clock) is gone.
+        :param on_error: with ``"branch"``, rows on which the function raises leave at :meth:`Stream.errors`, and what
+            it had changed of the key's state until then is undone; see there for timers.
+
+        >>> from midstream import Flow, ListSource, MemorySink
+        >>> from midstream.testing import run_local
+        >>> def count(key, row, state):
+        ...     state.set(state.get(0) + 1)
+        ...     return {"word": key, "n": state.get()}
+        >>> flow, out = Flow("words"), MemorySink()
+        >>> words = flow.source("words", ListSource([[{"word": "a"}, {"word": "b"}], [{"word": "a"}]], "word string"))
+        >>> counts = words.key_by("by_word", "word").process("count", count, returns="word string, n int")
+        >>> counts.sink("out", out)
+        >>> _ = run_local(flow)
+        >>> sorted((row["word"], row["n"]) for row in out.rows)
+        [('a', 1), ('a', 2), ('b', 1)]
+        """
+        return self._process(name, Form.ROWS, function, returns, one_to_one, unique, ttl, on_error)
+
+    def process_batches(
+        self,
+        name: str,
+        function: Callable[[Any, pa.RecordBatch, Any], pa.RecordBatch],
+        *,
+        returns: str | None = None,
+        one_to_one: bool = False,
+        unique: bool = False,
+        ttl: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Call ``function(keys, batch, state)`` for each slice of rows, many keys at a time.
+
+        ``keys`` are the distinct keys of the slice and ``keys.group_of_row`` says which of them each row has;
+        ``state.get(default)`` gives a list with one value for each of ``keys``, ``state.set(values)`` takes one.
+        Parameters are as in :meth:`process`; ``one_to_one`` then means no more rows than the slice had. With
+        ``on_error="branch"``, a slice on which the function raises is halved, and state undone, until it is one row.
+        """
+        return self._process(name, Form.BATCHES, function, returns, one_to_one, unique, ttl, on_error)
+
+    def _process(
+        self,
+        name: str,
+        form: Form,
+        function: Any,
+        returns: str | None,
+        one_to_one: bool,
+        unique: bool,
+        ttl: str | None,
+        on_error: str,
+    ) -> Stream:
+        what = f"process {check_name(name, 'process')!r}"
+        takes = ("a key", "a dict (one row)") if form is Form.ROWS else ("keys", "a pyarrow.RecordBatch")
+        check_callable(function, name, *takes, "its state")
+        on_timer = getattr(function, "on_timer", None)
+        if on_timer is not None:
+            check_callable(on_timer, name, "a key", "a time", "its state")
+        spec = Process(
+            keys=self.keys,
+            form=form,
+            one_to_one=one_to_one,
+            ttl_us=None if ttl is None else duration(ttl, f"{what}: ttl"),
+            has_timers=on_timer is not None,
+            unique=unique,
+        )
+        schema = self.schema if returns is None else parse_ddl(returns)
+        return self._flow._add(name, spec, (self._port,), schema, function, on_error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,11 +13,15 @@ import pyarrow.compute as pc
 from midstream.engine.bad_rows import batch_step, tolerant_rows
 from midstream.engine.failure import failed, row_at
 from midstream.engine.steps import OperatorStep, call_on_rows
-from midstream.errors import SchemaError
-from midstream.flow.model import Operator
-from midstream.flow.spec import Form, OnError
+from midstream.errors import FlowError, SchemaError
+from midstream.flow.functions import check_callable, refuse_timers
+from midstream.flow.model import Operator, Port
+from midstream.flow.spec import ERRORS, Form, OnError
+from midstream.flow.validate import check_name
+from midstream.operators.branches import Branches
 from midstream.operators.filter import one_per_row
 from midstream.operators.function import FunctionSpec
+from midstream.operators.rows import Row, StreamRows
 
 
 @dataclass(frozen=True)
@@ -78,3 +82,40 @@ def route_step(operator: Operator, spec: Route, function: Callable[..., Any]) ->
     if spec.form is Form.BATCHES:
         return batch_step(operator, batches)
     return rows if operator.on_error is OnError.FAIL else tolerant_rows(operator, known, numbered)
+
+
+class RouteMethods(StreamRows):
+    """Add a route to a stream."""
+
+    def route(
+        self, name: str, function: Callable[[Row], str], *, branches: Sequence[str], on_error: str = "fail"
+    ) -> Branches:
+        """Each row goes to exactly one branch, the one whose name the function returns: ``routed["branch"]``.
+
+        With ``on_error="branch"`` bad rows leave at ``routed.errors()``.
+        """
+        return self._route(name, Form.ROWS, function, branches, on_error)
+
+    def route_batches(
+        self, name: str, function: Callable[[pa.RecordBatch], Any], *, branches: Sequence[str], on_error: str = "fail"
+    ) -> Branches:
+        """Like :meth:`route`, for a function that returns one branch name per row, as an array."""
+        return self._route(name, Form.BATCHES, function, branches, on_error)
+
+    def _route(self, name: str, form: Form, function: Any, branches: Sequence[str], on_error: str) -> Branches:
+        what = f"route {check_name(name, 'route')!r}"
+        if isinstance(branches, str) or not branches:
+            raise FlowError(
+                f"{what}: branches must be a sequence of names, e.g. branches=('low', 'high'), found {branches!r}"
+            )
+        if len(set(branches)) < len(branches):
+            raise FlowError(f"{what}: the branches {list(branches)} must be different")
+        for branch in branches:
+            check_name(branch, f"{what}, branch")
+        if on_error == OnError.BRANCH and ERRORS in branches:
+            raise FlowError(f"{what}: with on_error='branch' the branch for bad rows is {ERRORS!r}; rename yours")
+        spec = Route(form, tuple(branches))
+        check_callable(function, name, *spec.function_takes)
+        refuse_timers(function, name)
+        added = self._flow._add(name, spec, (self._port,), self.schema, function, on_error)
+        return Branches(name, {branch: added._branch(Port(name, branch)) for branch in branches})

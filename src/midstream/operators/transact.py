@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -13,12 +13,25 @@ from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import AtWork
 from midstream.engine.table_layout import rows_of
 from midstream.errors import SchemaError
-from midstream.flow.model import Operator
+from midstream.flow.model import KeyBy, Operator
 from midstream.flow.spec import LATE, InputChange, Spec, layout_text
 from midstream.flow.transactions import Table
-from midstream.operators.transact_binding import check_events, described, schema_of, traced, transactions_of
+from midstream.flow.validate import check_name
+from midstream.operators.rows import StreamRows
+from midstream.operators.transact_binding import (
+    Handed,
+    check_events,
+    check_owner,
+    described,
+    schema_of,
+    traced,
+    transactions_of,
+)
 from midstream.operators.transact_step import engine_of, transact_at_work
 from midstream.state.key_arrays import decode_keys
+
+if TYPE_CHECKING:
+    from midstream.operators.stream import Stream
 
 _ARROW = {"double": pa.float64(), "bigint": pa.int64(), "boolean": pa.bool_(), "object": pa.string()}
 
@@ -132,3 +145,66 @@ class Transact(TaskSpec):
         ]
         names = [*schema.names, "key", *(column.name for column in table.columns)]
         return pa.Table.from_arrays([*domains, key, *values], names)
+
+
+class TransactMethods(StreamRows):
+    """Add a transact to a stream."""
+
+    def transact(
+        self,
+        name: str,
+        *transactions: Handed,
+        order_by: str,
+        which: str | None = None,
+        domain: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Each row triggers a transaction over tables that all of them share; it comes out committed or aborted.
+
+        The result of an epoch equals running its transactions one after the other in the order of ``order_by`` (of
+        equal ones, in the order of arrival). A transaction one of whose conditions fails has no effect at all. Rows
+        come out with their own columns, those that the transaction returned (null where it was aborted), ``committed``
+        and ``reason``, the text of the condition that failed.
+
+        :param transactions: functions of ``t`` and ``e``, usually made with ``@transaction``: see
+            :class:`midstream.Access`. They are called once, on symbols for whole columns.
+        :param order_by: a timestamp or whole number that orders the rows. If it is the event time of the source, rows
+            of before the watermark leave at ``.late()`` and trigger nothing.
+        :param which: the column that says, by the function's name, which transaction a row triggers; needed if there
+            are several.
+        :param domain: rows that agree in this column have tables of their own, and domains run in parallel. Without it
+            there is one domain: one task runs all transactions, on all of its machine's cores.
+        :param on_error: with ``"branch"``, rows that cannot trigger a transaction, and those for which a function given
+            to ``t.call`` raises, leave at :meth:`errors` and have no effect.
+
+        >>> from midstream import Flow, ListSource, MemorySink, transaction
+        >>> from midstream.testing import run_local
+        >>> flow, out = Flow("bank"), MemorySink()
+        >>> accounts = flow.table("accounts", key="string", value="double", default=0.0)
+        >>> @transaction
+        ... def book(t, e):
+        ...     balance = t.read(accounts, e.who) + e.eur
+        ...     t.require(balance >= 0, "not enough money")
+        ...     t.write(accounts, e.who, balance)
+        ...     return {"balance": balance}
+        >>> rows = [{"n": 2, "who": "ann", "eur": -6.0}, {"n": 1, "who": "ann", "eur": 7.0},
+        ...         {"n": 3, "who": "bob", "eur": -1.0}]
+        >>> events = flow.source("events", ListSource([rows], "n int, who string, eur double"))
+        >>> events.transact("ledger", book, order_by="n").sink("out", out)
+        >>> _ = run_local(flow)
+        >>> [(row["n"], row["balance"], row["committed"], row["reason"]) for row in out.rows]
+        [(2, 1.0, True, None), (1, 7.0, True, None), (3, None, False, 'not enough money')]
+        """
+        what = f"transact {check_name(name, 'transact')!r}"
+        found = transactions_of(transactions, what)
+        timed = self._flow._event_time_of(self._port) == order_by
+        spec = Transact((), (), order_by, which, domain, timed)
+        check_events(spec, self.schema, what)
+        types = traced(found, self.schema, what)
+        spec = described(spec, types, what)
+        owners = {table.name: op.name for op in self._flow._operators.values() for table in op.spec.shared_tables}
+        check_owner(spec.tables, owners, self._flow._tables, what)
+        schema = schema_of(self.schema, types, what)
+        self._flow._require_free(name)
+        together = self._flow._add(f"{name}.domain", KeyBy(spec.keyed_by), (self._port,), self.schema)
+        return self._flow._add(name, spec, (together._port,), schema, found, on_error)
