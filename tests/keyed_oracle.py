@@ -14,10 +14,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from midstream.flow.aggregations import Aggregation
-from midstream.flow.model import Distinct, Graph, Operator
+from midstream.flow.model import Graph, Operator
 from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, Form, How, OnError
 from midstream.flow.windows import Session, Sliding, Tumbling
 from midstream.operators.aggregate import Aggregate
+from midstream.operators.distinct import Distinct
 from midstream.operators.join import Join
 from midstream.operators.process import Process
 from tests.oracle import Answer, Row, divided, interpret, require_fit

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.data.times import EpochTimes
-from midstream.engine.distinct import distinct_at_work
 from midstream.flow import aggregations as agg
 from midstream.flow.aggregations import result_type
-from midstream.flow.model import Distinct, Operator
+from midstream.flow.model import Operator
 from midstream.flow.spec import LATE
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
 from midstream.operators.aggregate import Aggregate, aggregate_at_work
+from midstream.operators.distinct import Distinct, distinct_at_work
 from midstream.state.keys import Namespace, encode_key, timer_key
 from tests.epochs import Epochs, cut, epochs, small_blocks
 from tests.examples import examples

@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from midstream.checkpoint.location import Checkpoint
 from midstream.engine.aggregation.totals import TotalsOf
-from midstream.flow.model import Distinct, Graph, Operator
+from midstream.flow.model import Graph, Operator
 from midstream.flow.spec import How
 from midstream.operators.aggregate import Aggregate
+from midstream.operators.distinct import Distinct
 from midstream.operators.join import Join
 from midstream.operators.process import Process
 from midstream.state.contents import contents, in_namespace

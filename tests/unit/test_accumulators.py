@@ -13,14 +13,14 @@ import pytest
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.runs import Runs, order_by, runs_of
 from midstream.engine.aggregation.totals import TotalsOf
-from midstream.engine.distinct import distinct_at_work
 from midstream.errors import OperatorFailed, StateError
 from midstream.flow import aggregations as agg
 from midstream.flow.aggregations import Aggregation, result_type
-from midstream.flow.model import Distinct, Operator
+from midstream.flow.model import Operator
 from midstream.flow.spec import LATE
 from midstream.flow.windows import Session, Sliding, Tumbling
 from midstream.operators.aggregate import Aggregate, aggregate_at_work
+from midstream.operators.distinct import Distinct, distinct_at_work
 from tests.epochs import Epochs, cut, epochs, small_blocks
 
 TIMES = EpochTimes(clock=0)

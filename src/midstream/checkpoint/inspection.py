@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 
 from midstream.checkpoint.layouts import StateLayout, stored_layouts
 from midstream.checkpoint.location import Checkpoint, Manifest
-from midstream.checkpoint.state_rows import shown_state
 from midstream.data.ddl import closest
 from midstream.data.schema import columns_of
 from midstream.errors import CheckpointError, StateError
@@ -83,11 +82,11 @@ class StateReader:
         layout = self.layout(operator)
         if key is None:
             rows = contents(self.checkpoint.states, self._lineage(operator))
-            return shown_state(layout.operator, layout.takes, rows)
+            return layout.operator.spec.shown_state(layout.operator, layout.takes, rows)
         schema = self.key_schema(operator)
         bin_of_key = BinId(encode_key(key, schema, f"operator {operator!r}")[0])
         rows = contents(self.checkpoint.states, self._lineage(operator), [bin_of_key])
-        shown = shown_state(layout.operator, layout.takes, rows)
+        shown = layout.operator.spec.shown_state(layout.operator, layout.takes, rows)
         for name, value in zip(schema.names, key, strict=True):
             shown = shown.filter(pc.equal(shown[name], pa.scalar(value, schema.field(name).type)))
         return shown

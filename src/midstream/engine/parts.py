@@ -13,10 +13,9 @@ import pyarrow as pa
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.combiner import Combiner
 from midstream.engine.bad_rows import Aside, Screen
-from midstream.engine.distinct import distinct_at_work
 from midstream.engine.resources import Resources
 from midstream.engine.steps import ONLY, AtWork, OperatorStep
-from midstream.flow.model import Distinct, Operator, Source
+from midstream.flow.model import Operator, Source
 from midstream.flow.spec import OnError, Spec
 from midstream.ids import Digest, Revision
 from midstream.planner.programs import StageProgram
@@ -85,8 +84,6 @@ def at_work(operator: Operator, parts: Parts) -> AtWork:
     spec = operator.spec
     if isinstance(spec, TaskSpec):
         return spec.at_work(operator, parts)
-    if isinstance(spec, Distinct):
-        return distinct_at_work(operator, spec, parts.takes(operator)[0], parts.state(operator), parts.times)
     return AtWork((_passing_step(operator),) * len(parts.takes(operator)))
 
 

@@ -169,27 +169,6 @@ class Sink(Spec):
 
 
 @dataclass(frozen=True)
-class Distinct(Spec):
-    """The first row of each key; with ``within_us`` the key is forgotten that long after that row's ``time``."""
-
-    kind: ClassVar[str] = "distinct"
-    is_stateful: ClassVar[bool] = True
-
-    keys: tuple[str, ...]
-    time: str | None = None
-    within_us: int | None = None
-
-    @property
-    def keyed_by(self) -> tuple[str, ...]:
-        """The key columns."""
-        return self.keys
-
-    def check_input(self, change: InputChange) -> None:
-        """The key must stay, and the event time if keys are forgotten by it."""
-        change.require(self.keys if self.time is None else (*self.keys, self.time))
-
-
-@dataclass(frozen=True)
 class Operator:
     """A node of the graph. ``schema`` is that of the rows it emits (for a sink: of the rows it takes).
 

@@ -36,10 +36,10 @@ from midstream.flow.sinks import (
 from midstream.flow.validate import check_name
 from midstream.operators.aggregate import AggregateMethods
 from midstream.operators.branches import error_port, late_port, not_keyed
+from midstream.operators.distinct import DistinctMethods
 from midstream.operators.filter import FilterMethods
 from midstream.operators.flat_map import FlatMapMethods
 from midstream.operators.join import JoinMethods
-from midstream.operators.keyed import KeyedOperators
 from midstream.operators.lookup import LookupMethods
 from midstream.operators.map import MapMethods
 from midstream.operators.process import ProcessMethods
@@ -195,7 +195,7 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
             )
 
 
-class KeyedStream(ProcessMethods, AggregateMethods, KeyedOperators, JoinMethods, Stream):
+class KeyedStream(ProcessMethods, AggregateMethods, DistinctMethods, JoinMethods, Stream):
     """The rows that leave a key_by. A stream like any other, and with operators that keep state per key."""
 
     def __init__(self, flow: Flow, port: Port, schema: pa.Schema, keys: tuple[str, ...]) -> None:
