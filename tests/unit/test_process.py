@@ -150,7 +150,9 @@ def test_what_cannot_be_a_maps_key_is_refused(item: Any) -> None:
     def note(key: str, row: Row, state: State) -> None:
         state.map("m")[item] = 1
 
-    with pytest.raises(JobFailed, match=r"operator 'p'.*(cannot be a key of the map 'm'|does not fit the 64 bits of a map key)"):
+    with pytest.raises(
+        JobFailed, match=r"operator 'p'.*(cannot be a key of the map 'm'|does not fit the 64 bits of a map key)"
+    ):
         ran([[{"k": "a", "n": 1}]], note, "k string")
 
 
