@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from midstream.txn import Batch, Calibration, Engine, MemoryTables, Program, Table, transaction
 from midstream.txn import engine as engine_module
-from midstream.txn.deciding import Decision, Group
-from midstream.txn.planning import components
+from midstream.txn.decision import Decision, Group
+from midstream.txn.dependencies import components
 from midstream.txn.serial import SerialTables, TransactionOutcome, run_serially
 from midstream.txn.strategies import FIXED, S_STORE, SERIAL, T_STREAM, Strategy
 from tests.examples import examples

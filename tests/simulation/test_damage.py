@@ -314,7 +314,7 @@ def test_a_value_whose_class_has_vanished_is_named_and_bringing_it_back_is_enoug
 
     with patch.dict(sys.modules, {"vanishing": module}):
         lived(tmp_path, of(keep))
-    with pytest.raises(JobFailed, match=r"(?s)'op'.*key .* needs a class that is no longer there.*vanishing"):
+    with pytest.raises(JobFailed, match=r"(?s)'op'.*key .* needs a class that no longer exists.*vanishing"):
         lived(tmp_path, of(seen))
     with patch.dict(sys.modules, {"vanishing": module}):
         found = lived(tmp_path, of(seen))

@@ -105,7 +105,7 @@ def test_a_damaged_file_of_state_is_an_error_and_restoring_it_goes_on_exactly(sp
     # On another disk: the copies that workers have would go on without reading the file.
     flow, elsewhere = counting(EPOCHS, tmp_path), str(tmp_path / "elsewhere")
     with (
-        pytest.raises(JobFailed, match=f"the file of state 'count/{victim.name}' .* is damaged") as caught,
+        pytest.raises(JobFailed, match=f"the state file 'count/{victim.name}' .* is damaged") as caught,
         flow.start(spark, checkpoint=str(tmp_path / "c"), trigger="available-now", local_state=elsewhere) as job,
     ):
         job.await_termination()

@@ -174,7 +174,7 @@ def test_a_time_that_python_cannot_express_is_the_row_s_fault():
     run_local(flow)
     [row] = bad.rows
     assert row["k"] == "b"
-    assert "outside of the years 1 to 9999" in row["error"]
+    assert "outside the years 1 to 9999" in row["error"]
 
 
 def test_running_out_of_memory_is_no_row_s_fault():

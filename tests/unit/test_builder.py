@@ -318,7 +318,7 @@ def test_event_time_must_be_a_timestamp(flow):
 
 def test_a_table_must_not_bring_columns_that_are_there_already(rows):
     table = pa.table({"user": ["ann"], "N": [1]})  # Spark does not tell N from n
-    with pytest.raises(SchemaError, match="lookup 'l': both sides have N; rename or drop it on one side before"):
+    with pytest.raises(SchemaError, match="lookup 'l': both sides have N; rename or drop them on one side"):
         rows.lookup("l", table, on="user")
 
 

@@ -177,7 +177,7 @@ def test_a_write_replaces_what_was_there(kind):
 
 
 def test_a_rename_that_does_nothing_is_an_error_and_leaves_nothing():
-    with pytest.raises(CheckpointError, match=r"cannot write '/job/file': .*is not there after"):
+    with pytest.raises(CheckpointError, match=r"cannot write '/job/file': .*does not exist after"):
         write_atomically(system(NeverMoving), "/job/file", b"one")
     assert list(MemoryFileSystem.store) == []
 
@@ -247,7 +247,7 @@ def test_a_scheme_that_nobody_knows_is_refused():
     with pytest.raises(
         CheckpointError,
         match=r"cannot reach 'nosuch://bucket/x': pyarrow says \"Unrecognized.*fsspec says \"Protocol not known: nosuch"
-        r".*pyarrow.fs or fsspec knows can be used \('nosuch' was asked for\)$",
+        r".*pyarrow.fs or fsspec knows; found 'nosuch'$",
     ):
         filesystem_of("nosuch://bucket/x")
 
@@ -266,7 +266,7 @@ def test_without_the_package_of_a_file_system_the_error_names_it():
 
 @pytest.mark.parametrize("chain", ["simplecache://x::memory://y", "dir://x::simplecache://y::memory://z"])
 def test_a_cache_is_refused(chain):
-    with pytest.raises(CheckpointError, match="may answer from its cache, so that what others write is not seen"):
+    with pytest.raises(CheckpointError, match="may answer from its cache, so that writes of others are not seen"):
         filesystem_of(chain)
 
 
@@ -278,7 +278,7 @@ def test_a_chain_whose_first_link_has_no_path_is_refused():
 @pytest.mark.parametrize("location", ["file:///data/job?a=1", "s3a://bucket/job?region=eu-central-1"])
 def test_options_behind_a_location_are_refused(location):
     # Only pyarrow knows options, so this also shows that it understands the name that Hadoop has for S3.
-    with pytest.raises(CheckpointError, match=r"has '(a=1|region=eu-central-1)' behind a '\?'. Give '(file|s3a)://"):
+    with pytest.raises(CheckpointError, match=r"has '(a=1|region=eu-central-1)' after a '\?'. Use '(file|s3a)://"):
         filesystem_of(location)
 
 

@@ -248,7 +248,9 @@ def test_a_pane_may_grow_by_segments_in_several_epochs(epochs):
 
 def test_state_of_other_columns_is_refused(epochs):
     epochs.run(within(5), clicks(("ann", 1, "p")))
-    with pytest.raises(StateError, match=r"join 'join': its state is of other columns, .* within 6 us.* another name"):
+    with pytest.raises(
+        StateError, match=r"join 'join': its state was written with other columns, .* within 6 us.* another name"
+    ):
         epochs.run(within(6), clicks(("ann", 1, "p")))
 
 

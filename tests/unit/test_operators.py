@@ -214,7 +214,10 @@ def failure(step, batch: pa.RecordBatch = BATCH) -> OperatorFailed:
         ({"n": "4", "s": "x"}, "map 'op': row 3, column 'n': expected bigint, found str '4'"),
         ({"n": 1.5, "s": "x"}, "column 'n': expected bigint, found float 1.5"),
         ({"n": 1}, "column 's': the key is missing; found n. Use None for a null"),
-        ({"n": 1, "s": "x", "z": 1}, "column 'z': not declared; declared are n, s. Leave the key out, or declare it"),
+        (
+            {"n": 1, "s": "x", "z": 1},
+            "column 'z': not declared; the declared columns are n, s. Remove the key, or declare it",
+        ),
         (None, "row 3: expected a dict with the keys n, s, found None"),
         ([{"n": 1, "s": "x"}], "row 3: expected a dict with the keys n, s, found list"),
     ],
@@ -230,7 +233,7 @@ def test_a_map_that_breaks_its_schema_names_the_column_and_the_row(returned, say
     [
         (
             lambda batch: batch.rename_columns(["n", "S"]),
-            "map 'op': the columns are not the declared ones (missing: s; not declared: S). Declared: n bigint,",
+            "map 'op': the columns differ from the declared ones (missing: s; not declared: S). Declared: n bigint,",
         ),
         (
             lambda batch: batch.set_column(0, "n", batch.column("n").cast(pa.float64())),
@@ -474,7 +477,9 @@ def test_a_transform_is_held_to_its_schema():
     flow = Flow("f")
     rows = flow.source("in", ListSource([[{"n": 1}]], "n bigint"))
     rows.transform("sql", lambda df: df, local=lambda t: t.rename_columns(["m"])).sink("out", MemorySink())
-    with pytest.raises(JobFailed, match=r"transform 'sql', local: the columns are not the declared ones \(missing: n"):
+    with pytest.raises(
+        JobFailed, match=r"transform 'sql', local: the columns differ from the declared ones \(missing: n"
+    ):
         run_local(flow)
 
 

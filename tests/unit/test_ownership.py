@@ -207,7 +207,7 @@ def test_a_sticky_folder_serves_unless_somebody_was_there_before_us(folder):
     folder.chmod(0o1777)
     own = Path(own_local_folder(str(folder), "job1"))
     own.chmod(0o777)
-    with pytest.raises(StateError, match=r"can be written by everybody.*remove it, or give another"):
+    with pytest.raises(StateError, match=r"can be written by everybody.*remove the folder, or set another"):
         own_local_folder(str(folder), "job1")
 
 

@@ -99,7 +99,7 @@ def test_representations_that_conform_would_put_right_can_be_read():
     ],
 )
 def test_a_year_that_python_does_not_have_is_an_error(array):
-    with pytest.raises(SchemaError, match="outside of the years 1 to 9999"):
+    with pytest.raises(SchemaError, match="outside the years 1 to 9999"):
         to_rows(pa.record_batch({"t": array}))
 
 
@@ -151,7 +151,7 @@ def test_values_that_fit_without_loss_are_taken(ddl, given, stored):
         ("binary", "x", "expected binary, found str 'x'"),
         ("date", datetime(2020, 1, 1), "its time of day would be lost"),
         ("date", 5, "expected date, found int 5"),
-        ("timestamp", datetime(2020, 1, 1), "it has no time zone; give it one"),
+        ("timestamp", datetime(2020, 1, 1), "it has no time zone; set one"),
         ("timestamp", date(2020, 1, 1), "expected timestamp, found date"),
         ("timestamp", 5, "expected timestamp, found int 5"),
         ("timestamp_ntz", datetime(2020, 1, 1, tzinfo=UTC), "it has a time zone; declare the column timestamp"),
@@ -160,14 +160,14 @@ def test_values_that_fit_without_loss_are_taken(ddl, given, stored):
         ("decimal(5,2)", Decimal("NaN"), "expected decimal(5,2), found Decimal"),
         ("decimal(5,2)", 1.5, "expected decimal(5,2), found float 1.5"),
         ("bigint not null", None, "expected bigint NOT NULL, found None"),
-        ("array<bigint>", "abc", "expected array<bigint>, found str 'abc' (give a list)"),
+        ("array<bigint>", "abc", "expected array<bigint>, found str 'abc' (use a list)"),
         ("array<bigint>", [1, "x"], "column 'c[1]': expected bigint, found str 'x'"),
         ("array<tinyint>", [1, 300], "expected array<tinyint>, found list [1, 300]"),
         ("array<timestamp>", [datetime(2020, 1, 1)], "column 'c[0]': expected timestamp"),
-        ("map<string,bigint>", [1], "(give a dict)"),
+        ("map<string,bigint>", [1], "(use a dict)"),
         ("map<string,bigint>", {"a": "x"}, "column \"c['a']\": expected bigint, found str 'x'"),
         ("map<string,bigint>", {None: 1}, "column 'c.key': expected string NOT NULL, found None"),
-        ("struct<a: int>", 1, "(give a dict)"),
+        ("struct<a: int>", 1, "(use a dict)"),
         ("struct<a: int>", {}, "the keys must be a"),
         ("struct<a: int>", {"a": 1, "b": 2}, "the keys must be a"),
         ("struct<a: int not null>", {"a": None}, "column 'c.a': expected int NOT NULL, found None"),
@@ -201,7 +201,7 @@ def test_infinity_and_nan_are_floats_like_others():
     [
         ({"a": 1}, "b", "column 'b': the key is missing; found a. Use None for a null"),
         ({"a": 1, "B": 2}, "b", "column 'b': the key is missing"),
-        ({"a": 1, "b": 2, "c": 3}, "c", "column 'c': not declared; declared are a, b"),
+        ({"a": 1, "b": 2, "c": 3}, "c", "column 'c': not declared; the declared columns are a, b"),
         (None, None, "expected a dict with the keys a, b, found None"),
         ([1, 2], None, "expected a dict with the keys a, b, found list [1, 2]"),
         (7, None, "found int 7"),

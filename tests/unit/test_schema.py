@@ -93,7 +93,7 @@ def test_names_in_backticks_may_hold_anything():
         ("a map<string>", 12, "expected ',' after the type of the map's keys"),
         ("a struct<x: int, x: int>", 17, "column 'x' is declared twice"),
         ("a struct<x: int y: int>", 16, "expected ',', NOT NULL, COMMENT or '>'"),
-        ("user int, User int", 10, "Spark does not tell it from 'user'"),
+        ("user int, User int", 10, "to Spark it is the same as 'user'"),
         ("a decimal(39,2)", 2, "1 <= precision <= 38"),
         ("a decimal(3,5)", 2, "scale <= precision"),
         ("a decimal(x)", 10, "expected a precision (a whole number), found 'x'"),
@@ -231,7 +231,7 @@ def test_other_representations_and_lossless_widening_are_put_right(array, ddl, v
         (pa.array([1], pa.timestamp("us")), "timestamp", "declared timestamp, but the result is timestamp_ntz"),
         (pa.array([1], pa.timestamp("ns", "UTC")), "timestamp", "a value would change"),
         (pa.array([[{"x": "y"}]]), "array<struct<x: int>>", "column 'c[].x' is declared int"),
-        (pa.array([{"x": 1}]), "struct<y: bigint>", "struct 'c': the columns are not the declared ones"),
+        (pa.array([{"x": 1}]), "struct<y: bigint>", "struct 'c': the columns differ from the declared ones"),
         (pa.array([{"x": 1}, {"x": None}, None]), "struct<x: bigint NOT NULL>", "column 'c.x' is NOT NULL"),
         (pa.array([1, None]), "bigint NOT NULL", "column 'c' is NOT NULL"),
         (pa.array([None]), "bigint NOT NULL", "column 'c' is NOT NULL"),
@@ -255,7 +255,7 @@ def test_wrong_columns_are_listed_with_a_guess_what_was_meant():
     with pytest.raises(SchemaError) as caught:
         conform(pa.record_batch({"User": ["x"], "z": [1]}), parse_ddl("user string, p double"), "map 'f'")
     assert "missing: user, p; not declared: User, z" in caught.value.message
-    assert "Is 'User' meant to be 'user'?" in caught.value.message
+    assert "Did you mean 'user' by 'User'?" in caught.value.message
     assert (caught.value.missing, caught.value.extra) == (["user", "p"], ["User", "z"])
 
 

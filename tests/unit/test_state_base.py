@@ -355,7 +355,7 @@ def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(history, base, monkeyp
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(history, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match=r"cannot be written: .*Free space, or give another local folder"):
+    with pytest.raises(StateError, match=r"cannot be written: .*Free space, or set another local_state="):
         Base(str(tmp_path / "file" / "base"), OWNER, history.files)
 
 

@@ -157,7 +157,7 @@ def test_epochs_only_go_on():
 
 def test_a_rewrite_of_another_state_is_refused():
     rewrite = snapshot(grown({A: 1}, {A: 1}), "s", a=1)
-    with pytest.raises(StateError, match="made for another state"):
+    with pytest.raises(StateError, match="made from another state"):
         grown({A: 1}).after(Epoch(1), [], [rewrite])
 
 
@@ -181,5 +181,5 @@ def test_a_lineage_is_small_in_a_manifest():
 
 
 def test_bytes_that_are_no_lineage_are_an_error():
-    with pytest.raises(CheckpointError, match="a lineage of state is damaged"):
+    with pytest.raises(CheckpointError, match="a state lineage is damaged"):
         Lineage.decode(grown({A: 1}).encode()[:-3])

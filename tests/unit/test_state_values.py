@@ -56,7 +56,7 @@ def test_a_class_that_has_vanished_is_named_with_its_key(monkeypatch):
     monkeypatch.setitem(sys.modules, "old_module", module)
     data = OBJECTS.encode(module.Counter(), Revision(0), b"ann")
     del module.Counter
-    with pytest.raises(StateError, match=r"key ann needs a class that is no longer there.*Counter"):
+    with pytest.raises(StateError, match=r"key ann needs a class that no longer exists.*Counter"):
         OBJECTS.decode(data, b"ann")
     monkeypatch.delitem(sys.modules, "old_module")
     with pytest.raises(StateError, match="No module named 'old_module'"):

@@ -290,7 +290,7 @@ def test_what_a_transact_shows_of_itself() -> None:
 
 
 def test_a_broken_calibration_is_told_and_does_not_fail_a_job(tmp_path: Any, monkeypatch: Any, caplog: Any) -> None:
-    from midstream.txn.calibrating import default_path
+    from midstream.txn.calibration import default_path
 
     monkeypatch.setenv("MIDSTREAM_CACHE", str(tmp_path))
     default_path().parent.mkdir(parents=True, exist_ok=True)
@@ -335,16 +335,16 @@ def test_mistakes_are_refused_when_the_flow_is_built() -> None:
     wrong: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
         ((), {"order_by": "n"}, "at least one transaction"),
         ((deposit, deposit), {"order_by": "n", "which": "kind"}, "two transactions are called 'deposit'"),
-        ((deposit, transfer), {"order_by": "n"}, "give which="),
+        ((deposit, transfer), {"order_by": "n"}, "set which="),
         ((deposit, transfer), {"order_by": "n", "which": "eur"}, "which='eur' must be a string"),
         ((deposit,), {"order_by": "eur"}, "order_by='eur' must be a timestamp or a whole number"),
         ((deposit,), {"order_by": "ts"}, "ts"),
         ((deposit,), {"order_by": "n", "domain": "eur"}, "eur"),
         ((branches,), {"order_by": "n"}, "if t.read"),
-        ((wrong_key,), {"order_by": "n"}, "whose keys are string"),
+        ((wrong_key,), {"order_by": "n"}, "whose keys must be string"),
         ((fails,), {"order_by": "n"}, "cannot be traced: ZeroDivisionError"),
         ((clashes,), {"order_by": "n"}, "two columns called 'EUR'"),
-        ((3,), {"order_by": "n"}, "a transaction is a function of"),
+        ((3,), {"order_by": "n"}, "a transaction must be a function of"),
     ]
     for handed, options, message in wrong:
         with pytest.raises((FlowError, FunctionError, SchemaError), match=message):

@@ -9,7 +9,7 @@ import pytest
 
 from midstream.errors import SchemaError
 from midstream.txn import Calibration
-from midstream.txn.calibrating import calibrate, default_path, load_calibration, store_calibration
+from midstream.txn.calibration import calibrate, default_path, load_calibration, store_calibration
 
 # The module imports kernels, which are compiled when they are first used.
 pytestmark = pytest.mark.long
@@ -27,7 +27,7 @@ def test_prices_are_stored_and_found_again(tmp_path, monkeypatch):
 
 
 def test_a_file_that_was_asked_for_has_to_be_there(tmp_path):
-    with pytest.raises(SchemaError, match=r"no calibration at .*mine.json; make one with: midstream calibrate"):
+    with pytest.raises(SchemaError, match=r"no calibration at .*mine.json; create one with: midstream calibrate"):
         load_calibration(tmp_path / "mine.json")
 
 
@@ -38,11 +38,11 @@ def test_older_files_with_fewer_prices_can_be_read():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no JSON"),
-        ("{", "no JSON"),
+        ("", "must be JSON"),
+        ("{", "must be JSON"),
         ("[1, 2]", "a JSON object of prices; found list"),
         ('{"strat": 1e-6}', "no price 'strat'; it has: start, meeting"),
-        ('{"start": "fast"}', "price 'start' .* from 0 to 1; found 'fast'"),
+        ('{"start": "fast"}', "price 'start' .* 0 to 1; found 'fast'"),
         ('{"start": -1e-6}', "price 'start' .* found -1e-06"),
         ('{"start": NaN}', "price 'start' .* found nan"),
         ('{"start": true}', "price 'start' .* found True"),

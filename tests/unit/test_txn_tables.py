@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.txn import Batch, Engine, MemoryTables, Program, Table, compiling, transaction
+from midstream.txn import Batch, Engine, MemoryTables, Program, Table, compiler, transaction
 from midstream.txn.keys import IntKeys, NearKeys, TextKeys
-from midstream.txn.preparing import Room, prepare
-from midstream.txn.sorting import order_of
+from midstream.txn.prepared_batch import Room, prepare
+from midstream.txn.sort import order_of
 from midstream.txn.strategies import SERIAL
 
 # Kernels are compiled when they are first used, which takes a minute on a new machine.
@@ -200,7 +200,7 @@ def test_generated_code_is_kept_on_disk_and_found_again(tmp_path, monkeypatch):
     program = Program.of(put.trace({"key": "bigint"}))
     batch = Batch.of({"ts": np.array([1]), "key": np.array([2])}, order_by="ts")
     for _ in range(2):
-        compiling._machines.clear()
+        compiler._machines.clear()
         result = Engine(program, threads=1).execute(batch, MemoryTables(), SERIAL)
         assert result.changes["kept"].columns[0].tolist() == [41]
     texts = list(tmp_path.rglob("transactions_*.py"))
@@ -212,14 +212,14 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("MIDSTREAM_CACHE", str(blocked))
-    assert compiling._from_disk("x = 1\n") is None
+    assert compiler._from_disk("x = 1\n") is None
 
 
 def test_a_folder_that_others_can_write_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setenv("MIDSTREAM_CACHE", str(tmp_path))
-    assert compiling._from_disk("x = 1\n") is not None
-    (compiling.cache_folder() / "transactions").chmod(0o777)
-    assert compiling._from_disk("x = 1\n") is None
+    assert compiler._from_disk("x = 1\n") is not None
+    (compiler.cache_folder() / "transactions").chmod(0o777)
+    assert compiler._from_disk("x = 1\n") is None
 
 
 def test_strings_in_several_columns_and_types_are_keys_of_one_table():

@@ -52,7 +52,7 @@ def test_the_same_expression_is_one_node():
 def test_whole_numbers_become_doubles_where_needed_and_never_the_other_way():
     kind = traced(lambda t, e: t.write(accounts, e.src, e.n + 1))
     assert kind.nodes[kind.writes[0].values[0]].op == "to_double"
-    with pytest.raises(FunctionError, match=r"t\.floor\(x\) makes a double whole"):
+    with pytest.raises(FunctionError, match=r"t\.floor\(x\) rounds a double down"):
         traced(lambda t, e: t.write(counts, e.n, e.amount))
 
 
@@ -99,20 +99,20 @@ def test_control_flow_on_values_is_explained(body, line):
         (lambda t, e: t.read(roads, e.n).wheels, "no column 'wheels'; it has: speed, cars"),
         (lambda t, e: t.read(roads, e.n) + 1, "unsupported operand|name the column"),
         (lambda t, e: e.amont, "uses column 'amont'; the events have: amount, doc"),
-        (lambda t, e: e.amount // 2, r"Write t\.floor\(a / b\)"),
+        (lambda t, e: e.amount // 2, r"Use t\.floor\(a / b\)"),
         (lambda t, e: e.src + "x", "add on a string|uses 'x'"),
         (lambda t, e: e.doc + 1, "uses add on an object"),
-        (lambda t, e: t.read(counts, t.read(counts, e.n)), r"say so with t\.key\(value\)"),
+        (lambda t, e: t.read(counts, t.read(counts, e.n)), r"use t\.key\(value\)"),
         (lambda t, e: t.window(counts, e.n, 0, "sum"), "window of size 0"),
         (lambda t, e: t.window(counts, e.n, 5, "median"), "asks for 'median'"),
-        (lambda t, e: t.window(roads, e.n, 5, "sum"), "does not say which column"),
+        (lambda t, e: t.window(roads, e.n, 5, "sum"), "without naming the column"),
         (lambda t, e: t.call("len", e.n), "'len', which is not a function"),
-        (lambda t, e: t.call(len), "without values"),
+        (lambda t, e: t.call(len), "without values; compute constants outside"),
         (lambda t, e: t.call(len, e.n, returns="text"), "returns 'text'"),
         (lambda t, e: e.amount + 2**63, "does not fit into 64 bits|uses"),
-        (lambda t, e: t.require(e.amount), "gives a double where a condition wants a boolean"),
+        (lambda t, e: t.require(e.amount), "gives a double where a condition needs a boolean"),
         (lambda t, e: e.n, "returns Symbol"),
-        (lambda t, e: {"n": e.n}, "touches no table"),
+        (lambda t, e: {"n": e.n}, "accesses no table"),
     ],
 )
 def test_mistakes_are_named(body, message):
@@ -122,7 +122,7 @@ def test_mistakes_are_named(body, message):
 
 def test_two_tables_of_one_name_are_refused_within_and_across_transactions():
     other = Table("accounts", key="string", value="double", default=1.0)
-    with pytest.raises(FunctionError, match="two tables of the name 'accounts'"):
+    with pytest.raises(FunctionError, match="two tables named 'accounts'"):
         traced(lambda t, e: (t.read(accounts, e.src), t.read(other, e.src), None)[-1])
     one = traced(lambda t, e: t.write(accounts, e.src, 1.0))
     two = traced(lambda t, e: t.write(other, e.src, 1.0))
@@ -139,15 +139,15 @@ def test_a_schema_of_arrow_will_do():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"key": "double", "value": "double", "default": 0.0}, "a key is 'bigint' or 'string'"),
+        ({"key": "double", "value": "double", "default": 0.0}, "a key must be 'bigint' or 'string'"),
         ({"value": "double"}, "needs a default"),
         ({"value": "bigint", "default": 1.5}, "1.5 is not a bigint"),
         ({"value": "bigint", "default": 2**63}, "does not fit into 64 bits"),
         ({"value": "bigint", "default": True}, "True is not a bigint"),
         ({"value": "bigint", "default": math.nan}, "NaN is not a bigint"),
         ({"value": "a double, b string", "default": {"a": 1, "b": ""}}, "column 'b' is of type string"),
-        ({"value": "a double, b double", "default": {"a": 1}}, "gives each of its columns a value"),
-        ({"value": "a double, b double", "default": 0}, "gives each of its columns a value"),
+        ({"value": "a double, b double", "default": {"a": 1}}, "must have a value for each column"),
+        ({"value": "a double, b double", "default": 0}, "must have a value for each column"),
     ],
 )
 def test_a_table_says_what_is_wrong_with_it(options, message):

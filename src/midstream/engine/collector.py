@@ -1,7 +1,7 @@
-"""What leaves a stage: rows gathered by wire and destination until there is enough for a frame.
+"""The output of a stage: rows collected by wire and destination until there are enough for a frame.
 
-Memory is bounded by the sizes here, not by the epoch: about one frame per wire and destination, and less when there
-are very many of them.
+Memory is bounded by the sizes here, not by the epoch: about one frame per wire and destination, and less if there are
+very many of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HELD_BYTES = 64 << 20
 
 
 class _Destination(NamedTuple):
-    """What the rows of a frame share."""
+    """The properties that the rows of a frame share."""
 
     wire: WireId
     dest: int
@@ -42,10 +42,10 @@ class _HeldRows:
 
 
 class Collector:
-    """Takes slices, gives record batches for Spark: frames, or plain columns at a typed outlet.
+    """Takes slices, returns record batches for Spark: frames, or plain columns at a typed outlet.
 
-    ``bins`` says which partition of the next stage owns each bin; rows on a wire without a key stay in ``partition``,
-    as far as the next stage has that many.
+    ``bins`` maps each bin to its partition of the next stage. Rows on a wire without a key stay in ``partition``, if
+    the next stage has that many partitions.
     """
 
     def __init__(self, leaves: Leaves, partition: PartitionId, bins: Sequence[int]) -> None:
@@ -60,22 +60,22 @@ class Collector:
         self._ready: list[pa.RecordBatch] = []
         self._seq = 0
         self.emitted: Counter[WireId] = Counter()
-        """Rows put on each wire that starts here."""
+        """Number of rows put on each wire that starts here."""
         self.sent: Counter[WireId] = Counter()
-        """Rows that left in frames on each wire, passing ones included."""
+        """Number of rows that left in frames on each wire, including those that pass through."""
 
     def add(self, wire: Wire, batch: pa.RecordBatch, revision: Revision) -> None:
-        """Rows of a wire that starts here."""
+        """Add rows of a wire that starts here."""
         self.emitted[wire.id] += batch.num_rows
         if wire.key is None:
             self._hold(wire, revision, FrameKind.ROWS, [(self._stay, batch)])
         else:
-            # Without columns all rows are of one key.
+            # Without key columns all rows have the same key.
             bins = bins_of(hash_columns(batch, wire.key)) if wire.key else np.zeros(batch.num_rows, np.uint8)
             self._hold(wire, revision, FrameKind.ROWS, self._scatter(bins, batch))
 
     def add_partials(self, wire: Wire, batch: pa.RecordBatch, revision: Revision) -> None:
-        """What rows of a wire that starts here have been added up to; a stored key begins with its bin."""
+        """Add partials of a wire that starts here; a stored key begins with its bin."""
         self.emitted[wire.id] += pc.sum(batch.column("rows")).as_py()
         bins = pc.binary_slice(batch.column("key"), 0, 1)
         numbers = np.frombuffer(b"".join(bins.to_pylist()), np.uint8)
@@ -97,23 +97,23 @@ class Collector:
             self._flush_all()
 
     def pass_on(self, carried: Carried) -> None:
-        """A frame of a wire that only passes through. Stamped anew, so that its order here is its order there."""
+        """Add a frame that only passes through. It is stamped again, so that the receiver keeps this order."""
         header = carried.header
         dest = header.dest if carried.wire.key is not None else self._stay
         self._emit(_Destination(header.wire, dest, header.revision, header.kind), header.rows, carried.payload)
 
     def take(self) -> list[pa.RecordBatch]:
-        """What is ready to leave."""
+        """The batches that are ready to leave."""
         ready, self._ready = self._ready, []
         return ready
 
     def finish(self) -> list[pa.RecordBatch]:
-        """Everything that is left."""
+        """All remaining batches."""
         self._flush_all()
         return self.take()
 
     def _scatter(self, bins: npt.NDArray[np.uint8], batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The batch by destination; rows of one destination keep their order."""
+        """The batch by destination; the rows of one destination keep their order."""
         dests = self._bins[bins].astype(self._dest_type)
         order = np.argsort(dests, kind="stable")
         dests = dests[order]
@@ -148,7 +148,7 @@ class Collector:
 
 
 def _pieces(rows: pa.RecordBatch, nbytes: int) -> Iterator[pa.RecordBatch]:
-    """Cut rows into pieces of about a frame's size; wide rows would make frames that no buffer expects."""
+    """Cut rows into pieces of about the size of a frame; wide rows would otherwise make oversized frames."""
     count = max(1, min(rows.num_rows, round(nbytes / FRAME_BYTES)))
     for i in range(count):
         start = rows.num_rows * i // count

@@ -1,8 +1,8 @@
-"""Frames: the rows of an exchange. Each holds a chunk of rows that share destination, wire and revision.
+"""Frames: the rows of an exchange. Each holds a chunk of rows with the same destination, wire and revision.
 
-Spark sees a few fat binary rows and never looks inside, so an operator's schema is none of its business, and the
-revision of a chunk travels with the chunk. Sorted by (revision, src, seq) at the receiver, frames are FIFO per sender,
-replays are deterministic, and everything of an old revision comes before anything of a new one.
+Spark sees a few large binary rows and never looks inside. So Spark does not depend on operators' schemas, and the
+revision of a chunk travels with it. The receiver sorts frames by (revision, src, seq): they are FIFO per sender,
+replays are deterministic, and all rows of an old revision come before any row of a new one.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _HEAD = ["dest", "wire", "revision", "src", "seq", "rows", "kind"]
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame carries. Control messages and migrating state will travel as frames of other kinds."""
+    """The content of a frame. Control messages and migrating state will be frames of other kinds."""
 
     ROWS = 0
     PARTIALS = 1
-    """Totals of rows that the sender has added up, see :mod:`.combiner`."""
+    """Totals of rows that the sender has combined, see :mod:`.combiner`."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """Everything about a frame but its payload."""
+    """Everything about a frame except its payload."""
 
     dest: PartitionId
     wire: WireId
@@ -54,7 +54,7 @@ class Header:
 
 
 def encode_rows(rows: pa.RecordBatch) -> pa.Buffer:
-    """Rows as an Arrow IPC stream of one record batch."""
+    """The rows as an Arrow IPC stream with one record batch."""
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, rows.schema) as writer:
         writer.write_batch(rows)
@@ -72,7 +72,7 @@ def decode_rows(payload: pa.Buffer) -> pa.RecordBatch:
 
 
 def frame(header: Header, payload: pa.Buffer) -> pa.RecordBatch:
-    """One frame as a record batch of one row. The payload is referenced, not copied."""
+    """One frame as a record batch with one row. The payload is referenced, not copied."""
     offsets = pa.py_buffer(np.array([0, payload.size], dtype=np.int32))
     return pa.RecordBatch.from_arrays(
         [
@@ -90,9 +90,9 @@ def frame(header: Header, payload: pa.Buffer) -> pa.RecordBatch:
 
 
 def frames_of(batch: pa.RecordBatch) -> Iterator[tuple[Header, pa.Buffer]]:
-    """The frames of a batch, in order. Rows without a payload are fillers, and no frames.
+    """The frames of a batch, in order. Rows without a payload are fillers, not frames.
 
-    Arrow copies each payload, and by that aligns it.
+    Arrow copies each payload, which also aligns it.
     """
     payloads = batch.column("payload")
     numbers = np.flatnonzero(payloads.is_valid().to_numpy(zero_copy_only=False))

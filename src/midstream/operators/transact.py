@@ -19,7 +19,7 @@ from midstream.flow.transactions import Table
 from midstream.flow.validate import check_name
 from midstream.operators.rows import StreamRows
 from midstream.operators.transact_binding import (
-    Handed,
+    TransactionLike,
     check_events,
     check_owner,
     described,
@@ -153,7 +153,7 @@ class TransactMethods(StreamRows):
     def transact(
         self,
         name: str,
-        *transactions: Handed,
+        *transactions: TransactionLike,
         order_by: str,
         which: str | None = None,
         domain: str | None = None,

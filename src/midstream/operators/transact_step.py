@@ -49,7 +49,7 @@ def engine_of(operator: Operator, spec: Transact, transactions: Sequence[Transac
     """What runs the transactions of an operator. Domains share a machine's cores; a single one has them all."""
     # Here, because numba takes half a second to import, and only those who transact have it.
     from midstream.txn import Engine, Program
-    from midstream.txn.calibrating import load_calibration
+    from midstream.txn.calibration import load_calibration
 
     types = traced(transactions, takes, f"transact {operator.name!r}")
     threads = None if spec.domain is None else 1

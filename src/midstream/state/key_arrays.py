@@ -1,4 +1,4 @@
-"""Stored keys as Arrow arrays: what :mod:`.keys` does for one key, for very many at once and without Python objects."""
+"""Stored keys as Arrow arrays: like :mod:`.keys`, but for many keys at once and without Python objects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def timer_keys(keys: pa.Array, namespace: Namespace, times: _Integers) -> pa.Arr
 
 
 def split_timers(stored: pa.Array) -> tuple[_Integers, pa.Array]:
-    """The times and the keys (among the values) of what :func:`timer_keys` made.
+    """The times and the value keys that :func:`timer_keys` was given.
 
     >>> times, keys = split_timers(timer_keys(pa.array([b"\\x07\\x00ann"]), Namespace.EVENT_TIMER, np.array([-5])))
     >>> times.tolist(), keys.to_pylist()
@@ -77,7 +77,7 @@ def decode_keys(keys: pa.Array, schema: pa.Schema) -> list[pa.Array]:
 def _with_heads(
     heads: npt.NDArray[np.uint8], offsets: _Integers, data: npt.NDArray[np.uint8], replaced: int
 ) -> pa.Array:
-    """Other first bytes for each key, in the place of so many."""
+    """Replace the first ``replaced`` bytes of each key with its row of ``heads``."""
     width = heads.shape[1]
     data, offsets = data[offsets[0] : offsets[-1]], offsets - offsets[0]
     moved = offsets + np.arange(len(offsets)) * (width - replaced)

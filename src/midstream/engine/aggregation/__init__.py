@@ -1,12 +1,12 @@
-"""What rows of a key have come to so far, for very many keys at once.
+"""Aggregates of the rows of each key, for very many keys at once.
 
-Everything here is columnar: an aggregation keeps a few *columns*, arrays with one element per key. Rows become such
-columns, and columns become fewer when the elements of one key are combined; that is all there is to aggregating, be
-it over the rows of a block, the blocks of a task, the epochs of a job or the panes of a window.
+Everything here is columnar: an aggregation keeps a few *columns*, arrays with one element per key. Rows are turned into
+such columns, and the elements of one key are combined; that is all, whether it is over the rows of a block, the blocks
+of a task, the epochs of a job or the panes of a window.
 
 =================== ==============================================================
 :mod:`.runs`        which elements belong together
-:mod:`.base`        what an aggregation must be able to do
+:mod:`.base`        the interface of an aggregation
 :mod:`.sums`        count, sum, mean
 :mod:`.extremes`    min, max
 :mod:`.sketches`    approx_distinct

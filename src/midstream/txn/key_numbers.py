@@ -1,4 +1,4 @@
-"""Which number each key of a batch has: keys are found in the events' columns, numbers go into the key slots."""
+"""Numbers the keys of a batch: finds them in the events' columns, and writes their numbers to the key slots."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Array = npt.NDArray[Any]
 
 
 class RowsByKind:
-    """Where the events of some kinds are, found once."""
+    """The rows of the events of some kinds, computed once."""
 
     def __init__(self, program: Program, kinds: Array) -> None:
         self.kinds, self.every = kinds, len(program.types)
         self.found: dict[int, Array] = {}
 
     def of(self, kinds: tuple[int, ...]) -> list[Array]:
-        """The rows of each kind; all at once if these are all kinds."""
+        """The rows of each kind; a single array if these are all kinds."""
         if len(kinds) == self.every:
             return [places(len(self.kinds))]
         for kind in kinds:
@@ -41,7 +41,7 @@ class RowsByKind:
 
 @dataclass(frozen=True)
 class Events:
-    """The columns of a batch, ready for use: texts are Arrow's arrays, all others numpy's."""
+    """The columns of a batch, ready for use: strings as Arrow arrays, all others as numpy arrays."""
 
     program: Program
     rows: RowsByKind
@@ -51,7 +51,7 @@ class Events:
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where keys are: some rows of a column, or values that were computed for these rows; and their key slot."""
+    """The source of some keys: rows of a column, or values computed for those rows; and their key slot."""
 
     slot: int
     rows: Array
@@ -60,16 +60,16 @@ class _Slot:
 
 
 class Numbering:
-    """How the keys of a table get their numbers, going by what they were like in the batches before."""
+    """Numbers the keys of a table, based on the keys of previous batches."""
 
     def __init__(self, anywhere: IntKeys | TextKeys) -> None:
         self._anywhere = anywhere
         self._near: NearKeys | None = None
         self._misses = 0  # in a row
-        self._wait = 0  # batches until keys may be expected where they were
+        self._wait = 0  # batches to skip before trying the expected range again
 
     def near(self, where: Sequence[_Slot], width: int, found: Array) -> NearKeys | None:
-        """If the keys in the events' columns are close together: their numbers, which are in ``found`` then."""
+        """If the keys in the events' columns are close together: their map, with the numbers in ``found``."""
         uses = sum(len(place.rows) for place in where)
         if self._wait > 0 or self._near is None or len(self._near) > DENSE * uses:
             self._wait = max(0, self._wait - 1)
@@ -84,18 +84,18 @@ class Numbering:
         return None
 
     def anywhere(self) -> IntKeys | TextKeys:
-        """For any keys."""
+        """An empty map for any keys."""
         self._anywhere.clear()
         return self._anywhere
 
     def learn(self, uses: int) -> None:
-        """See where the keys of this batch were, if nothing is known of that: the next one's may be expected there."""
+        """Remember the range of this batch's keys, if none is known yet: the next batch's are expected there, too."""
         if self._near is None and self._wait == 0 and isinstance(self._anywhere, IntKeys):
             self._near = NearKeys.around(self._anywhere.values(), DENSE * uses)
 
 
 def map_keys(events: Events, table: int, numbering: Numbering, source: TableSource, width: int, slots: Array) -> Keys:
-    """Number the keys of one table, and put the numbers into the transactions' key slots, ``width`` for each."""
+    """Number the keys of one table, and write the numbers to the transactions' key slots, ``width`` for each."""
     where = _places_of(events, table)
     is_late = table in events.program.late_tables
     in_columns = not is_late and all(place.column is not None for place in where)
@@ -119,13 +119,13 @@ def map_keys(events: Events, table: int, numbering: Numbering, source: TableSour
 
 
 def _places_of(events: Events, table: int) -> list[_Slot]:
-    """Where the keys of one table are."""
+    """The sources of one table's keys."""
     program = events.program
     found = []
     for slot, index, kinds in program.places[table]:
         one = program.types[kinds[0]]
         node = one.nodes[index]
-        in_column = node.op == "column" and program.tables[table].key == "bigint"  # by far the most frequent
+        in_column = node.op == "column" and program.tables[table].key == "bigint"  # by far the most common case
         for rows in events.rows.of(kinds):
             if not len(rows):
                 continue
@@ -137,7 +137,7 @@ def _places_of(events: Events, table: int) -> list[_Slot]:
 
 
 def _map_strings(known: TextKeys, where: Sequence[_Slot], width: int, slots: Array) -> None:
-    """All strings that are keys of one table, at once: Arrow numbers distinct strings much faster than Python."""
+    """Map all strings that are keys of one table at once: Arrow numbers distinct strings much faster than Python."""
     if not where:
         return
     strings = [
@@ -174,7 +174,7 @@ def _key_values(kind: TransactionType, index: int, events: dict[str, Array], tex
 
 
 def called(kind: TransactionType, node: ExpressionNode, known: dict[int, Array], leaf: Any) -> Array:
-    """A function's results for many events: called for each, with Python values."""
+    """A function's results for many events; it is called for each, with Python values."""
     function = kind.functions[node.param]
     columns = [evaluate(kind, arg, known, leaf).tolist() for arg in node.args]
     result = np.empty(len(columns[0]), DTYPES.get(function.kind, object))
@@ -184,7 +184,7 @@ def called(kind: TransactionType, node: ExpressionNode, known: dict[int, Array],
 
 
 def objects_of(column: Any) -> Array:
-    """A column as Python's objects."""
+    """A column as an array of Python objects."""
     values = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
     result = np.empty(len(values), object)
     result[:] = values

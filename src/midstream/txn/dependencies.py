@@ -1,11 +1,11 @@
-"""Which part of a batch must wait for which: dependency graphs of transactions, operations, chains and components.
+"""Dependency graphs of transactions, components and partitions: what must wait for what within a batch.
 
-All kernels work on ``members``, positions of transactions in order (see :mod:`.preparing`), so that a batch can be
-planned in parts. Numbers of keys are made unique across tables by adding the table's offset.
+All kernels work on ``members``, positions of transactions in order (see :mod:`.prepared_batch`), so that a batch can be
+planned in parts. Key numbers are made unique across tables by adding the table's offset.
 
 Temporal dependencies (TD): the previous access to the same key. Parametric (PD): the write whose value an operation
-needs from another key. Logical (LD): the checks of the same transaction. A key that is only known while running may be
-any key of its table: such a transaction waits for all that touch the table, and they for it.
+needs from another key. Logical (LD): the checks of the same transaction. A key that is computed at run time may be any
+key of its table, so such a transaction waits for all that touch the table, and they for it.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ import numpy as np
 import numpy.typing as npt
 
 from midstream.txn.kernels import compiled
-from midstream.txn.preparing import PreparedBatch
+from midstream.txn.prepared_batch import PreparedBatch
 from midstream.txn.program import Program
-from midstream.txn.sorting import sorted_by
+from midstream.txn.sort import sorted_by
 
 __all__ = ["BatchLayout", "Units", "components", "offsets_of", "partitions", "transactions"]
 
 Array = npt.NDArray[Any]
 
 CALL = 100
-"""How much dearer a function of the user's is than arithmetic: a guess, that only shares out what was measured."""
+"""Cost of a user's function relative to arithmetic: a guess, used only to distribute the measured cost."""
 
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """A program's shape as arrays, for the kernels: by type, and by type and key slot or step."""
+    """A program's structure as arrays for the kernels: by type, and by type and key slot or step."""
 
     slots: Array
     flags: Array
     table: Array
     checks: Array
     steps: Array
-    written: Array  # the key slot that a step writes, -1 for a check
-    reads: Array  # the key slots that a step reads, by type and step, filled up with -1
+    written: Array  # key slot that a step writes, -1 for a check
+    reads: Array  # key slots that a step reads, by type and step, padded with -1
     windows: Array
-    late: Array  # by table: whether some key of it is only known while running
-    work: Array  # by type and step: how much there is to do, compared to others
+    late: Array  # by table: whether any of its keys is computed at run time
+    work: Array  # by type and step: relative amount of work
 
     @staticmethod
     def of(program: Program) -> BatchLayout:
-        """Arrays for a program."""
+        """The layout of a program."""
         kinds = len(program.types)
         widest = max(len(kind.slots) for kind in program.types)
         longest = max(1, *(len(steps) for steps in program.operations), 1)
@@ -80,10 +80,10 @@ class BatchLayout:
 
 @dataclass(frozen=True)
 class Units:
-    """Units of work and what each has to wait for.
+    """Units of work and their dependencies.
 
-    Unit u is ``members[starts[u]:starts[u + 1]]`` and needs the units ``needed[before[u]:before[u + 1]]``; its level
-    is the length of the longest way to it. Units are numbered so that what one needs has a smaller number.
+    Unit u is ``members[starts[u]:starts[u + 1]]`` and needs the units ``needed[before[u]:before[u + 1]]``. Its level is
+    the length of the longest path to it. A unit's dependencies have smaller numbers.
     """
 
     starts: Array
@@ -97,18 +97,18 @@ class Units:
 
     @property
     def depth(self) -> int:
-        """How many strata there are."""
+        """The number of strata."""
         return int(self.levels.max()) + 1 if len(self.levels) else 0
 
     @cached_property
     def strata(self) -> tuple[Array, Array]:
-        """Units by level: where each stratum starts, and the units one stratum after the other."""
+        """Units by level: the start of each stratum, and the units stratum by stratum."""
         starts, order = sorted_by(self.levels, self.depth)
         return starts, order
 
     @cached_property
     def dependents(self) -> tuple[Array, Array, Array]:
-        """The graph the other way round: for each unit, who waits for it; and how many each waits for."""
+        """The reverse graph: the units that wait for each unit; and how many units each waits for."""
         after, dependents = _turned(self.before, self.needed, len(self))
         return after, dependents, np.diff(self.before)
 
@@ -117,7 +117,9 @@ class Units:
 
 
 def transactions(batch: PreparedBatch, layout: BatchLayout, members: Array) -> Units:
-    """Transactions that run in place: a write waits for all readers and the writer before it, a read for the writer."""
+    """Transactions that run in place: a write waits for earlier readers and the last writer, a read for the last
+    writer.
+    """
     offsets, total = offsets_of(batch)
     room = int(layout.slots[batch.kinds[members]].sum()) * 4 + len(members)
     before, needed, levels = _plan_transactions(
@@ -137,7 +139,7 @@ def transactions(batch: PreparedBatch, layout: BatchLayout, members: Array) -> U
 
 
 def partitions(batch: PreparedBatch, layout: BatchLayout, members: Array, count: int) -> tuple[Units, Array]:
-    """Transactions that wait for the one before in each partition of the keys that they touch, and where each runs."""
+    """Transactions that wait for the previous one in each partition they touch, and the partition where each runs."""
     before, needed, levels, home = _plan_partitions(
         members, batch.kinds, batch.bases, batch.keys, layout.slots, layout.flags, count
     )
@@ -145,7 +147,7 @@ def partitions(batch: PreparedBatch, layout: BatchLayout, members: Array, count:
 
 
 def components(batch: PreparedBatch, layout: BatchLayout, members: Array) -> Units:
-    """Transactions that share keys, directly or through others, as one unit; units share nothing."""
+    """Transactions that share keys, directly or through others, as one unit; units share no keys."""
     offsets, total = offsets_of(batch)
     labels, count = _label_components(
         members,
@@ -165,7 +167,7 @@ def components(batch: PreparedBatch, layout: BatchLayout, members: Array) -> Uni
 
 
 def offsets_of(batch: PreparedBatch) -> tuple[Array, int]:
-    """Where each table's keys start when they are numbered across tables, and how many there are."""
+    """The offset of each table's keys when they are numbered across tables, and the total number."""
     sizes = [len(changed) for changed in batch.changed]
     return np.cumsum([0, *sizes], dtype=np.int64)[:-1], sum(sizes)
 
@@ -185,12 +187,12 @@ def _plan_transactions(
     room: int,
 ) -> Any:
     count = len(members)
-    writer = np.full(total, -1, np.int64)  # by key: the last unit that wrote it
-    reader = np.full(total, -1, np.int64)  # by key: the newest entry in the list of units that read it since
+    writer = np.full(total, -1, np.int64)  # by key: the unit that wrote it last
+    reader = np.full(total, -1, np.int64)  # by key: head of the list of units that read it since
     width = flags.shape[1]
     next_reader = np.full(count * width, -1, np.int64)
     fence = np.full(len(late), -1, np.int64)  # by table: the last unit with a late key in it
-    user = np.full(len(late), -1, np.int64)  # by table with late keys: the newest entry of those that used it since
+    user = np.full(len(late), -1, np.int64)  # by table with late keys: head of the list of units that used it since
     next_user = np.full(count * width, -1, np.int64)
     before = np.zeros(count + 1, np.int64)
     needed = np.empty(room, np.int64)
@@ -299,7 +301,9 @@ def _label_components(
     offsets: Any,
     total: int,
 ) -> Any:
-    """Union of keys that one transaction touches; a table with late keys is a single key. Labels by first sight."""
+    """Union of the keys that one transaction touches; a table with late keys is a single key. Labels by first
+    occurrence.
+    """
     parent = np.arange(total + len(late))
     home = np.empty(len(members), np.int64)
     for x in range(len(members)):
@@ -327,7 +331,7 @@ def _label_components(
     return labels, count
 
 
-# ── small things ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── helpers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Measure on this machine what the choice of a strategy rests on: what threads, strata, queues and planning cost."""
+"""Measures the costs on which the choice of a strategy is based: threads, strata, queues and planning."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import numpy as np
 from midstream.errors import SchemaError
 from midstream.flow.transactions.tables import Table
 from midstream.flow.transactions.tracing import transaction
-from midstream.txn import planning
+from midstream.txn import dependencies
 from midstream.txn.batches import Batch, MemoryTables
-from midstream.txn.compiling import cache_folder, machine_for, write_whole
-from midstream.txn.deciding import Calibration
+from midstream.txn.compiler import cache_folder, machine_for, write_whole
+from midstream.txn.decision import Calibration
+from midstream.txn.dependencies import BatchLayout
 from midstream.txn.operations import chains, operations
-from midstream.txn.planning import BatchLayout
-from midstream.txn.preparing import PreparedBatch, prepare
+from midstream.txn.prepared_batch import PreparedBatch, prepare
 from midstream.txn.program import Program
 from midstream.txn.strategies import SERIAL, Strategy
-from midstream.txn.strategies.running import run
+from midstream.txn.strategies.execution import run
 
 __all__ = ["calibrate", "default_path", "load_calibration", "store_calibration"]
 
 SIZE = 4096
 REPEATS = 30
 ENOUGH = 0.5
-"""Seconds to spend on one measurement, compiling apart."""
+"""Seconds to spend on one measurement, not counting compilation."""
 
 _counters = Table("counters", key="bigint", value="bigint", default=0)
 
@@ -51,24 +51,24 @@ def _bump_in_python(t: Any, e: Any) -> None:
 
 
 def default_path() -> Path:
-    """Where a machine's calibration is kept: ``calibration.json`` in the user's cache folder."""
+    """The file of this machine's calibration: ``calibration.json`` in the user's cache folder."""
     return cache_folder() / "calibration.json"
 
 
 def store_calibration(prices: Calibration, path: Path | None = None) -> Path:
-    """Keep a calibration for :func:`load_calibration`; gives the file."""
+    """Store a calibration for :func:`load_calibration`; return the file."""
     path = path or default_path()
     write_whole(path, prices.to_json())
     return path
 
 
 def load_calibration(path: Path | None = None) -> Calibration:
-    """What was stored for this machine; the defaults if nothing was. A file that was asked for has to be there.
+    """The calibration stored for this machine, or the defaults. A file given by ``path`` must exist.
 
     >>> load_calibration(Path("nowhere.json"))
     Traceback (most recent call last):
     ...
-    midstream.errors.SchemaError: there is no calibration at nowhere.json; make one with: midstream calibrate
+    midstream.errors.SchemaError: there is no calibration at nowhere.json; create one with: midstream calibrate
     """
     place = path or default_path()
     try:
@@ -76,7 +76,7 @@ def load_calibration(path: Path | None = None) -> Calibration:
     except FileNotFoundError:
         if path is None:
             return Calibration()
-        raise SchemaError(f"there is no calibration at {place}; make one with: midstream calibrate") from None
+        raise SchemaError(f"there is no calibration at {place}; create one with: midstream calibrate") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SchemaError(f"the calibration at {place} cannot be read: {error}") from error
     try:
@@ -86,9 +86,9 @@ def load_calibration(path: Path | None = None) -> Calibration:
 
 
 def calibrate(threads: int | None = None, *, limit: float = 20.0) -> Calibration:
-    """The machine's prices, from the best of a few runs each; most of the time goes into compiling, the first time.
+    """Measure this machine's costs, each as the best of a few runs; the first time, most of the time is compilation.
 
-    What has not been measured after ``limit`` seconds keeps its default.
+    Costs that have not been measured after ``limit`` seconds keep their defaults.
     """
     bench = _Bench(Program.of(_bump.trace({"key": "bigint"})), threads or os.cpu_count() or 1)
     python = _Bench(Program.of(_bump_in_python.trace({"key": "bigint"})), 1)
@@ -100,7 +100,7 @@ def calibrate(threads: int | None = None, *, limit: float = 20.0) -> Calibration
 
 @dataclass
 class _Prices:
-    """What was measured so far, and when to stop."""
+    """The costs measured so far, and the time to stop."""
 
     until: float
     prices: dict[str, float] = field(default_factory=dict)
@@ -114,14 +114,14 @@ class _Prices:
 
 
 def _of_schedules(bench: _Bench, found: _Prices) -> list[tuple[str, Callable[[], float]]]:
-    """Whole transactions: one after the other in a chain, or all at once."""
+    """Costs of whole transactions: in one chain, or all independent."""
     one, scattered, chained = bench.ready(1), bench.ready(SIZE), bench.ready(SIZE, keys=1)
 
     def plan() -> float:
-        return _best(lambda: planning.transactions(scattered, bench.layout, bench.members)) / SIZE
+        return _best(lambda: dependencies.transactions(scattered, bench.layout, bench.members)) / SIZE
 
     def join() -> float:
-        return _best(lambda: planning.components(scattered, bench.layout, bench.members)) / SIZE
+        return _best(lambda: dependencies.components(scattered, bench.layout, bench.members)) / SIZE
 
     def meeting() -> float:
         return (bench.time(chained, Strategy("strata")) - found["start"]) / SIZE - found["plan"]
@@ -168,7 +168,7 @@ def _of_python(python: _Bench) -> list[tuple[str, Callable[[], float]]]:
 
 
 class _Bench:
-    """A program, ready to be timed."""
+    """A program that is ready to be timed."""
 
     def __init__(self, program: Program, threads: int) -> None:
         self.program, self.threads = program, threads
@@ -185,7 +185,7 @@ class _Bench:
 
 
 def _best(action: Callable[[], object]) -> float:
-    """Seconds of the fastest of a few runs; the first one compiles. Long ones run less often."""
+    """Seconds of the fastest of a few runs; the first run compiles. Long actions run less often."""
     best, until = float("inf"), float("inf")
     for turn in range(REPEATS):
         began = time.perf_counter()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from midstream.txn import Batch, MemoryTables, Program, Table, transaction
-from midstream.txn import planning as plan
+from midstream.txn import dependencies as plan
+from midstream.txn.dependencies import BatchLayout
 from midstream.txn.operations import chains, operations
-from midstream.txn.planning import BatchLayout
-from midstream.txn.preparing import prepare
+from midstream.txn.prepared_batch import prepare
 from midstream.txn.properties import measure
-from midstream.txn.simulating import queue_seconds, work_of
+from midstream.txn.schedule_cost import queue_seconds, work_of
 
 ledger = Table("ledger", key="bigint", value="double", default=9.0)
 

@@ -1,4 +1,4 @@
-"""How long a strategy would take, by going through its schedule on paper: clocks instead of threads."""
+"""Estimates how long a strategy would take by simulating its schedule: clocks instead of threads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from midstream.txn.dependencies import Units
 from midstream.txn.kernels import compiled
-from midstream.txn.planning import Units
 
 __all__ = ["depth_seconds", "queue_seconds", "strata_seconds", "work_of"]
 
@@ -16,24 +16,24 @@ Array = npt.NDArray[Any]
 
 
 def work_of(units: Units, work: Array) -> Array:
-    """Seconds per unit, given those of each member by its number."""
+    """Seconds per unit, given the seconds of each member by its number."""
     found: Array = _summed(units.starts, units.members, work)
     return found
 
 
 def strata_seconds(units: Units, work: Array, threads: int, meeting: float) -> float:
-    """All threads meet after every stratum; each has an equal part of it."""
+    """All threads meet after every stratum; each runs an equal part of it."""
     strata, order = units.strata
     return float(_strata(strata, order, work, threads)) + units.depth * meeting
 
 
 def depth_seconds(units: Units, work: Array, threads: int, wait: float) -> float:
-    """Each thread has its own list, and waits for what a unit needs."""
+    """Each thread has its own list, and waits only for the units that a unit needs."""
     return float(_depth(units.strata[1], units.before, units.needed, work + wait, threads))
 
 
 def queue_seconds(units: Units, work: Array, threads: int, queue: float) -> float:
-    """Whoever is free takes what has been ready longest."""
+    """Any free thread takes the unit that has been ready longest."""
     after, dependents, missing = units.dependents
     return float(_queue(after, dependents, missing.copy(), work + queue, threads))
 
@@ -77,21 +77,21 @@ def _depth(order: Any, before: Any, needed: Any, work: Any, threads: int) -> flo
 
 @compiled
 def _queue(after: Any, dependents: Any, missing: Any, work: Any, threads: int) -> float:
-    """Units leave the queue in the order in which they became ready; one that got ready later starts no earlier."""
+    """Units leave the queue in the order in which they became ready; one that became ready later starts no earlier."""
     count = len(work)
     queue = np.empty(count, np.int64)
-    ready = np.zeros(count)  # by unit: when the last that it needs was done
+    ready = np.zeros(count)  # by unit: when its last dependency was done
     filled = 0
     for unit in range(count):
         if missing[unit] == 0:
             queue[filled] = unit
             filled += 1
     clock = np.zeros(threads)
-    running = np.full(threads, -1, np.int64)  # by thread: the unit that its clock will see done
+    running = np.full(threads, -1, np.int64)  # by thread: the unit that it is running
     taken = 0
     finished = 0
     while finished < count:
-        # Idle threads take what there is; then time goes on to the next end of a unit.
+        # Idle threads take the units that are ready; then time advances to the next end of a unit.
         for thread in range(threads):
             if running[thread] < 0 and taken < filled:
                 unit = queue[taken]

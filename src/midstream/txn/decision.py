@@ -1,14 +1,15 @@
-"""Which strategy for which batch: the time that each would take, estimated from what was measured.
+"""Chooses the strategy for a batch: the time of each strategy, estimated from measured costs.
 
-The first transactions of a batch, run one after the other, tell what one costs. Where that is so little that planning
-would not pay, the rest follows in the same way. Otherwise the dependencies are looked at, and the estimates compared:
+A pilot (the first transactions of a batch, run serially) measures the cost of one transaction. If that is so low that
+planning would not pay, the rest runs serially, too. Otherwise the dependencies are computed, and the estimates
+compared:
 
-- the schedule of each strategy is gone through on paper (:mod:`.simulating`), with what each part is expected to cost;
-- every stratum costs a meeting of the threads, every unit taken from a queue a few atomic steps, and so on: these
-  prices are the :class:`Calibration`, and :func:`midstream.txn.calibrating.calibrate` measures them on a machine.
+- the schedule of each strategy is simulated (:mod:`.schedule_cost`) with the expected cost of each part;
+- every stratum costs a barrier of the threads, every unit from a queue a few atomic steps, and so on. These costs are
+  the :class:`Calibration`; :func:`midstream.txn.calibration.calibrate` measures them on a machine.
 
-To look at more strategies takes time as well, so it ends as soon as one is nearly as fast as the threads allow. A batch
-like the one before (:class:`Shape`) is run like that one, without a look.
+Evaluating more strategies takes time as well, so it stops as soon as one is nearly as fast as the threads allow. A
+batch that is like the previous one (:class:`Shape`) runs with the same strategies, without an evaluation.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from midstream.errors import SchemaError
-from midstream.txn import planning
+from midstream.txn import dependencies
+from midstream.txn.dependencies import BatchLayout, Units
 from midstream.txn.operations import Operations, chains, operations
-from midstream.txn.planning import BatchLayout, Units
-from midstream.txn.preparing import PreparedBatch
+from midstream.txn.prepared_batch import PreparedBatch
 from midstream.txn.properties import Properties, measure
-from midstream.txn.simulating import depth_seconds, queue_seconds, strata_seconds, work_of
+from midstream.txn.schedule_cost import depth_seconds, queue_seconds, strata_seconds, work_of
 from midstream.txn.strategies import SERIAL, Aborts, Granularity, Strategy
 
 __all__ = ["Calibration", "Decision", "Group", "Shape", "decide", "repeat"]
@@ -34,62 +35,62 @@ __all__ = ["Calibration", "Decision", "Group", "Shape", "decide", "repeat"]
 Array = npt.NDArray[Any]
 
 UNEVEN = 1.03
-"""Transactions are not as even as the model has them, and other processes interfere: only a queue makes up for that."""
+"""Penalty on schedules without a queue: real transactions are less even than modelled, other processes interfere."""
 GOOD = 1.08
-"""A strategy that takes no more than this many times the least possible is not worth beating."""
+"""A strategy that takes at most this multiple of the lower bound is good enough."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What things cost on a machine, in seconds. The defaults are those of an ordinary server.
+    """Costs on a machine, in seconds. The defaults are those of an ordinary server.
 
     >>> Calibration.from_json(Calibration(meeting=1e-6).to_json()).meeting
     1e-06
     """
 
-    start: float = 80e-6  # let threads begin, and wait for their end
-    meeting: float = 0.6e-6  # of all threads at the end of a stratum
-    wait: float = 0.06e-6  # per unit: see whether what it needs is done
+    start: float = 80e-6  # start the threads, and wait for them to finish
+    meeting: float = 0.6e-6  # barrier of all threads at the end of a stratum
+    wait: float = 0.06e-6  # per unit: check whether the units it needs are done
     queue: float = 0.15e-6  # per unit: take it from the queue, count down its dependents
     plan: float = 0.02e-6  # per key slot: dependencies of transactions
     join: float = 0.02e-6  # per key slot: find components
-    operation: float = 0.08e-6  # per operation: its dependencies, its version, and settling it
+    operation: float = 0.08e-6  # per operation: compute its dependencies and its version, and settle it
     chain: float = 0.05e-6  # per operation: chains
-    repair: float = 0.02e-6  # per operation: look whether it has to be redone
-    node: float = 0.4e-6  # per node and transaction: interpreted, one after the other
+    repair: float = 0.02e-6  # per operation: check whether it must be redone
+    node: float = 0.4e-6  # per node and transaction: interpreted, serially
     column: float = 4e-6  # per node and stratum: interpreted, by columns
 
     def to_json(self) -> str:
-        """Text to store."""
+        """JSON text."""
         return json.dumps(asdict(self), indent=2)
 
     @staticmethod
     def from_json(text: str) -> Calibration:
-        """What :meth:`to_json` stored. Prices that are missing are the defaults, so that older files can be read."""
+        """The inverse of :meth:`to_json`. Missing costs have their defaults, so that older files can be read."""
         try:
             found = json.loads(text)
         except ValueError as error:
-            raise SchemaError(f"this is no calibration, as it is no JSON: {error}; {_REMEDY}") from error
+            raise SchemaError(f"a calibration must be JSON: {error}; {_REMEDY}") from error
         if not isinstance(found, dict):
-            raise SchemaError(f"a calibration is a JSON object of prices; found {type(found).__name__}; {_REMEDY}")
+            raise SchemaError(f"a calibration must be a JSON object of prices; found {type(found).__name__}; {_REMEDY}")
         names = [field.name for field in fields(Calibration)]
         for name, value in found.items():
             if name not in names:
                 raise SchemaError(f"a calibration has no price {name!r}; it has: {', '.join(names)}; {_REMEDY}")
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
                 raise SchemaError(
-                    f"price {name!r} of a calibration is in seconds, from 0 to {MOST:g}; found {value!r}; {_REMEDY}"
+                    f"price {name!r} of a calibration must be in seconds, 0 to {MOST:g}; found {value!r}; {_REMEDY}"
                 )
         return Calibration(**{name: float(value) for name, value in found.items()})
 
 
 MOST = 1.0
-_REMEDY = "make a new one with: midstream calibrate"
+_REMEDY = "create a new one with: midstream calibrate"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Transactions of a batch that share no key with the others, and how they are to be run."""
+    """Transactions of a batch that share no key with the others, and the strategy for them."""
 
     members: Array
     strategy: Strategy
@@ -99,42 +100,42 @@ class Group:
 
 @dataclass(frozen=True)
 class Decision:
-    """How to run a batch: one group, or several, one after the other."""
+    """How to run a batch: as one group, or as several, one after the other."""
 
     groups: tuple[Group, ...]
 
     @property
     def text(self) -> str:
-        """What was chosen and why, a line per group."""
+        """The choice and its reasons, one line per group."""
         return "\n".join(
             f"{group.strategy} for {len(group.members):,} transactions: {group.why}" for group in self.groups
         )
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """What :func:`repeat` needs to do the same again."""
+        """The strategies to pass to :func:`repeat`."""
         return tuple(group.strategy for group in self.groups)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What can be told of a batch without planning it: enough to see that it is much like another."""
+    """Properties of a batch that are known without planning it, enough to tell whether it is like another."""
 
     transactions: int
-    kinds: tuple[float, ...]  # the share of each
-    keys: int  # how many distinct ones; popular keys make that few
+    kinds: tuple[float, ...]  # share of each
+    keys: int  # number of distinct keys; few if some keys are popular
     cost: float
     abort_ratio: float
 
     @staticmethod
     def of(batch: PreparedBatch, cost: float, abort_ratio: float) -> Shape:
-        """The shape of a batch, given what the pilot found."""
+        """The shape of a batch, given the measurements of the pilot."""
         shares = np.bincount(batch.kinds, minlength=len(batch.program.types)) / max(1, len(batch))
         keys = sum(len(known.used()) for known in batch.known)
         return Shape(len(batch), tuple(shares.tolist()), keys, cost, abort_ratio)
 
     def is_like(self, other: Shape) -> bool:
-        """Whether what is good for one is good for the other.
+        """Whether a strategy that suits one suits the other.
 
         >>> shape = Shape(1000, (0.3, 0.7), 500, 1e-6, 0.01)
         >>> shape.is_like(Shape(1050, (0.3, 0.7), 510, 1.2e-6, 0.02))
@@ -180,10 +181,12 @@ def decide(
 def repeat(
     batch: PreparedBatch, layout: BatchLayout, members: Array, strategies: tuple[Strategy, ...], why: str
 ) -> Decision:
-    """Run transactions as those of another batch: all alike, or the largest component by a strategy of its own."""
+    """Run transactions like those of another batch: as one group, or with a strategy of its own for the largest
+    component.
+    """
     if len(strategies) == 1:
         return Decision((Group(members, strategies[0], None, why),))
-    deep, others = _split(batch, members, planning.components(batch, layout, members))
+    deep, others = _split(batch, members, dependencies.components(batch, layout, members))
     return Decision((Group(deep, strategies[0], None, why), Group(others, strategies[1], None, why)))
 
 
@@ -206,28 +209,28 @@ class _Model:
 
     def groups(self, members: Array) -> list[Group]:
         serial = len(members) * self.cost
-        # Twice what it should take: a pilot on cold caches makes transactions look dearer than they are.
+        # Doubled, because a pilot on cold caches makes transactions look more expensive than they are.
         price = self.calibration
         overhead = 2 * (price.start + self.slots(members) * (price.plan + price.join))
         if self.batch.program.interpreted:
             return [self.interpreted(members)]
         if self.threads == 1 or serial * (1 - 1 / self.threads) <= overhead:
             why = (
-                f"{_time(self.cost)} each, {_time(serial)} in all; to plan and to start {self.threads} threads "
+                f"{_time(self.cost)} each, {_time(serial)} in all; planning and starting {self.threads} threads "
                 f"takes {_time(overhead)}"
             )
             return [Group(members, SERIAL, None, why)]
         return self.planned(members)
 
     def planned(self, members: Array) -> list[Group]:
-        """Dependencies are worth a look."""
+        """Groups chosen after computing the dependencies."""
         best = self.best(members)
         if self.is_good(best, members):
             return [self.explained(members, best)]
-        parts = planning.components(self.batch, self.layout, members)
+        parts = dependencies.components(self.batch, self.layout, members)
         largest = int(np.diff(parts.starts).max())
         rest = len(members) - largest
-        # A component above the fair share of a thread, and enough beside it: each may have a strategy of its own.
+        # If a component exceeds the fair share of a thread, and enough is left beside it, each gets its own strategy.
         if largest * self.threads > len(members) * 1.1 and rest * self.cost > 4 * self.calibration.start:
             inner, outer = _split(self.batch, members, parts)
             deep, others = self.best(inner), self.best(outer)
@@ -239,12 +242,12 @@ class _Model:
         return [self.explained(members, best)]
 
     def best(self, members: Array) -> _Estimate:
-        """The fastest strategy for transactions, by estimate."""
+        """The fastest strategy for some transactions, by estimate."""
         best = _least([_Estimate(SERIAL, len(members) * self.cost), *self.whole(members)])
         if self.is_good(best, members):
             return best
         best = _least([best, self.by_component(members)])
-        # Versions can shorten the way where whole transactions wait for each other, and only there.
+        # Versions shorten the critical path only where whole transactions wait for each other.
         if self.layout.late.any():
             return best
         aborts: tuple[Aborts, ...] = ("eager", "lazy")
@@ -258,7 +261,7 @@ class _Model:
         return best.seconds <= GOOD * len(members) * self.cost / self.threads + self.calibration.start
 
     def may_beat(self, best: _Estimate, members: Array, aborts: Aborts) -> bool:
-        """Whether a look at versions can win back what it takes."""
+        """Whether versions could save more time than evaluating them takes."""
         price, count = self.calibration, self.steps(members)
         look = count * (price.operation + price.chain)
         least = self.versions_base(members, aborts) + len(members) * self.cost / self.threads
@@ -266,7 +269,7 @@ class _Model:
 
     def whole(self, members: Array) -> list[_Estimate]:
         price = self.calibration
-        units = planning.transactions(self.batch, self.layout, members)
+        units = dependencies.transactions(self.batch, self.layout, members)
         work = self.work(members)[members]
         planned = price.start + self.slots(members) * price.plan
         return [
@@ -281,7 +284,7 @@ class _Model:
 
     def by_component(self, members: Array) -> _Estimate:
         price = self.calibration
-        parts = planning.components(self.batch, self.layout, members)
+        parts = dependencies.components(self.batch, self.layout, members)
         joined = price.start + self.slots(members) * price.join
         seconds = queue_seconds(parts, work_of(parts, self.work(members)), self.threads, price.queue)
         return _Estimate(Strategy("queue", "component"), joined + seconds)
@@ -311,24 +314,26 @@ class _Model:
         ]
 
     def versions_base(self, members: Array, aborts: Aborts) -> float:
-        """What versions take whatever the schedule; that of lazy aborts includes what is done for nothing."""
+        """The cost of versions regardless of the schedule; with lazy aborts, including wasted work."""
         price, count = self.calibration, self.steps(members)
         base = price.start + count * price.operation
         if aborts == "eager":
             return base
-        # What aborted and what had read it runs again, one after the other; how much that is, is a guess.
+        # Aborted transactions and their readers run again, serially; their number is a guess.
         again = min(1.0, self.abort_ratio * 4)
         return base + count * price.repair + again * len(members) * self.cost
 
     def work(self, members: Array) -> Array:
-        """Seconds by transaction: the measured cost, shared out by what is in each type."""
+        """Seconds by transaction: the measured cost, distributed by the content of each type."""
         by_kind = 1 + self.layout.work.sum(axis=1)
         share: Array = by_kind[self.batch.kinds]
         seconds: Array = share * (self.cost * len(members) / share[members].sum())
         return seconds
 
     def step_work(self, members: Array, found: Operations, aborts: Aborts) -> Array:
-        """Seconds by operation. Eager writes of what aborts do nothing, lazy ones do all their work."""
+        """Seconds by operation. With eager aborts, writes of aborted transactions do nothing; with lazy ones, all their
+        work.
+        """
         steps = np.arange(len(found.owners)) - found.starts[found.owners]
         share: Array = self.layout.work[self.batch.kinds[found.owners], steps]
         done = 1.0 if aborts == "eager" else max(0.05, 1 - self.abort_ratio)
@@ -336,25 +341,22 @@ class _Model:
         return seconds
 
     def interpreted(self, members: Array) -> Group:
-        """Python functions hold Python's lock, so threads do not help; columns do where strata are wide."""
-        units = planning.transactions(self.batch, self.layout, members)
+        """Python functions hold the GIL, so threads do not help; columns help where strata are wide."""
+        units = dependencies.transactions(self.batch, self.layout, members)
         nodes = max(len(kind.nodes) for kind in self.batch.program.types)
         saved = min(self.cost * 0.8, nodes * self.calibration.node)
         columns = len(members) * (self.cost - saved) + units.depth * nodes * self.calibration.column
         serial = len(members) * self.cost
-        why = (
-            f"Python functions; {units.depth:,} strata, {_time(serial)} one after the other, "
-            f"{_time(columns)} by columns"
-        )
+        why = f"Python functions; {units.depth:,} strata, {_time(serial)} serially, {_time(columns)} by columns"
         if columns < serial:
             return Group(members, Strategy("strata"), units, why)
         return Group(members, SERIAL, None, why)
 
     def explained(self, members: Array, best: _Estimate, prefix: str = "") -> Group:
-        units = best.units or planning.transactions(self.batch, self.layout, members)
+        units = best.units or dependencies.transactions(self.batch, self.layout, members)
         found = measure(self.batch, self.layout, members, units, cost=self.cost, abort_ratio=self.abort_ratio)
         serial = len(members) * self.cost
-        why = f"{prefix}{describe(found)}; {_time(best.seconds)} expected, {_time(serial)} one after the other"
+        why = f"{prefix}{describe(found)}; {_time(best.seconds)} expected, {_time(serial)} serially"
         return Group(members, best.strategy, best.units, why)
 
     def slots(self, members: Array) -> int:
@@ -369,7 +371,7 @@ def _least(estimates: list[_Estimate]) -> _Estimate:
 
 
 def describe(found: Properties) -> str:
-    """Properties as a phrase."""
+    """The properties as a phrase."""
     return (
         f"{_time(found.cost)} each, {found.depth:,} strata, {found.temporal:,} temporal, "
         f"{found.parametric:,} parametric and {found.logical:,} logical dependencies, skew {found.skew:.1f}, "

@@ -8,11 +8,11 @@ import numba
 import numpy as np
 import pytest
 
-from midstream.txn import Batch, Calibration, Engine, MemoryTables, Program, Table, deciding, transaction
+from midstream.txn import Batch, Calibration, Engine, MemoryTables, Program, Table, decision, transaction
 from midstream.txn import engine as engine_module
+from midstream.txn.dependencies import Units
 from midstream.txn.digests import digest_of
-from midstream.txn.planning import Units
-from midstream.txn.simulating import depth_seconds, queue_seconds, strata_seconds, work_of
+from midstream.txn.schedule_cost import depth_seconds, queue_seconds, strata_seconds, work_of
 
 # Kernels are compiled when they are first used, which takes a minute on a new machine.
 pytestmark = pytest.mark.long
@@ -83,7 +83,7 @@ def batch(keys: int, size: int = 600) -> Batch:
 
 def test_a_batch_like_the_one_before_is_run_like_it_and_another_is_looked_at(monkeypatch):
     looked: list[int] = []
-    real = deciding.decide
+    real = decision.decide
 
     def noting(*args: Any, **named: Any) -> Any:
         looked.append(len(args[2]))
@@ -98,7 +98,7 @@ def test_a_batch_like_the_one_before_is_run_like_it_and_another_is_looked_at(mon
     first = engine.execute(batch(300), tables)
     second = engine.execute(batch(300), tables)
     assert len(looked) == 1
-    assert "much like the batch before" in second.explanation
+    assert "similar to the previous batch" in second.explanation
     assert second.explanation.split(" for ")[0] == first.explanation.split(" for ")[0]
     engine.execute(batch(3), tables)
     assert len(looked) == 2, "far fewer keys"

@@ -1,4 +1,4 @@
-"""Strata of transactions that call Python functions: everything but the calls is done for a whole stratum at once."""
+"""Runs strata of transactions that call Python functions: all but the calls is done for a whole stratum at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy.typing as npt
 from midstream.flow.transactions.expressions import ExpressionNode
 from midstream.txn.batches import DTYPES, filled
 from midstream.txn.columns import evaluate
+from midstream.txn.dependencies import Units
 from midstream.txn.kernels import log_entry, window_best, window_total
-from midstream.txn.numbering import called
-from midstream.txn.planning import Units
-from midstream.txn.preparing import Log, PreparedBatch
+from midstream.txn.key_numbers import called
+from midstream.txn.prepared_batch import Log, PreparedBatch
 
 __all__ = ["run_columns"]
 
@@ -35,7 +35,7 @@ def run_columns(batch: PreparedBatch, units: Units) -> None:
 class _Stratum:
     """Transactions of one type that do not touch each other's keys.
 
-    After each condition only those go on that it lets pass: functions never see values that a condition kept away.
+    After each condition only those that pass continue: functions never see values that a condition rules out.
     """
 
     def __init__(self, batch: PreparedBatch, number: int, rows: Array) -> None:

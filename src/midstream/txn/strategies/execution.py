@@ -1,4 +1,4 @@
-"""Enact a strategy on a prepared batch, or on some of its transactions."""
+"""Runs a prepared batch, or some of its transactions, with a strategy."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from midstream.txn import planning
+from midstream.txn import dependencies
 from midstream.txn.batches import DTYPES
-from midstream.txn.compiling import Machine
+from midstream.txn.compiler import Machine
+from midstream.txn.dependencies import BatchLayout, Units
 from midstream.txn.keys import IntKeys
 from midstream.txn.operations import Operations, chains, operations
-from midstream.txn.planning import BatchLayout, Units
-from midstream.txn.preparing import PreparedBatch
+from midstream.txn.prepared_batch import PreparedBatch
 from midstream.txn.strategies import Strategy
-from midstream.txn.strategies.interpreting import run_columns
+from midstream.txn.strategies.interpreter import run_columns
 from midstream.txn.strategies.threads import together
 
-__all__ = ["Ran", "run", "run_serial"]
+__all__ = ["RunSummary", "run", "run_serial"]
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What it took: units, strata, and transactions that were run again because of aborts."""
+class RunSummary:
+    """Statistics of a run: units, strata, and transactions that were run again because of aborts."""
 
     units: int
     depth: int
@@ -41,51 +41,53 @@ def run(
     strategy: Strategy,
     threads: int,
     units: Units | None = None,
-) -> Ran:
-    """Run transactions, given by their positions in order; afterwards tables, reasons and outputs are up to date.
+) -> RunSummary:
+    """Run transactions, given by their positions in order. Afterwards tables, reasons and outputs are up to date.
 
-    ``units`` are their whole-transaction units, where they are known already.
+    ``units`` are their whole-transaction units, if they are already known.
     """
     if not len(members):
-        return Ran(0, 0)
+        return RunSummary(0, 0)
     if strategy.exploration == "serial":
         run_serial(batch, machine, members)
-        return Ran(len(members), len(members))
+        return RunSummary(len(members), len(members))
     late = bool(layout.late.any())
     if batch.program.interpreted:
-        units = units or planning.transactions(batch, layout, members)
+        units = units or dependencies.transactions(batch, layout, members)
         run_columns(batch, units)
-        return Ran(len(units), units.depth)
+        return RunSummary(len(units), units.depth)
     if strategy.exploration == "partitions":
         return _run_partitions(batch, machine, layout, members, threads)
     if strategy.on_versions and not late:
         return _run_versions(batch, machine, layout, members, strategy, threads)
-    # Operations and chains have to know all keys beforehand; with late ones, whole transactions are scheduled instead.
+    # Operations and chains need all keys in advance; with late keys, whole transactions are scheduled instead.
     if strategy.granularity == "component":
-        units = planning.components(batch, layout, members)
+        units = dependencies.components(batch, layout, members)
     elif units is None:
-        units = planning.transactions(batch, layout, members)
+        units = dependencies.transactions(batch, layout, members)
     explore(machine, strategy.exploration, units, threads, "", place_state(batch, machine))
-    return Ran(len(units), units.depth)
+    return RunSummary(len(units), units.depth)
 
 
 def run_serial(batch: PreparedBatch, machine: Machine, members: Array) -> None:
-    """One after the other."""
-    with np.errstate(all="ignore"):  # for programs that are interpreted; compiled code does not look at it
+    """Run transactions one after the other."""
+    with np.errstate(all="ignore"):  # for interpreted programs; compiled code ignores it
         machine["in_order"](0, len(members), members, *place_state(batch, machine))
 
 
-def _run_partitions(batch: PreparedBatch, machine: Machine, layout: BatchLayout, members: Array, threads: int) -> Ran:
-    units, home = planning.partitions(batch, layout, members, threads)
+def _run_partitions(
+    batch: PreparedBatch, machine: Machine, layout: BatchLayout, members: Array, threads: int
+) -> RunSummary:
+    units, home = dependencies.partitions(batch, layout, members, threads)
     done, failed = np.zeros(len(units), np.int64), np.zeros(1, np.int64)
     state = (units.before, units.needed, done, failed, units.starts, units.members, *place_state(batch, machine))
     together(machine["depth_first"], [(np.flatnonzero(home == part), *state) for part in range(threads)], failed)
-    return Ran(len(units), units.depth)
+    return RunSummary(len(units), units.depth)
 
 
 def _run_versions(
     batch: PreparedBatch, machine: Machine, layout: BatchLayout, members: Array, strategy: Strategy, threads: int
-) -> Ran:
+) -> RunSummary:
     eager = strategy.aborts == "eager"
     found = operations(batch, layout, members, waiting=eager)
     units = chains(found)[0] if strategy.granularity == "chain" else found.units
@@ -99,7 +101,7 @@ def _run_versions(
             redone = _repair(batch, machine, layout, members, found, state)
     machine["conclude_all"](0, len(members), members, *state.values())
     machine["settle_all"](0, len(members), members, *state.values())
-    return Ran(len(units), units.depth, redone)
+    return RunSummary(len(units), units.depth, redone)
 
 
 def _redo_until_stable(
@@ -112,7 +114,10 @@ def _redo_until_stable(
     units: Units,
     state: dict[str, Any],
 ) -> int:
-    """TStream: run all, see what failed, run all again without it. Ends, because what fails depends on earlier ones."""
+    """TStream: run all, see what failed, run all again without it.
+
+    This terminates, because whether a transaction fails depends only on earlier ones.
+    """
     redone = -len(members)
     while True:
         explore(machine, strategy.exploration, units, threads, "_on_versions", (False, *state.values()))
@@ -184,11 +189,11 @@ def explore(
         )
 
 
-# ── what kernels take ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── arguments of kernels ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def place_state(batch: PreparedBatch, machine: Machine) -> tuple[Any, ...]:
-    """The arrays that ``run`` takes, in its order."""
+    """The arrays that ``run`` takes, in order."""
     held = _common(batch)
     for number in batch.program.late_tables:
         if batch.program.interpreted:
@@ -201,7 +206,7 @@ def place_state(batch: PreparedBatch, machine: Machine) -> tuple[Any, ...]:
 
 
 def version_state(batch: PreparedBatch, machine: Machine, found: Operations) -> dict[str, Any]:
-    """The arrays that ``run_operation`` takes, by name, in its order."""
+    """The arrays that ``run_operation`` takes, by name, in order."""
     held = _common(batch)
     held.update(x_origins=found.origins, x_owners=found.owners, x_starts=found.starts, x_older=found.older)
     held.update(x_aborted=np.zeros(len(batch), np.int8), x_verdicts=np.zeros(len(found.owners), np.int8))

@@ -1,8 +1,8 @@
-"""A batch made ready to run: the order of its transactions, keys as dense numbers, values at hand.
+"""A batch that is ready to run: its transactions ordered, its keys numbered, its values loaded.
 
-Arrays by transaction are in the order of arrival, so that nothing has to be moved; ``order`` lists the transactions by
-(timestamp, arrival), and whatever runs or plans them goes through (a part of) that list. A transaction's key slots lie
-next to each other in ``keys``, from ``bases[i]`` on.
+Arrays by transaction are in order of arrival, so nothing has to be moved. ``order`` lists the transactions by
+(timestamp, arrival); all planning and running goes through (a part of) that list. A transaction's key slots are
+contiguous in ``keys``, starting at ``bases[i]``.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ import pyarrow as pa
 from midstream.errors import SchemaError
 from midstream.txn.batches import DTYPES, Batch, TableSource, filled
 from midstream.txn.kernels import compiled
+from midstream.txn.key_numbers import Events, Numbering, RowsByKind, map_keys, objects_of
 from midstream.txn.keys import IntKeys, Keys, NearKeys, TextKeys, keys_for, places
-from midstream.txn.numbering import Events, Numbering, RowsByKind, map_keys, objects_of
 from midstream.txn.program import Program
-from midstream.txn.sorting import order_of
+from midstream.txn.sort import order_of
 
 __all__ = ["Log", "PreparedBatch", "Room", "prepare"]
 
 Array = npt.NDArray[Any]
 
 NOT_RUN = -1
-"""In ``reasons``: nothing has been decided about the transaction yet."""
+"""In ``reasons``: the transaction has not been decided yet."""
 
 
 @dataclass
 class Log:
-    """Per key of a table, what was written to it, newest first, as linked lists; the history of earlier batches first.
+    """The writes to each key of a table, newest first, as linked lists; entries of earlier batches come first.
 
-    Transaction i has the ``stride`` entries from ``base + i * stride`` on to itself, so threads never compete for one.
+    Transaction i owns the ``stride`` entries from ``base + i * stride`` on, so threads never compete for one.
     """
 
     base: int
     stride: int
-    head: Array  # by key: its newest entry, or -1
-    older: Array  # by entry: the one before it, or -1
+    head: Array  # by key: newest entry, or -1
+    older: Array  # by entry: previous entry, or -1
     times: Array
-    newest: Array  # by entry: the largest time in it and all that are older
+    newest: Array  # by entry: the largest time in it and all older ones
     columns: list[Array]
 
 
@@ -68,14 +68,14 @@ class PreparedBatch:
         return len(self.kinds)
 
     def growing(self, table: int) -> IntKeys | TextKeys:
-        """The keys of a table that has late ones: they are added while transactions run."""
+        """The keys of a table that has late keys, which are added while transactions run."""
         known = self.known[table]
         assert not isinstance(known, NearKeys)  # see map_keys
         return known
 
 
 class Room:
-    """Memory that batches use one after the other: to get it from the system anew takes longer than to fill it."""
+    """Buffers that batches use one after the other: allocating new memory takes longer than filling it."""
 
     def __init__(self, program: Program) -> None:
         self.width = max(1, *(len(kind.slots) for kind in program.types), 1)
@@ -85,18 +85,18 @@ class Room:
         self._keys = np.empty(0, np.int64)
 
     def enter(self, size: int) -> tuple[Array, Array]:
-        """For a batch of that size: where each transaction's key slots begin, and these."""
+        """Buffers for a batch of that size: the offset of each transaction's key slots, and the key slots."""
         if size > len(self._bases):
             self._bases = np.arange(size * 5 // 4) * self.width
             self._keys = np.full(len(self._bases) * self.width, -1, np.int64)
         keys = self._keys[: size * self.width]
-        if self._late:  # -1 says that a key is not known yet
+        if self._late:  # -1: the key is not known yet
             keys.fill(-1)
         return self._bases[:size], keys
 
 
 def prepare(program: Program, batch: Batch, source: TableSource, room: Room | None = None) -> PreparedBatch:
-    """Sort, number the keys, load the values. What comes out is good until the room is used for another batch."""
+    """Sort, number the keys, load the values. The result is valid until ``room`` is used for another batch."""
     size = len(batch)
     _check_kinds(program, batch)
     room = room or Room(program)
@@ -123,7 +123,7 @@ def prepare(program: Program, batch: Batch, source: TableSource, room: Room | No
     for number, numbering in enumerate(room.numbering):
         prepared.known.append(map_keys(found, number, numbering, source, room.width, keys))
         _load(prepared, source, number)
-    if program.interpreted:  # Python functions may ask for the strings as well
+    if program.interpreted:  # Python functions may use the strings, too
         events.update({name: objects_of(column) for name, column in columns.items()})
     return prepared
 
@@ -131,7 +131,7 @@ def prepare(program: Program, batch: Batch, source: TableSource, room: Room | No
 def _check_kinds(program: Program, batch: Batch) -> None:
     if len(batch) and not (batch.kinds.min() >= 0 and batch.kinds.max() < len(program.types)):
         raise SchemaError(
-            f"events trigger transactions 0 to {len(program.types) - 1}; found {batch.kinds.min()} to "
+            f"events may trigger transactions 0 to {len(program.types) - 1}; found {batch.kinds.min()} to "
             f"{batch.kinds.max()}"
         )
     missing = sorted(set(program.columns) - set(batch.columns))
@@ -152,7 +152,7 @@ def _output(kind: str, size: int) -> Array:
 
 
 def _key_texts(program: Program) -> set[str]:
-    """Columns of strings."""
+    """The columns with strings."""
     return {name for name, kind in program.columns.items() if kind == "string"}
 
 
@@ -170,12 +170,12 @@ def _column(program: Program, batch: Batch, name: str, kind: str) -> Array:
     found = np.asarray(column)
     allowed = {"double": "f", "bigint": "iu", "boolean": "b"}[kind]
     if found.dtype.kind not in allowed:
-        raise SchemaError(f"column {name!r} was traced as {kind}; the batch has {found.dtype}", column=name)
+        raise SchemaError(f"column {name!r} was traced as {kind}, but in the batch it is {found.dtype}", column=name)
     return np.ascontiguousarray(found, DTYPES[kind])
 
 
 def _without_nulls(program: Program, batch: Batch, name: str, column: Any) -> Any:
-    """The column, with anything in place of nulls where no transaction looks; elsewhere a null is an error."""
+    """The column with nulls replaced where no transaction uses them; any other null is an error."""
     if not column.null_count:
         return column
     nulls = column.is_null().to_numpy(zero_copy_only=False)
@@ -184,7 +184,7 @@ def _without_nulls(program: Program, batch: Batch, name: str, column: Any) -> An
         names = ", ".join(repr(program.types[number].name) for number in _users(program, name))
         raise SchemaError(
             f"column {name!r} is null in {len(wrong)} events that trigger {names} (the first is event {wrong[0]} of "
-            "the batch); a transaction works on values. Filter such events out before, or fill them in",
+            "the batch); a transaction needs values. Filter out such events, or fill in the nulls",
             column=name,
         )
     kind = column.type
@@ -206,7 +206,7 @@ def _text_column(program: Program, batch: Batch, name: str) -> Any:
 
 
 def _load(prepared: PreparedBatch, source: TableSource, number: int) -> None:
-    """The values of one table's keys, with room for keys that turn up while running."""
+    """The values of one table's keys, with room for keys that are added at run time."""
     program = prepared.program
     table = program.tables[number]
     known = prepared.known[number]
@@ -227,7 +227,7 @@ def _load(prepared: PreparedBatch, source: TableSource, number: int) -> None:
         values = np.ascontiguousarray(values, DTYPES[column.kind])
         if len(values) != len(keys):
             raise SchemaError(f"table {table.name!r}: asked for {len(keys)} values, got {len(values)}")
-        if len(used) < len(known):  # of numbers that no key has, nobody asks for the value
+        if len(used) < len(known):  # numbers without a key need no value
             values_of = np.empty(len(known), values.dtype)
             values_of[used] = values
             values = values_of

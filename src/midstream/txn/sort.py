@@ -1,4 +1,4 @@
-"""Sorting: labels that are small numbers, and timestamps that are almost in order or not."""
+"""Sorts labels that are small numbers, and timestamps that may be almost in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["order_of", "sorted_by"]
 
 @compiled
 def sorted_by(labels: Any, count: int) -> Any:
-    """Positions by label (0 to count - 1), stable: where each label starts, and the positions."""
+    """Positions by label (0 to count - 1), stable: the start of each label, and the positions."""
     starts = np.zeros(count + 1, np.int64)
     for x in range(len(labels)):
         starts[labels[x] + 1] += 1
@@ -27,12 +27,12 @@ def sorted_by(labels: Any, count: int) -> Any:
 
 
 DIGIT = 11
-"""Bits by which :func:`order_of` sorts at a time, if the span is large: the counters stay in the nearest cache."""
+"""Bits that :func:`order_of` sorts by at a time if the span is large: the counters fit in the L1 cache."""
 
 
 @compiled
 def order_of(times: Any) -> Any:
-    """Positions by (time, position); empty if they are in that order already."""
+    """Positions by (time, position); empty if the times are already in order."""
     low = high = times[0]
     last = times[0]
     sorted_already = True
@@ -47,7 +47,7 @@ def order_of(times: Any) -> Any:
     span = np.uint64(high) - np.uint64(low)
     order, other = np.arange(len(times)), np.empty(len(times), np.int64)
     bits = np.uint64(DIGIT)
-    if span < np.uint64(4 * len(times)):  # all at once
+    if span < np.uint64(4 * len(times)):  # in one pass
         while span >> bits:
             bits += np.uint64(1)
     fill = np.empty(1 << bits, np.int64)
