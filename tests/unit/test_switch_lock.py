@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream.control.messages import Accepted, Applied, Exhausted, FromTask, StageChange, Stay, TaskId, ToTask
+from midstream.control.messages import Accepted, Exhausted, FromTask, StageChange, Stay, SwitchRequested, TaskId, ToTask
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex
 from midstream.runtime.spark.switch_lock import SwitchLock
 
@@ -27,10 +27,10 @@ class Work:
         self.error = error
         self.is_exhausted = False
 
-    def offer(self, change: StageChange) -> Applied | Exhausted:
+    def offer(self, change: StageChange) -> SwitchRequested | Exhausted:
         if self.error is not None:
             raise self.error
-        return self.exhausted(change) or Applied(TASK, change.revision, {})
+        return self.exhausted(change) or SwitchRequested(TASK, change.revision, {})
 
     def exhausted(self, change: StageChange) -> Exhausted | None:
         return Exhausted(TASK, change.revision) if self.is_exhausted else None
