@@ -450,7 +450,6 @@ class _Runtime:
         # A worker that listens is known by its own name, as on Spark.
         peer = peer_of(message.worker) if isinstance(message, WorkerJoined) else b"task"
         instructions = self._control.tell(Received(peer, message))
-        self._deliver(instructions)
         self._driver.hear(instructions)
         answers = [each.message for each in instructions if isinstance(each, Send) and each.peer == peer]
         return answers[0] if answers else Accepted()
@@ -459,9 +458,7 @@ class _Runtime:
         """Let the past speak: repeated messages, and tasks that nobody waits for any more."""
         if self._echoes and self.rng.random() < 0.5:
             echo = self._echoes.pop(self.rng.randrange(len(self._echoes)))
-            instructions = self._control.tell(Received(b"echo", echo))
-            self._deliver(instructions)
-            self._driver.hear(instructions)
+            self._driver.hear(self._control.tell(Received(b"echo", echo)))
         if self._zombies:
             zombie = self.rng.choice(self._zombies)
             try:
