@@ -11,7 +11,7 @@ import pytest
 
 from midstream.control.messages import Accepted, Exhausted, FromTask, StageChange, Stay, SwitchRequested, TaskId, ToTask
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex
-from midstream.runtime.spark.switch_lock import SwitchLock
+from midstream.runtime.switch_lock import SwitchLock
 
 TASK = TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(0), 1)
 CHANGE = StageChange(Revision(2), Digest("ab"), ("A",))
@@ -49,7 +49,7 @@ def attention_of(work: Any, answer: ToTask | None = None, posted: list[FromTask]
     def ask(message: FromTask) -> ToTask:
         return answer or Accepted()
 
-    return SwitchLock(work, ask, ([] if posted is None else posted).append)
+    return SwitchLock(work, ask, ([] if posted is None else posted).append, threading.Lock())
 
 
 def tell(attention: SwitchLock) -> list[FromTask]:

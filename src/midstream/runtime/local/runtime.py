@@ -346,10 +346,10 @@ class _Runtime:
                 case _:
                     pass
 
-    def told(self, task: TaskId) -> StageChange | None:
+    def told(self, task: TaskId, chance: float) -> StageChange | None:
         """The change that a task is told of; it may take its time to arrive."""
         peer = peer_of(WorkerId("local", task.attempt))
-        if peer not in self._switches or self.rng.random() < 0.5:
+        if peer not in self._switches or not self._chance(chance):
             return None
         return self._switches.pop(peer).change
 
