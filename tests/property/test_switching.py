@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import (
     Accepted,
-    Applied,
     Assignment,
     ChangeBegun,
     Commit,
@@ -23,6 +22,7 @@ from midstream.control.messages import (
     Received,
     Send,
     Switch,
+    SwitchRequested,
     TaskFailed,
     TaskFailure,
     TaskFinished,
@@ -105,7 +105,7 @@ class Partition(RuleBasedStateMachine):
     def ask(self, data: st.DataObject, repeats: bool) -> None:
         attempt = data.draw(st.sampled_from([each for each in self.running if each.is_told and not each.has_asked]))
         attempt.has_asked = True
-        asked = Applied(attempt.task, Revision(2), {ORIGIN: attempt.at})
+        asked = SwitchRequested(attempt.task, Revision(2), {ORIGIN: attempt.at})
         answer = self.say(asked)
         if isinstance(answer, Accepted):
             attempt.switch, attempt.knows = attempt.at, True

@@ -8,7 +8,6 @@ import pytest
 from midstream.control.coordinator import STORY_LENGTH, Coordinator
 from midstream.control.messages import (
     Accepted,
-    Applied,
     Assignment,
     ChangeBegun,
     ChangeNoted,
@@ -31,6 +30,7 @@ from midstream.control.messages import (
     StageChange,
     Stay,
     Switch,
+    SwitchRequested,
     TaskFailed,
     TaskFailure,
     TaskFinished,
@@ -541,7 +541,7 @@ def listening(coordinator: Coordinator, *tasks: TaskId) -> None:
 
 
 def ask(coordinator: Coordinator, who: TaskId, rows: int, revision: Revision = NEW) -> list[Instruction]:
-    return coordinator.handle(Received(PEER, Applied(who, revision, {Origin(-1): rows})))
+    return coordinator.handle(Received(PEER, SwitchRequested(who, revision, {Origin(-1): rows})))
 
 
 def start(coordinator: Coordinator, who: TaskId) -> Assignment:
@@ -642,6 +642,14 @@ def test_an_attempt_that_starts_before_the_first_has_switched_does_not_switch_no
     found = start(coordinator, task(attempt=1))
     assert (found.change, found.switch_at) == (None, None), "what it says at its end must be what the first one says"
     assert ask(coordinator, task(), 17) == [Send(PEER, Stay())]
+
+
+def test_a_start_that_is_told_again_after_the_change_began_does_not_count_as_a_new_one():
+    coordinator = running()
+    listening(coordinator, task())
+    coordinator.handle(begin())
+    again = start(coordinator, task())
+    assert (again.change, again.switch_at) == (None, None), "it may be anywhere in its input"
 
 
 def test_the_first_attempt_of_a_partition_that_starts_after_the_change_switches_at_once():

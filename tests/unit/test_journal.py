@@ -89,8 +89,14 @@ def test_it_tells_one_line_per_event():
 
 
 def test_something_else_is_no_journal():
-    with pytest.raises(CheckpointError, match="not a journal of this version"):
+    with pytest.raises(CheckpointError, match="not a journal, or it is damaged"):
         read(b"something else")
+
+
+def test_a_journal_of_another_version_is_refused():
+    data = msgspec.msgpack.encode((2, [{"type": "SomethingNew"}]))
+    with pytest.raises(CheckpointError, match="format of version 2, and this midstream reads version 1"):
+        read(data)
 
 
 def test_the_command_line_tells_a_journal(tmp_path):

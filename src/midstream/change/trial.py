@@ -168,7 +168,7 @@ class Changes:
         self._highest = Revision(prepared.after.revision)
         change = Change(prepared, record, self._stopwatch)
         if self._trial is None:
-            self._enact(change)
+            self._put_on_trial(change)
         else:
             self._queue.append(_Queued(change, request))
         return change
@@ -197,7 +197,7 @@ class Changes:
         self._tell_progress(self._trial)
         return change
 
-    def _enact(self, change: Change) -> None:
+    def _put_on_trial(self, change: Change) -> None:
         self._trial = _Trial(change)
         self.configuration = change.prepared.after
         self._tell_progress(self._trial)
@@ -302,10 +302,10 @@ class Changes:
         self._next()
 
     def _next(self) -> None:
-        """Enact the next one that waits."""
+        """Put the next one that waits on trial."""
         self._prepare_anew()
         if self._queue:
-            self._enact(self._queue.popleft().change)
+            self._put_on_trial(self._queue.popleft().change)
 
     def _prepare_anew(self) -> None:
         """What waits was prepared on top of what was to come before it, which may have been rolled back meanwhile.

@@ -2,6 +2,8 @@
 
 The coordinator is pure, so its events are the whole truth about its decisions: replaying a journal gives the same
 coordinator, step by step, on any machine. The journal of a run that failed is kept in the checkpoint location.
+
+The file is a msgpack array of two: the version of the format, and the events, each tagged with its name.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ from midstream.control.coordinator import Coordinator, line_of
 from midstream.control.messages import EpochOpened, Event, Received, TaskFinished
 from midstream.errors import CheckpointError
 
+VERSION = 1
+"""Of the file's format. Another one when a message changes so that older files cannot be read."""
+
 _encoder = msgspec.msgpack.Encoder()
+_envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _decoder: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])
 
 
@@ -48,15 +54,21 @@ class Journal:
 
     def to_bytes(self) -> bytes:
         """The journal as it is kept in a file."""
-        return _encoder.encode(self._events)
+        return _encoder.encode((VERSION, self._events))
 
 
 def read(data: bytes) -> list[Event]:
     """The events of a journal that was kept."""
     try:
-        return _decoder.decode(data)
+        version, events = _envelope.decode(data)
+        if version != VERSION:
+            raise CheckpointError(
+                f"this journal has the format of version {version}, and this midstream reads version {VERSION}; read "
+                f"it with the midstream that wrote it"
+            )
+        return _decoder.decode(events)
     except msgspec.MsgspecError as error:
-        raise CheckpointError(f"this is not a journal of this version of midstream: {error}") from error
+        raise CheckpointError(f"this is not a journal, or it is damaged: {error}") from error
 
 
 def replay(events: Iterable[Event]) -> Coordinator:

@@ -52,7 +52,7 @@ class TaskStarted(msgspec.Struct, frozen=True, tag=True):
     worker: WorkerId | None = None
 
 
-class Applied(msgspec.Struct, frozen=True, tag=True):
+class SwitchRequested(msgspec.Struct, frozen=True, tag=True):
     """A task asks to switch to a revision at this position, before it has emitted anything of it."""
 
     task: TaskId
@@ -189,7 +189,7 @@ class Switch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stay(msgspec.Struct, frozen=True, tag=True):
-    """The task must not switch after all: it goes on under the revision that it has."""
+    """The task must not switch after all, or nobody wants it to: it goes on under the revision that it has."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -206,7 +206,10 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """The job ends: close the functions this process holds open for it."""
 
 
-FromTask = TaskStarted | TaskFinished | TaskFailed | Applied | Reached | Exhausted | WorkerJoined | WorkerReleased
+OperationMessage = SwitchRequested | Reached | Exhausted
+"""What tasks say to an operation. Those of them that are :data:`Posted` expect no answer."""
+Posted = Reached | Exhausted
+FromTask = TaskStarted | TaskFinished | TaskFailed | OperationMessage | WorkerJoined | WorkerReleased
 ToTask = Assignment | Switch | Stay | Accepted | Refused | Release
 
 

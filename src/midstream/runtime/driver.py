@@ -5,7 +5,7 @@ computes the epochs, says what became of them, and lends it a control plane and 
 
 An epoch goes through these steps::
 
-    begin ──► (the runtime computes, sinks write) ──► commit: 1. sealed  2. manifest written  3. counted
+    begin ──► (the runtime computes, sinks write) ──► commit: sealed, manifest written, counted
       │                      │
       │                      └──► failed: run again, or the job fails
       └──► None: the epoch has a manifest already, so nothing is owed (a crash came before Spark's own commit)
@@ -35,14 +35,15 @@ from midstream.checkpoint.location import Checkpoint, Manifest
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.messages import (
     AuditOrder,
-    ChangeBegun,
     ChangeNoted,
     Commit,
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
+    Event,
     GiveUpRun,
     Instruction,
+    Reject,
     TaskFailed,
 )
 from midstream.errors import CheckpointError, MidstreamError, ProtocolError
@@ -59,17 +60,12 @@ _log = logging.getLogger("midstream")
 class Control(Protocol):
     """The coordinator, as the driver speaks to it."""
 
-    def open(self, event: EpochOpened) -> None:
-        """A run begins."""
+    def tell(self, event: Event) -> Sequence[Instruction]:
+        """Have the coordinator take an event and send what it has for tasks; gives what the driver must know."""
 
-    def begin(self, event: ChangeBegun) -> Sequence[Instruction]:
-        """A change is to take effect in the run in progress; gives what the driver must know."""
-
-    def seal(self, event: EpochSealed) -> Commit:
-        """What to commit; raises :class:`ProtocolError` if the epoch is not whole."""
-
-    def abandon(self, event: EpochAbandoned) -> tuple[TaskFailed, ...]:
-        """The run is over without success; gives the failures that its tasks reported."""
+    @property
+    def failures(self) -> tuple[TaskFailed, ...]:
+        """The failures that tasks of the run in progress have reported."""
 
     def journal(self) -> bytes:
         """The events of the newest run."""
@@ -177,7 +173,7 @@ class Driver:
             run = OpenRun(epoch, self._next_run, entry, configuration, committed)
             self._next_run = Run(run.run + 1)
             self._wants_replay, self._overdue = False, None
-            self._control.open(
+            self._control.tell(
                 EpochOpened(
                     epoch=epoch,
                     run=run.run,
@@ -200,28 +196,43 @@ class Driver:
     def commit(self, run: OpenRun, duration_ms: float) -> bool:
         """The runtime has computed a run and written its sinks. False if the epoch is to be run again all the same.
 
-        1. The coordinator agrees that the epoch is whole, or there is nothing to commit.
-        2. The manifest is written. From here on the epoch counts, whatever happens.
-        3. The job goes on from it: changes, samples, housekeeping and progress follow.
+        The order is what makes an epoch exactly once: nothing that follows from the epoch happens before 5, and all
+        that the manifest refers to is there before it.
+
+        1. A run that was given up meanwhile is not committed, although it came to its end.
+        2. The coordinator agrees that the epoch is whole. From here on its tasks are fenced.
+        3. The index of what tasks recorded for the auditor is written.
+        4. The engine's own log of the epoch is on disk: without it, the manifest would speak of rows that nobody knows.
+        5. The manifest is written. From here on the epoch counts, whatever happens.
+        6. The changes learn of it, before anything that depends on whether one is still on trial.
+        7. What nobody needs any more is removed: after 5, which says what is superseded, and after 6, which says what
+           can still be gone back to.
+        8. Users are told, last, because their code may fail.
         """
         with self._lock:
+            # 1.
             if self._wants_replay or self._overdue is not None:  # too late to cancel anything
                 self._give_up(run, MidstreamError(self._overdue or "the run is cancelled"))
                 return False
-            # 1.
             self._edge.at("computed")
-            try:
-                commit = self._control.seal(EpochSealed(run.epoch, run.run))
-            except ProtocolError as error:
+            # 2.
+            [commit] = self._control.tell(EpochSealed(run.epoch, run.run))
+            if isinstance(commit, Reject):
                 self._over(run)
+                error = ProtocolError(f"epoch {run.epoch} is not whole although it was computed: {commit.reason}")
                 self._judge(run, error, (), is_lost=True)
                 return False
-            # 2.
+            assert isinstance(commit, Commit), commit
+            # 3.
+            if self._audit is not None:
+                keep_index(self._audit.location, commit.epoch, commit.audits)
+            self._edge.at("sealed")
+            # 4.
+            self._edge.secure(run)
+            # 5.
             now = self._wall()
             ended_with = self.changes.run_of(commit, run.configuration)
             committed = run.committed.after(commit)
-            if self._audit is not None:
-                keep_index(self._audit.location, commit.epoch, commit.audits)
             manifest = committed.manifest(
                 commit,
                 ended_with.programs,
@@ -230,17 +241,17 @@ class Driver:
                 offsets=run.entry.offsets,
                 closing=run.entry.closing,
             )
-            self._edge.at("sealed")
-            self._edge.secure(run)
             self._checkpoint.commit(manifest)
             self._edge.at("manifest written")
-            # 3.
             self._over(run)
             self._committed = committed
+            # 6.
             self.changes.committed(commit, run.configuration)
+            # 7.
             self._samples = self._samples.after(commit)
             self._sweep(committed)
             self._edge.at("counted")
+            # 8.
             self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms))
             self._warn_of_times_ahead(commit)
             return True
@@ -274,7 +285,8 @@ class Driver:
             self._give_up(run, error, is_lost=is_lost)
 
     def _give_up(self, run: OpenRun, error: BaseException, *, is_lost: bool = False) -> None:
-        failures = self._control.abandon(EpochAbandoned(run.epoch, run.run))
+        failures = self._control.failures
+        self._control.tell(EpochAbandoned(run.epoch, run.run))
         self._over(run)
         if self._wants_replay and not self._is_stopping:
             return
@@ -398,7 +410,7 @@ class Driver:
         elif prepared.from_next_epoch:
             change.note("waits for the next epoch")
         else:
-            self.hear(self._control.begin(prepared.begun))
+            self.hear(self._control.tell(prepared.begun))
             self._start_timer()
 
     def hear(self, instructions: Sequence[Instruction]) -> None:

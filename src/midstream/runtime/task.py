@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from midstream.checkpoint.audit_files import write_history
 from midstream.control.messages import (
-    Applied,
     Assignment,
     Exhausted,
     Reached,
     StageChange,
     StateChange,
+    SwitchRequested,
     TaskFinished,
     TaskId,
 )
@@ -86,7 +86,7 @@ class TaskRun:
                 self._runner.switch(self._switch_at)
         return self._runner.run(batches)
 
-    def offer(self, change: StageChange) -> Applied | Exhausted | None:
+    def offer(self, change: StageChange) -> SwitchRequested | Exhausted | None:
         """What to ask the coordinator when the task was told to switch; nothing if it is too late for that.
 
         Only between slices. If the coordinator agrees, :meth:`switch` comes next, else :meth:`stay`.
@@ -97,7 +97,7 @@ class TaskRun:
             return self.exhausted(change)
         self._change = change
         self._prepare(change)
-        return Applied(self._task, change.revision, self._runner.position)
+        return SwitchRequested(self._task, change.revision, self._runner.position)
 
     def exhausted(self, change: StageChange) -> Exhausted | None:
         """What to tell the coordinator if the change makes no difference to this task any more; at any time."""

@@ -13,6 +13,7 @@ import random
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import msgspec
@@ -46,20 +47,21 @@ from midstream.control.messages import (
 from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.resources import Resources
 from midstream.errors import FlowError, MidstreamError
-from midstream.flow.model import Graph, Sink, Source, Transform
-from midstream.ids import BINS, Epoch, PartitionId, Run, StageIndex, WireId
+from midstream.flow.model import Graph, Source
+from midstream.ids import BINS, Epoch, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.planner.programs import pack_blobs
-from midstream.planner.stages import Leaves, Plan, compile_plan
+from midstream.planner.stages import compile_plan
 from midstream.runtime.database_sink import check_tables, claim_tables
 from midstream.runtime.driver import BatchEntry, Driver, OpenRun
 from midstream.runtime.local.control import LocalControl
 from midstream.runtime.local.data import LocalData, require_local, source_epochs
-from midstream.runtime.local.exchange import Exchanged, StageInput, StageOutput
+from midstream.runtime.local.engine import LocalEngine
+from midstream.runtime.local.exchange import StageInput
 from midstream.runtime.local.run import ChangeAt, Faults, LocalRun
-from midstream.runtime.local.sinks import write
 from midstream.runtime.local.stage import StageTasks, thinned
 from midstream.runtime.local.tasks import Attempt, peer_of
+from midstream.runtime.walk import walk
 from midstream.state.access import StateAccess
 
 EAGERNESS = (0.3, 0.05, 0.01)
@@ -244,11 +246,6 @@ class _Runtime:
             audit=None if self._audit is None else read_history(self._audit.location),
         )
 
-    @property
-    def plan(self) -> Plan:
-        """Of the epoch in progress."""
-        return self._open.configuration.plan
-
     # ── one epoch ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData], *, closing: bool = False) -> None:
@@ -275,7 +272,7 @@ class _Runtime:
         run = self._driver.begin(epoch, entry)
         if run is None:
             return True
-        self._open, self._is_cancelled = run, False
+        self._is_cancelled = False
         try:
             self._compute(run, rows)
         except (_DriverCrashed, _RequestRefused):
@@ -346,85 +343,43 @@ class _Runtime:
                 case _:
                     pass
 
-    def told(self, task: TaskId) -> StageChange | None:
+    def told(self, task: TaskId, chance: float) -> StageChange | None:
         """The change that a task is told of; it may take its time to arrive."""
         peer = peer_of(WorkerId("local", task.attempt))
-        if peer not in self._switches or self.rng.random() < 0.5:
+        if peer not in self._switches or not self._chance(chance):
             return None
         return self._switches.pop(peer).change
 
     def _compute(self, run: OpenRun, rows: Mapping[str, LocalData]) -> None:
-        plan, epoch, number = self.plan, run.epoch, run.run
-        results: dict[str, LocalData] = dict(rows)
-        leaving: dict[int, StageOutput] = {}
-        for segment in range(plan.segments):
-            stages = plan.segment(segment)
-            first = stages[0]
-            inlets = [results[name] for name in first.inlets]
-            frames = None
-            if first.takes_frames:
-                frames = self._read(epoch, number, leaving[segment - 1]).of_wires({*first.receives, *first.carries})
-            data: StageInput = LocalData.united(inlets, frames)
-            for stage in stages:
-                output = self._run_stage(epoch, number, stage.index, data)
-                if stage.leaves is Leaves.EXCHANGE:
-                    data = Exchanged(output, run.configuration.partitions, self.rng)
-            leaving[segment] = output
-            self._transform(epoch, number, segment, leaving, results)
-        for name, feed in plan.feeds.items():
-            if isinstance(plan.graph[name].spec, Sink):
-                rows_out = results[feed] if isinstance(feed, str) else self._outlet(epoch, number, feed, leaving)
-                write(plan.graph.payloads[name], rows_out.table(plan.graph[name].schema), epoch)
-                self._maybe_give_up()
-                self._maybe_crash_driver()
+        plan = run.configuration.plan
+        engine = LocalEngine(
+            plan,
+            run.epoch,
+            run.configuration.partitions,
+            self.rng,
+            run_tasks=partial(self._run_tasks, run),
+            is_output_lost=lambda: self._chance(self.faults.lose_output),
+            on_written=self._pause,
+        )
+        walk(plan, engine, LocalData.united([rows[name] for name in plan.stages[0].inlets], None))
 
-    def _outlet(self, epoch: Epoch, run: Run, wire: WireId, leaving: Mapping[int, StageOutput]) -> LocalData:
-        segment = self.plan.wires[wire].segment
-        if self.plan.segment(segment)[-1].leaves is Leaves.TYPED:
-            return leaving[segment].data  # it went straight to the sink
-        return self._read(epoch, run, leaving[segment]).of_wires({wire}).decoded()
-
-    def _transform(
-        self, epoch: Epoch, run: Run, segment: int, leaving: Mapping[int, StageOutput], results: dict[str, LocalData]
-    ) -> None:
-        graph = self.plan.graph
-        for op in graph.of(Transform):
-            feed = self.plan.feeds[op.name]
-            ready = feed in results if isinstance(feed, str) else self.plan.wires[feed].segment == segment
-            if op.name in results or not ready:
-                continue
-            rows = results[feed] if isinstance(feed, str) else self._outlet(epoch, run, feed, leaving)
-            _, local = graph.payloads[op.name]
-            results[op.name] = rows.transformed(op.name, local, graph.schema_of(op.inputs[0]), op.schema)
-
-    def _read(self, epoch: Epoch, run: Run, kept: StageOutput) -> LocalData:
-        """The frames that a segment has left, some of them perhaps computed again."""
-        if self._chance(self.faults.lose_output):
-            lost = self.rng.randrange(len(kept.batches))
-            kept.batches[lost] = self._run_tasks(epoch, run, kept.stage, kept.read, [lost])[lost]
-        return kept.data
-
-    # ── one stage ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _run_stage(self, epoch: Epoch, run: Run, stage: StageIndex, data: StageInput) -> StageOutput:
-        """Run all tasks of a stage."""
-        results = self._run_tasks(epoch, run, stage, data, range(len(data)))
-        return StageOutput(stage, data, [results[partition] for partition in range(len(data))])
+    def _pause(self) -> None:
+        self._maybe_give_up()
+        self._maybe_crash_driver()
 
     def _run_tasks(
-        self, epoch: Epoch, run: Run, stage: StageIndex, data: StageInput, wanted: Sequence[int]
+        self, run: OpenRun, stage: StageIndex, data: StageInput, wanted: Sequence[int]
     ) -> dict[int, list[pa.RecordBatch]]:
         """Interleave tasks of a stage until each partition that is wanted has finished once."""
 
         def launch(of: StageIndex, partition: int, batches: Sequence[pa.RecordBatch]) -> Attempt:
             self._attempts += 1
-            return Attempt(self, TaskId(epoch, run, of, PartitionId(partition), self._attempts), batches)
+            return Attempt(self, TaskId(run.epoch, run.run, of, PartitionId(partition), self._attempts), batches)
 
         tasks = StageTasks(stage, data, wanted, launch)
         try:
             while not tasks.are_done:
-                self._maybe_give_up()
-                self._maybe_crash_driver()
+                self._pause()
                 self._maybe_change(stage)
                 self._disturb()
                 attempt = self.rng.choice(tasks.active)
@@ -450,7 +405,6 @@ class _Runtime:
         # A worker that listens is known by its own name, as on Spark.
         peer = peer_of(message.worker) if isinstance(message, WorkerJoined) else b"task"
         instructions = self._control.tell(Received(peer, message))
-        self._deliver(instructions)
         self._driver.hear(instructions)
         answers = [each.message for each in instructions if isinstance(each, Send) and each.peer == peer]
         return answers[0] if answers else Accepted()
@@ -459,9 +413,7 @@ class _Runtime:
         """Let the past speak: repeated messages, and tasks that nobody waits for any more."""
         if self._echoes and self.rng.random() < 0.5:
             echo = self._echoes.pop(self.rng.randrange(len(self._echoes)))
-            instructions = self._control.tell(Received(b"echo", echo))
-            self._deliver(instructions)
-            self._driver.hear(instructions)
+            self._driver.hear(self._control.tell(Received(b"echo", echo)))
         if self._zombies:
             zombie = self.rng.choice(self._zombies)
             try:

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
@@ -17,25 +17,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from midstream.change.change import Change
-from midstream.change.configuration import Configuration
 from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sweeper import Sweeper, SweepThread
 from midstream.control.messages import AuditOrder, Commit
 from midstream.engine.collector import FRAME_BYTES
-from midstream.flow.model import Sink
-from midstream.flow.sinks import SinkTarget
-from midstream.ids import Epoch
+from midstream.ids import Epoch, StageIndex
 from midstream.metrics import EpochProgress, SweepStats
 from midstream.runtime.driver import BatchEntry, Driver, OpenRun
 from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
-from midstream.runtime.spark.epoch import compile_epoch
+from midstream.runtime.spark.epoch import SparkEngine
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
-from midstream.runtime.spark.sinks import write_sinks
 from midstream.runtime.spark.transform_check import check_changed_transforms
 from midstream.runtime.spark.worker import Ticket, Whereabouts
+from midstream.runtime.walk import walk
 
 __all__ = ["Heartbeat"]
 
@@ -141,18 +138,12 @@ class Heartbeat:
                 return
 
     def _compute(self, run: OpenRun, rows: DataFrame) -> None:
-        configuration = run.configuration
-        frames = compile_epoch(
-            configuration.plan,
-            rows,
-            lambda stage: Ticket(self._at, run.epoch, run.run, stage),
-            configuration.partitions,
-            self._limit,
-        )
-        try:
-            write_sinks(self._targets(configuration), frames.sinks, run.epoch)
-        finally:
-            frames.release()
+        plan, partitions = run.configuration.plan, run.configuration.partitions
+
+        def ticket(stage: StageIndex) -> Ticket:
+            return Ticket(self._at, run.epoch, run.run, stage)
+
+        walk(plan, SparkEngine(plan, run.epoch, ticket, partitions, self._limit), rows)
 
     def _committed(self, commit: Commit, progress: EpochProgress) -> None:
         if commit.widest_row:
@@ -168,11 +159,6 @@ class Heartbeat:
             if self._set.get(key) != value:
                 session.conf.set(key, value)
         self._set = wanted
-
-    @staticmethod
-    def _targets(configuration: Configuration) -> Mapping[str, SinkTarget]:
-        graph = configuration.graph
-        return {op.name: graph.payloads[op.name] for op in graph.of(Sink)}
 
     @property
     def sweep_stats(self) -> SweepStats:

@@ -42,21 +42,8 @@ class SinkMarker(msgspec.Struct, frozen=True):
     sink: str
 
 
-def write_sinks(targets: Mapping[str, SinkTarget], rows: Mapping[str, DataFrame], epoch: Epoch) -> None:
-    """Write an epoch's rows to all sinks, those first that read everything.
-
-    Stages run when a sink first reads their rows. If no sink is sure to read them all, they are computed and kept
-    before any sink gets to see them: a sink's curiosity must not decide what the flow computes.
-    """
-    order = sorted(targets, key=lambda name: not targets[name].drains)
-    for name in order:
-        df = rows[name]
-        if not targets[name].drains:
-            _drain(df)
-        write(name, targets[name], df, epoch)
-
-
-def _drain(df: DataFrame) -> None:
+def drain(df: DataFrame) -> None:
+    """Compute all rows, for nobody."""
     df.write.format("noop").mode("append").save()
 
 
@@ -72,7 +59,7 @@ def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
             print(f"── epoch {epoch} ──")
             df.show(limit, truncate=False)
         case NoopSink():
-            _drain(df)
+            drain(df)
         case CallSink(function):
             _call(function, name, df, epoch)
         case DatabaseSink():

@@ -4,30 +4,48 @@ Between slices a task waits: for Spark to give it more rows, and to take what it
 can take a hundred milliseconds, in which the task's own thread sees nothing. So it lets go of a lock whenever it waits,
 and the thread that hears of a change switches the task if it can have that lock; else the task does so itself, when it
 has finished its slice.
+
+Both runtimes use it. On Spark the lock is a real one, between the task's thread and the one that listens. On the local
+runtime there is one thread, which plays the listener wherever a real one could get in between, within slices included.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import pyarrow as pa
 
 from midstream.control.messages import Accepted, Exhausted, FromTask, StageChange, ToTask
 from midstream.runtime.task import TaskRun
 
-__all__ = ["SwitchLock"]
+__all__ = ["Lock", "SwitchLock"]
+
+
+class Lock(Protocol):
+    """What is needed of a :class:`threading.Lock`."""
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take it; whether that could be done."""
+
+    def release(self) -> None:
+        """Let go of it."""
 
 
 class SwitchLock:
-    """The lock around the slices of one task. A context manager: inside, the task's thread holds it."""
+    """The lock around the slices of one task. A context manager: inside, the task's thread holds it.
 
-    def __init__(self, work: TaskRun, ask: Callable[[FromTask], ToTask], post: Callable[[FromTask], None]) -> None:
+    ``ask`` raises what keeps the task from going on; ``post`` expects no answer.
+    """
+
+    def __init__(
+        self, work: TaskRun, ask: Callable[[FromTask], ToTask], post: Callable[[FromTask], None], lock: Lock
+    ) -> None:
         self._work = work
         self._ask = ask
         self._post = post
-        self._lock = threading.Lock()
+        self._lock = lock
         self._told: StageChange | None = None
         self._failure: Exception | None = None
         self._is_over = False
