@@ -34,7 +34,7 @@ def begun(heads: dict[int, tuple[str, ...]] | None = None, followers: dict[int, 
 
 
 def change(known: Attempts, what: ChangeBegun | None = None, partitions: int = 2) -> ChangeInRun:
-    return ChangeInRun(what or begun(), known, partitions)
+    return ChangeInRun(what or begun(), known, {StageIndex(1): partitions, StageIndex(2): partitions})
 
 
 def at(rows: int) -> InputPosition:

@@ -148,7 +148,7 @@ def prepare(
             for name, blob in steps.items()
         },
     }
-    after = configured(graph, store, revision, current.partitions, digests, migrations)
+    after = configured(graph, store, revision, current.assignments, digests, migrations)
     records = tuple(
         UpdateRecord(
             operator=update.operator,

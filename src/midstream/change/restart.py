@@ -107,7 +107,7 @@ def _in_force(
         graph = revise(first.graph, updates) if updates else first.graph
         graph = replace(graph, written_for={**graph.written_for, **_written_for(graph, stored)})
         blobs = {**first.blobs, **{name: course.newest.update.function for name, course in stored.items()}}
-        return configured(graph, store, revision, first.partitions, blobs, migrations_of(applied))
+        return configured(graph, store, revision, first.assignments, blobs, migrations_of(applied))
     except MidstreamError as error:
         steps = [course.newest for course in known.values()]
         what = ", ".join(f"{step.update.operator} by revision {step.record.revision}" for step in steps)

@@ -35,7 +35,8 @@ import pyarrow.fs as pafs
 from midstream.checkpoint.change_log import ChangeLog
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
-from midstream.ids import Digest, Epoch, Revision, Run
+from midstream.ids import Digest, Epoch, Revision, Run, StageIndex
+from midstream.planner.assignment import Assignment
 from midstream.state.files import StateFiles
 from midstream.state.lineage import Lineage
 from midstream.storage import disk
@@ -80,7 +81,8 @@ class Manifest(msgspec.Struct, frozen=True):
     epoch: Epoch
     revision: Revision
     programs: tuple[Digest, ...]
-    bins: tuple[int, ...]
+    assignments: dict[StageIndex, Assignment]
+    """Per stage behind an exchange: how many partitions it has, and which of them owns each bin."""
     committed_at: float
     rows: dict[str, tuple[int, int]]
     """Per operator: rows in, rows out."""

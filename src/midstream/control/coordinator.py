@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from midstream.control.messages import (
     Accepted,
     Applied,
-    Assignment,
     ChangeBegun,
     ChangeNoted,
     Commit,
@@ -47,6 +46,7 @@ from midstream.control.messages import (
     TaskFailed,
     TaskFinished,
     TaskId,
+    TaskOrder,
     TaskStarted,
     WorkerId,
     WorkerJoined,
@@ -115,12 +115,12 @@ class Coordinator:
 
     >>> from midstream.ids import Digest, Epoch, PartitionId, Revision, Run
     >>> coordinator = Coordinator()
-    >>> coordinator.handle(EpochOpened(Epoch(7), Run(0), Revision(1), (Digest("ab"),), (0, 1)))
+    >>> coordinator.handle(EpochOpened(Epoch(7), Run(0), Revision(1), (Digest("ab"),)))
     []
     >>> task = TaskId(Epoch(7), Run(0), StageIndex(0), PartitionId(0), attempt=12)
     >>> [sent] = coordinator.handle(Received(b"peer", TaskStarted(task)))
     >>> sent.message
-    Assignment(revision=1, program='ab', bins=(0, 1), times=EpochTimes(clock=0, ...), lineages={}, change=None, ...)
+    TaskOrder(revision=1, program='ab', times=EpochTimes(clock=0, ...), lineages={}, change=None, ...)
     >>> late = TaskId(Epoch(6), Run(0), StageIndex(0), PartitionId(0), attempt=3)
     >>> [sent] = coordinator.handle(Received(b"old", TaskStarted(late)))
     >>> sent.message.reason
@@ -193,7 +193,7 @@ class Coordinator:
             return []
         if running.change is not None:
             raise self._lost(event, f"the change to revision {running.revision} is in progress")
-        change = ChangeInRun(event, running.attempts, partitions=max(running.opened.bins) + 1)
+        change = ChangeInRun(event, running.attempts, running.opened.partitions)
         running.change = change
         told: list[Instruction] = []
         for task, stage_change in change.to_tell():
@@ -253,7 +253,7 @@ class Coordinator:
         place = (message.task.stage, message.task.partition)
         match message:
             case TaskStarted(task, worker):
-                return [Send(peer, _assignment(running, task, worker))]
+                return [Send(peer, _order(running, task, worker))]
             case Applied():
                 return _apply(running, peer, message)
             case Reached(task, revision, operators):
@@ -273,7 +273,7 @@ class Coordinator:
         return [Send(peer, Accepted())]
 
 
-def _assignment(running: _RunningTask, task: TaskId, worker: WorkerId | None) -> Assignment | Refused:
+def _order(running: _RunningTask, task: TaskId, worker: WorkerId | None) -> TaskOrder | Refused:
     opened, place = running.opened, (task.stage, task.partition)
     if task.stage >= len(opened.programs):
         return Refused(f"the plan has {len(opened.programs)} stages; there is no {task.stage}")
@@ -284,10 +284,9 @@ def _assignment(running: _RunningTask, task: TaskId, worker: WorkerId | None) ->
         change = running.change.stage_change(task.stage) if running.change.is_known_at(place) else None
     attempts.add(task)
     running.workers[task] = worker
-    return Assignment(
+    return TaskOrder(
         revision=opened.revision,
         program=opened.programs[task.stage],
-        bins=opened.bins,
         times=running.times(task.stage),
         lineages=opened.lineages.get(task.stage, {}),
         change=change,

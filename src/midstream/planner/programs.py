@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from midstream.flow.model import Aggregate, Graph, Operator, Source, Transform
-from midstream.ids import Digest, Revision, WireId
+from midstream.ids import BinId, Digest, PartitionId, Revision, StageIndex, WireId
+from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan, Stage, Wire
 from midstream.storage.blobs import Blob
 
@@ -42,6 +43,8 @@ class StageProgram:
     event_times: Mapping[str, str]
     blobs: Mapping[str, Digest]
     onward: frozenset[WireId]
+    assignments: Mapping[StageIndex, Assignment]
+    """Of this stage, of the next one, and of those that wires from here lead to, as far as they have one."""
     combines: Mapping[WireId, Operator]
     """Wires that start here and lead to nothing but one operator whose rows may be added up before."""
     migrations: Mapping[str, tuple[StateMigration, ...]]
@@ -61,6 +64,11 @@ class StageProgram:
     def digests(self) -> frozenset[Digest]:
         """The blobs of all operators."""
         return frozenset(digest for op in self.operators for digest in self.digests_of(op.name))
+
+    def owned_by(self, partition: PartitionId) -> tuple[BinId, ...]:
+        """The bins that a task owns; none in a stage that is not behind an exchange."""
+        assignment = self.assignments.get(self.stage.index)
+        return () if assignment is None else assignment.owned_by(partition)
 
     def operator(self, name: str) -> Operator:
         """One of the operators."""
@@ -85,10 +93,12 @@ class StageProgram:
 
 
 def link(
-    plan: Plan, blobs: Mapping[str, Digest], migrations: Mapping[str, tuple[StateMigration, ...]] | None = None
+    plan: Plan,
+    blobs: Mapping[str, Digest],
+    migrations: Mapping[str, tuple[StateMigration, ...]],
+    assignments: Mapping[StageIndex, Assignment],
 ) -> tuple[StageProgram, ...]:
     """One program per stage. ``blobs`` names the stored function or table of each operator that has one."""
-    migrations = migrations or {}
     times = plan.graph.event_times
     has_event_times = any(op.spec.event_time is not None for op in plan.graph if isinstance(op.spec, Source))
     programs = []
@@ -96,6 +106,7 @@ def link(
         operators = tuple(plan.graph[name] for name in stage.operators)
         touched = {*stage.receives, *stage.carries, *stage.emits}
         following = plan.stages[stage.index + 1] if stage.index + 1 < len(plan.stages) else None
+        involved = {stage.index, stage.index + 1, *(wire.target for wire in plan.wires if wire.id in stage.emits)}
         programs.append(
             StageProgram(
                 stage=stage,
@@ -107,6 +118,7 @@ def link(
                 # A transform runs on the driver; workers must not load it.
                 blobs={op.name: blobs[op.name] for op in operators if _has_blob(op, blobs)},
                 onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
+                assignments={index: each for index, each in assignments.items() if index in involved},
                 combines=_combinable(plan, stage),
                 migrations={op.name: migrations[op.name] for op in operators if op.name in migrations},
                 has_event_times=has_event_times,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Transform
 from midstream.ids import StageIndex, WireId
@@ -103,6 +104,11 @@ class Plan:
     def segment(self, number: int) -> tuple[Stage, ...]:
         """The stages of one segment, in order."""
         return tuple(stage for stage in self.stages if stage.segment == number)
+
+    @property
+    def exchanged(self) -> tuple[StageIndex, ...]:
+        """The stages behind an exchange. The others have as many partitions as what they read."""
+        return tuple(after.index for stage, after in pairwise(self.stages) if stage.leaves is Leaves.EXCHANGE)
 
     @property
     def segments(self) -> int:

@@ -19,6 +19,7 @@ when the first attempt of a stage starts, the stage before has finished, and com
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from midstream.control.messages import (
@@ -52,9 +53,9 @@ class Attempts:
 
 
 class ChangeInRun:
-    """What is known of the change in this run."""
+    """What is known of the change in this run. ``partitions`` counts those of each stage behind an exchange."""
 
-    def __init__(self, begun: ChangeBegun, attempts: Attempts, partitions: int) -> None:
+    def __init__(self, begun: ChangeBegun, attempts: Attempts, partitions: Mapping[StageIndex, int]) -> None:
         self.begun = begun
         self._attempts = attempts
         self._partitions = partitions
@@ -129,4 +130,4 @@ class ChangeInRun:
             return False
         # Behind an exchange, tasks process what is left of the old revision first.
         done = Counter(stage for stage, _ in self._reached | finished)
-        return all(done[stage] >= self._partitions for stage in self.begun.followers)
+        return all(done[stage] >= self._partitions[stage] for stage in self.begun.followers)

@@ -11,13 +11,13 @@ import pyarrow as pa
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import (
     Accepted,
-    Assignment,
     Exhausted,
     FromTask,
     Refused,
     StageChange,
     TaskFailed,
     TaskId,
+    TaskOrder,
     TaskStarted,
     ToTask,
     WorkerId,
@@ -94,16 +94,16 @@ class Attempt:
         world = self._world
         worker = WorkerId("local", self.task.attempt)
         self._ask(WorkerJoined(worker))
-        assignment = self._ask(TaskStarted(self.task, worker))
-        assert isinstance(assignment, Assignment)
-        world.resources.forget_all_but(assignment.live)
+        order = self._ask(TaskStarted(self.task, worker))
+        assert isinstance(order, TaskOrder)
+        world.resources.forget_all_but(order.live)
         yield False
         run: TaskRun | None = None
-        revision = assignment.revision
+        revision = order.revision
         try:
             run = TaskRun(
                 self.task,
-                assignment,
+                order,
                 world.resources,
                 world.access,
                 clock=world.clock,

@@ -5,7 +5,7 @@ Called afresh for every epoch, inside ``foreachBatch``. Only DataFrames are made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -21,6 +21,7 @@ from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import SchemaError
 from midstream.flow.model import Transform
 from midstream.ids import StageIndex, WireId
+from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Leaves, Plan, Stage
 from midstream.runtime.spark.batch_size import BatchLimit
 from midstream.runtime.spark.worker import Body, Ticket, decode_frames, rename_columns, run_stage
@@ -56,9 +57,15 @@ class EpochFrames:
             df.unpersist()
 
 
-def compile_epoch(plan: Plan, rows: DataFrame, ticket: TicketFor, partitions: int, limit: BatchLimit) -> EpochFrames:
+def compile_epoch(
+    plan: Plan,
+    assignments: Mapping[StageIndex, Assignment],
+    rows: DataFrame,
+    ticket: TicketFor,
+    limit: BatchLimit,
+) -> EpochFrames:
     """The DataFrame of every sink, for the rows of one epoch (united as :func:`unite_inlets` does)."""
-    compiler = _Compiler(plan, ticket, partitions, limit)
+    compiler = _Compiler(plan, assignments, ticket, limit)
     df = rows
     for segment in range(plan.segments):
         stages = plan.segment(segment)
@@ -81,8 +88,8 @@ class _Compiler:
     """The DataFrames of an epoch as they come to be, segment by segment."""
 
     plan: Plan
+    assignments: Mapping[StageIndex, Assignment]
     ticket: TicketFor
-    partitions: int
     limit: BatchLimit
     epoch: EpochFrames = field(default_factory=EpochFrames)
     results: dict[str, DataFrame] = field(default_factory=dict)
@@ -101,7 +108,8 @@ class _Compiler:
             df = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
         out = df.mapInArrow(task, _struct(ddl))
         if stage.leaves is Leaves.EXCHANGE:
-            exchanged = out.repartitionById(self.partitions, F.col("dest")).sortWithinPartitions(*FRAME_ORDER)
+            following = self.assignments[StageIndex(stage.index + 1)]
+            exchanged = out.repartitionById(following.partitions, F.col("dest")).sortWithinPartitions(*FRAME_ORDER)
             out = self.limit.spaced(exchanged)
         return out
 

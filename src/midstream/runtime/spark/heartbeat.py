@@ -144,9 +144,9 @@ class Heartbeat:
         configuration = run.configuration
         frames = compile_epoch(
             configuration.plan,
+            configuration.assignments,
             rows,
             lambda stage: Ticket(self._at, run.epoch, run.run, stage),
-            configuration.partitions,
             self._limit,
         )
         try:

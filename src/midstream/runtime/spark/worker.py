@@ -19,13 +19,13 @@ from pyspark import SparkFiles, TaskContext
 
 from midstream.control.channel import Address, Client
 from midstream.control.messages import (
-    Assignment,
     FromTask,
     Refused,
     Release,
     Switch,
     TaskFailed,
     TaskId,
+    TaskOrder,
     TaskStarted,
     ToTask,
     WorkerId,
@@ -87,18 +87,18 @@ def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     assert context is not None, "run_stage is called by Spark, inside a task"
     task = TaskId(ticket.epoch, ticket.run, ticket.stage, PartitionId(context.partitionId()), context.taskAttemptId())
     worker = _worker_for(ticket.at)
-    assignment = worker.ask(TaskStarted(task, worker.name))
-    assert isinstance(assignment, Assignment)
-    worker.forget_all_but(assignment.live)
-    revision = assignment.revision
+    order = worker.ask(TaskStarted(task, worker.name))
+    assert isinstance(order, TaskOrder)
+    worker.forget_all_but(order.live)
+    revision = order.revision
     try:
         work = TaskRun(
             task,
-            assignment,
+            order,
             worker.resources,
             worker.state,
             clock=SystemClock(),
-            sizer=worker.sizer(assignment.program),
+            sizer=worker.sizer(order.program),
         )
         with contextlib.closing(work), worker.attending(task, work) as lock:
             try:
@@ -113,7 +113,7 @@ def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
         raise error from None
     worker.ask(report)
     worker.state.trim()
-    _settled.after_task(assignment.program)
+    _settled.after_task(order.program)
 
 
 def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
