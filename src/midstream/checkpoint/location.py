@@ -52,12 +52,12 @@ from midstream.storage.blobs import (
     write_atomically,
 )
 from midstream.storage.checksums import with_checksum, without_checksum
+from midstream.storage.documents import FORMAT, read_struct
 from midstream.storage.ownership import warn_if_others_can_write
 from midstream.version import __version__
 
 _log = logging.getLogger("midstream")
 
-FORMAT = 3
 KEPT_MANIFESTS = 100
 KEPT_JOURNALS = 20
 FOLDERS = ("blobs", "changes", "epochs", "state")
@@ -157,7 +157,6 @@ class Checkpoint:
             raise CheckpointError(f"the checkpoint {location!r} cannot be read: {error}") from error
         if found is None:
             raise CheckpointError(f"{location!r} is not the checkpoint of a job: it has no midstream.json")
-        _require_format(found, location)
         return cls(location, found)
 
     def claim(self) -> None:
@@ -401,12 +400,7 @@ def _read_identity(fs: pafs.FileSystem, path: str, location: str) -> Identity | 
         return None
     with fs.open_input_stream(path) as stream:
         data = stream.read()
-    try:
-        return msgspec.json.decode(data, type=Identity)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"the checkpoint {location!r} is damaged, or was written by another version: midstream.json says {error}"
-        ) from error
+    return read_struct(data, Identity, f"the checkpoint {location!r} (midstream.json)")
 
 
 def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
@@ -425,16 +419,7 @@ def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
         )
 
 
-def _require_format(found: Identity, location: str) -> None:
-    if found.format != FORMAT:
-        raise CheckpointError(
-            f"the checkpoint {location!r} has format {found.format} (midstream {found.version}); this midstream "
-            f"{__version__} reads format {FORMAT}"
-        )
-
-
 def _require_same(found: Identity, flow: str, sources: tuple[str, ...], location: str) -> None:
-    _require_format(found, location)
     if found.flow != flow:
         raise CheckpointError(
             f"the checkpoint {location!r} belongs to the flow {found.flow!r}, not to {flow!r}; give each flow a "

@@ -6,17 +6,20 @@ use. A program is itself a blob, so a task is told one digest and has everything
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from midstream.flow.graph_format import CODEC
 from midstream.flow.model import Aggregate, Graph, Operator, Source, Transform
 from midstream.ids import BinId, Digest, PartitionId, Revision, StageIndex, WireId
 from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan, Stage, Wire
 from midstream.storage.blobs import Blob
+from midstream.storage.documents import read_document, write_document
+
+_WHAT = "a program of a stage in the checkpoint"
 
 
 @dataclass(frozen=True)
@@ -81,14 +84,13 @@ class StageProgram:
         return {name: source for name, source in sources if source.event_time is not None}
 
     def to_blob(self) -> Blob:
-        """The program as a blob of the store."""
-        return Blob.of(pickle.dumps(self, protocol=5))
+        """The program as a blob of the store: a document, the same for equal programs."""
+        return Blob.of(write_document(CODEC.encode(self, StageProgram)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StageProgram:
-        """Read a stored program. Only the driver writes to the store, and digests are checked when it is read."""
-        program = pickle.loads(data)
-        assert isinstance(program, cls)
+        """Read a stored program; refuses one that another version of midstream wrote in another way."""
+        program: StageProgram = CODEC.decode(read_document(data, _WHAT), cls, _WHAT)
         return program
 
 
