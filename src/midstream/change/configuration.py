@@ -57,21 +57,20 @@ def first_configuration(
 
     Stages whose assignment is ``recorded`` go on with it; the others spread their bins over ``partitions``.
     """
-    assignments = assign(compile_plan(graph).exchanged, partitions, recorded or {})
+    plan = compile_plan(graph)
     packed = pack_blobs(graph) if blobs is None else blobs
     digests = {name: store.put(blob) for name, blob in packed.items()}
-    return configured(graph, store, FIRST_REVISION, assignments, digests, {})
+    return configured(plan, store, FIRST_REVISION, assign(plan.exchanged, partitions, recorded or {}), digests, {})
 
 
 def configured(
-    graph: Graph,
+    plan: Plan,
     store: BlobStore,
     revision: Revision,
     assignments: Mapping[StageIndex, Assignment],
     blobs: Mapping[str, Digest],
     migrations: Mapping[str, tuple[StateMigration, ...]],
 ) -> Configuration:
-    """Compile a graph whose functions are stored already, and store its programs."""
-    plan = compile_plan(graph)
+    """Link a plan whose functions are stored already, and store its programs."""
     programs = tuple(store.put(program.to_blob()) for program in link(plan, blobs, migrations, assignments))
     return Configuration(plan, programs, revision, assignments, blobs, migrations)

@@ -22,7 +22,7 @@ from midstream.ids import Digest, Revision, StageIndex
 from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
 from midstream.planner.packing import lookup_table, table_to_blob
 from midstream.planner.programs import StateMigration
-from midstream.planner.stages import Plan
+from midstream.planner.stages import Plan, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
 
 __all__ = ["PreparedChange", "StoredUpdates", "prepare", "scheduler_of", "store_updates"]
@@ -148,7 +148,9 @@ def prepare(
             for name, blob in steps.items()
         },
     }
-    after = configured(graph, store, revision, current.assignments, digests, migrations)
+    after = configured(
+        compile_plan(graph, current.plan.numbers), store, revision, current.assignments, digests, migrations
+    )
     records = tuple(
         UpdateRecord(
             operator=update.operator,

@@ -384,7 +384,7 @@ class _Runtime:
                 self._maybe_crash_driver()
 
     def _outlet(self, epoch: Epoch, run: Run, wire: WireId, leaving: Mapping[int, StageOutput]) -> LocalData:
-        segment = self.plan.wires[wire].segment
+        segment = self.plan.wire(wire).segment
         if self.plan.segment(segment)[-1].leaves is Leaves.TYPED:
             return leaving[segment].data  # it went straight to the sink
         return self._read(epoch, run, leaving[segment]).of_wires({wire}).decoded()
@@ -395,7 +395,7 @@ class _Runtime:
         graph = self.plan.graph
         for op in graph.of(Transform):
             feed = self.plan.feeds[op.name]
-            ready = feed in results if isinstance(feed, str) else self.plan.wires[feed].segment == segment
+            ready = feed in results if isinstance(feed, str) else self.plan.wire(feed).segment == segment
             if op.name in results or not ready:
                 continue
             rows = results[feed] if isinstance(feed, str) else self._outlet(epoch, run, feed, leaving)

@@ -118,7 +118,7 @@ class _Compiler:
         graph = self.plan.graph
         for op in graph.of(Transform):
             feed = self.plan.feeds[op.name]
-            ready = feed in self.results if isinstance(feed, str) else self.plan.wires[feed].segment == segment
+            ready = feed in self.results if isinstance(feed, str) else self.plan.wire(feed).segment == segment
             if op.name in self.results or not ready:
                 continue
             result = apply_transform(op.name, graph.payloads[op.name][0], self.rows_of(feed), op.schema)
@@ -130,7 +130,7 @@ class _Compiler:
         """The plain rows of a transform, or of a wire at the end of its segment."""
         if isinstance(feed, str):
             return self.results[feed]
-        segment = self.plan.wires[feed].segment
+        segment = self.plan.wire(feed).segment
         df = self.leaving[segment]
         if self.plan.segment(segment)[-1].leaves is Leaves.TYPED:
             return df
@@ -146,7 +146,7 @@ class _Compiler:
         return unite_inlets(inlets, self.limit.spaced(self.leaving[segment - 1].filter(F.col("wire").isin(wires))))
 
     def _wire_schema(self, wire: WireId) -> pa.Schema:
-        return self.plan.graph.schema_of(self.plan.wires[wire].port)
+        return self.plan.graph.schema_of(self.plan.wire(wire).port)
 
 
 def apply_transform(name: str, function: Callable[[DataFrame], Any], rows: DataFrame, schema: pa.Schema) -> DataFrame:
