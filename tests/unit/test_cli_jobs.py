@@ -19,12 +19,13 @@ import midstream
 from midstream import Update
 from midstream.checkpoint.change_log import ChangeLog
 from midstream.checkpoint.change_records import Outcome
-from midstream.checkpoint.location import FORMAT, Identity
+from midstream.checkpoint.location import Identity
 from midstream.cli.app import app
 from midstream.errors import JobFailed
 from midstream.metrics import EpochProgress, JobMetrics, OperatorStats, SweepStats
 from midstream.server.client import JobClient
 from midstream.server.registry import ServedEntry, enter
+from midstream.storage.documents import FORMAT
 from tests.served import StandInJob, served
 
 FIRST = "0123456789abcdef0123456789abcdef"

@@ -100,7 +100,9 @@ def test_the_order_is_by_revision_then_by_sender_then_by_number():
 
 def test_a_kind_that_nobody_knows_is_an_error():
     one = frame(header(), encode_rows(EVERY_KIND))
-    strange = one.set_column(1, FRAME_SCHEMA.field("kind"), pa.array([99], pa.int8()))
+    strange = one.set_column(
+        FRAME_SCHEMA.get_field_index("kind"), FRAME_SCHEMA.field("kind"), pa.array([99], pa.int8())
+    )
     with pytest.raises(ValueError, match="99 is not a valid FrameKind"):
         headers(strange)
 

@@ -203,7 +203,7 @@ def test_an_import_that_looks_up_is_found(file, source):
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("runtime/spark.py", "from midstream.control.messages import Assignment\nfrom ..flow import model"),
+        ("runtime/spark.py", "from midstream.control.messages import TaskOrder\nfrom ..flow import model"),
         ("engine/joining/runs.py", "from ..frames import Frame\nfrom ...errors import FlowError"),
         ("__init__.py", "from midstream.runtime.spark.job import Job"),
         ("operators/builder.py", "def start():\n    from midstream.runtime.spark.job import Job"),

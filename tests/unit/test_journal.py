@@ -25,7 +25,7 @@ from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex,
 
 
 def opened(epoch: int) -> EpochOpened:
-    return EpochOpened(Epoch(epoch), Run(0), Revision(1), (Digest("ab"), Digest("cd")), (0, 1))
+    return EpochOpened(Epoch(epoch), Run(0), Revision(1), (Digest("ab"), Digest("cd")), {StageIndex(1): 2})
 
 
 def task(stage: int, attempt: int) -> TaskId:

@@ -12,7 +12,7 @@ import pytest
 from midstream import Flow, ListSource, NoopSink, Update
 from midstream.change.configuration import Configuration, first_configuration
 from midstream.change.prepare import prepare
-from midstream.control.messages import Assignment, StageChange, TaskId
+from midstream.control.messages import StageChange, TaskId, TaskOrder
 from midstream.engine.clock import ManualClock
 from midstream.engine.parts import preload
 from midstream.engine.resources import Resources
@@ -79,10 +79,10 @@ class World:
         return self.notes.read_text().splitlines() if self.notes.exists() else []
 
     def task(self, configuration: Configuration, change: StageChange | None = None) -> TaskRun:
-        assignment = Assignment(Revision(1), configuration.programs[0], configuration.bins, change=change)
+        order = TaskOrder(Revision(1), configuration.programs[0], change=change)
         access = StateAccess("job", str(self.folder / "state"), str(self.folder / "local"))
         task = TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(0), 1)
-        return TaskRun(task, assignment, self.resources, access, clock=ManualClock(), sizer=SliceSizer())
+        return TaskRun(task, order, self.resources, access, clock=ManualClock(), sizer=SliceSizer())
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.engine.steps import AtWork
 from midstream.errors import MidstreamError, OperatorFailed
-from midstream.ids import BINS, InputPosition, Origin, PartitionId, Revision, WireId
+from midstream.ids import InputPosition, Origin, PartitionId, Revision, WireId
 from midstream.runtime.local.data import LocalData, by_destination
 from midstream.storage.blobs import BlobStore
 
@@ -79,7 +79,6 @@ class Job:
             self.resources,
             partition=PartitionId(0),
             revision=OLD,
-            bins=(0,) * BINS,
             clock=ManualClock(),
             sizer=Fixed(rows),
             times=EpochTimes(clock=0),

@@ -249,7 +249,7 @@ def test_files_that_functions_are_tried_on_stay_as_long_as_that_takes(world: Wor
 
 def test_old_manifests_and_journals_are_removed_and_recent_ones_kept(world: World, tmp_path: Path):
     for epoch in range(KEPT_MANIFESTS + 5):
-        world.checkpoint.commit(Manifest(Epoch(epoch), Revision(1), (), (), 0.0, {}))
+        world.checkpoint.commit(Manifest(Epoch(epoch), Revision(1), (), {}, 0.0, {}))
         world.checkpoint.keep_journal(Epoch(epoch), Run(0), b"x")
     world.sweeper.after_failure()
     world.stand(KEPT_MANIFESTS + 4)
@@ -279,7 +279,7 @@ def test_blobs_go_unless_something_runs_them_or_is_about_to(world: World, tmp_pa
     blobs = world.checkpoint.blobs
     run, manifest, old, prepared = (blobs.put(Blob.of(data)) for data in (b"run", b"manifest", b"old", b"prepared"))
     (tmp_path / "blobs" / old[:2] / f"{old}.123.tmp").write_bytes(b"half")
-    world.checkpoint.commit(Manifest(Epoch(0), Revision(1), (manifest,), (), 0.0, {}))
+    world.checkpoint.commit(Manifest(Epoch(0), Revision(1), (manifest,), {}, 0.0, {}))
     with blobs.holds.preparing():
         blobs.put(Blob.of(b"prepared"))  # it was there before
         world.stand(0, live=frozenset({run}))

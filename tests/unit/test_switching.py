@@ -35,7 +35,7 @@ def begun(heads: dict[int, tuple[str, ...]] | None = None, followers: dict[int, 
 
 
 def change(known: Attempts, what: ChangeBegun | None = None, partitions: int = 2) -> Switching:
-    return Switching(what or begun(), known, partitions)
+    return Switching(what or begun(), known, {StageIndex(1): partitions, StageIndex(2): partitions})
 
 
 def at(rows: int) -> InputPosition:

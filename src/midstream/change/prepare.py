@@ -21,7 +21,7 @@ from midstream.flow.transactions import Transaction
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
 from midstream.planner.programs import StateMigration
-from midstream.planner.stages import Plan
+from midstream.planner.stages import Plan, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
 
 __all__ = ["PreparedChange", "StoredUpdates", "prepare", "scheduler_of", "store_updates"]
@@ -147,7 +147,9 @@ def prepare(
             for name, blob in steps.items()
         },
     }
-    after = configured(graph, store, revision, current.partitions, digests, migrations)
+    after = configured(
+        compile_plan(graph, current.plan.numbers), store, revision, current.assignments, digests, migrations
+    )
     records = tuple(
         UpdateRecord(
             operator=update.operator,

@@ -20,6 +20,7 @@ from midstream.flow.edits import Update, revise
 from midstream.flow.model import Graph
 from midstream.ids import Revision
 from midstream.planner.change_plan import Scheduler
+from midstream.planner.stages import compile_plan
 from midstream.storage.blobs import BlobStore
 
 __all__ = ["Pending", "Restart", "drop_changes", "restart_of", "restored"]
@@ -105,7 +106,9 @@ def _in_force(
         graph = revise(first.graph, updates) if updates else first.graph
         graph = replace(graph, written_for={**graph.written_for, **_written_for(graph, stored)})
         blobs = {**first.blobs, **{name: course.newest.update.function for name, course in stored.items()}}
-        return configured(graph, store, revision, first.partitions, blobs, migrations_of(applied))
+        return configured(
+            compile_plan(graph, first.plan.numbers), store, revision, first.assignments, blobs, migrations_of(applied)
+        )
     except MidstreamError as error:
         steps = [course.newest for course in known.values()]
         what = ", ".join(f"{step.update.operator} by revision {step.record.revision}" for step in steps)

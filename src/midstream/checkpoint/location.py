@@ -35,7 +35,8 @@ import pyarrow.fs as pafs
 from midstream.checkpoint.change_log import ChangeLog
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
-from midstream.ids import Digest, Epoch, Revision, Run
+from midstream.ids import Digest, Epoch, Revision, Run, StageIndex
+from midstream.planner.assignment import Assignment
 from midstream.state.files import StateFiles
 from midstream.state.lineage import Lineage
 from midstream.storage import disk
@@ -51,12 +52,12 @@ from midstream.storage.blobs import (
     write_atomically,
 )
 from midstream.storage.checksums import with_checksum, without_checksum
+from midstream.storage.documents import FORMAT, read_struct
 from midstream.storage.ownership import warn_if_others_can_write
 from midstream.version import __version__
 
 _log = logging.getLogger("midstream")
 
-FORMAT = 3
 KEPT_MANIFESTS = 100
 KEPT_JOURNALS = 20
 FOLDERS = ("blobs", "changes", "epochs", "state")
@@ -80,7 +81,8 @@ class Manifest(msgspec.Struct, frozen=True):
     epoch: Epoch
     revision: Revision
     programs: tuple[Digest, ...]
-    bins: tuple[int, ...]
+    assignments: dict[StageIndex, Assignment]
+    """Per stage behind an exchange: how many partitions it has, and which of them owns each bin."""
     committed_at: float
     rows: dict[str, tuple[int, int]]
     """Per operator: rows in, rows out."""
@@ -155,7 +157,6 @@ class Checkpoint:
             raise CheckpointError(f"the checkpoint {location!r} cannot be read: {error}") from error
         if found is None:
             raise CheckpointError(f"{location!r} is not the checkpoint of a job: it has no midstream.json")
-        _require_format(found, location)
         return cls(location, found)
 
     def claim(self) -> None:
@@ -399,12 +400,7 @@ def _read_identity(fs: pafs.FileSystem, path: str, location: str) -> Identity | 
         return None
     with fs.open_input_stream(path) as stream:
         data = stream.read()
-    try:
-        return msgspec.json.decode(data, type=Identity)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"the checkpoint {location!r} is damaged, or was written by another version: midstream.json says {error}"
-        ) from error
+    return read_struct(data, Identity, f"the checkpoint {location!r} (midstream.json)")
 
 
 def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
@@ -423,16 +419,7 @@ def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
         )
 
 
-def _require_format(found: Identity, location: str) -> None:
-    if found.format != FORMAT:
-        raise CheckpointError(
-            f"the checkpoint {location!r} has format {found.format} (midstream {found.version}); this midstream "
-            f"{__version__} reads format {FORMAT}"
-        )
-
-
 def _require_same(found: Identity, flow: str, sources: tuple[str, ...], location: str) -> None:
-    _require_format(found, location)
     if found.flow != flow:
         raise CheckpointError(
             f"the checkpoint {location!r} belongs to the flow {found.flow!r}, not to {flow!r}; give each flow a "

@@ -23,7 +23,6 @@ from collections import deque
 
 from midstream.control.messages import (
     Accepted,
-    Assignment,
     ChangeBegun,
     Commit,
     EpochAbandoned,
@@ -44,6 +43,7 @@ from midstream.control.messages import (
     TaskFailed,
     TaskFinished,
     TaskId,
+    TaskOrder,
     TaskStarted,
     WorkerId,
     WorkerJoined,
@@ -62,12 +62,12 @@ class Coordinator:
 
     >>> from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex
     >>> coordinator = Coordinator()
-    >>> coordinator.handle(EpochOpened(Epoch(7), Run(0), Revision(1), (Digest("ab"),), (0, 1)))
+    >>> coordinator.handle(EpochOpened(Epoch(7), Run(0), Revision(1), (Digest("ab"),)))
     []
     >>> task = TaskId(Epoch(7), Run(0), StageIndex(0), PartitionId(0), attempt=12)
     >>> [sent] = coordinator.handle(Received(b"peer", TaskStarted(task)))
     >>> sent.message
-    Assignment(revision=1, program='ab', bins=(0, 1), times=EpochTimes(clock=0, ...), lineages={}, change=None, ...)
+    TaskOrder(revision=1, program='ab', times=EpochTimes(clock=0, ...), lineages={}, change=None, ...)
     >>> late = TaskId(Epoch(6), Run(0), StageIndex(0), PartitionId(0), attempt=3)
     >>> [sent] = coordinator.handle(Received(b"old", TaskStarted(late)))
     >>> sent.message.reason
@@ -142,7 +142,7 @@ class Coordinator:
         for operation in self._operations:
             if why := operation.excludes(event):
                 raise self._lost(event, why)
-        begun = Switching(event, book.attempts, partitions=max(book.opened.bins) + 1)
+        begun = Switching(event, book.attempts, book.opened.partitions)
         self._operations.append(begun)
         listening = {task: self._workers[at] for task, at in book.workers.items() if at in self._workers}
         return begun.on_begun(listening)
@@ -192,9 +192,9 @@ class Coordinator:
             instructions += operation.on_task_ended(message)
         return instructions
 
-    def _assignment(self, book: RunBook, task: TaskId, worker: WorkerId | None) -> Assignment | Refused:
+    def _assignment(self, book: RunBook, task: TaskId, worker: WorkerId | None) -> TaskOrder | Refused:
         answer = book.start(task, worker)
-        if isinstance(answer, Assignment):
+        if isinstance(answer, TaskOrder):
             for operation in self._operations:
                 answer = operation.on_task_started(task, answer)
         return answer

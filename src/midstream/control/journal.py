@@ -30,7 +30,7 @@ class Journal:
     >>> from midstream.control.messages import EpochAbandoned
     >>> from midstream.ids import Digest, Epoch, Revision, Run
     >>> journal = Journal()
-    >>> journal.append(EpochOpened(Epoch(3), Run(0), Revision(1), (Digest("ab"),), (0,)))
+    >>> journal.append(EpochOpened(Epoch(3), Run(0), Revision(1), (Digest("ab"),)))
     >>> journal.append(EpochAbandoned(Epoch(3), Run(0)))
     >>> print(tell(read(journal.to_bytes())))
     EpochOpened(epoch 3.0)

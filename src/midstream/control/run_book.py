@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from midstream.control.messages import (
-    Assignment,
     Commit,
     EpochOpened,
     Refused,
@@ -19,6 +18,7 @@ from midstream.control.messages import (
     TaskFailed,
     TaskFinished,
     TaskId,
+    TaskOrder,
     WorkerId,
 )
 from midstream.data.times import END_OF_TIME, EpochTimes, Watermarks
@@ -71,7 +71,7 @@ class RunBook:
         """Whether a task belongs to this run. Others are fenced."""
         return (task.epoch, task.run) == (self.opened.epoch, self.opened.run)
 
-    def start(self, task: TaskId, worker: WorkerId | None) -> Assignment | Refused:
+    def start(self, task: TaskId, worker: WorkerId | None) -> TaskOrder | Refused:
         """An attempt has started; gives what it runs. An operation may add to that."""
         opened = self.opened
         if task.stage >= len(opened.programs):
@@ -79,10 +79,9 @@ class RunBook:
         self.attempts.started.setdefault((task.stage, task.partition), set()).add(task)
         if worker is not None:
             self.workers[task] = worker
-        return Assignment(
+        return TaskOrder(
             revision=opened.revision,
             program=opened.programs[task.stage],
-            bins=opened.bins,
             times=self._times(task.stage),
             lineages=opened.lineages.get(task.stage, {}),
             audit=opened.audit,

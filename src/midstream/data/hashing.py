@@ -65,16 +65,17 @@ def hash_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> Hashes:
     return hashes
 
 
-def bins_of(hashes: Hashes) -> npt.NDArray[np.uint8]:
+def bins_of(hashes: Hashes, bins: int = BINS) -> npt.NDArray[np.uint16]:
     """The bin of each hash: its highest bits, so that sorting by hash also sorts by bin.
 
     >>> bins_of(np.array([0, 2**56, 2**64 - 1], np.uint64)).tolist()
     [0, 1, 255]
+    >>> bins_of(np.array([0, 2**56, 2**64 - 1], np.uint64), bins=2).tolist()
+    [0, 0, 1]
     """
-    return (hashes >> _BIN_SHIFT).astype(np.uint8)
-
-
-_BIN_SHIFT = np.uint64(64 - (BINS - 1).bit_length())
+    if bins == 1:  # a shift by all 64 bits is not defined
+        return np.zeros(len(hashes), np.uint16)
+    return (hashes >> np.uint64(64 - (bins - 1).bit_length())).astype(np.uint16)
 
 
 def _hash_array(array: pa.Array, name: str) -> Hashes:

@@ -19,6 +19,7 @@ from midstream.ids import PartitionId, Revision, WireId
 FRAME_SCHEMA = pa.schema(
     [
         pa.field("dest", pa.int32()),
+        pa.field("owner", pa.int32()),
         pa.field("kind", pa.int8()),
         pa.field("wire", pa.int32()),
         pa.field("revision", pa.int32()),
@@ -29,7 +30,10 @@ FRAME_SCHEMA = pa.schema(
     ]
 )
 FRAME_ORDER = ("revision", "src", "seq")
-_HEAD = ["dest", "wire", "revision", "src", "seq", "rows", "kind"]
+_HEAD = ["dest", "owner", "wire", "revision", "src", "seq", "rows", "kind"]
+
+
+_NONE = PartitionId(0)
 
 
 class FrameKind(enum.IntEnum):
@@ -42,7 +46,11 @@ class FrameKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Header:
-    """Everything about a frame except its payload."""
+    """Everything about a frame except its payload.
+
+    ``dest`` is where it goes next; ``owner``, if its wire has a key, the partition of the wire's target that owns its
+    rows. They differ as long as it only passes through stages on its way.
+    """
 
     dest: PartitionId
     wire: WireId
@@ -51,6 +59,7 @@ class Header:
     seq: int
     rows: int
     kind: FrameKind = FrameKind.ROWS
+    owner: PartitionId = _NONE
 
 
 def encode_rows(rows: pa.RecordBatch) -> pa.Buffer:
@@ -77,6 +86,7 @@ def frame(header: Header, payload: pa.Buffer) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
             pa.array([header.dest], pa.int32()),
+            pa.array([header.owner], pa.int32()),
             pa.array([header.kind], pa.int8()),
             pa.array([header.wire], pa.int32()),
             pa.array([header.revision], pa.int32()),
@@ -98,5 +108,5 @@ def frames_of(batch: pa.RecordBatch) -> Iterator[tuple[Header, pa.Buffer]]:
     numbers = np.flatnonzero(payloads.is_valid().to_numpy(zero_copy_only=False))
     head = batch.select(_HEAD).take(pa.array(numbers))
     columns = [head.column(name).to_pylist() for name in _HEAD]
-    for number, dest, wire, revision, src, seq, rows, kind in zip(numbers.tolist(), *columns, strict=True):
-        yield Header(dest, wire, revision, src, seq, rows, FrameKind(kind)), payloads[number].as_buffer()
+    for number, dest, owner, wire, revision, src, seq, rows, kind in zip(numbers.tolist(), *columns, strict=True):
+        yield Header(dest, wire, revision, src, seq, rows, FrameKind(kind), owner), payloads[number].as_buffer()

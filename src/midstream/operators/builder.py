@@ -123,7 +123,8 @@ class Flow:
             the same folder continues where the job was.
         :param trigger: ``None`` starts an epoch as soon as the one before is done, ``"500 ms"`` at most that often,
             ``"available-now"`` takes what is there, in as many epochs as needed, and ends.
-        :param partitions: tasks per stage behind an exchange; default: the session's parallelism.
+        :param partitions: tasks per stage behind an exchange; default: as many as in the last committed epoch, and at
+            first the session's parallelism.
         :param local_state: a folder on each worker's own disk for its copy of keyed state. It is only a cache; one that
             outlives the application makes a restart with much state faster. Default: a folder of Spark's, which Spark
             removes when the application ends.

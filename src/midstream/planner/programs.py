@@ -6,16 +6,20 @@ use. A program is itself a blob, so a task is told one digest and has everything
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from midstream.flow.graph_format import CODEC
 from midstream.flow.model import Graph, Operator, Source
-from midstream.ids import Digest, Revision, WireId
+from midstream.ids import BinId, Digest, PartitionId, Revision, StageIndex, WireId
+from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan, Stage, Wire
 from midstream.storage.blobs import Blob
+from midstream.storage.documents import read_document, write_document
+
+_WHAT = "a program of a stage in the checkpoint"
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class StageProgram:
     event_times: Mapping[str, str]
     blobs: Mapping[str, Digest]
     onward: frozenset[WireId]
+    assignments: Mapping[StageIndex, Assignment]
+    """Of this stage, of the next one, and of those that wires from here lead to, as far as they have one."""
     combines: Mapping[WireId, Operator]
     """Wires that start here and lead to nothing but one operator whose rows may be added up before."""
     migrations: Mapping[str, tuple[StateMigration, ...]]
@@ -62,6 +68,11 @@ class StageProgram:
         """The blobs of all operators."""
         return frozenset(digest for op in self.operators for digest in self.digests_of(op.name))
 
+    def owned_by(self, partition: PartitionId) -> tuple[BinId, ...]:
+        """The bins that a task owns; none in a stage that is not behind an exchange."""
+        assignment = self.assignments.get(self.stage.index)
+        return () if assignment is None else assignment.owned_by(partition)
+
     def operator(self, name: str) -> Operator:
         """One of the operators."""
         return next(op for op in self.operators if op.name == name)
@@ -73,14 +84,13 @@ class StageProgram:
         return {name: source for name, source in sources if source.event_time is not None}
 
     def to_blob(self) -> Blob:
-        """The program as a blob of the store."""
-        return Blob.of(pickle.dumps(self, protocol=5))
+        """The program as a blob of the store: a document, the same for equal programs."""
+        return Blob.of(write_document(CODEC.encode(self, StageProgram)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StageProgram:
-        """Read a stored program. Only the driver writes to the store, and digests are checked when it is read."""
-        program = pickle.loads(data)
-        assert isinstance(program, cls)
+        """Read a stored program; refuses one that another version of midstream wrote in another way."""
+        program: StageProgram = CODEC.decode(read_document(data, _WHAT), cls, _WHAT)
         return program
 
 
@@ -91,10 +101,12 @@ def pack_blobs(graph: Graph) -> dict[str, Blob]:
 
 
 def link(
-    plan: Plan, blobs: Mapping[str, Digest], migrations: Mapping[str, tuple[StateMigration, ...]] | None = None
+    plan: Plan,
+    blobs: Mapping[str, Digest],
+    migrations: Mapping[str, tuple[StateMigration, ...]],
+    assignments: Mapping[StageIndex, Assignment],
 ) -> tuple[StageProgram, ...]:
     """One program per stage. ``blobs`` names the stored function or table of each operator that has one."""
-    migrations = migrations or {}
     times = plan.graph.event_times
     has_event_times = any(source.event_time is not None for source in plan.graph.sources.values())
     programs = []
@@ -102,6 +114,7 @@ def link(
         operators = tuple(plan.graph[name] for name in stage.operators)
         touched = {*stage.receives, *stage.carries, *stage.emits}
         following = plan.stages[stage.index + 1] if stage.index + 1 < len(plan.stages) else None
+        involved = {stage.index, stage.index + 1, *(wire.target for wire in plan.wires if wire.id in stage.emits)}
         programs.append(
             StageProgram(
                 stage=stage,
@@ -113,6 +126,7 @@ def link(
                 # A transform runs on the driver; workers must not load it.
                 blobs={op.name: blobs[op.name] for op in operators if _has_blob(op, blobs)},
                 onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
+                assignments={index: each for index, each in assignments.items() if index in involved},
                 combines=_combinable(plan, stage),
                 migrations={op.name: migrations[op.name] for op in operators if op.name in migrations},
                 has_event_times=has_event_times,

@@ -6,7 +6,8 @@ The vocabulary, from large to small:
 * A *stage* is the operators of one segment that need equally many exchanges before them (their *depth*). Stages of a
   segment form one straight chain with a single exchange between neighbours, whatever the shape of the graph.
 * A *wire* carries the rows of one output port to a later place: a later stage, or an *outlet* (a transform or sink at
-  the end of a segment). Consumers in one place share a wire, so rows that are needed twice there travel once.
+  the end of a segment). Consumers in one place share a wire, so rows that are needed twice there travel once. Port and
+  place make a wire what it is: it has the same number in all plans of a job.
 
 :func:`compile_plan` is a list of passes, each a pure function of what the ones before it found.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from midstream.flow.model import Graph, Operator, Port, Sink
 from midstream.ids import StageIndex, WireId
@@ -65,6 +67,26 @@ class Wire:
 
 
 @dataclass(frozen=True)
+class NumberedWire:
+    """What makes a wire the same in two plans, where it leads (None: to outlets) included, and its number."""
+
+    port: Port
+    target: Place | None
+    id: WireId
+
+
+@dataclass(frozen=True)
+class WireNumbers:
+    """Which wires have had which numbers in a job: ``wires`` are those of its newest plan, ``used`` counts all."""
+
+    wires: tuple[NumberedWire, ...] = ()
+    used: int = 0
+
+
+_NO_WIRES = WireNumbers()
+
+
+@dataclass(frozen=True)
 class Stage:
     """One link of the chain.
 
@@ -99,10 +121,20 @@ class Plan:
     stages: tuple[Stage, ...]
     wires: tuple[Wire, ...]
     feeds: Mapping[str, WireId | str]
+    numbers: WireNumbers
+
+    def wire(self, number: WireId) -> Wire:
+        """A wire by its number."""
+        return next(wire for wire in self.wires if wire.id == number)
 
     def segment(self, number: int) -> tuple[Stage, ...]:
         """The stages of one segment, in order."""
         return tuple(stage for stage in self.stages if stage.segment == number)
+
+    @property
+    def exchanged(self) -> tuple[StageIndex, ...]:
+        """The stages behind an exchange. The others have as many partitions as what they read."""
+        return tuple(after.index for stage, after in pairwise(self.stages) if stage.leaves is Leaves.EXCHANGE)
 
     @property
     def segments(self) -> int:
@@ -130,8 +162,11 @@ class Plan:
         return "\n".join(lines)
 
 
-def compile_plan(graph: Graph) -> Plan:
+def compile_plan(graph: Graph, before: WireNumbers = _NO_WIRES) -> Plan:
     """Compile a validated graph.
+
+    ``before`` are the numbers of the job's plan until now: wires that were there keep theirs, and no number is ever
+    given to another wire, so that rows on their way are never mistaken for others.
 
     >>> import pyarrow as pa
     >>> from midstream.flow.model import KeyBy, Source
@@ -159,10 +194,10 @@ def compile_plan(graph: Graph) -> Plan:
     """
     places = place_operators(graph)
     runs_at = number_stages(graph, places)
-    wires = lay_wires(graph, places, runs_at)
+    wires, numbers = lay_wires(graph, places, runs_at, before)
     feeds = feed_outlets(graph, wires)
     stages = assemble_stages(graph, runs_at, wires)
-    return Plan(graph, stages, wires, feeds)
+    return Plan(graph, stages, wires, feeds, numbers)
 
 
 def place_operators(graph: Graph) -> dict[str, Place]:
@@ -206,10 +241,19 @@ def number_stages(graph: Graph, places: Mapping[str, Place]) -> dict[str, tuple[
 
 
 def lay_wires(
-    graph: Graph, places: Mapping[str, Place], runs_at: Mapping[str, tuple[StageIndex, int]]
-) -> tuple[Wire, ...]:
-    """Pass 3: one wire for each port and each later place that consumes it, in the graph's order."""
+    graph: Graph,
+    places: Mapping[str, Place],
+    runs_at: Mapping[str, tuple[StageIndex, int]],
+    before: WireNumbers,
+) -> tuple[tuple[Wire, ...], WireNumbers]:
+    """Pass 3: one wire for each port and each later place that consumes it, in the graph's order.
+
+    A wire that was there before keeps its number; others are given the next that no wire has had.
+    """
+    known = {(each.port, each.target): each.id for each in before.wires}
+    used = before.used
     wires: list[Wire] = []
+    numbered: list[NumberedWire] = []
     for op in graph:
         if op.name not in runs_at:
             continue
@@ -225,9 +269,13 @@ def lay_wires(
                 elif runs_at[name][0] != origin:
                     ends.setdefault(runs_at[name][0], []).append(name)
             for end, names in ends.items():
+                target = None if end is None else places[names[0]]
+                if (number := known.get((port, target))) is None:
+                    number, used = WireId(used), used + 1
+                numbered.append(NumberedWire(port, target, number))
                 wires.append(
                     Wire(
-                        id=WireId(len(wires)),
+                        id=number,
                         port=port,
                         origin=origin,
                         target=end,
@@ -236,7 +284,7 @@ def lay_wires(
                         segment=segment,
                     )
                 )
-    return tuple(wires)
+    return tuple(wires), WireNumbers(tuple(numbered), used)
 
 
 def feed_outlets(graph: Graph, wires: Iterable[Wire]) -> dict[str, WireId | str]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from midstream.control.messages import Assignment, FromTask, TaskFailed, TaskId, TaskStarted, ToTask, WorkerId
+from midstream.control.messages import FromTask, TaskFailed, TaskId, TaskOrder, TaskStarted, ToTask, WorkerId
 from midstream.engine.clock import Clock
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
@@ -54,7 +54,7 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
     slices the task can be switched in them. If it is closed in one, the attempt has died there.
     """
     assignment = host.ask(TaskStarted(task, host.name))
-    assert isinstance(assignment, Assignment)
+    assert isinstance(assignment, TaskOrder)
     host.forget_all_but(assignment.live)
     yield []
     revision = assignment.revision

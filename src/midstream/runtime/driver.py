@@ -179,7 +179,7 @@ class Driver:
                     run=run.run,
                     revision=configuration.revision,
                     programs=configuration.programs,
-                    bins=configuration.bins,
+                    partitions={stage: each.partitions for stage, each in configuration.assignments.items()},
                     lineages=committed.by_stage(configuration.plan),
                     clock=entry.clock,
                     watermarks=committed.watermarks,
@@ -236,7 +236,7 @@ class Driver:
             manifest = committed.manifest(
                 commit,
                 ended_with.programs,
-                ended_with.bins,
+                ended_with.assignments,
                 committed_at=now,
                 offsets=run.entry.offsets,
                 closing=run.entry.closing,

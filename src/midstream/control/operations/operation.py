@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from midstream.control.messages import (
-    Assignment,
     Commit,
     Event,
     Instruction,
@@ -14,6 +13,7 @@ from midstream.control.messages import (
     TaskFailed,
     TaskFinished,
     TaskId,
+    TaskOrder,
 )
 
 __all__ = ["Operation"]
@@ -47,7 +47,7 @@ class Operation(Protocol):
     def excludes(self, event: Event) -> str | None:
         """Why an event of the driver makes no sense while this operation lasts, or None."""
 
-    def on_task_started(self, task: TaskId, assignment: Assignment) -> Assignment:
+    def on_task_started(self, task: TaskId, assignment: TaskOrder) -> TaskOrder:
         """An attempt has started; gives the assignment with what it must know of this operation."""
 
     def on_message(self, peer: bytes, message: OperationMessage) -> Sequence[Instruction] | None:

@@ -25,7 +25,6 @@ import msgspec
 
 from midstream.control.messages import (
     Accepted,
-    Assignment,
     ChangeBegun,
     ChangeNoted,
     Commit,
@@ -44,6 +43,7 @@ from midstream.control.messages import (
     TaskFailed,
     TaskFinished,
     TaskId,
+    TaskOrder,
 )
 from midstream.control.run_book import Attempts, Place
 from midstream.ids import InputPosition, StageIndex
@@ -54,7 +54,7 @@ __all__ = ["Switching"]
 class Switching:
     """An :class:`~midstream.control.operations.operation.Operation`: a change takes effect within a run."""
 
-    def __init__(self, begun: ChangeBegun, attempts: Attempts, partitions: int) -> None:
+    def __init__(self, begun: ChangeBegun, attempts: Attempts, partitions: Mapping[StageIndex, int]) -> None:
         self.begun = begun
         self._attempts = attempts
         self._partitions = partitions
@@ -104,7 +104,7 @@ class Switching:
             return None
         return f"the change to revision {self.begun.revision} is in progress"
 
-    def on_task_started(self, task: TaskId, assignment: Assignment) -> Assignment:
+    def on_task_started(self, task: TaskId, assignment: TaskOrder) -> TaskOrder:
         """Say whether the attempt knows of the change, and where it switches."""
         place = (task.stage, task.partition)
         switch_at = self.start(place)
@@ -190,4 +190,4 @@ class Switching:
             return False
         # Behind an exchange, tasks process what is left of the old revision first.
         done = Counter(stage for stage, _ in self._reached | finished)
-        return all(done[stage] >= self._partitions for stage in self.begun.followers)
+        return all(done[stage] >= self._partitions[stage] for stage in self.begun.followers)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from midstream.flow.model import Operator
 from midstream.ids import Epoch, StageIndex, WireId
+from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan, Stage
 from midstream.runtime.local.data import LocalData
 from midstream.runtime.local.exchange import Exchanged, StageInput, StageOutput
@@ -27,7 +28,7 @@ class LocalEngine:
 
     plan: Plan
     epoch: Epoch
-    partitions: int
+    assignments: Mapping[StageIndex, Assignment]
     rng: random.Random
     run_tasks: RunTasks
     is_output_lost: Callable[[], bool]
@@ -42,7 +43,7 @@ class LocalEngine:
 
     def run_next(self, stage: Stage, before: StageOutput) -> StageOutput:
         """Run a stage behind an exchange."""
-        return self.run(stage, Exchanged(before, self.partitions, self.rng))
+        return self.run(stage, Exchanged(before, self.assignments[stage.index].partitions, self.rng))
 
     def keep(self, left: StageOutput) -> StageOutput:
         """It is computed already."""

@@ -46,10 +46,11 @@ from midstream.control.messages import (
 )
 from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.resources import Resources
-from midstream.errors import FlowError, MidstreamError
+from midstream.errors import MidstreamError
 from midstream.flow.model import Graph, Source
-from midstream.ids import BINS, Epoch, PartitionId, StageIndex
+from midstream.ids import Epoch, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
+from midstream.planner.assignment import Assignment, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.planner.stages import compile_plan
 from midstream.runtime.database_sink import check_tables, claim_tables
@@ -99,12 +100,13 @@ def run_graph(
     audit: str | None = None,
     durable: bool = False,
     close_windows: bool = False,
+    assignments: Mapping[StageIndex, Assignment] | None = None,
 ) -> LocalRun:
-    """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`."""
-    if type(partitions) is not int or not 1 <= partitions <= BINS:
-        raise FlowError(
-            f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space"
-        )
+    """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`.
+
+    ``assignments`` says who owns which bin in some stages, instead of ``partitions``.
+    """
+    check_partitions(partitions)
     require_local(graph)
     check_audit(graph, audit)
     epochs = source_epochs(graph)
@@ -118,6 +120,7 @@ def run_graph(
         changes=changes,
         audit=audit,
         durable=durable,
+        assignments=assignments,
     ) as runtime:
         newest = runtime.checkpoint.newest_manifest()
         nothing = {op.name: LocalData([[]]) for op in graph.of(Source)}
@@ -139,6 +142,7 @@ def runtime_of(
     changes: Sequence[ChangeAt] = (),
     audit: str | None = None,
     durable: bool = False,
+    assignments: Mapping[StageIndex, Assignment] | None = None,
 ) -> Iterator[_Runtime]:
     """All that runs epochs of a graph, until the end of the block."""
     blobs = pack_blobs(graph)
@@ -151,7 +155,7 @@ def runtime_of(
         with contextlib.ExitStack() as undo:
             undo.callback(location.release)
             graph = claim_tables(graph, location.identity.job)
-            first = first_configuration(graph, location.blobs, partitions, blobs)
+            first = first_configuration(graph, location.blobs, partitions, blobs, assignments)
             bases = posixpath.join(folder, "bases")
             access = StateAccess(location.identity.job, location.states.location, bases, durable)
             runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
@@ -355,7 +359,7 @@ class _Runtime:
         engine = LocalEngine(
             plan,
             run.epoch,
-            run.configuration.partitions,
+            run.configuration.assignments,
             self.rng,
             run_tasks=partial(self._run_tasks, run),
             is_output_lost=lambda: self._chance(self.faults.lose_output),

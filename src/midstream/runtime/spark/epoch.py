@@ -6,7 +6,7 @@ made here, until a sink is written, which starts the work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -22,6 +22,7 @@ from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import SchemaError
 from midstream.flow.model import Operator
 from midstream.ids import Epoch, StageIndex, WireId
+from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Leaves, Plan, Stage
 from midstream.runtime.spark.batch_size import BatchLimit
 from midstream.runtime.spark.sinks import drain, write
@@ -46,8 +47,8 @@ class SparkEngine:
 
     plan: Plan
     epoch: Epoch
+    assignments: Mapping[StageIndex, Assignment]
     ticket: TicketFor
-    partitions: int
     limit: BatchLimit
     _kept: list[DataFrame] = field(default_factory=list)
 
@@ -64,7 +65,8 @@ class SparkEngine:
 
     def run_next(self, stage: Stage, before: DataFrame) -> DataFrame:
         """Run a stage behind an exchange."""
-        exchanged = before.repartitionById(self.partitions, F.col("dest")).sortWithinPartitions(*FRAME_ORDER)
+        partitions = self.assignments[stage.index].partitions
+        exchanged = before.repartitionById(partitions, F.col("dest")).sortWithinPartitions(*FRAME_ORDER)
         return self.run(stage, self.limit.spaced(exchanged))
 
     def keep(self, left: DataFrame) -> DataFrame:
@@ -110,7 +112,7 @@ class SparkEngine:
             df.unpersist()
 
     def _wire_schema(self, wire: WireId) -> pa.Schema:
-        return self.plan.graph.schema_of(self.plan.wires[wire].port)
+        return self.plan.graph.schema_of(self.plan.wire(wire).port)
 
 
 def apply_transform(name: str, function: Callable[[DataFrame], Any], rows: DataFrame, schema: pa.Schema) -> DataFrame:

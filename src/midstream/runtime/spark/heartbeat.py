@@ -138,12 +138,12 @@ class Heartbeat:
                 return
 
     def _compute(self, run: OpenRun, rows: DataFrame) -> None:
-        plan, partitions = run.configuration.plan, run.configuration.partitions
+        plan = run.configuration.plan
 
         def ticket(stage: StageIndex) -> Ticket:
             return Ticket(self._at, run.epoch, run.run, stage)
 
-        walk(plan, SparkEngine(plan, run.epoch, ticket, partitions, self._limit), rows)
+        walk(plan, SparkEngine(plan, run.epoch, run.configuration.assignments, ticket, self._limit), rows)
 
     def _committed(self, commit: Commit, progress: EpochProgress) -> None:
         if commit.widest_row:
