@@ -62,7 +62,7 @@ from midstream.flow.sinks import (
     check_columns,
 )
 from midstream.flow.transactions.binding import (
-    Handed,
+    AnyTransaction,
     check_events,
     check_owner,
     described,
@@ -216,7 +216,7 @@ class Stream:
     def transact(
         self,
         name: str,
-        *transactions: Handed,
+        *transactions: AnyTransaction,
         order_by: str,
         which: str | None = None,
         domain: str | None = None,

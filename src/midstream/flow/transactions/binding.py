@@ -16,21 +16,21 @@ from midstream.flow.model import Transact
 from midstream.flow.transactions import Table, Transaction, TransactionType, transaction
 from midstream.flow.transactions.agreement import require_agreement, returned_by, tables_of
 
-__all__ = ["Handed", "check_events", "check_owner", "described", "schema_of", "traced", "transactions_of"]
+__all__ = ["AnyTransaction", "check_events", "check_owner", "described", "schema_of", "traced", "transactions_of"]
 
-Handed = Transaction | Callable[[Any, Any], Any]
-"""What users hand over: a function with ``@transaction``, or one without, which is then taken for one."""
+AnyTransaction = Transaction | Callable[[Any, Any], Any]
+"""What users give: a function with ``@transaction``, or one without, which is then taken for one."""
 
 _ARROW = {"double": pa.float64(), "bigint": pa.int64(), "boolean": pa.bool_()}
 
 
-def transactions_of(handed: Sequence[Handed], what: str) -> tuple[Transaction, ...]:
+def transactions_of(given: Sequence[AnyTransaction], what: str) -> tuple[Transaction, ...]:
     """The transactions of an operator; each has a name of its own."""
     if importlib.util.find_spec("numba") is None:
         raise FlowError(
             f"{what}: transactions are compiled with numba, which is not installed: pip install 'midstream[txn]'"
         )
-    found = tuple(one if isinstance(one, Transaction) else _declared(one, what) for one in handed)
+    found = tuple(one if isinstance(one, Transaction) else _declared(one, what) for one in given)
     if not found:
         raise FlowError(f"{what}: name at least one transaction, e.g. transact('ledger', transfer, order_by='ts')")
     names = [one.name for one in found]
