@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from benchmarks.sessions import CORES
 from benchmarks.workloads import fries_w1, fries_w2, fries_w3, fries_w4, fries_w5
 from benchmarks.workloads.costs import CostlyBatches, CostlyModel
-from benchmarks.workloads.payments import Bank
+from examples.fraud.payments import Bank
 from midstream import Flow, GeneratorSource, NoopSink, Update
 from midstream.audit import decide
 from midstream.change.change import Change

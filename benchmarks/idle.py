@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from benchmarks.workloads import fries_w1
-from benchmarks.workloads.payments import Bank
+from examples.fraud.payments import Bank
 from midstream import NoopSink
 from midstream.change.configuration import Configuration, first_configuration
 from midstream.control.messages import TaskId, TaskOrder

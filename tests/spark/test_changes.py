@@ -411,7 +411,7 @@ def test_a_change_survives_a_restart_of_the_old_script(
     with caplog.at_level(logging.WARNING, "midstream"), two_stages(spark, out).start(spark, checkpoint=folder) as job:
         assert job.await_epoch(2, WAIT_S)
         assert job.revision == 2
-    assert "operator 'B' runs count_in_dict of revision 2, to which ann changed it" in caplog.text
+    assert "operator 'B' runs count_in_dict, to which ann changed it (revision 2)" in caplog.text
     assert {row["b"] for row in out.rows} == {2}
     # An epoch that we had committed, but Spark had not yet, is run again and gives the same.
     check_numbers(list({row["n"]: row for row in (*rows, *out.rows)}.values()))

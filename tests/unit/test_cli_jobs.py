@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import midstream
 from midstream import Update
 from midstream.checkpoint.change_log import ChangeLog
-from midstream.checkpoint.change_records import Outcome
+from midstream.checkpoint.change_records import Outcome, whoami
 from midstream.checkpoint.location import Identity
 from midstream.cli.app import app
 from midstream.errors import JobFailed
@@ -394,18 +394,46 @@ def test_history_of_a_running_job(job):
     job.fail("ValueError: broken\nand more")
     result = call("history", "fraud")
     assert result.exit_code == 0, result.output
-    line = result.stdout.splitlines()[1]
-    for part in ("2", "ann@host", "FM", "fries", "rolled back", "a [bold] move; ValueError: broken"):
-        assert part in line
+    head, what, note, error = result.stdout.splitlines()
+    assert head.startswith("revision 2  rolled back  20")
+    assert what.startswith("    FM: a lambda, by ann@host (fries, in effect after ")
+    assert (note, error) == ("    note: a [bold] move", "    ValueError: broken")
     [record] = json.loads(call("history", "fraud", "--json").stdout)
     assert (record["by"], record["outcome"], record["updates"][0]["operator"]) == ("ann@host", "rolled back", "FM")
 
 
 def test_history_shows_what_was_refused(job):
     call("update", "fraud", "nobody", "models/new.py:triple")
-    line = call("history", "fraud").stdout.splitlines()[1]
-    assert "nobody" in line
-    assert "refused" in line
+    head, what, error = call("history", "fraud").stdout.splitlines()
+    assert head.startswith("at revision 1  refused  20")
+    assert what == f"    nobody, by {whoami()} (fries)"
+    assert error.startswith("    flow 'fraud' has no operator 'nobody'")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_history_fits_the_terminal_without_breaking_words(job, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    note = (
+        "the model of May, trained on all payments of the last two years, and on the disputed ones of this year twice"
+    )
+    job.update(Update("FM", lambda row: row), Update("rates", pa.table({"k": ["a"], "rate": [2.0]})), by="ann@host")
+    job.commit()
+    job.update(Update("FM", lambda row: row), by="a-robot-with-a-long-name@build-server-17.internal", note=note)
+    job.fail(
+        "ValueError: this model was never trained on payments above 500, and there was one of 1,200 in epoch 1,234"
+    )
+    call("update", "fraud", "nobody", "models/new.py:triple")
+    lines = call("history", "fraud").stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line.split("  ")[:2] for line in lines if not line.startswith("    ")] == [
+        ["revision 2", "applied"],
+        ["revision 3", "rolled back"],
+        ["at revision 4", "refused"],
+    ]
+    text = " ".join(" ".join(lines).split())  # as if it had not been wrapped
+    assert f"note: {note} ValueError: this model was never trained on payments above 500, and there was one" in text
+    assert "by a-robot-with-a-long-name@build-server-17.internal (fries" in text
+    assert (len(lines) == 9) == (width == 200), "a wide terminal needs no wrapping"
 
 
 def test_history_of_a_job_that_is_not_running_is_read_from_its_checkpoint(here, job):

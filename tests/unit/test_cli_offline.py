@@ -107,9 +107,10 @@ def test_the_next_start_runs_what_the_revision_ran():
     rows = live()
     assert sorted(row["n"] for row in rows) == list(range(EPOCHS * ROWS))
     assert seen(rows) == counts(3)
-    [_, line] = call("history", "job").stdout.splitlines()[1:]
-    for part in ("3", "A", "applied", "back to revision 1, offline"):
-        assert part in line
+    head, what, note = call("history", "job").stdout.splitlines()[-3:]
+    assert head.startswith("revision 3  applied  ")
+    assert what.startswith("    A: ")
+    assert note == "    note: back to revision 1, offline"
     assert json.loads(call("history", "job", "--json").stdout)[1]["revision"] == 3
 
 

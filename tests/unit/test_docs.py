@@ -33,7 +33,8 @@ from midstream.operators.builder import Flow
 from midstream.operators.stream import KeyedStream, Stream
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+README = ROOT / "README.md"
+PAGES = sorted([README, *(ROOT / "docs").rglob("*.md")])
 GLOSSARY = ROOT / "docs" / "glossary.md"
 NO_RUN_ALLOWED = 2
 
@@ -307,13 +308,31 @@ def test_the_reference_names_everything_that_is_exported():
     assert sorted(name for name in names if not re.search(rf"`[^`\n]*\b{name}\b", text)) == []
 
 
-def test_the_reference_names_every_command_and_option():
+def commands() -> dict[str, Any]:
+    """What ``midstream --help`` lists."""
     from typer.main import get_command
 
     from midstream.cli.app import app
 
+    return dict(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_the_readme_lists_every_command_once():
+    listed = [row[0].strip("`").split()[1] for row in rows_under(README, "The command line")]
+    assert sorted(listed) == sorted(commands())
+
+
+def test_the_first_screen_of_the_readme_installs_then_changes_a_running_job():
+    first, *_ = [block for block in blocks_of(README) if block.words[0] == "python"]
+    [install, *_] = [block for block in blocks_of(README) if block.words[0] == "sh"]
+    assert install.text.startswith("pip install ")
+    assert re.search(r"job\.update\(\s*Update\(", first.text)
+    assert "print(change.wait()" in first.text
+
+
+def test_the_reference_names_every_command_and_option():
     text = REFERENCE.read_text(encoding="utf-8")
-    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in commands().items():
         assert f"midstream {name}" in text
         for parameter in command.params:
             option = max(parameter.opts, key=len)

@@ -239,7 +239,7 @@ def test_a_change_that_another_one_overtook_is_checked_again(driver: Driver):
     changing = threading.Thread(target=partial(driver.request, requested(Update("P", slow))))
     changing.start()
     assert slow.asked.wait(60)
-    first = driver.request(requested(Update("P", Tally(7)), is_tried_before=False))
+    first = driver.request(requested(Update("P", Tally(7)), preflight=False))
     slow.may_go_on.set()
     changing.join(60)
     assert driver.changes.on_trial is first
@@ -269,7 +269,7 @@ def test_a_change_of_a_job_that_is_stopping_is_refused_and_does_not_come_back(dr
 def test_a_time_limit_is_on_record_and_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     flow, checkpoint = tally_flow(Tally(1), MemorySink()), str(tmp_path / "c")
     with local.runtime_of(flow.graph, checkpoint=checkpoint) as runtime:
-        runtime._driver.request(requested(Update("P", Tally(7)), time_limit_s=1.5, is_tried_before=False))
+        runtime._driver.request(requested(Update("P", Tally(7)), time_limit_s=1.5, preflight=False))
     limits: list[float] = []
     monkeypatch.setattr(local._Runtime, "start_timer", lambda runtime, seconds, then: limits.append(seconds))
     run = run_local(flow, checkpoint=checkpoint)
@@ -301,6 +301,7 @@ def test_an_epoch_that_is_overdue_when_its_sinks_are_done_is_not_committed(tmp_p
         run = run_local(tally_flow(Tally(1), slow), checkpoint=str(tmp_path / "c"), changes=[change])
     assert run.history[0].outcome is Outcome.ROLLED_BACK
     assert "was not done within the time limit of 1 s" in str(run.history[0].error)
+    assert "Make the new P faster or give a longer time_limit" in str(run.history[0].error)
     assert out.totals() == state_totals(tmp_path / "c") == {"a": 12, "b": 12}
 
 
@@ -370,7 +371,7 @@ def test_a_fix_that_comes_while_an_epoch_fails_is_not_rolled_back(tmp_path: Path
 
     def fix(runtime: Any, message: Any, to: Any) -> Any:
         if type(message).__name__ == "TaskFailed" and not fixes:
-            fixes.append(runtime._driver.request(requested(Update("P", Tally(5)), is_tried_before=False)))
+            fixes.append(runtime._driver.request(requested(Update("P", Tally(5)), preflight=False)))
         return real_say(runtime, message, to)
 
     real_say = local._Runtime.say

@@ -71,20 +71,15 @@ def restart_of(
         revision = Revision(max(revision, committed or 0))
     known = {name: course for name, course in courses(applied).items() if name in first.graph}
     configuration = _in_force(first, store, known, applied, revision)
-    messages = [_message(course.newest) for name, course in known.items() if not _is_scripts(first, name, course)]
     resumed = None if pending is None else _resumed(configuration, pending, store, outcomes)
     if pending is not None and resumed is None:
         refused = msgspec.structs.replace(pending, outcome=Outcome.REFUSED, error="the flow has no such operator now")
         outcomes = [refused if record.number == pending.number else record for record in outcomes]
         configuration = configuration.as_revision(Revision(max(revision, committed or 0)))
     if resumed is not None:
-        messages.append(
-            f"the change to revision {resumed.record.revision} ({', '.join(resumed.record.operators)}) was on its way "
-            f"when the driver ended; it takes effect with the first epoch of this start"
-        )
         resumed = replace(resumed, is_committed=is_committed)
     changed = tuple(after for before, after in zip(records, outcomes, strict=True) if before != after)
-    return Restart(configuration, resumed, tuple(messages), changed)
+    return Restart(configuration, resumed, _warnings(first, known, resumed), changed)
 
 
 def _in_force(
@@ -225,14 +220,42 @@ def _is_scripts(first: Configuration, operator: str, course: Course) -> bool:
     return update.function == first.blobs.get(operator) and (not course.changed_columns or update.returns == ddl)
 
 
-def _message(step: RevisionStep) -> str:
+def _warnings(first: Configuration, known: Mapping[str, Course], resumed: Pending | None) -> tuple[str, ...]:
+    """One sentence for each operator that does not run what the script says, or what was requested last."""
+    found = {name: _differs(course.newest) for name, course in known.items() if not _is_scripts(first, name, course)}
+    if resumed is not None:
+        on_trial = {update.operator for update in resumed.prepared.updates}
+        for update in resumed.record.updates:
+            if update.operator in on_trial:
+                found[update.operator] = _goes_on_trial(RevisionStep(resumed.record, update))
+            elif update.operator in first.graph:
+                found.setdefault(update.operator, _not_stored(RevisionStep(resumed.record, update)))
+    return tuple(found.values())
+
+
+def _differs(step: RevisionStep) -> str:
     record, update = step.record, step.update
     if update.function == NOT_STORED:
-        return (
-            f"transform {update.operator!r} was changed by revision {record.revision}, to a function that is not "
-            f"stored; the script's is used"
-        )
+        return _not_stored(step)
     return (
-        f"operator {update.operator!r} runs {update.label} of revision {record.revision}, to which {record.by} changed "
-        f"it, and not what the script says; changes='drop' goes by the script"
+        f"operator {update.operator!r} runs {update.label}, to which {record.by} changed it (revision "
+        f"{record.revision}), not what the script says: put that into the script, or start with changes='drop' to go "
+        f"by the script"
+    )
+
+
+def _goes_on_trial(step: RevisionStep) -> str:
+    record, update = step.record, step.update
+    return (
+        f"operator {update.operator!r} runs {update.label} from the first epoch of this start: {record.by} had "
+        f"requested it (revision {record.revision}), and it was on trial when the driver ended; start with "
+        f"changes='drop' to leave it out"
+    )
+
+
+def _not_stored(step: RevisionStep) -> str:
+    record, update = step.record, step.update
+    return (
+        f"transform {update.operator!r} runs what the script says: the function to which {record.by} changed it "
+        f"(revision {record.revision}) could not be stored; request the change again, or put it into the script"
     )

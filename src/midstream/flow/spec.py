@@ -209,7 +209,7 @@ class Spec:
     is_updatable: ClassVar[bool] = False
     """Whether the user handed over a function or table, which a change can replace."""
 
-    is_tried: ClassVar[bool] = False
+    has_preflight: ClassVar[bool] = False
     """Whether a new function is called on a few rows on the driver before a change begins."""
 
     declares_columns: ClassVar[bool] = False

@@ -28,7 +28,7 @@ class FunctionSpec(TaskSpec):
     """An operator that calls a function on each row, or on each slice of rows."""
 
     is_updatable: ClassVar[bool] = True
-    is_tried: ClassVar[bool] = True
+    has_preflight: ClassVar[bool] = True
 
     form: Form
 

@@ -42,7 +42,7 @@ class Process(TaskSpec):
     is_stateful: ClassVar[bool] = True
     keeps_user_state: ClassVar[bool] = True
     is_updatable: ClassVar[bool] = True
-    is_tried: ClassVar[bool] = True
+    has_preflight: ClassVar[bool] = True
     declares_columns: ClassVar[bool] = True
 
     keys: tuple[str, ...]

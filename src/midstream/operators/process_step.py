@@ -25,7 +25,7 @@ from midstream.flow.spec import Form, OnError
 from midstream.ids import Revision
 from midstream.state.handle import State
 from midstream.state.keeper import HandleKeeper, Migrations
-from midstream.state.keys import KeyGroups, Namespace, decode_key, group_keys
+from midstream.state.keys import Namespace, SortedKeys, decode_key, group_keys
 from midstream.state.task import TaskState
 from midstream.state.undo import Undo
 from midstream.state.values import ObjectCodec
@@ -164,7 +164,7 @@ class _ProcessStep:
             # Not called again on halves to find the row: its state would have changed meanwhile.
             raise failed(self._operator.name, error, None) from error
 
-    def _called(self, groups: KeyGroups, states: list[State], batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _called(self, groups: SortedKeys, states: list[State], batch: pa.RecordBatch) -> pa.RecordBatch:
         """What a function for batches gives."""
         keys = Keys(self._keys(groups), groups.group_of_row)
         result = conform(self._function(keys, batch, BatchState(states, self._what)), self._operator.schema, self._what)
@@ -218,7 +218,7 @@ class _ProcessStep:
             raise SchemaError(f"{self._what} is one_to_one but gave {len(rows)} rows for one")
         return rows
 
-    def _groups(self, batch: pa.RecordBatch) -> KeyGroups:
+    def _groups(self, batch: pa.RecordBatch) -> SortedKeys:
         try:
             return group_keys(batch, self._spec.keyed_by, self._what)
         except StateError as error:
@@ -231,7 +231,7 @@ class _ProcessStep:
         except StateError as error:
             raise failed(self._operator.name, error, None) from error
 
-    def _keys(self, groups: KeyGroups) -> list[Any]:
+    def _keys(self, groups: SortedKeys) -> list[Any]:
         rows = to_rows(groups.distinct)
         if len(self._spec.keyed_by) == 1:
             [name] = self._spec.keyed_by

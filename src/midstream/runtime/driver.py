@@ -26,7 +26,7 @@ from typing import Protocol
 
 from midstream.change.change import Change
 from midstream.change.configuration import Configuration
-from midstream.change.preflight import Samples, try_updates
+from midstream.change.preflight import Samples, run_preflight
 from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request, RunFailure
 from midstream.checkpoint.audit_files import keep_index
@@ -50,7 +50,7 @@ from midstream.errors import CheckpointError, MidstreamError, ProtocolError
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
 from midstream.planner.change_plan import Scheduler
-from midstream.runtime.reporting import epoch_progress, explain
+from midstream.runtime.reporting import cause_of, epoch_progress, explain
 
 __all__ = ["BatchEntry", "Control", "Driver", "Edge", "OpenRun"]
 
@@ -302,10 +302,11 @@ class Driver:
                 self._checkpoint.keep_journal(run.epoch, run.run, self._control.journal())
                 self.sweeper.after_failure()
             failure = RunFailure(
-                self._overdue or str(failed),
+                self._overdue or cause_of(failed),
                 frozenset(each.revision for each in failures),
                 is_lost=is_lost and not failures,
                 is_overdue=self._overdue is not None,
+                operator=failed.fields.get("operator"),
             )
             if self.changes.failed(failure, run.configuration):
                 return
@@ -371,7 +372,7 @@ class Driver:
             # All that the user's code has a part in comes first, without the lock; epochs go on meanwhile.
             request = self.changes.store(request)
             prepared = self.changes.check(request)
-            if request.is_tried_before:
+            if request.preflight:
                 self._try(prepared)
             while True:
                 with self._lock:
@@ -391,7 +392,7 @@ class Driver:
             with self._lock:
                 samples = self._samples
                 stack.enter_context(self.sweeper.holding(samples.files()))
-            for note in try_updates(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
+            for note in run_preflight(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
                 _log.info("%s", note)
 
     def _take(self, request: Request, prepared: PreparedChange, preparation_ms: float) -> Change:

@@ -1,4 +1,4 @@
-"""A task that can be switched at any moment but within a slice, by whichever thread gets to it first.
+"""The switch lock: a task can be switched at any moment but within a slice, by whichever thread gets to it first.
 
 Between slices a task waits: for Spark to give it more rows, and to take what it has. Waiting for a source's next batch
 can take a hundred milliseconds, in which the task's own thread sees nothing. So it lets go of a lock whenever it waits,

@@ -35,8 +35,8 @@ __all__ = [
     "MAX_KEY",
     "MAX_STORED_KEY",
     "DistinctKeys",
-    "KeyGroups",
     "Namespace",
+    "SortedKeys",
     "decode_key",
     "distinct_keys",
     "encode_key",
@@ -86,7 +86,7 @@ class Namespace(IntEnum):
 
 
 @dataclass(frozen=True)
-class KeyGroups:
+class SortedKeys:
     """The distinct keys of a batch, and the key of each row."""
 
     keys: list[bytes]
@@ -212,7 +212,7 @@ def decode_key(stored: bytes, schema: pa.Schema) -> tuple[Any, ...]:
 
 def group_keys(
     batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace = Namespace.VALUE
-) -> KeyGroups:
+) -> SortedKeys:
     """The distinct keys of a batch. Only these are hashed and encoded; no Python code runs per row.
 
     >>> groups = group_keys(pa.record_batch({"k": ["b", "a", "b"]}), ["k"], "process 'p'")
@@ -226,7 +226,7 @@ def group_keys(
     rows = pa.array(found.first_row).take(order)
     chosen = [_takeable(batch.column(name)).take(rows) for name in columns]
     distinct = pa.RecordBatch.from_arrays(chosen, names=list(columns))
-    return KeyGroups(found.stored.take(order).to_pylist(), rank[found.group_of_row], distinct)
+    return SortedKeys(found.stored.take(order).to_pylist(), rank[found.group_of_row], distinct)
 
 
 def distinct_keys(

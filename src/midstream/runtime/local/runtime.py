@@ -333,7 +333,7 @@ class _Runtime:
             if stage is not None and not self._chance(self._eagerness):
                 return
             wanted = self._wanted.popleft()
-            request = Request(wanted.updates, scheduler_of(wanted.scheduler), by="test", is_tried_before=False)
+            request = Request(wanted.updates, scheduler_of(wanted.scheduler), by="test", preflight=False)
             try:
                 self._driver.request(request)
             except MidstreamError as error:

@@ -32,7 +32,7 @@ from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.doctor import require_pyspark
 from midstream.runtime.spark.epoch import unite_inlets
 from midstream.runtime.spark.generator_source import stream_of
-from midstream.runtime.spark.job import Job, Server
+from midstream.runtime.spark.job import HttpInterface, Job
 from midstream.runtime.spark.offset_log import start_query
 from midstream.runtime.spark.sinks import check_file_sinks, mark_folders
 from midstream.runtime.spark.storage_check import hadoop_knows, require_reachable
@@ -56,7 +56,7 @@ def start(
     local_state: str | None = None,
     changes: str = "keep",
     audit: str | None = None,
-    server: Callable[[Job, str], Server] | None = None,
+    server: Callable[[Job, str], HttpInterface] | None = None,
     revert_to: int | None = None,
     durable: bool = True,
     close_windows: bool = False,

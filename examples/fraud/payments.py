@@ -1,4 +1,4 @@
-"""Card payments, a few of them frauds: the workload W1 of the Fries paper, and of the fraud example.
+"""Card payments, a few of them frauds: what this example judges, and workload W1 of the Fries paper.
 
 A :class:`Bank` is a small world of customers and merchants, the same for the same seed, and sells two things: what a
 bank knows beforehand (:meth:`Bank.customers`, :meth:`Bank.merchants`, tables to look up) and its stream of payments
@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from midstream.flow.schedules import Indexes, Schedule
-from midstream.flow.sources import GeneratorSource
+from midstream import GeneratorSource
 
 __all__ = ["COLUMNS", "FRAUD_RATE", "Bank"]
 
@@ -57,7 +56,7 @@ class Bank:
 
     def payments(
         self,
-        rate: Schedule | float,
+        rate: Any,
         *,
         fraud_rate: float = FRAUD_RATE,
         seed: int = 1,
@@ -65,7 +64,10 @@ class Bank:
         max_rows_per_epoch: int | None = None,
         partitions: int = 2,
     ) -> GeneratorSource:
-        """The stream of payments; another ``seed`` gives other payments in the same world."""
+        """The stream of payments, ``rate`` a second, or by a schedule such as :class:`midstream.Step`.
+
+        Another ``seed`` gives other payments in the same world.
+        """
         return GeneratorSource(
             partial(_make, self, fraud_rate),
             COLUMNS,
@@ -209,7 +211,7 @@ def _zipf(count: int, skew: float) -> Floats:
 # ── payments ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _make(bank: Bank, fraud_rate: float, indexes: Indexes, rng: np.random.Generator) -> pa.RecordBatch:
+def _make(bank: Bank, fraud_rate: float, indexes: Ints, rng: np.random.Generator) -> pa.RecordBatch:
     """All payments first as if they were honest; then the few frauds, over what was there."""
     world, n = bank._world, len(indexes)
     time_us, hour = _times(indexes, _PAYMENTS_A_DAY * bank.users)
@@ -253,7 +255,7 @@ def _make(bank: Bank, fraud_rate: float, indexes: Indexes, rng: np.random.Genera
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _times(indexes: Indexes, payments_a_day: int) -> tuple[Ints, Ints]:
+def _times(indexes: Ints, payments_a_day: int) -> tuple[Ints, Ints]:
     """When payments are made, in µs since the first day, and the hour of the day. They rise with the index."""
     day, place = np.divmod(indexes, payments_a_day)
     within_us = np.interp(place / payments_a_day, _DAY, np.arange(25) * _HOUR_US).astype(np.int64)
