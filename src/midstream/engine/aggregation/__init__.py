@@ -12,5 +12,10 @@ of a task, the epochs of a job or the panes of a window.
 :mod:`.sketches`    approx_distinct
 :mod:`.recent`      last
 :mod:`.totals`      all aggregations of an operator, and their bytes in state
+:mod:`.partials`    totals of many keys, joined with others
+:mod:`.running`     running totals of each key
+:mod:`.windows`     totals of tumbling and sliding windows
+:mod:`.sessions`    totals of sessions
+:mod:`.combiner`    adding up before rows travel
 =================== ==============================================================
 """
