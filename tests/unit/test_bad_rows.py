@@ -474,7 +474,7 @@ def test_a_change_that_takes_none_of_the_rows_it_is_tried_on_is_refused():
         runtime.run_epoch(Epoch(0), rows)
 
         def request(function: Any) -> Request:
-            return Request((Update("m", function),), Scheduler.FRIES, "test", is_tried_before=True)
+            return Request((Update("m", function),), Scheduler.FRIES, "test", preflight=True)
 
         with pytest.raises(FunctionError, match=r"all of the rows would go to the errors branch of 'm'.*KeyError: 'm'"):
             runtime._driver.request(request(broken))

@@ -32,7 +32,7 @@ from midstream.state.lineage import Lineage
 from midstream.state.task import TaskState
 from midstream.storage.blobs import BlobStore
 
-__all__ = ["Samples", "try_updates"]
+__all__ = ["Samples", "changed_transforms", "try_updates"]
 
 _NONE = Epoch(-1)
 
@@ -62,6 +62,17 @@ class Samples:
             for operator, changes in commit.states.items()
         }
         return Samples(commit.epoch, commit.revision, commit.samples, deltas)
+
+
+def changed_transforms(prepared: PreparedChange) -> tuple[str, ...]:
+    """The transforms that a change updates, or gives other columns. Only the runtime can try them."""
+    before, after = prepared.before.graph, prepared.after.graph
+    return tuple(
+        op.name
+        for op in after.of(Transform)
+        if op.name in prepared.plan.updated
+        or not after.schema_of(op.inputs[0]).equals(before.schema_of(before[op.name].inputs[0]))
+    )
 
 
 def try_updates(prepared: PreparedChange, samples: Samples, store: BlobStore, files: StateFiles) -> tuple[str, ...]:

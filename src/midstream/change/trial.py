@@ -57,7 +57,7 @@ class Request:
     """Migrations that are in the store already, by operator."""
     time_limit_s: float | None = None
     """How long an epoch may take from when the change takes effect in it, as long as it is on trial."""
-    is_tried_before: bool = True
+    preflight: bool = True
     """Whether new functions are called on a few real rows, on the driver, before anything is sent."""
     note: str | None = None
     back_to: Undoing | None = None

@@ -11,7 +11,7 @@ import pyarrow as pa
 from midstream.flow.model import Operator
 from midstream.ids import Epoch, StageIndex, WireId
 from midstream.planner.stages import Plan, Stage
-from midstream.runtime.local.data import LocalData
+from midstream.runtime.local.data import LocalData, transform
 from midstream.runtime.local.exchange import Exchanged, StageInput, StageOutput
 from midstream.runtime.local.sinks import write
 
@@ -69,9 +69,7 @@ class LocalEngine:
 
     def transform(self, operator: Operator, rows: LocalData, *, is_kept: bool) -> LocalData:
         """Call the function that does without Spark."""
-        graph = self.plan.graph
-        _, local = graph.payloads[operator.name]
-        return rows.transformed(operator.name, local, graph.schema_of(operator.inputs[0]), operator.schema)
+        return transform(self.plan.graph, operator, rows)
 
     def drain(self, rows: LocalData) -> None:
         """It is computed already."""

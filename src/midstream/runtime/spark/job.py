@@ -201,7 +201,7 @@ class Job:
             scheduler_of(scheduler),
             by or whoami(),
             time_limit_s=limit,
-            is_tried_before=preflight,
+            preflight=preflight,
             note=note,
         )
         self._require_running()
