@@ -62,12 +62,11 @@ def test_of_a_sink_that_fails_the_changed_operator_is_named():
             raise ValueError("negative")
 
     record = failed(Update("A", lambda row: {"n": -100}), positive)
-    assert str(record.error).splitlines() == [
-        "epoch 2 failed: ValueError: negative",
-        "",
-        f"{GOES_ON} What got the rows of the new A failed: a sink or a transform. Make the two fit, and request the "
-        "change again.",
-    ]
+    first, *_, last = str(record.error).splitlines()
+    assert first == "operator 'out' failed in epoch 2: ValueError: negative"
+    assert last == (
+        f"{GOES_ON} out was not changed, but failed on rows of the new A. Make the two fit, and request the change again."
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from midstream.engine.frames import decode_rows
 from midstream.engine.parts import Parts, at_work
 from midstream.engine.resources import Resources
 from midstream.errors import CheckpointError, FunctionError, MidstreamError, OperatorFailed, StateError
-from midstream.flow.model import Operator
+from midstream.flow.model import Operator, Transform
 from midstream.flow.spec import ERROR_COLUMN, ERRORS
 from midstream.ids import BINS, BinId, Epoch, Revision
 from midstream.planner.programs import StageProgram
@@ -33,7 +33,7 @@ from midstream.state.lineage import Lineage
 from midstream.state.task import TaskState
 from midstream.storage.blobs import BlobStore
 
-__all__ = ["Samples", "run_preflight"]
+__all__ = ["Samples", "changed_transforms", "run_preflight"]
 
 _NONE = Epoch(-1)
 
@@ -63,6 +63,17 @@ class Samples:
             for operator, changes in commit.states.items()
         }
         return Samples(commit.epoch, commit.revision, commit.samples, deltas)
+
+
+def changed_transforms(prepared: PreparedChange) -> tuple[str, ...]:
+    """The transforms that a change updates, or gives other columns. Only the runtime can try them."""
+    before, after = prepared.before.graph, prepared.after.graph
+    return tuple(
+        op.name
+        for op in after.of(Transform)
+        if op.name in prepared.plan.updated
+        or not after.schema_of(op.inputs[0]).equals(before.schema_of(before[op.name].inputs[0]))
+    )
 
 
 def run_preflight(prepared: PreparedChange, samples: Samples, store: BlobStore, files: StateFiles) -> tuple[str, ...]:

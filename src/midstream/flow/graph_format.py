@@ -17,7 +17,7 @@ from midstream.flow.model import Graph, Operator
 from midstream.flow.spec import SPECS, Spec
 from midstream.flow.transactions.tables import Column, Kind
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
-from midstream.storage.documents import Codec, Misfit, float_from_json, float_to_json
+from midstream.storage.documents import Codec, DocumentMisfit, float_from_json, float_to_json
 
 __all__ = ["CODEC", "WINDOWS", "graph_from_document", "graph_to_document"]
 
@@ -37,10 +37,10 @@ def _column_to_json(column: Column) -> dict[str, Any]:
 
 def _column_from_json(found: Any) -> Column:
     if not isinstance(found, dict) or found.keys() != {"name", "kind", "default"}:
-        raise Misfit(f"{found!r:.80} is not a column of a table: name, kind and default")
+        raise DocumentMisfit(f"{found!r:.80} is not a column of a table: name, kind and default")
     kind, default = found["kind"], found["default"]
     if kind not in get_args(Kind):
-        raise Misfit(f"unknown kind {kind!r} of a table's column; known are {', '.join(get_args(Kind))}")
+        raise DocumentMisfit(f"unknown kind {kind!r} of a table's column; known are {', '.join(get_args(Kind))}")
     if kind == "double":
         default = float_from_json(default)
     elif kind == "object" and default is not None:

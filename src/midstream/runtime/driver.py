@@ -26,7 +26,7 @@ from typing import Protocol
 
 from midstream.change.change import Change
 from midstream.change.configuration import Configuration
-from midstream.change.preflight import Samples, run_preflight
+from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request, RunFailure
 from midstream.checkpoint.audit_files import keep_index
@@ -47,6 +47,7 @@ from midstream.control.messages import (
     TaskFailed,
 )
 from midstream.errors import CheckpointError, MidstreamError, ProtocolError
+from midstream.flow.model import Graph
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
 from midstream.planner.change_plan import Scheduler
@@ -86,8 +87,8 @@ class Edge(Protocol):
     def stop_timer(self) -> None:
         """Call nothing."""
 
-    def preflight(self, prepared: PreparedChange) -> None:
-        """Try what only this runtime can try of a change; raises :class:`~midstream.errors.FlowError` if it fails."""
+    def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
+        """Call transforms on no rows; raises :class:`~midstream.errors.FlowError` if one cannot work."""
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Have the sweeper remove what is due, now or beside the epochs to come."""
@@ -387,7 +388,7 @@ class Driver:
             raise
 
     def _try(self, prepared: PreparedChange) -> None:
-        self._edge.preflight(prepared)
+        self._edge.try_transforms(prepared.after.graph, changed_transforms(prepared))
         with contextlib.ExitStack() as stack:
             with self._lock:
                 samples = self._samples

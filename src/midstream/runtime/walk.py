@@ -1,8 +1,7 @@
 """The walk of an epoch: segment by segment through its plan, and out to its sinks. Both runtimes follow it.
 
-What is decided here is the order of things, and what reads what. How each thing is done is an :class:`Engine`'s: on
-Spark most of them only describe what is to be computed, and jobs start when a sink reads; on the local runtime each is
-done at once.
+The walk decides the order of steps, and what reads what. An :class:`EpochEngine` carries the steps out: on Spark most
+of them only describe what is to be computed, and jobs start when a sink reads; the local runtime does each at once.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from midstream.flow.model import Operator, Sink, Transform
 from midstream.ids import WireId
 from midstream.planner.stages import Leaves, Plan, Stage
 
-__all__ = ["Engine", "walk"]
+__all__ = ["EpochEngine", "walk"]
 
 R = TypeVar("R")
 L = TypeVar("L")
 
 
-class Engine(Protocol[R, L]):
+class EpochEngine(Protocol[R, L]):
     """Runs the parts of a plan, for one run of an epoch.
 
     ``R`` is what a stage or an outlet reads, rows or frames; ``L`` is what a stage has left.
@@ -60,7 +59,7 @@ class Engine(Protocol[R, L]):
         """Let go of what was kept."""
 
 
-def walk(plan: Plan, engine: Engine[R, L], rows: R) -> None:
+def walk(plan: Plan, engine: EpochEngine[R, L], rows: R) -> None:
     """Compute an epoch and write its sinks. ``rows`` is all that enters the first stage.
 
     1. In each segment, the stages run one behind the other.
@@ -97,7 +96,7 @@ def walk(plan: Plan, engine: Engine[R, L], rows: R) -> None:
 class _Way(Generic[R, L]):
     """How far a walk has come: what segments have left, and what transforms have given."""
 
-    def __init__(self, plan: Plan, engine: Engine[R, L]) -> None:
+    def __init__(self, plan: Plan, engine: EpochEngine[R, L]) -> None:
         self._plan = plan
         self._engine = engine
         self.left: list[L] = []

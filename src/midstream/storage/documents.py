@@ -32,7 +32,7 @@ from midstream.version import __version__
 __all__ = [
     "FORMAT",
     "Codec",
-    "Misfit",
+    "DocumentMisfit",
     "float_from_json",
     "float_to_json",
     "read_document",
@@ -106,7 +106,7 @@ def read_struct(data: bytes, kind: type[_T], what: str) -> _T:
         raise CheckpointError(f"{what} is damaged, or is no document of midstream: {error}") from error
 
 
-class Misfit(Exception):
+class DocumentMisfit(Exception):
     """A part of a document is not what its class says. ``path`` leads there from the document."""
 
     def __init__(self, reason: str) -> None:
@@ -160,7 +160,7 @@ class Codec:
     def _read(decode: _Convert, found: Any, what: str) -> Any:
         try:
             return decode(found)
-        except Misfit as error:
+        except DocumentMisfit as error:
             place = f" at {'.'.join(error.path)}" if error.path else ""
             raise CheckpointError(
                 f"{what} cannot be read{place}: {error.reason}. It was written by another midstream than this "
@@ -220,9 +220,9 @@ class Codec:
         def decode(found: Any) -> Any:
             _checked(dict, found)
             if unknown := found.keys() - hints.keys():
-                raise Misfit(f"unknown field {min(unknown)!r}; known are {', '.join(hints) or 'none'}")
+                raise DocumentMisfit(f"unknown field {min(unknown)!r}; known are {', '.join(hints) or 'none'}")
             if missing := required - found.keys():
-                raise Misfit(f"the field {min(missing)!r} is missing")
+                raise DocumentMisfit(f"the field {min(missing)!r} is missing")
             return construct(**{name: _at(name, converters[name][1], one) for name, one in found.items()})
 
         return encode, decode
@@ -240,7 +240,7 @@ class Codec:
             _checked(dict, found)
             kind = found.get(_KIND)
             if kind not in known:
-                raise Misfit(f"unknown kind {kind!r}; known are {', '.join(known)}")
+                raise DocumentMisfit(f"unknown kind {kind!r}; known are {', '.join(known)}")
             return self._converter(known[kind])[1]({name: one for name, one in found.items() if name != _KIND})
 
         return encode, decode
@@ -265,7 +265,7 @@ class Codec:
 
         def read(found: Any) -> Any:
             if len(_checked(list, found)) != len(converters):
-                raise Misfit(f"there are {len(found)} values instead of {len(converters)}")
+                raise DocumentMisfit(f"there are {len(found)} values instead of {len(converters)}")
             return tuple(
                 _at(f"{i}", decode, one) for i, ((_, decode), one) in enumerate(zip(converters, found, strict=True))
             )
@@ -291,7 +291,7 @@ def float_from_json(found: Any) -> float:
     """The inverse of :func:`float_to_json`."""
     if found in ("nan", "inf", "-inf") or type(found) in (int, float):
         return float(found)
-    raise Misfit(f"{found!r} is not a number")
+    raise DocumentMisfit(f"{found!r} is not a number")
 
 
 def _schema_to_json(schema: pa.Schema) -> Any:
@@ -311,7 +311,7 @@ def _schema_from_json(found: Any) -> pa.Schema:
             return _parsed(found)
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(_checked(dict, found)["arrow"], validate=True)))
     except (SchemaError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
-        raise Misfit(f"{found!r:.80} is not a schema") from error
+        raise DocumentMisfit(f"{found!r:.80} is not a schema") from error
 
 
 _parsed = functools.lru_cache(maxsize=1024)(parse_ddl)  # the operators of a flow have few different schemas
@@ -323,13 +323,13 @@ def _as_it_is(value: Any) -> Any:
 
 def _checked(wanted: type[_T], found: Any) -> _T:
     if type(found) is not wanted:
-        raise Misfit(f"{found!r:.80} is not a {wanted.__name__}")
+        raise DocumentMisfit(f"{found!r:.80} is not a {wanted.__name__}")
     return found
 
 
 def _one_of(known: Mapping[Any, Any], found: Any) -> Any:
     if not isinstance(found, str) or found not in known:
-        raise Misfit(f"unknown value {found!r:.80}; known are {', '.join(known)}")
+        raise DocumentMisfit(f"unknown value {found!r:.80}; known are {', '.join(known)}")
     return known[found]
 
 
@@ -337,13 +337,13 @@ def _whole_number(key: str) -> int:
     try:
         return int(key)
     except ValueError:
-        raise Misfit(f"{key!r} is not a whole number") from None
+        raise DocumentMisfit(f"{key!r} is not a whole number") from None
 
 
 def _at(name: str, decode: _Convert, found: Any) -> Any:
     try:
         return decode(found)
-    except Misfit as error:
+    except DocumentMisfit as error:
         error.path.insert(0, name)
         raise
 

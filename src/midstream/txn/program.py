@@ -9,14 +9,14 @@ from midstream.flow.transactions.agreement import require_agreement, returned_by
 from midstream.flow.transactions.expressions import TransactionType, is_access
 from midstream.flow.transactions.tables import Kind, Table
 
-__all__ = ["Operation", "Program"]
+__all__ = ["Program", "TableOperation"]
 
 READS, WRITES, LATE = 1, 2, 4
 """How a transaction uses a key slot, as bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class TableOperation:
     """A vertex of the dependency graph: a condition to check, or a new value of a key.
 
     ``nodes`` are the values it computes, ``reads`` the key slots whose values it needs, ``slot`` the one it writes (-1
@@ -110,11 +110,11 @@ class Program:
         return tuple(_flags(kind) for kind in self.types)
 
     @cached_property
-    def operations(self) -> tuple[tuple[Operation, ...], ...]:
+    def operations(self) -> tuple[tuple[TableOperation, ...], ...]:
         """The operations of each type; checks first, so that the order also satisfies the dependencies."""
         return tuple(_operations(kind) for kind in self.types)
 
-    def calls(self, number: int, operation: Operation) -> int:
+    def calls(self, number: int, operation: TableOperation) -> int:
         """The number of user functions that an operation of a type calls."""
         nodes = self.types[number].nodes
         found: set[int] = set()
@@ -152,14 +152,14 @@ def _flags(kind: TransactionType) -> tuple[int, ...]:
     return tuple(flags)
 
 
-def _operations(kind: TransactionType) -> tuple[Operation, ...]:
+def _operations(kind: TransactionType) -> tuple[TableOperation, ...]:
     checks = [
-        Operation((require.condition,), _reads(kind, (require.condition,)), require=number)
+        TableOperation((require.condition,), _reads(kind, (require.condition,)), require=number)
         for number, require in enumerate(kind.requires)
     ]
     last = {write.slot: write for write in kind.writes}  # the last write to a key wins
     writes = [
-        Operation(write.values, _reads(kind, write.values), slot=write.slot)
+        TableOperation(write.values, _reads(kind, write.values), slot=write.slot)
         for write in kind.writes
         if last[write.slot] is write
     ]

@@ -12,7 +12,7 @@ from midstream.flow.model import Operator
 from midstream.ids import Epoch, StageIndex, WireId
 from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan, Stage
-from midstream.runtime.local.data import LocalData
+from midstream.runtime.local.data import LocalData, transform
 from midstream.runtime.local.exchange import Exchanged, StageInput, StageOutput
 from midstream.runtime.local.sinks import write
 
@@ -24,7 +24,7 @@ RunTasks = Callable[[StageIndex, StageInput, Sequence[int]], Mapping[int, list[p
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """The :class:`~midstream.runtime.walk.Engine` of one run of an epoch."""
+    """The :class:`~midstream.runtime.walk.EpochEngine` of one run of an epoch."""
 
     plan: Plan
     epoch: Epoch
@@ -70,9 +70,7 @@ class LocalEngine:
 
     def transform(self, operator: Operator, rows: LocalData, *, is_kept: bool) -> LocalData:
         """Call the function that does without Spark."""
-        graph = self.plan.graph
-        _, local = graph.payloads[operator.name]
-        return rows.transformed(operator.name, local, graph.schema_of(operator.inputs[0]), operator.schema)
+        return transform(self.plan.graph, operator, rows)
 
     def drain(self, rows: LocalData) -> None:
         """It is computed already."""

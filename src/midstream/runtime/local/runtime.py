@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.change.configuration import Configuration, first_configuration
-from midstream.change.prepare import PreparedChange, scheduler_of
+from midstream.change.prepare import scheduler_of
 from midstream.change.restart import restored
 from midstream.change.trial import Changes, Request
 from midstream.checkpoint.audit_files import check_audit, read_history
@@ -44,9 +44,10 @@ from midstream.control.messages import (
     WorkerId,
     WorkerJoined,
 )
+from midstream.data.durations import duration
 from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.resources import Resources
-from midstream.errors import MidstreamError
+from midstream.errors import FunctionError, JobFailed, MidstreamError
 from midstream.flow.model import Graph, Source
 from midstream.ids import Epoch, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
@@ -56,7 +57,7 @@ from midstream.planner.stages import compile_plan
 from midstream.runtime.database_sink import check_tables, claim_tables
 from midstream.runtime.driver import BatchEntry, Driver, OpenRun
 from midstream.runtime.local.control import LocalControl
-from midstream.runtime.local.data import LocalData, require_local, source_epochs
+from midstream.runtime.local.data import LocalData, check_transforms, require_local, source_epochs
 from midstream.runtime.local.engine import LocalEngine
 from midstream.runtime.local.exchange import StageInput
 from midstream.runtime.local.run import ChangeAt, Faults, LocalRun
@@ -82,6 +83,10 @@ class _RequestRefused(Exception):
 
     def __init__(self, error: MidstreamError) -> None:
         self.error = error
+
+
+class _RunLost(Exception):
+    """The run in progress has failed, through nobody's function."""
 
 
 class _DriverCrashed(Exception):
@@ -200,6 +205,7 @@ class _Runtime:
         self._begin_in = BEFORE
         self._runs = 0
         self._is_cancelled = False
+        self._timer: Callable[[], None] | None = None
         # What Spark's log of offsets would say: it survives the driver.
         self._log: dict[Epoch, BatchEntry] = {}
         self.result: LocalRun
@@ -210,6 +216,7 @@ class _Runtime:
         self._control = LocalControl(self._deliver)
         self._echoes.clear()
         self._switches.clear()
+        self._timer = None
         newest = self.checkpoint.newest_manifest()
         log, store = self.checkpoint.changes, self.checkpoint.blobs
         restart = restored(self._first, store, log, None if newest is None else newest.revision)
@@ -281,6 +288,13 @@ class _Runtime:
             self._compute(run, rows)
         except (_DriverCrashed, _RequestRefused):
             raise
+        except _RunLost as error:
+            try:
+                self._driver.failed(run, error, is_lost=True)
+            except JobFailed as failed:  # nothing is wrong with the flow, so whoever runs it starts it again
+                self._driver.ended(str(failed))
+                raise _DriverCrashed from None
+            return False
         except Exception as error:
             self._driver.failed(run, error)
             return False
@@ -297,13 +311,16 @@ class _Runtime:
         self._is_cancelled = True
 
     def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
-        """Time does not pass by itself here."""
+        """Time does not pass by itself here: a fault decides when it is up."""
+        self._timer = then
 
     def stop_timer(self) -> None:
-        """There is none."""
+        """Call nothing."""
+        self._timer = None
 
-    def preflight(self, prepared: PreparedChange) -> None:
-        """There is nothing here that the driver could not try itself."""
+    def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
+        """Call what they do without Spark."""
+        check_transforms(graph, names)
 
     def sweep(self, sweeper: Sweeper) -> None:
         """At once, so that a seed replays exactly."""
@@ -333,11 +350,18 @@ class _Runtime:
             if stage is not None and not self._chance(self._eagerness):
                 return
             wanted = self._wanted.popleft()
-            request = Request(wanted.updates, scheduler_of(wanted.scheduler), by="test", preflight=False)
+            request = Request(
+                wanted.updates,
+                scheduler_of(wanted.scheduler),
+                by="test",
+                time_limit_s=None if wanted.time_limit is None else duration(wanted.time_limit, "time_limit") / 1e6,
+                preflight=wanted.preflight,
+            )
             try:
                 self._driver.request(request)
             except MidstreamError as error:
-                raise _RequestRefused(error) from None
+                if not (wanted.preflight and isinstance(error, FunctionError)):
+                    raise _RequestRefused(error) from None
 
     def _deliver(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -432,8 +456,13 @@ class _Runtime:
             raise _DriverCrashed
 
     def _maybe_give_up(self) -> None:
-        if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.give_up):
+        rarely = thinned(self._runs, FULL_RUNS)
+        if self._chance(rarely * self.faults.give_up):
             self._driver.replay()
+        if self._timer is not None and self._chance(rarely * self.faults.overdue):
+            self._timer()
+        if self._chance(rarely * self.faults.lose_run):
+            raise _RunLost("no worker could be had")
         if self._is_cancelled:
             raise _Cancelled
 

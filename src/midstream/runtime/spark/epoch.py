@@ -42,7 +42,7 @@ def _struct(ddl: str) -> StructType:
 
 @dataclass
 class SparkEngine:
-    """Spark as the :class:`~midstream.runtime.walk.Engine` of one run of an epoch: all that is read or left is a
+    """Spark as the :class:`~midstream.runtime.walk.EpochEngine` of one run of an epoch: all that is read or left is a
     DataFrame."""
 
     plan: Plan

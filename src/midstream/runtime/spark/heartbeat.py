@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
@@ -23,6 +23,7 @@ from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sweeper import Sweeper, SweepThread
 from midstream.control.messages import AuditOrder, Commit
 from midstream.engine.collector import FRAME_BYTES
+from midstream.flow.model import Graph
 from midstream.ids import Epoch, StageIndex
 from midstream.metrics import EpochProgress, SweepStats
 from midstream.runtime.driver import BatchEntry, Driver, OpenRun
@@ -30,7 +31,7 @@ from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
-from midstream.runtime.spark.transform_check import check_changed_transforms
+from midstream.runtime.spark.transform_check import check_transforms
 from midstream.runtime.spark.worker import Ticket, Whereabouts
 from midstream.runtime.walk import walk
 
@@ -249,9 +250,9 @@ class Heartbeat:
             self._timer.cancel()
             self._timer = None
 
-    def preflight(self, prepared: PreparedChange) -> None:
-        """Ask Spark's analyser about transforms."""
-        check_changed_transforms(prepared, self._spark)
+    def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
+        """Ask Spark's analyser about them."""
+        check_transforms(graph, names, self._spark)
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Beside the epochs to come."""
