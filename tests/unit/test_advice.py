@@ -65,7 +65,8 @@ def test_of_a_sink_that_fails_the_changed_operator_is_named():
     first, *_, last = str(record.error).splitlines()
     assert first == "operator 'out' failed in epoch 2: ValueError: negative"
     assert last == (
-        f"{GOES_ON} out was not changed, but failed on rows of the new A. Make the two fit, and request the change again."
+        f"{GOES_ON} out was not changed, but failed on rows of the new A. Make the two fit, and request the change "
+        "again."
     )
 
 

@@ -124,7 +124,7 @@ def runs(job, n=2):
 # ── jobs, status ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_jobs_without_jobs_says_how_one_is_served():
+def test_jobs_says_how_to_serve_a_job_when_there_is_none():
     result = call("jobs")
     assert result.exit_code == 0
     assert "flow.start(…, serve=True)" in result.stdout
@@ -192,26 +192,26 @@ def test_a_job_is_named_by_name_or_by_the_beginning_of_its_id(two, name):
 
 
 @pytest.mark.parametrize("command", [["status"], ["explain"], ["update"], ["history"], ["revert"]])
-def test_an_unknown_job_is_told_with_those_that_are_served(two, command):
+def test_an_unknown_job_is_refused_with_a_list_of_served_jobs(two, command):
     more = {"explain": ["FM", "models/new.py:triple"], "update": ["FM", "models/new.py:triple"], "revert": ["1"]}
     result = call(*command, "frauds", *more.get(command[0], []))
     assert result.exit_code == 2
     assert result.stderr == "Error: there is no job 'frauds'. Served are fraud (01234567), clicks (0127aaaa).\n"
 
 
-def test_an_unknown_job_where_none_is_served():
+def test_an_unknown_job_is_refused_when_none_is_served():
     result = call("status", "fraud")
     assert result.exit_code == 2
     assert "there is no job 'fraud'. No job is served on this machine" in result.stderr
 
 
-def test_a_beginning_that_fits_two_jobs_is_refused(two):
+def test_an_ambiguous_beginning_of_an_id_is_refused(two):
     result = call("status", "012")
     assert result.exit_code == 2
     assert "'012' may be fraud (01234567), clicks (0127aaaa); say which" in result.stderr
 
 
-def test_a_job_that_ends_meanwhile_is_told():
+def test_a_job_that_has_just_ended_is_reported():
     enter(ServedEntry(os.getpid(), socket.gethostname(), "http://127.0.0.1:1", "token", FIRST, "fraud", "c", 0.0))
     result = call("status", "fraud")
     assert result.exit_code == 1
@@ -242,7 +242,7 @@ def test_update_sends_a_function_by_value(job, function, gives):
     assert runs(job) == gives
 
 
-def test_update_waits_and_tells_delay_and_outcome(job):
+def test_update_waits_and_prints_outcome_and_delay(job):
     result = call_with_outcome(job, Outcome.APPLIED, "update", "fraud", "FM", "models/new.py:triple")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("revision 2 (FM): applied, in effect after ")
@@ -297,7 +297,7 @@ def test_an_installed_module_is_sent_by_value_too(job, here, monkeypatch):
     assert runs(job) == 6
 
 
-def test_update_is_given_up_by_the_keyboard_but_the_change_goes_on(job, monkeypatch):
+def test_ctrl_c_stops_waiting_but_not_the_change(job, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
@@ -308,7 +308,7 @@ def test_update_is_given_up_by_the_keyboard_but_the_change_goes_on(job, monkeypa
     assert job.on_trial is not None
 
 
-def test_update_tells_when_the_job_ends_before_the_outcome(job, monkeypatch):
+def test_update_reports_that_the_job_ended_before_the_outcome(job, monkeypatch):
     monkeypatch.setattr(job.changes, "request", _ended_at_once(job.changes))
     result = call("update", "fraud", "FM", "models/new.py:triple")
     assert result.exit_code == 1
@@ -355,7 +355,7 @@ def test_a_wrong_command_line_gets_a_short_message_and_exit_code_2(job, argument
     assert job.history() == []
 
 
-def test_an_unknown_scheduler_is_told_with_those_that_are_known(job):
+def test_an_unknown_scheduler_is_refused_with_a_list_of_known_ones(job):
     result = call("update", "fraud", "FM", "models/new.py:triple", "--scheduler", "luck")
     assert result.exit_code == 2
     assert "fries-unpruned" in result.stderr
@@ -465,7 +465,7 @@ def test_revert_goes_back_and_waits(job):
     assert runs(job) == 2
 
 
-def test_revert_that_cannot_be_is_told(job):
+def test_revert_reports_what_it_cannot_do(job):
     result = call("revert", "fraud", "7")
     assert result.exit_code == 1
     assert "Error: there is no revision 7 to go back to" in result.stderr
