@@ -124,5 +124,5 @@ def test_a_table_that_is_no_history_is_refused():
 
 
 def test_one_name_instead_of_a_list_is_refused():
-    with pytest.raises(FlowError, match=r"found the string 'FM'; give e.g. \['FM'\]"):
+    with pytest.raises(FlowError, match=r"found the string 'FM'. Use e.g. \['FM'\]"):
         decide([], {Revision(2): "FM"})

@@ -345,7 +345,7 @@ def test_an_older_change_is_found_in_the_history(client, job):
     job.update(Update("FM", triple))
     job.commit()
     assert client.wait(1).outcome is Outcome.APPLIED
-    with pytest.raises(MidstreamError, match="404, NotFound: there is no change 7; the job has had 1"):
+    with pytest.raises(MidstreamError, match="404, NotFound: there is no change 7; the job has 1 changes"):
         client.wait(7)
 
 
@@ -414,8 +414,8 @@ def test_what_cannot_be_loaded_is_refused(idle):
     content["updates"][0]["function"] = base64.b64encode(b"\x80\x05cno_such_module\nf\n.").decode()
     assert told(ask(idle, "POST", "/update", json.dumps(content)))[1:] == (
         "FunctionError",
-        "operator 'FM': the job cannot load what it was sent (ModuleNotFoundError: No module named 'no_such_module'); "
-        "installed packages must be installed where the job runs, too",
+        "operator 'FM': the job cannot load the object it was sent (ModuleNotFoundError: No module named "
+        "'no_such_module'); packages that it uses must be installed where the job runs, too",
     )
 
 
@@ -430,7 +430,7 @@ def test_functions_of_another_python_are_refused_before_they_are_loaded(server, 
 @pytest.mark.parametrize("more", [{}, {"function": "AAAA", "table": "AAAA"}])
 def test_an_update_has_a_function_or_a_table(idle, more):
     body = {"updates": [{"operator": "FM", **more}], "python": python_version()}
-    assert "a function or a table, and not both" in told(ask(idle, "POST", "/update", json.dumps(body)))[2]
+    assert "set either function or table" in told(ask(idle, "POST", "/update", json.dumps(body)))[2]
 
 
 def test_a_table_that_is_none_is_refused(idle):
@@ -439,7 +439,7 @@ def test_a_table_that_is_none_is_refused(idle):
 
 
 def test_a_local_function_is_of_no_use_here(client):
-    with pytest.raises(FlowError, match="local= is for the local runtime"):
+    with pytest.raises(FlowError, match="local= is only for the local runtime"):
         client.update(Update("FM", triple, local=lambda table: table))
 
 
@@ -483,7 +483,7 @@ def test_a_body_that_is_too_large_gets_413(job, monkeypatch):
     server = JobServer(job)
     try:
         announced = ask(server, "POST", "/update", b"x" * 100)
-        assert told(announced) == (413, "TooLarge", "a request may have 99 bytes")
+        assert told(announced) == (413, "TooLarge", "at most 99 bytes are allowed")
         in_chunks = ask(server, "POST", "/update", iter([b"x" * 60, b"x" * 60]), encode_chunked=True)
         assert told(in_chunks)[0] == 413
         assert told(ask(server, "POST", "/update", b"x" * 99))[0] == 400, "that much may be"
@@ -493,7 +493,7 @@ def test_a_body_that_is_too_large_gets_413(job, monkeypatch):
 
 def test_the_client_does_not_send_what_is_too_large(client, monkeypatch):
     monkeypatch.setattr(client_module, "LARGEST", 10)
-    with pytest.raises(FlowError, match="a job takes 10; put large models"):
+    with pytest.raises(FlowError, match="a job accepts at most 10"):
         client.update(Update("FM", triple))
 
 
@@ -514,7 +514,7 @@ def test_an_unforeseen_error_does_not_tell_its_details(server, client, job, monk
 
 
 def test_an_old_token_is_told_as_such(idle):
-    with pytest.raises(MidstreamError, match="does not take this token"):
+    with pytest.raises(MidstreamError, match="does not accept this token"):
         JobClient(idle.url, "old").status()
 
 
@@ -533,7 +533,7 @@ def test_a_job_that_does_not_answer_in_time_is_told_as_such():
 
 def test_an_answer_of_another_version_is_told_as_such(client, monkeypatch):
     monkeypatch.setattr(client, "_send", lambda *args: b'{"name": 7}')
-    with pytest.raises(MidstreamError, match="midstream of another version"):
+    with pytest.raises(MidstreamError, match="another version of midstream"):
         client.status()
 
 
@@ -648,7 +648,7 @@ def test_a_request_in_progress_is_answered_before_the_server_ends(server, client
 def test_a_given_port_is_used_and_one_that_is_taken_is_told(job, server):
     port = urlsplit(server.url).port
     assert port is not None
-    with pytest.raises(SetupError, match=f"cannot be served on port {port}.*give another port"):
+    with pytest.raises(SetupError, match=f"cannot be served on port {port}.*use another port"):
         JobServer(job, port=port)
     server.close()
     again = JobServer(job, host="localhost", port=port)
@@ -663,7 +663,7 @@ def test_a_server_listens_on_the_loopback_address_only(idle):
 def test_whether_to_serve_is_checked_before_anything_starts(monkeypatch):
     assert [port_wanted(value) for value in (False, True, 1, 65535)] == [None, 0, 1, 65535]
     for nonsense in (0, -1, 65536, "8080", 1.5, None):
-        with pytest.raises(FlowError, match=r"serve=.*: give True"):
+        with pytest.raises(FlowError, match=r"serve=.*: use True"):
             port_wanted(nonsense)  # type: ignore[arg-type]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match=r"needs starlette and uvicorn.*pip install 'midstream\[server\]'"):
@@ -748,7 +748,7 @@ def test_a_folder_of_somebody_else_is_not_used(home, monkeypatch):
 def test_a_server_that_cannot_be_entered_is_not_started(job, home):
     home.write_text("a file")
     before = server_threads()
-    with pytest.raises(SetupError, match="cannot be entered"):
+    with pytest.raises(SetupError, match="cannot be registered"):
         JobServer(job)
     assert server_threads() <= before
 

@@ -146,7 +146,7 @@ def test_a_job_goes_on_when_nothing_can_be_removed(lifted_at: int | None, caplog
         assert names_below("state") == needed
         assert blobs < 25
         assert [record.message for record in caplog.records if record.levelno == logging.INFO] == [
-            "all that could not be removed from 'stubborn://job' before is removed"
+            "the files that could not be removed from 'stubborn://job' are now removed"
         ]
 
 
