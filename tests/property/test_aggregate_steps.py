@@ -189,7 +189,7 @@ column_sets = st.sampled_from([COLUMNS, PLAIN])
 
 @examples(25)
 @given(histories(), partition_counts, column_sets)
-def test_running_totals_are_over_all_epochs(history, partitions, columns):
+def test_running_totals_cover_all_epochs(history, partitions, columns):
     operator = operator_of(None, columns)
     seen: dict[tuple[str, int], list[Any]] = {}
     with epochs(partitions) as world, small_blocks():

@@ -1,4 +1,4 @@
-"""Good rows and bad rows together are all rows, in their order, however these are cut into slices."""
+"""Good and bad rows together are all rows, in order, however they are cut into slices."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_good_and_bad_rows_are_all_rows_however_they_are_cut(numbers: list[int],
 
 
 @given(bad=st.sets(st.integers(0, 63)), count=st.integers(0, 64))
-def test_halving_leaves_out_exactly_what_fails_and_goes_in_order(bad: set[int], count: int) -> None:
+def test_halving_leaves_out_exactly_the_failing_rows_and_keeps_the_order(bad: set[int], count: int) -> None:
     applied: list[int] = []
 
     def attempt(start: int, stop: int) -> list[int]:
@@ -166,7 +166,7 @@ DDL = "a boolean, b tinyint, c bigint NOT NULL, d float, e double, f string, g b
 
 
 @given(values=st.lists(VALUES, min_size=8, max_size=10))
-def test_a_single_row_fits_exactly_if_a_batch_of_it_can_be_made(values: list[Any]) -> None:
+def test_a_single_row_fits_exactly_if_a_batch_can_be_built_from_it(values: list[Any]) -> None:
     schema = parse_ddl(DDL)
     row = dict(zip("abcdefghij", values, strict=False))
     try:
@@ -183,7 +183,7 @@ def test_a_single_row_fits_exactly_if_a_batch_of_it_can_be_made(values: list[Any
 
 
 @given(value=VALUES, name=st.sampled_from("abcdefghi"))
-def test_one_value_more_or_less_plain(value: Any, name: str) -> None:
+def test_values_that_surely_fit_do_fit(value: Any, name: str) -> None:
     schema = pa.schema([parse_ddl(DDL).field(name)])
     check = RowCheck(schema, "test")
     if check._surely_fits({name: value}):

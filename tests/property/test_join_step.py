@@ -1,4 +1,4 @@
-"""A join gives what nested loops over all rows give, however they are sliced, interleaved and spread over epochs."""
+"""A join equals nested loops over all rows, however they are sliced, interleaved and spread over epochs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def small_segments(monkeypatch):
 @pytest.mark.long
 @given(near=nearness, how=st.sampled_from(How), story=st.lists(turns, max_size=5), partitions=st.integers(1, 3))
 @examples(40)
-def test_a_join_gives_what_nested_loops_give(base, near, how, story, partitions):
+def test_a_join_equals_nested_loops(base, near, how, story, partitions):
     window, within = near
     spec = Join(("user",), ("who",), "at", "happened", how, window and Tumbling(window), within)
     # Behind the story comes the end of time: all that waits is given, and nothing stays in state.
@@ -244,7 +244,7 @@ def batches(draw):
 
 @pytest.mark.long
 @given(batches(), st.lists(st.integers(0, 12)), st.integers(0, 3))
-def test_rows_come_back_from_bytes_wherever_they_are_cut(batch, cuts, skipped):
+def test_rows_are_decoded_from_bytes_cut_at_any_row(batch, cuts, skipped):
     codec = RowCodec(batch.schema)
     batch = batch.slice(skipped)
     encoded = codec.encode(batch)

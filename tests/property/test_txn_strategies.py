@@ -1,4 +1,4 @@
-"""Every strategy, on any batch, gives what running the transactions one by one gives."""
+"""Every strategy, on any batch, equals running the transactions one by one."""
 
 from __future__ import annotations
 
@@ -140,19 +140,19 @@ def batches(kinds: int, keys: int = 4, largest: int = 24) -> st.SearchStrategy[l
 
 @examples(25)
 @given(batches(kinds=4))
-def test_all_strategies_equal_one_by_one(given_batches):
+def test_all_strategies_equal_serial_execution(given_batches):
     assert_as_serial(LEDGER, given_batches)
 
 
 @examples(5)  # threads that wait for each other take their time on a busy machine
 @given(batches(kinds=4, keys=2), st.sampled_from([2, 3]))
-def test_hot_keys_and_several_threads(given_batches, threads):
+def test_hot_keys_with_several_threads_equal_serial_execution(given_batches, threads):
     assert_as_serial(LEDGER, given_batches, threads=threads)
 
 
 @examples(20)
 @given(batches(kinds=2, keys=6, largest=60))
-def test_money_is_neither_made_nor_lost(given_batches):
+def test_money_is_neither_created_nor_lost(given_batches):
     for strategy in EVERY:
         engine, tables = Engine(LEDGER, threads=1, calibration=CHEAP_THREADS), MemoryTables()
         paid_in = 0.0
@@ -177,7 +177,7 @@ def test_an_abort_cascades_three_deep():
     assert_as_serial(LEDGER, [batch_of(events)])
 
 
-def test_an_abort_lets_a_later_one_succeed():
+def test_an_abort_lets_a_later_transaction_succeed():
     """The first would have taken the money that the second needs."""
     events = [(TRANSFER, 1, 0, 1, 25.0), (TRANSFER, 2, 0, 1, 8.0), (TRANSFER, 3, 1, 2, 18.0)]
     oracle = run_serially(LEDGER.types, rows_of(LEDGER, batch_of(events)), SerialTables())
@@ -185,7 +185,7 @@ def test_an_abort_lets_a_later_one_succeed():
     assert_as_serial(LEDGER, [batch_of(events)])
 
 
-def test_a_check_that_fails_late_takes_back_all_of_the_transaction():
+def test_a_check_that_fails_late_undoes_the_whole_transaction():
     poor = [(BUY, 1, 0, 1, 11.0), (BUY, 2, 0, 1, 25.0)]
     events = [*poor, (BUY, 3, 2, 1, 1.0), (BUY, 4, 3, 1, 1.0), (BUY, 5, 3, 1, 1.0)]
     oracle = run_serially(LEDGER.types, rows_of(LEDGER, batch_of(events)), SerialTables())
@@ -209,7 +209,7 @@ def test_arrival_breaks_ties():
 
 
 @pytest.mark.parametrize("events", [[], [(DEPOSIT, 7, 1, 1, 3.0)], [(TRANSFER, 7, 1, 2, 99.0)]])
-def test_no_event_and_one_event(events):
+def test_batches_of_zero_and_one_event_work(events):
     assert_as_serial(LEDGER, [batch_of(events)])
 
 
@@ -220,7 +220,7 @@ def test_windows_reach_back_into_earlier_batches():
 
 
 @pytest.mark.parametrize("keys", [40, 4000])
-def test_a_larger_batch_where_threads_really_meet(keys):
+def test_a_large_batch_with_contending_threads_equals_serial_execution(keys):
     rng = np.random.default_rng(5)
     size = 800
     columns = [rng.integers(0, high, size).tolist() for high in (4, size, keys, keys, 15)]
@@ -228,7 +228,7 @@ def test_a_larger_batch_where_threads_really_meet(keys):
     assert_as_serial(LEDGER, [batch_of(events)], threads=2)
 
 
-def test_groups_that_share_no_keys_may_have_strategies_of_their_own(monkeypatch):
+def test_groups_without_common_keys_may_have_different_strategies(monkeypatch):
     """Every component by another strategy, one after the other: as if all had been run one by one."""
 
     def by_component(batch: Any, layout: Any, members: Any, **measured: Any) -> Decision:
@@ -279,7 +279,7 @@ WANDERING = Program.of(*(one.trace({"a": "bigint", "b": "bigint"}) for one in (f
 
 @examples(25)
 @given(batches(kinds=2, keys=9))
-def test_keys_that_are_known_only_while_running(given_batches):
+def test_late_keys_equal_serial_execution(given_batches):
     assert_as_serial(WANDERING, given_batches)
 
 
@@ -326,7 +326,7 @@ PYTHON = Program.of(*(one.trace({"who": "string", "other": "string", "amount": "
         max_size=2,
     )
 )
-def test_python_functions_and_objects(events_of_batches):
+def test_python_functions_and_objects_equal_serial_execution(events_of_batches):
     given_batches = []
     for events in events_of_batches:
         kinds, times, who, other, amounts = ([event[i] for event in events] for i in range(5))

@@ -1,4 +1,4 @@
-"""What enters a stage: frames of many small senders become few batches, in order."""
+"""The input of a stage: frames of many small senders become few batches, in order."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_neighbouring_small_frames_of_a_wire_are_joined():
     assert shown(program, frames((ends, 1, [1]), (ends, 1, [2, 3]))) == [(ends, 1, [1, 2, 3])]
 
 
-def test_a_revision_ends_a_batch():
+def test_frames_of_different_revisions_are_not_joined():
     program = second_stage()
     ends, _ = wires(program)
     assert shown(program, frames((ends, 1, [1]), (ends, 2, [2]))) == [(ends, 1, [1]), (ends, 2, [2])]
 
 
-def test_passing_frames_stay_whole_and_in_their_place():
+def test_passing_frames_stay_whole_and_in_order():
     program = second_stage()
     ends, passes = wires(program)
     found = shown(program, frames((ends, 1, [1]), (passes, 1, [7]), (passes, 1, [8]), (ends, 1, [2])))

@@ -1,4 +1,4 @@
-"""What a worker process has loaded is forgotten when no configuration names it that could still be run, not before."""
+"""A worker process drops loaded objects when no configuration that could still run refers to them, but not before."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_what_only_an_old_configuration_names_is_closed_and_forgotten(world: World):
+def test_objects_only_an_old_configuration_uses_are_closed_and_dropped(world: World):
     after = world.changed(Update("m", world.noted("new")), Update("t", table(2)))
     world.load(world.first)
     world.load(after)
@@ -98,7 +98,7 @@ def test_what_only_an_old_configuration_names_is_closed_and_forgotten(world: Wor
     assert world.story() == ["old opened", "same opened", "new opened", "old closed"]
 
 
-def test_what_was_forgotten_is_loaded_again_when_it_is_wanted(world: World):
+def test_dropped_objects_are_loaded_again_when_needed(world: World):
     world.load(world.first)
     world.forget_all_but()
     world.load(world.first)
@@ -106,14 +106,14 @@ def test_what_was_forgotten_is_loaded_again_when_it_is_wanted(world: World):
     assert world.forget_all_but(world.first) == set()
 
 
-def test_a_function_that_a_live_program_names_stays_even_if_that_program_was_never_loaded(world: World):
+def test_a_function_of_a_live_program_stays_even_if_the_program_was_never_loaded(world: World):
     world.load(world.first)
     after = world.changed(Update("m", world.noted("new")))
     world.forget_all_but(after)
     assert world.story() == ["old opened", "same opened", "old closed"]
 
 
-def test_nothing_is_taken_from_a_task_that_is_at_work(world: World):
+def test_nothing_is_dropped_while_a_task_uses_it(world: World):
     after = world.changed(Update("m", world.noted("new")))
     task = world.task(world.first, StageChange(Revision(2), after.programs[0], ("m",)))
     list(task.run([]))
@@ -133,7 +133,7 @@ def test_a_task_that_cannot_be_started_holds_nothing(world: World):
     assert world.forget_all_but() == set(world.first.digests())
 
 
-def test_an_error_of_one_function_does_not_keep_others_from_being_closed(world: World):
+def test_an_error_in_closing_one_function_does_not_prevent_closing_others(world: World):
     world.load(world.changed(Update("m", world.noted("bad"))))
     world.forget_all_but()
     assert sorted(world.story()[2:]) == ["bad closed", "same closed"]

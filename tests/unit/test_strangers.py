@@ -199,7 +199,7 @@ BURST = (b"", False, 1)
     ids=["idle", "half a greeting"],
 )
 @pytest.mark.long
-def test_strangers_at_the_channel_leave_descriptors_to_the_job(says, paced, at_least):
+def test_strangers_at_the_channel_cannot_exhaust_descriptors(says, paced, at_least):
     with driver(CHANNEL) as job:
         address = pickle.loads(base64.b64decode(job.told))
         host, port = address.endpoint.removeprefix("tcp://").split(":")
@@ -231,7 +231,7 @@ def test_strangers_at_the_channel_leave_descriptors_to_the_job(says, paced, at_l
     ids=["idle", "half a request"],
 )
 @pytest.mark.long
-def test_strangers_at_the_server_leave_descriptors_to_the_job(says, paced, at_least, tmp_path, monkeypatch):
+def test_strangers_at_the_server_cannot_exhaust_descriptors(says, paced, at_least, tmp_path, monkeypatch):
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
     with driver(SERVER, str(tmp_path)) as job:
         url, token = json.loads(job.told)

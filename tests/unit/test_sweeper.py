@@ -1,4 +1,4 @@
-"""What no restart needs is removed, and nothing else; what cannot be removed never stops a job."""
+"""Only files that no restart needs are removed, and a failure to remove them never stops a job."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_only_what_the_last_two_epochs_stand_on_is_left(tmp_path: Path) -> None:
+def test_only_files_of_the_last_two_committed_states_are_left(tmp_path: Path) -> None:
     out = MemorySink()
     flow = counting(out)
     # Attempts that die leave files behind that no manifest names; full sweeps find them.
@@ -110,7 +110,7 @@ def names_below(folder: str) -> set[str]:
 
 
 @pytest.mark.parametrize("lifted_at", [45, None])
-def test_a_job_goes_on_when_nothing_can_be_removed(lifted_at: int | None, caplog: pytest.LogCaptureFixture):
+def test_a_job_continues_if_nothing_can_be_removed(lifted_at: int | None, caplog: pytest.LogCaptureFixture):
     counts: dict[int, pa.Table] = {}
 
     def keep(table: pa.Table, epoch: int) -> None:
@@ -188,7 +188,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.checkpoint.release()
 
 
-def test_a_file_that_cannot_be_removed_is_counted_and_gone_when_its_cause_is(world: World, tmp_path: Path):
+def test_a_file_that_cannot_be_removed_is_counted_and_removed_later(world: World, tmp_path: Path):
     for epoch in range(3):
         world.write(epoch)
     path = tmp_path / "state" / world.files[0].name
@@ -216,7 +216,7 @@ def test_a_file_that_cannot_be_removed_is_counted_and_gone_when_its_cause_is(wor
     assert world.left() == [1, 2]
 
 
-def test_the_files_of_the_last_two_standings_and_of_running_tasks_stay(world: World):
+def test_files_of_the_last_two_committed_states_and_running_tasks_stay(world: World):
     for epoch in range(5):
         world.write(epoch)
     world.stand(0, 0)
@@ -231,7 +231,7 @@ def test_the_files_of_the_last_two_standings_and_of_running_tasks_stay(world: Wo
     assert world.left() == [2, 3, 4]
 
 
-def test_files_that_functions_are_tried_on_stay_as_long_as_that_takes(world: World):
+def test_files_stay_while_functions_are_tried_on_them(world: World):
     names = [world.write(epoch) for epoch in range(4)]
     world.stand(0, 0, samples=(names[0],))
     world.sweeper.sweep()
@@ -260,7 +260,7 @@ def test_old_manifests_and_journals_are_removed_and_recent_ones_kept(world: Worl
     ]
 
 
-def test_a_folder_that_cannot_be_looked_through_is_looked_through_later(world: World, tmp_path: Path):
+def test_a_folder_that_cannot_be_listed_is_listed_later(world: World, tmp_path: Path):
     (tmp_path / "changes").rmdir()
     (tmp_path / "changes").write_text("not a folder")
     garbage = world.checkpoint.blobs.put(Blob.of(b"garbage"))
@@ -275,7 +275,7 @@ def test_a_folder_that_cannot_be_looked_through_is_looked_through_later(world: W
     assert world.checkpoint.blobs.digests() == set()
 
 
-def test_blobs_go_unless_something_runs_them_or_is_about_to(world: World, tmp_path: Path):
+def test_blobs_are_removed_unless_in_use_or_about_to_be(world: World, tmp_path: Path):
     blobs = world.checkpoint.blobs
     run, manifest, old, prepared = (blobs.put(Blob.of(data)) for data in (b"run", b"manifest", b"old", b"prepared"))
     (tmp_path / "blobs" / old[:2] / f"{old}.123.tmp").write_bytes(b"half")
@@ -292,7 +292,7 @@ def test_blobs_go_unless_something_runs_them_or_is_about_to(world: World, tmp_pa
     assert not list((tmp_path / "blobs").rglob("*.tmp"))
 
 
-def test_sweeping_beside_epochs_holds_nobody_up_and_ends_with_the_job():
+def test_background_sweeping_blocks_nothing_and_ends_with_the_job():
     is_removing, may_go_on = threading.Event(), threading.Event()
 
     def block(path: str) -> bool:
