@@ -57,7 +57,7 @@ def kept(row: Row) -> bool:
 
 
 def on_batches(function: Callable[[Row], Any], of_rows: Callable[[list[Any], pa.Schema], Any]) -> Any:
-    """The same for batches: it fails if it does on any row."""
+    """The same function for batches; it fails if it fails on any row."""
     return lambda batch: of_rows([function(row) for row in batch.to_pylist()], batch.schema)
 
 
@@ -98,7 +98,7 @@ def steps() -> dict[str, Step]:
 
 
 def expected(kind: str, rows: list[Row]) -> dict[str, list[Row]]:
-    """What the definitions above come to, one row after the other."""
+    """The expected results by the definitions above, row by row."""
     found: dict[str, list[Row]] = {"": [], "low": [], "high": [], ERRORS: []}
     for row in rows:
         if row["n"] < 0 or row["n"] == 10:

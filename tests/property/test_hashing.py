@@ -117,7 +117,7 @@ def test_times_hash_as_their_microseconds_in_any_unit_and_zone(seconds, skip):
 
 
 def test_hashes_in_a_long_batch_do_not_depend_on_the_position():
-    rows = 20_000  # several of the blocks in which the work is done
+    rows = 20_000  # several of the blocks that hashing works in
     values = [f"user-{index % 7}" * (index % 5) for index in range(rows)]
     assert hashes_of(pa.array(values)) == [scalar_hash(value) for value in values]
     assert hashes_of(pa.array(range(rows))) == [scalar_hash(value) for value in range(rows)]

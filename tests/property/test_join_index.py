@@ -19,7 +19,7 @@ chunk_sizes = st.integers(1, 12)
 
 
 def nested_loop(left, right):
-    """All pairs with equal keys that have no null, by left row and then by right row."""
+    """All pairs with equal keys without nulls, by left row and then by right row."""
     return [
         (i, j)
         for i, mine in enumerate(left)
@@ -42,7 +42,7 @@ def table_of(rows, chunk_size=12) -> pa.Table:
 
 
 def batch_of(rows) -> pa.RecordBatch:
-    """A slice out of a larger batch, with narrower integers and other strings than the table."""
+    """A slice of a larger batch, with narrower integers and other string types than the table."""
     rows = [(9, "x"), *rows, (9, "x")]
     batch = pa.record_batch(
         {"t": pa.array([s for _, s in rows], pa.large_string()), "m": pa.array([n for n, _ in rows], pa.int8())}
@@ -109,7 +109,7 @@ def test_the_table_keeps_its_order():
 
 def test_matches_of_one_key_are_in_table_order():
     left = [(number, "a") for number in range(50)]
-    right = [(row * row % 50, "a") for row in range(3000)]  # enough for a sort that is not stable to show
+    right = [(row * row % 50, "a") for row in range(3000)]  # enough to expose an unstable sort
     index = LookupIndex.build(table_of(right, 100), ["n"])
     assert pairs(index, batch_of(left), ["m"]) == nested_loop(left, right)
 

@@ -108,7 +108,7 @@ def check(body: Callable[[Any, Any], Any], rows: list[tuple[Any, ...]], strategi
 @given(wide, st.recursive(float_leaves, _double, max_leaves=6), rows_of_values)
 def test_any_expression_means_the_same_to_all_evaluators(whole, double, rows):
     def body(t: Any, e: Any) -> dict[str, Any]:
-        t.write(wholes, e.i, t.call(int, e.i, returns="bigint"))  # Python, so that nothing is compiled here
+        t.write(wholes, e.i, t.call(int, e.i, returns="bigint"))  # a Python function, so that nothing is compiled
         result = double(t, e)
         return {"whole": whole(t, e), "double": result, "floor": t.floor(result), "truth": result != e.x}
 

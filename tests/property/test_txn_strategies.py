@@ -43,7 +43,7 @@ def transfer(t, e):
     balance = t.read(accounts, e.a)
     t.require(balance >= e.amount, "not enough")
     t.write(accounts, e.a, balance - e.amount)
-    t.write(accounts, e.b, t.read(accounts, e.b) + e.amount)  # sees the line above when a and b are one account
+    t.write(accounts, e.b, t.read(accounts, e.b) + e.amount)  # sees the line above if a and b are the same account
     return {"seen": t.read(accounts, e.b)}
 
 
@@ -60,7 +60,7 @@ def buy(t, e):
 
 @transaction
 def watch(t, e):
-    """A window, which decides, and is written elsewhere."""
+    """A condition on one window; other windows are written and returned."""
     recent = t.window(accounts, e.a, 4, "sum")
     t.require(recent <= 60.0, "overheated")
     t.write(totals, e.b, t.window(totals, e.b, 6, "max") + t.window(accounts, e.a, 3, "count"))
@@ -98,7 +98,7 @@ def outcomes(result: Any, program: Program) -> list[TransactionOutcome]:
 def assert_as_serial(
     program: Program, batches: Sequence[Batch], strategies: Sequence[Strategy | None] = EVERY, threads: int = 1
 ) -> None:
-    """Run the batches one after the other, by each strategy, and compare everything with the oracle."""
+    """Run the batches in order with each strategy, and compare everything with the oracle."""
     oracle = SerialTables()
     expected = [run_serially(program.types, rows_of(program, batch), oracle) for batch in batches]
     for strategy in strategies:
@@ -144,7 +144,7 @@ def test_all_strategies_equal_serial_execution(given_batches):
     assert_as_serial(LEDGER, given_batches)
 
 
-@examples(5)  # threads that wait for each other take their time on a busy machine
+@examples(5)  # threads that wait for each other are slow on a busy machine
 @given(batches(kinds=4, keys=2), st.sampled_from([2, 3]))
 def test_hot_keys_with_several_threads_equal_serial_execution(given_batches, threads):
     assert_as_serial(LEDGER, given_batches, threads=threads)
@@ -164,7 +164,7 @@ def test_money_is_neither_created_nor_lost(given_batches):
         assert sum(value for (value,) in held.values()) == 10.0 * len(held) + paid_in, str(strategy)
 
 
-# ── the stories of the paper, in so many words ────────────────────────────────────────────────────────────────────
+# ── the examples of the paper ─────────────────────────────────────────────────────────────────────────────────────
 
 DEPOSIT, TRANSFER, BUY, WATCH = range(4)
 
@@ -178,7 +178,7 @@ def test_an_abort_cascades_three_deep():
 
 
 def test_an_abort_lets_a_later_transaction_succeed():
-    """The first would have taken the money that the second needs."""
+    """The first transaction would have taken the money that the second needs."""
     events = [(TRANSFER, 1, 0, 1, 25.0), (TRANSFER, 2, 0, 1, 8.0), (TRANSFER, 3, 1, 2, 18.0)]
     oracle = run_serially(LEDGER.types, rows_of(LEDGER, batch_of(events)), SerialTables())
     assert [outcome.committed for outcome in oracle] == [False, True, True]
@@ -229,7 +229,7 @@ def test_a_large_batch_with_contending_threads_equals_serial_execution(keys):
 
 
 def test_groups_without_common_keys_may_have_different_strategies(monkeypatch):
-    """Every component by another strategy, one after the other: as if all had been run one by one."""
+    """Every component with another strategy, one after the other, equals serial execution."""
 
     def by_component(batch: Any, layout: Any, members: Any, **measured: Any) -> Decision:
         parts = components(batch, layout, members)
@@ -250,7 +250,7 @@ def test_groups_without_common_keys_may_have_different_strategies(monkeypatch):
     assert "strata/operation/lazy for" in result.explanation
 
 
-# ── keys that are only known while running ────────────────────────────────────────────────────────────────────────
+# ── keys that are computed at run time ────────────────────────────────────────────────────────────────────────────
 
 
 @numba.njit
@@ -260,7 +260,7 @@ def hop(place, step):
 
 @transaction
 def follow(t, e):
-    """Go to where the value under a key says, read there, and write at yet another place."""
+    """Read a key from a value, read the value there, and write to yet another key."""
     place = t.key(hop, t.read(totals, e.a), e.b)
     found = t.read(totals, place)
     t.require(found < 40)

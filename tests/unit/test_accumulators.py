@@ -26,7 +26,7 @@ TIMES = EpochTimes(clock=0)
 
 
 def over(values, aggregation: Aggregation, kind: pa.DataType | None = None):
-    """The result of one aggregation over all values, half of which have been in state meanwhile."""
+    """The result of one aggregation over all values, half of which have been in state in between."""
     rows = pa.record_batch({"v": pa.array(values, kind)})
     totals = TotalsOf([("r", aggregation)], rows.schema, "aggregate 'a'")
     middle = len(values) // 2
@@ -89,7 +89,7 @@ def test_the_error_names_the_key():
 
 
 LARGEST = Decimal("99999999999999999999999999999999999.999")
-SMALLEST = LARGEST.copy_negate()  # a minus would round to 28 digits
+SMALLEST = LARGEST.copy_negate()  # unary minus would round to 28 digits
 
 
 def test_sums_of_decimals_are_exact_up_to_38_digits():
@@ -136,7 +136,7 @@ def test_last_keeps_values_of_any_type():
     kind = pa.struct({"at": pa.timestamp("us"), "tags": pa.list_(pa.string())})
     values = [{"at": dt.datetime(2024, 1, day), "tags": ["a", None] * day} for day in (1, 2, 3)]
     assert over([values[0], None, *values[1:]], agg.last("v", 2), kind) == values[1:]
-    far = pa.array([2**61, 2**61 + 1, 5], pa.timestamp("us"))  # years that Python does not know
+    far = pa.array([2**61, 2**61 + 1, 5], pa.timestamp("us"))  # years outside Python's range
     totals = TotalsOf([("r", agg.last("v", 2))], pa.schema({"v": far.type}), "aggregate 'a'")
     made = totals.of_rows(pa.record_batch({"v": far}), np.arange(3), runs_of(np.zeros(3, np.int64), 1))
     (result,) = totals.results(totals.unpack(totals.pack(made))[0])
@@ -309,7 +309,7 @@ def test_a_row_without_a_time_is_refused(window, time, found):
     with epochs() as world, pytest.raises(OperatorFailed, match=found) as caught:
         run(world, batch, ("n", agg.count()), window=window)
     assert caught.value.operator == "op"
-    assert caught.value.row == ({"k": "b", "t": None} if time is None else None)  # Python cannot show such a time
+    assert caught.value.row == ({"k": "b", "t": None} if time is None else None)  # Python cannot represent such a time
 
 
 @pytest.mark.parametrize("window", [None, Tumbling(10), Session(5)])

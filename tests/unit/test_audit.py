@@ -42,7 +42,7 @@ def test_rows_may_see_different_revisions_if_each_sees_only_one():
 
 
 def test_one_operator_that_sees_a_row_under_two_revisions_is_enough():
-    """Section 6.1: a join made several rows of one, and FMX changed between them."""
+    """Section 6.1: a join made several rows from one, and FMX changed between them."""
     changes = {Revision(2): ["FMX"]}
     story = told((5, "J", 1), (5, "FMX", 1), (6, "FMX", 1), (5, "FMX", 2), changes=changes)
     assert story == "row 5 met 'FMX' under revision 1 and again under revision 2; revision 2 changed it"

@@ -1,5 +1,5 @@
-"""Rows that an operator cannot take: refused by default, or aside with a reason. Random flows of them are in
-tests/simulation, where the oracle says what every sink and the state must hold."""
+"""Bad rows: refused by default, or set aside with a reason. Random flows with bad rows are in tests/simulation, where
+the oracle says what every sink and the state must hold."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def source(rows: list[Row], ddl: str = DDL, **options: Any) -> tuple[Flow, Strea
 
 
 def both(made: Stream, flow: Flow, **options: Any) -> tuple[list[Row], list[Row], LocalRun]:
-    """The good rows, the bad ones, and the run that gave them."""
+    """The good rows, the bad ones, and the run that produced them."""
     good, bad = MemorySink(), MemorySink()
     made.sink("good", good)
     made.errors().sink("bad", bad)
@@ -137,7 +137,7 @@ def test_a_batch_is_halved_until_bad_rows_are_isolated_and_good_rows_keep_their_
     assert results[ERRORS].column("n").to_pylist() == [0] * 8
     assert all("divide by zero" in reason for reason in results[ERRORS].column("error").to_pylist())
     assert sizes[:3] == [50, 25, 12]
-    assert len(sizes) < 2 * 8 * 6, "about two calls for each halving on the way to each of the eight"
+    assert len(sizes) < 2 * 8 * 6, "about two calls per halving for each of the eight"
 
 
 def test_a_filter_and_a_route_set_bad_rows_aside():
@@ -262,7 +262,7 @@ def test_a_source_sets_null_times_aside():
 
 
 class Ledger:
-    """Changes all kinds of state, in place too, and then fails on rows of a negative number."""
+    """Changes all kinds of state, also in place, and then fails on rows with a negative number."""
 
     def __call__(self, key: str, row: Row, state: Any) -> Row:
         seen = state.get({"sum": 0, "all": []})
@@ -298,7 +298,7 @@ def test_state_changes_of_a_failed_call_are_undone(seed: int):
 
 
 class Alarm:
-    """Sets a timer, which fails for one key when it has changed state."""
+    """Sets a timer, which changes state and then fails for one key."""
 
     def __call__(self, key: str, row: Row, state: Any) -> None:
         state.set(row["n"])
@@ -404,8 +404,8 @@ def test_transactions_run_as_if_bad_rows_did_not_exist():
         good, bad = ledger(spoiled, domain)
         alone, none = ledger([row for number, row in enumerate(spoiled) if number not in bad_here], domain)
         assert none == []
-        # Epochs are cut elsewhere without the bad rows, which matters to the order of transactions; compare what does
-        # not hang on it: the order of arrival, and that nothing was lost.
+        # Without the bad rows, epochs are cut elsewhere, which affects the order of transactions. So compare only what
+        # does not depend on it: the order of arrival, and that nothing was lost.
         key: Callable[[Row], Any] = lambda row: (row["eur"], row["who"])  # noqa: E731
         assert sorted(map(key, good)) == sorted(map(key, alone))
         assert len(good) + len(bad) == len(rows)
@@ -478,7 +478,7 @@ def test_a_change_that_fails_on_all_trial_rows_is_refused():
 
         with pytest.raises(FunctionError, match=r"all of the rows would go to the errors branch of 'm'.*KeyError: 'm'"):
             runtime._driver.request(request(broken))
-        # Some rows may go aside: that is what the branch is for.
+        # Some rows may be set aside: that is what the branch is for.
         change = runtime._driver.request(request(lambda row: {**row, "n": 1 // row["n"]}))
         assert change.outcome is Outcome.PENDING
 
@@ -489,7 +489,7 @@ def test_the_planner_assumes_at_most_one_bad_row_per_row():
     several.sink("good", NoopSink())
     several.errors().map("repair", fragile, returns=f"{DDL}, error string").sink("bad", NoopSink())
     [component] = plan_change(flow.graph, ["repair"]).components
-    assert component.operators == ("repair",), "a bad row leaves once, so the change need not begin at its operator"
+    assert component.operators == ("repair",), "a row yields at most one bad row, so the change need not begin there"
     [pruned] = plan_change(flow.graph, ["repair"]).pruned
     assert pruned.operator == "fm"
 
@@ -502,7 +502,7 @@ def test_a_change_must_not_add_a_column_with_the_errors_name():
         revise(flow.graph, [Update("first", lambda row: row, returns=f"{DDL}, error string")])
 
 
-# ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── mistakes ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_mistakes_are_refused_where_they_are_made():
@@ -543,7 +543,7 @@ def test_a_key_lost_behind_a_map_is_reported_in_the_users_names():
     assert "rows of filter 'some' have no key any more: map 'score', filter 'some' stands behind key_by 'by_k'" in text
     assert ".map('score', …).filter('some', …).key_by('by_k', 'k').aggregate(…)" in text
     assert ".key_by('by_k_again', 'k').aggregate(…)" in text
-    mapped.key_by("by_k_again", "k").aggregate("sums", n=agg.sum("n"))  # what it says to write works
+    mapped.key_by("by_k_again", "k").aggregate("sums", n=agg.sum("n"))  # the suggestion works
     other = stream.key_by("by_n", "n").map("text", lambda row: {"k": ""}, returns="k string")
     with pytest.raises(FlowError, match=r"map 'text' stands behind key_by 'by_n'.*\.key_by\('by_n', 'n'\)\.join\(…\)$"):
         other.join  # type: ignore[attr-defined]  # noqa: B018

@@ -40,7 +40,7 @@ def rows_of(keys: list[int]) -> pa.RecordBatch:
 
 
 def sent(rows: pa.RecordBatch, cuts: list[int]) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """What leaves a combiner that is given rows in these slices."""
+    """The output of a combiner that gets rows in these slices."""
     work, passing, partials = Combiner(SUMS, TAKES), [], []
     for start, stop in zip([0, *cuts], [*cuts, rows.num_rows], strict=True):
         work.add(rows.slice(start, stop - start))
@@ -51,7 +51,7 @@ def sent(rows: pa.RecordBatch, cuts: list[int]) -> tuple[list[pa.RecordBatch], l
 
 
 def added_up(passing: list[pa.RecordBatch], partials: list[pa.RecordBatch]) -> Counter[int]:
-    """Rows of each key, whichever way they went."""
+    """The number of rows of each key, sent either way."""
     assert isinstance(SUMS.spec, Aggregate)
     totals = totals_of(SUMS, SUMS.spec, TAKES)
     found: Counter[int] = Counter(key for batch in passing for key in batch.column("k").to_pylist())
@@ -66,7 +66,7 @@ def added_up(passing: list[pa.RecordBatch], partials: list[pa.RecordBatch]) -> C
 @pytest.mark.parametrize("seed", range(5))
 def test_every_row_is_counted_once_and_slices_do_not_matter(seed: int) -> None:
     rng = random.Random(seed)
-    # Stretches of few keys and of many, so that both ways are taken.
+    # Stretches of few keys and of many, so that both ways occur.
     keys = [rng.randrange(5000 if (i // 1000) % 2 else 5) for i in range(4000)]
     rows = rows_of(keys)
     ways = [sent(rows, sorted(rng.sample(range(1, 4000), rng.randint(0, 60)))) for _ in range(3)]

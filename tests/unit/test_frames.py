@@ -38,7 +38,7 @@ EVERY_KIND = pa.RecordBatch.from_pylist(
     "rows",
     [
         EVERY_KIND,
-        EVERY_KIND.slice(1),  # of an offset only the rows behind it must travel
+        EVERY_KIND.slice(1),  # rows before the offset must not be sent
         EVERY_KIND.slice(0, 0),
         pa.record_batch({"k": pa.array(["a", "b", "a"]).dictionary_encode()}),
         pa.RecordBatch.from_arrays(

@@ -13,7 +13,7 @@ from midstream.planner.stages import compile_plan
 
 
 def second_stage() -> StageProgram:
-    """Receives wire 0 (keyed rows); wire 1, on its way to a sink, only passes."""
+    """Receives wire 0 (keyed rows); wire 1, on its way to a sink, only passes through."""
     flow = Flow("f")
     rows = flow.source("in", ListSource([[]], "n bigint"))
     rows.key_by("by n", "n").union("u", flow.source("other", ListSource([[]], "n bigint"))).sink("out", NoopSink())
@@ -43,7 +43,7 @@ def shown(program: StageProgram, *batches: pa.RecordBatch) -> list[tuple[int | N
 
 
 def wires(program: StageProgram) -> tuple[int, int]:
-    """The first wire that ends here, and one that passes."""
+    """The first wire that ends here, and one that passes through."""
     return program.stage.receives[0], program.stage.carries[0]
 
 

@@ -52,7 +52,7 @@ def within(reach: int, how: How = How.INNER) -> Join:
 
 
 class Epochs:
-    """Runs a join epoch after epoch, each on the state that the one before committed."""
+    """Runs a join epoch after epoch, each on the state that the previous one committed."""
 
     def __init__(self, folder: Path) -> None:
         self.base = Base(str(folder / "base"), "join", StateFiles(str(folder / "checkpoint")))
@@ -61,7 +61,7 @@ class Epochs:
         self.delta: FileRef | None = None
 
     def run(self, spec: Join, *slices: pa.RecordBatch, watermark: int | None = None, schemas=(CLICKS, SALES)):
-        """The rows of each branch; which side a slice is of, its schema says."""
+        """The rows of each branch; the schema of a slice tells its side."""
         keys = set(spec.right_keys)
         joined = pa.schema([*schemas[0], *(field for field in schemas[1] if field.name not in keys)])
         results: dict[str, list[dict]] = {}
@@ -138,7 +138,7 @@ def test_a_slice_with_very_many_pairs_emits_the_rest_at_the_end(epochs, monkeypa
         assert 50 <= at_once.num_rows < 100
         assert work.flush is not None
         rest = [output[ONLY] for output in work.flush()]
-        assert list(work.flush()) == [], "each is given once"
+        assert list(work.flush()) == [], "each is emitted once"
     assert max(batch.num_rows for batch in rest) <= 50
     found = {(row["page"], row["tags"][0]) for batch in (at_once, *rest) for row in batch.to_pylist()}
     assert len(found) == at_once.num_rows + sum(batch.num_rows for batch in rest) == 400

@@ -23,7 +23,7 @@ from midstream.storage.blobs import BlobStore
 
 
 class Noted:
-    """A function that writes down when it is opened and closed."""
+    """A function that records when it is opened and closed."""
 
     def __init__(self, name: str, notes: Path) -> None:
         self.name, self.notes = name, notes
@@ -49,7 +49,7 @@ def table(price: int) -> pa.Table:
 
 
 class World:
-    """A flow with two functions and a table in one stage, its resources, and changes of it."""
+    """A flow with two functions and a table in one stage, its resources, and changes to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -140,7 +140,7 @@ def test_an_error_in_closing_one_function_does_not_prevent_closing_others(world:
 
 
 def test_a_task_can_end_while_another_thread_loads_a_function(world: World):
-    """The thread that hears of a change loads what it needs; a task that is at work must not wait for that."""
+    """The thread that hears of a change loads what it needs; a running task must not wait for that."""
     task = world.task(world.first)
     is_loading, may_go_on = threading.Event(), threading.Event()
 
@@ -155,7 +155,7 @@ def test_a_task_can_end_while_another_thread_loads_a_function(world: World):
     )
     thread.start()
     assert is_loading.wait(30)
-    task.close()  # would wait for ever if it had to wait for the loading
+    task.close()  # would hang if it waited for the loading
     world.forget_all_but(world.first)
     may_go_on.set()
     thread.join()

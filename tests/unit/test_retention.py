@@ -21,7 +21,7 @@ KEPT = 3
 def history(
     draws: list[tuple[Outcome, frozenset[str], bool]],
 ) -> tuple[list[ChangeRecord], dict[int, dict[str, Digest]], set[Digest]]:
-    """Records; which functions ran at each revision that the job has run; and all migrations that were applied."""
+    """Records; the functions that ran at each revision; and all applied migrations."""
     runs = {name: Digest(f"{name}0") for name in OPERATORS}
     at = {int(FIRST_REVISION): dict(runs)}
     records, migrations = [], set()
@@ -67,8 +67,8 @@ def test_exactly_the_blobs_for_restart_and_revert_are_kept(drawn):
     wanted = {newest[name] for name in changed} | migrations
     for revision in sorted(at)[-KEPT - 1 :]:
         wanted |= {at[revision][name] for name in OPERATORS if at[revision][name] != newest[name]}
-    assert wanted <= live, "the job can go back so far"
-    # What lies between two revisions that can be gone back to is needed for one of them.
+    assert wanted <= live, "the job can go back that far"
+    # Functions between two revisions that can be reverted to are needed by one of them.
     assert live <= {digest for runs in at.values() for digest in runs.values()} | migrations
     assert len(live - migrations) <= len(OPERATORS) * (KEPT + 2)
 

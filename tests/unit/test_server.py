@@ -65,7 +65,7 @@ def server(job):
 
 @pytest.fixture(scope="module")
 def idle(tmp_path_factory):
-    """One server for all that changes nothing."""
+    """One server for all tests that change nothing."""
     folder = tmp_path_factory.mktemp("idle")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MIDSTREAM_HOME", str(folder))
@@ -83,7 +83,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 def ask(server: JobServer, method: str, path: str, body: Any = None, headers: Any = None, **kwargs: Any) -> Answer:
-    """A request as any program could send it; with the token unless ``headers`` say otherwise."""
+    """A request as any program could send it; with the token unless ``headers`` override it."""
     at = urlsplit(server.url)
     connection = http.client.HTTPConnection(str(at.hostname), at.port, timeout=30)
     given = {"Authorization": f"Bearer {server.token}"} if headers is None else headers
@@ -111,7 +111,7 @@ def message(function: Any = triple, operator: str = "FM", **more: Any) -> dict[s
     return {"updates": [{"operator": operator, "function": data}], "python": python_version(), **more}
 
 
-# ── who gets in ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── access ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def wrong_credentials(token: str) -> list[dict[str, str]]:
@@ -160,7 +160,7 @@ def test_two_tokens_are_refused(idle):
 
 
 class Tripwire:
-    """Leaves a folder behind when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -197,7 +197,7 @@ def test_the_authorization_scheme_is_case_insensitive(idle):
 def test_a_request_for_another_host_is_refused(idle, host):
     answer = ask(idle, "GET", "/status", headers={"Authorization": f"Bearer {idle.token}", "Host": host})
     assert told(answer)[:2] == (421, "MisdirectedRequest")
-    assert nothing_but_401(ask(idle, "GET", "/status", headers={"Host": host})), "strangers do not learn even that"
+    assert nothing_but_401(ask(idle, "GET", "/status", headers={"Host": host})), "strangers do not even learn that"
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1", "127.0.0.1:8080"])
@@ -230,7 +230,7 @@ def test_the_token_is_in_no_log_and_no_representation(server, client, caplog):
     assert [text for text in texts if server.token in text] == []
 
 
-# ── what can be asked ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_status(client, job):
@@ -370,7 +370,7 @@ def test_history_and_revert(client, job):
     assert job.payload("FM")({"n": 4}) == {"n": 4}
 
 
-# ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_a_body_that_is_too_large_gets_413(job, monkeypatch):
         assert told(announced) == (413, "TooLarge", "at most 99 bytes are allowed")
         in_chunks = ask(server, "POST", "/update", iter([b"x" * 60, b"x" * 60]), encode_chunked=True)
         assert told(in_chunks)[0] == 413
-        assert told(ask(server, "POST", "/update", b"x" * 99))[0] == 400, "that much may be"
+        assert told(ask(server, "POST", "/update", b"x" * 99))[0] == 400, "exactly the limit is allowed"
     finally:
         server.close()
 
@@ -510,7 +510,7 @@ def test_an_unexpected_error_does_not_reveal_details(server, client, job, monkey
     assert (status, kind) == (500, "InternalError")
     assert "42" not in text
     assert "the secret is 42" in caplog.text, "but the log of the job has them"
-    assert client.status().name == "fraud", "and the server goes on"
+    assert client.status().name == "fraud", "and the server keeps running"
 
 
 def test_an_outdated_token_is_reported(idle):
@@ -546,12 +546,12 @@ def test_unknown_error_classes_become_midstream_error():
     assert "status 502: b'<html>'" in str(client_module._error_of("http://here", 502, b"<html>"))
 
 
-# ── its description ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── the OpenAPI description ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def routes() -> set[tuple[str, str]]:
     methods = {"GET", "POST", "PUT", "PATCH", "DELETE"}
-    served: Any = routes_of(None)  # type: ignore[arg-type]  # routes are made without a look at the job
+    served: Any = routes_of(None)  # type: ignore[arg-type]  # routes do not depend on the job
     return {(route.path, method.lower()) for route in served.routes for method in route.methods & methods}
 
 
@@ -604,7 +604,7 @@ def schema_of(name: str) -> Any:
     return description()["components"]["schemas"][name]
 
 
-# ── its life ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── start and end ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def server_threads() -> set[threading.Thread]:
@@ -740,7 +740,7 @@ def test_a_folder_that_others_can_read_is_made_private(home):
 def test_a_folder_of_another_user_is_not_used(home, monkeypatch):
     enter(entry())
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert served_jobs() == [], "entries of others could lead us to their servers"
+    assert served_jobs() == [], "entries of others could direct us to their servers"
     with pytest.raises(SetupError, match=r"belongs to another user.*MIDSTREAM_HOME"):
         enter(entry())
 

@@ -15,7 +15,7 @@ def batch(rows: int) -> pa.RecordBatch:
 
 
 def run(sizer: SliceSizer, rows: int, ns_per_row: float) -> list[int]:
-    """Cut a batch whose rows cost so much each; the sizes of the slices."""
+    """Cut a batch whose rows cost ``ns_per_row`` each; return the sizes of the slices."""
     sizes = []
     for piece in sizer.cut(batch(rows)):
         sizes.append(piece.num_rows)
@@ -54,13 +54,13 @@ def test_growth_is_bounded_because_one_fast_slice_may_be_luck():
     sizer.observe(rows=10, elapsed_ns=1)
     assert sizer.rows == 10 * MAX_GROWTH
     for _ in range(20):
-        sizer.observe(rows=sizer.rows, elapsed_ns=0)  # a clock that did not even tick
+        sizer.observe(rows=sizer.rows, elapsed_ns=0)  # the clock did not even tick
     assert sizer.rows == MAX_ROWS
 
 
 def test_a_short_remainder_neither_raises_nor_resets_the_size():
     sizer = SliceSizer(rows=1000)
-    sizer.observe(rows=3, elapsed_ns=15_000)  # 5 µs a row, so 1000 rows fit the target
+    sizer.observe(rows=3, elapsed_ns=15_000)  # 5 µs per row, so 1000 rows fit the target
     assert sizer.rows == 1000
 
 
