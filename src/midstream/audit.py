@@ -41,7 +41,7 @@ import pyarrow.compute as pc
 from midstream.errors import FlowError, SchemaError
 from midstream.ids import Revision
 
-__all__ = ["OperatorSeen", "Recorded", "Verdict", "Witness", "decide"]
+__all__ = ["OperatorSeen", "RecordedHistory", "Verdict", "Witness", "decide"]
 
 _Integers = npt.NDArray[np.int64]
 _NEVER = np.iinfo(np.int64).min
@@ -59,7 +59,7 @@ class OperatorSeen:
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class RecordedHistory:
     """A history in columns, one entry per operation; real histories have millions.
 
     ``rows`` and ``operators`` are indexes into ``row_ids`` and ``names``.
@@ -75,7 +75,7 @@ class Recorded:
         return len(self.rows)
 
     @classmethod
-    def of(cls, history: Iterable[OperatorSeen] | pa.Table) -> Recorded:
+    def of(cls, history: Iterable[OperatorSeen] | pa.Table) -> RecordedHistory:
         """A history from operations, or from a table with the columns ``row``, ``operator`` and ``revision``.
 
         >>> table = pa.table({"row": [7, 7, 9], "operator": ["FM", "MC", "FM"], "revision": [1, 1, 1]})
@@ -146,7 +146,7 @@ class Verdict:
 
 
 def decide(
-    history: Iterable[OperatorSeen] | pa.Table | Recorded, changes: Mapping[Revision, Collection[str]]
+    history: Iterable[OperatorSeen] | pa.Table | RecordedHistory, changes: Mapping[Revision, Collection[str]]
 ) -> Verdict:
     """Decide whether a history is conflict-serialisable, given the operators that each revision updated.
 
@@ -159,7 +159,7 @@ def decide(
     >>> print(decide(met, {Revision(2): {"FMY"}}))
     serialisable: 3 operations of 2 rows, none of which met a mixture.
     """
-    recorded = history if isinstance(history, Recorded) else Recorded.of(history)
+    recorded = history if isinstance(history, RecordedHistory) else RecordedHistory.of(history)
     met, missed = _bounds(recorded, _changes_of(changes, recorded.names))
     last_met = np.full(len(recorded.row_ids), _NEVER)
     first_missed = np.full(len(recorded.row_ids), _ALWAYS)
@@ -184,7 +184,7 @@ def _changes_of(changes: Mapping[Revision, Collection[str]], names: Sequence[str
     return [np.array([revision for revision in ordered if name in changes[revision]], np.int64) for name in names]
 
 
-def _bounds(recorded: Recorded, changed: list[_Integers]) -> tuple[_Integers, _Integers]:
+def _bounds(recorded: RecordedHistory, changed: list[_Integers]) -> tuple[_Integers, _Integers]:
     """For each operation, the last change of its operator before it, and the first after it."""
     met = np.full(len(recorded), _NEVER)
     missed = np.full(len(recorded), _ALWAYS)
@@ -197,7 +197,7 @@ def _bounds(recorded: Recorded, changed: list[_Integers]) -> tuple[_Integers, _I
     return met, missed
 
 
-def _witness(recorded: Recorded, met: _Integers, missed: _Integers, found: int) -> Witness:
+def _witness(recorded: RecordedHistory, met: _Integers, missed: _Integers, found: int) -> Witness:
     """The evidence for the row of operation ``found``; with one change only, if one is enough to prove it."""
     at = np.flatnonzero(recorded.rows == recorded.rows[found])
     both = np.intersect1d(met[at], missed[at])
@@ -213,7 +213,7 @@ def _witness(recorded: Recorded, met: _Integers, missed: _Integers, found: int) 
     )
 
 
-def _from_operations(operations: Iterable[OperatorSeen]) -> Recorded:
+def _from_operations(operations: Iterable[OperatorSeen]) -> RecordedHistory:
     rows: dict[Hashable, int] = {}
     names: dict[str, int] = {}
     found = [
@@ -221,10 +221,10 @@ def _from_operations(operations: Iterable[OperatorSeen]) -> Recorded:
         for each in operations
     ]
     columns = np.array(found, np.int64).reshape(-1, 3)
-    return Recorded(columns[:, 0], columns[:, 1], columns[:, 2], tuple(rows), tuple(names))
+    return RecordedHistory(columns[:, 0], columns[:, 1], columns[:, 2], tuple(rows), tuple(names))
 
 
-def _from_table(table: pa.Table) -> Recorded:
+def _from_table(table: pa.Table) -> RecordedHistory:
     missing = [name for name in _COLUMNS if name not in table.column_names]
     if missing:
         raise SchemaError(
@@ -237,7 +237,7 @@ def _from_table(table: pa.Table) -> Recorded:
     rows, row_ids = _numbered(table.column("row"))
     operators, names = _numbered(table.column("operator"))
     revisions = pc.cast(table.column("revision"), pa.int64()).to_numpy()
-    return Recorded(rows, operators, revisions, row_ids, tuple(str(name) for name in names))
+    return RecordedHistory(rows, operators, revisions, row_ids, tuple(str(name) for name in names))
 
 
 def _numbered(column: pa.ChunkedArray) -> tuple[_Integers, Sequence[Any]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from midstream.audit import OperatorSeen, Recorded, Verdict, decide
+from midstream.audit import OperatorSeen, RecordedHistory, Verdict, decide
 from midstream.errors import FlowError, SchemaError
 from midstream.ids import Revision
 
@@ -111,7 +111,7 @@ def test_an_empty_history_is_serialisable():
 
 
 def test_a_history_can_be_recorded_in_columns_at_once():
-    recorded = Recorded(np.array([0, 0]), np.array([0, 1]), np.array([1, 2]), (17,), ("FM", "MC"))
+    recorded = RecordedHistory(np.array([0, 0]), np.array([0, 1]), np.array([1, 2]), (17,), ("FM", "MC"))
     assert decide(recorded, FM_AND_MC).violations == 1
     assert recorded.operation(1) == OperatorSeen(17, "MC", Revision(2))
 

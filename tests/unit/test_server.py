@@ -33,7 +33,7 @@ from midstream.server.app import routes_of
 from midstream.server.client import JobClient
 from midstream.server.messages import ChangeRequest, UpdateMessage, python_version
 from midstream.server.openapi import description
-from midstream.server.registry import ServedEntry, enter, folders, served_jobs
+from midstream.server.registry import ServedEntry, folders, register, served_jobs
 from midstream.server.serve import JobServer
 from midstream.server.start import port_wanted
 from tests.served import RATES, StandInJob, served
@@ -724,7 +724,7 @@ def test_an_entry_has_the_address_of_a_job(server, job):
 def test_only_its_user_can_read_an_entry_whatever_the_umask(home):
     before = os.umask(0)
     try:
-        path = enter(entry())
+        path = register(entry())
     finally:
         os.umask(before)
     assert (mode(path), mode(path.parent)) == (0o600, 0o700)
@@ -733,16 +733,16 @@ def test_only_its_user_can_read_an_entry_whatever_the_umask(home):
 def test_a_folder_that_others_can_read_is_made_private(home):
     (home / "jobs").mkdir(parents=True, mode=0o755)
     (home / "jobs").chmod(0o755)
-    enter(entry())
+    register(entry())
     assert mode(home / "jobs") == 0o700
 
 
 def test_a_folder_of_another_user_is_not_used(home, monkeypatch):
-    enter(entry())
+    register(entry())
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert served_jobs() == [], "entries of others could direct us to their servers"
     with pytest.raises(SetupError, match=r"belongs to another user.*MIDSTREAM_HOME"):
-        enter(entry())
+        register(entry())
 
 
 def test_a_server_that_cannot_be_registered_is_not_started(job, home):
@@ -754,19 +754,19 @@ def test_a_server_that_cannot_be_registered_is_not_started(job, home):
 
 
 def test_entries_of_dead_processes_are_removed(home):
-    alive, dead = enter(entry(job="alive")), enter(entry(job="dead", pid=dead_pid()))
+    alive, dead = register(entry(job="alive")), register(entry(job="dead", pid=dead_pid()))
     assert [found.job for found in served_jobs()] == ["alive"]
     assert (alive.exists(), dead.exists()) == (True, False)
 
 
 def test_entries_of_other_machines_are_left_alone(home):
-    path = enter(entry(host="elsewhere", pid=dead_pid()))
+    path = register(entry(host="elsewhere", pid=dead_pid()))
     assert served_jobs() == []
     assert path.exists()
 
 
 def test_files_that_are_not_entries_are_left_alone(home):
-    enter(entry())
+    register(entry())
     for name, content in (("x.json", b"{"), ("y.json", b'{"pid": "x"}'), ("z.txt", b""), (".draft.json", b"\xff")):
         (home / "jobs" / name).write_bytes(content)
     assert len(served_jobs()) == 1
@@ -775,7 +775,7 @@ def test_files_that_are_not_entries_are_left_alone(home):
 
 def test_entries_are_listed_oldest_first(home):
     for number in (2.0, 1.0, 3.0):
-        enter(entry(job=f"j{number}", started_at=number))
+        register(entry(job=f"j{number}", started_at=number))
     assert [found.started_at for found in served_jobs()] == [1.0, 2.0, 3.0]
 
 

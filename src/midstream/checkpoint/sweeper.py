@@ -147,13 +147,13 @@ class Sweeper:
                 self._retry()
             looks, self._looks = sorted(self._looks), set()
         for folder in looks:
-            self._try(_Leftover(folder, ""), partial(self._look, folder, is_wanted))
+            self._attempt(_Leftover(folder, ""), partial(self._sweep_folder, folder, is_wanted))
         with self._lock:
             due = [leftover for leftover in self._due if not self._is_needed(leftover)]
         for leftover in due:
             if not is_wanted():
                 break
-            self._try(leftover, partial(self._remove, leftover))
+            self._attempt(leftover, partial(self._remove, leftover))
         return self._blobs_removed > blobs_before
 
     def _retry(self) -> None:
@@ -168,7 +168,7 @@ class Sweeper:
         """Whether functions are, or may be, tried on it. Once it is not needed, it never will be again."""
         return leftover.folder is _Folder.STATE and (leftover.name in self._samples or leftover.name in self._held)
 
-    def _try(self, leftover: _Leftover, do: Callable[[], bool]) -> None:
+    def _attempt(self, leftover: _Leftover, do: Callable[[], bool]) -> None:
         """Do something about a file, or (without a name) about a folder; record whether a file is gone as a result."""
         try:
             is_removed = do()
@@ -223,7 +223,7 @@ class Sweeper:
                 raise AssertionError("blobs are removed as soon as they are found")
         return True
 
-    def _look(self, folder: _Folder, is_wanted: Callable[[], bool]) -> bool:
+    def _sweep_folder(self, folder: _Folder, is_wanted: Callable[[], bool]) -> bool:
         """Find files that are not needed; blobs are removed at once. Returns False, as no single file is gone."""
         with self._lock:
             kept = self._kept
@@ -263,7 +263,7 @@ class Sweeper:
         for name in store.garbage(needed):
             if not is_wanted():
                 return
-            self._try(_Leftover(_Folder.BLOBS, name), partial(store.remove, name, mark))
+            self._attempt(_Leftover(_Folder.BLOBS, name), partial(store.remove, name, mark))
         store.holds.forget_before(mark)
 
 

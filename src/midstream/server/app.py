@@ -68,7 +68,7 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/history/{number}", "GET", endpoints.change),
         _route("/revert", "POST", endpoints.revert),
     ]
-    handlers: Mapping[Any, Any] = {HTTPException: _told}
+    handlers: Mapping[Any, Any] = {HTTPException: _error_reply}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return app
@@ -122,13 +122,13 @@ class _Endpoints:
             by=wanted.by,
             note=wanted.note,
         )
-        return self._kept(change)
+        return self._remember(change)
 
     def _revert(self, wanted: RevertRequest) -> ChangeRecord:
         change = self._job.revert(wanted.revision, migrate=wanted.unpacked(), scheduler=wanted.scheduler, by=wanted.by)
-        return self._kept(change)
+        return self._remember(change)
 
-    def _kept(self, change: Change) -> ChangeRecord:
+    def _remember(self, change: Change) -> ChangeRecord:
         """Keep the handle, so that clients can wait for the outcome."""
         self._changes[change.record.number] = change
         if len(self._changes) > KEPT_CHANGES:
@@ -217,7 +217,7 @@ def _seconds(text: str) -> float:
     return wait_s
 
 
-async def _told(request: Request, error: HTTPException) -> Response:
+async def _error_reply(request: Request, error: HTTPException) -> Response:
     kinds = {404: "NotFound", 405: "MethodNotAllowed", 413: "TooLarge"}
     detail = f"{request.method} {request.url.path}: see /openapi.json" if error.status_code == 405 else error.detail
     return failure(error.status_code, kinds.get(error.status_code, "BadRequest"), detail, dict(error.headers or {}))

@@ -41,24 +41,24 @@ def limited_protocol(strangers: int = STRANGERS, patience_s: float = PATIENCE_S)
             waiting[self] = self.loop.call_later(patience_s, transport.abort)
             if len(waiting) > strangers:
                 oldest = next(iter(waiting))
-                _no_longer(oldest)
+                _forget(oldest)
                 oldest.transport.abort()
-                _tell(transport)
+                _warn_once(transport)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.cycle is not None:  # a request has arrived, complete except for its body
-                _no_longer(self)
+                _forget(self)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            _no_longer(self)
+            _forget(self)
             super().connection_lost(exc)
 
-    def _no_longer(protocol: H11Protocol) -> None:
+    def _forget(protocol: H11Protocol) -> None:
         if (timer := waiting.pop(protocol, None)) is not None:
             timer.cancel()
 
-    def _tell(transport: asyncio.Transport) -> None:
+    def _warn_once(transport: asyncio.Transport) -> None:
         nonlocal told
         if not told:
             told = True

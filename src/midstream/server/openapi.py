@@ -41,13 +41,13 @@ def description() -> dict[str, Any]:
         "security": [{"token": []}],
         "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "paths": {
-            "/": {"get": _ask("Which job this is", Welcome)},
+            "/": {"get": _get("Which job this is", Welcome)},
             "/openapi.json": {"get": _operation("This description", {"application/json": {"schema": {}}})},
-            "/status": {"get": _ask("The state of the job, its recent epochs, and the change on trial", JobState)},
+            "/status": {"get": _get("The state of the job, its recent epochs, and the change on trial", JobState)},
             "/graph": {"get": _graph()},
-            "/explain": {"post": _tell("What a change would do", ChangeRequest, Explained)},
+            "/explain": {"post": _post("What a change would do", ChangeRequest, Explained)},
             "/update": {
-                "post": _tell(
+                "post": _post(
                     "Change the job. Answers when running tasks have been notified; the outcome is still pending",
                     ChangeRequest,
                     ChangeRecord,
@@ -55,7 +55,7 @@ def description() -> dict[str, Any]:
             },
             "/history": {"get": _history()},
             "/history/{number}": {"get": _change()},
-            "/revert": {"post": _tell("Go back to an earlier revision, as a change", RevertRequest, ChangeRecord)},
+            "/revert": {"post": _post("Go back to an earlier revision, as a change", RevertRequest, ChangeRecord)},
         },
     }
 
@@ -75,11 +75,11 @@ def _operation(summary: str, content: dict[str, Any], **failures: str) -> dict[s
     return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}, **told, **_EVERYWHERE}}
 
 
-def _ask(summary: str, answer: type) -> dict[str, Any]:
+def _get(summary: str, answer: type) -> dict[str, Any]:
     return _operation(summary, _body(answer))
 
 
-def _tell(summary: str, body: type, answer: type) -> dict[str, Any]:
+def _post(summary: str, body: type, answer: type) -> dict[str, Any]:
     operation = _operation(
         summary,
         _body(answer),

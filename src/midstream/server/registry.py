@@ -16,7 +16,7 @@ import msgspec
 
 from midstream.errors import SetupError
 
-__all__ = ["ServedEntry", "enter", "served_jobs"]
+__all__ = ["ServedEntry", "register", "served_jobs"]
 
 
 class ServedEntry(msgspec.Struct, frozen=True):
@@ -48,12 +48,12 @@ def folders() -> tuple[Path, ...]:
     return (Path(runtime) / "midstream", at_home) if runtime and Path(runtime).is_dir() else (at_home,)
 
 
-def enter(entry: ServedEntry) -> Path:
+def register(entry: ServedEntry) -> Path:
     """Write an entry; return its file."""
     folder = folders()[0]
     path = folder / f"{entry.job}.{entry.pid}.json"
     try:
-        _own(folder)
+        _make_private(folder)
         draft = folder / f".{path.name}"
         draft.unlink(missing_ok=True)
         # O_EXCL: the file is new, so nobody has it open, and it has the right mode from the start.
@@ -90,7 +90,7 @@ def _entries(folder: Path) -> list[ServedEntry]:
     return found
 
 
-def _own(folder: Path) -> None:
+def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(folder):
         raise PermissionError("it belongs to another user")

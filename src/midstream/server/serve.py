@@ -16,7 +16,7 @@ from midstream.control.descriptors import make_room
 from midstream.errors import FlowError, SetupError
 from midstream.server.app import application
 from midstream.server.connection_limit import BACKLOG, limited_protocol
-from midstream.server.registry import ServedEntry, enter
+from midstream.server.registry import ServedEntry, register
 
 if TYPE_CHECKING:
     from midstream.runtime.spark.job import Job
@@ -57,7 +57,7 @@ class JobServer:
         )
         self._thread = threading.Thread(target=self._run, name="midstream-server", daemon=True)
         try:
-            self._entry = enter(
+            self._entry = register(
                 ServedEntry(
                     pid=os.getpid(),
                     host=socket.gethostname(),
