@@ -24,7 +24,7 @@ from midstream.cli.app import app
 from midstream.errors import JobFailed
 from midstream.metrics import EpochProgress, JobMetrics, OperatorStats, SweepStats
 from midstream.server.client import JobClient
-from midstream.server.registry import ServedEntry, enter
+from midstream.server.registry import ServedEntry, register
 from midstream.storage.documents import FORMAT
 from tests.served import StandInJob, served
 
@@ -212,7 +212,7 @@ def test_an_ambiguous_beginning_of_an_id_is_refused(two):
 
 
 def test_a_job_that_has_just_ended_is_reported():
-    enter(ServedEntry(os.getpid(), socket.gethostname(), "http://127.0.0.1:1", "token", FIRST, "fraud", "c", 0.0))
+    register(ServedEntry(os.getpid(), socket.gethostname(), "http://127.0.0.1:1", "token", FIRST, "fraud", "c", 0.0))
     result = call("status", "fraud")
     assert result.exit_code == 1
     assert "nobody answers at http://127.0.0.1:1" in result.stderr

@@ -48,7 +48,7 @@ def test_rows_of_every_type_survive_the_round_trip(rows):
     assert to_rows(batch) == rows
 
 
-def test_a_slice_gives_its_own_rows():
+def test_a_sliced_batch_yields_only_its_own_rows():
     batch = from_rows([FULL, EMPTY, FULL, EMPTY], ALL_TYPES, "f")
     assert to_rows(batch[1:3]) == [EMPTY, FULL]
 
@@ -61,7 +61,7 @@ def test_values_are_native_python_values():
     assert str(row["n"]) == "-1234567890.12"
 
 
-def test_every_row_is_a_dict_of_its_own():
+def test_every_row_is_a_separate_dict():
     first, second = to_rows(pa.record_batch({"a": [[1], [1]]}))
     first["a"].append(2)
     assert second == {"a": [1]}
@@ -70,12 +70,12 @@ def test_every_row_is_a_dict_of_its_own():
     assert first is not second
 
 
-def test_odd_column_names_are_no_code():
+def test_odd_column_names_are_not_executed():
     name = "'] = x} import os # \n \\ {"
     assert to_rows(pa.record_batch({name: [1]})) == [{name: 1}]
 
 
-def test_representations_that_conform_would_put_right_can_be_read():
+def test_representations_that_conform_converts_can_be_read():
     batch = pa.record_batch(
         {
             "s": pa.array(["x", None], pa.large_string()),
@@ -98,7 +98,7 @@ def test_representations_that_conform_would_put_right_can_be_read():
         pa.array([10**9], pa.int32()).cast(pa.date32()),
     ],
 )
-def test_a_year_that_python_does_not_have_is_an_error(array):
+def test_a_year_outside_pythons_range_is_an_error(array):
     with pytest.raises(SchemaError, match="outside the years 1 to 9999"):
         to_rows(pa.record_batch({"t": array}))
 
@@ -123,7 +123,7 @@ def test_a_year_that_python_does_not_have_is_an_error(array):
         ("struct<a: int not null>", None, None),
     ],
 )
-def test_values_that_fit_without_loss_are_taken(ddl, given, stored):
+def test_values_that_fit_without_loss_are_accepted(ddl, given, stored):
     schema = parse_ddl(f"c {ddl}")
     assert to_rows(from_rows([{"c": None}, {"c": given}], schema, "f")) == [{"c": None}, {"c": stored}]
 
@@ -190,7 +190,7 @@ GOOD = {
 }  # fmt: skip
 
 
-def test_infinity_and_nan_are_floats_like_others():
+def test_infinity_and_nan_are_ordinary_floats():
     rows = from_rows([{"f": float("inf"), "d": float("nan")}], parse_ddl("f float, d double"), "f").to_pylist()
     assert rows[0]["f"] == float("inf")
     assert rows[0]["d"] != rows[0]["d"]

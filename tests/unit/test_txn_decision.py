@@ -1,4 +1,4 @@
-"""Which strategy, and why: schedules on paper, batches that are alike, and what compiled code is made of."""
+"""The choice of a strategy: simulated schedules, similar batches, and digests of compiled functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def units(*needs: tuple[int, ...]) -> Units:
     return Units(np.arange(len(needs) + 1), np.arange(len(needs)), before, needed, np.array(levels, np.int64))
 
 
-def test_a_chain_takes_as_long_as_all_of_it_whatever_the_strategy():
+def test_a_chain_takes_its_total_time_with_any_strategy():
     chain, work = units((), (0,), (1,), (2,)), np.array([1.0, 2.0, 3.0, 4.0])
     assert queue_seconds(chain, work, 2, 0.0) == 10.0
     assert depth_seconds(chain, work, 2, 0.0) == 10.0
@@ -36,26 +36,26 @@ def test_a_chain_takes_as_long_as_all_of_it_whatever_the_strategy():
     assert strata_seconds(chain, work, 2, 0.5) == 12.0, "four meetings"
 
 
-def test_what_is_independent_is_shared_between_threads():
+def test_independent_units_are_divided_among_threads():
     free, work = units((), (), (), ()), np.ones(4)
     assert queue_seconds(free, work, 2, 0.25) == 2.5
     assert depth_seconds(free, work, 2, 0.25) == 2.5
     assert strata_seconds(free, work, 2, 0.25) == 2.25
 
 
-def test_only_a_queue_gets_around_a_slow_unit():
-    # Units 0 and 1 are free; 2 needs 1, which is quick, while 0 is slow.
+def test_only_a_queue_avoids_waiting_for_a_slow_unit():
+    # Units 0 and 1 are ready; 2 needs 1, which is fast, while 0 is slow.
     graph, work = units((), (), (1,), (2,)), np.array([3.0, 1.0, 1.0, 1.0])
     assert queue_seconds(graph, work, 2, 0.0) == 3.0
     assert strata_seconds(graph, work, 2, 0.0) == 5.0
 
 
-def test_the_work_of_a_unit_is_that_of_its_members():
+def test_the_work_of_a_unit_is_the_sum_of_its_members():
     pairs = Units(np.array([0, 2, 3]), np.array([2, 0, 1]), np.zeros(3, np.int64), np.empty(0, np.int64), np.zeros(2))
     assert work_of(pairs, np.array([1.0, 10.0, 100.0])).tolist() == [101.0, 10.0]
 
 
-# ── batches that are alike ────────────────────────────────────────────────────────────────────────────────────────
+# ── similar batches ───────────────────────────────────────────────────────────────────────────────────────────────
 
 counts = Table("counts", key="bigint", value="double", default=0.0)
 
@@ -81,7 +81,7 @@ def batch(keys: int, size: int = 600) -> Batch:
     return Batch.of({"ts": np.arange(size), "key": rng.integers(0, keys, size)}, order_by="ts")
 
 
-def test_a_batch_like_the_one_before_is_run_like_it_and_another_is_looked_at(monkeypatch):
+def test_a_similar_batch_repeats_the_strategy_and_a_different_one_is_evaluated(monkeypatch):
     looked: list[int] = []
     real = decision.decide
 
@@ -90,7 +90,7 @@ def test_a_batch_like_the_one_before_is_run_like_it_and_another_is_looked_at(mon
         return real(*args, **named)
 
     monkeypatch.setattr(engine_module, "decide", noting)
-    # Threads cost nothing here, so that there is something to decide on any machine.
+    # Threads cost nothing here, so that there is a choice on any machine.
     engine = Engine(PROGRAM, threads=2, calibration=Calibration(start=0.0, plan=0.0, join=0.0))
     engine._is_known_to_be_cheap = lambda members: False  # type: ignore[method-assign]
     monkeypatch.setattr(engine, "_timed", _always(engine, 10e-6))
@@ -101,19 +101,19 @@ def test_a_batch_like_the_one_before_is_run_like_it_and_another_is_looked_at(mon
     assert "similar to the previous batch" in second.explanation
     assert second.explanation.split(" for ")[0] == first.explanation.split(" for ")[0]
     engine.execute(batch(3), tables)
-    assert len(looked) == 2, "far fewer keys"
+    assert len(looked) == 2, "far fewer keys: not similar"
     for _ in range(engine_module.REPEATS + 1):
         engine.execute(batch(3), tables)
-    assert len(looked) == 3, "now and then it looks again"
+    assert len(looked) == 3, "evaluated again now and then"
 
 
-def test_the_first_batch_already_shows_what_a_transaction_costs():
+def test_the_first_batch_already_measures_the_cost():
     engine = Engine(PROGRAM, threads=2)
     assert "serial" not in engine.execute(batch(300, size=4000), MemoryTables()).explanation.split(" for ")[0]
 
 
 def _always(engine: Engine, cost: float) -> Any:
-    """A clock that shows what a transaction costs, not what the machine is doing besides."""
+    """A clock that shows the given cost per transaction, regardless of the load of the machine."""
     real = engine._timed
 
     def timed(ready: Any, members: Any) -> float:
@@ -131,7 +131,7 @@ def made(text: str, **names: Any) -> Any:
     return names["f"]
 
 
-def test_a_digest_follows_what_a_function_does():
+def test_a_digest_changes_with_the_code():
     digest = digest_of(made("def f(x): return x + 1"))
     assert digest is not None
     assert digest == digest_of(made("def f(x): return x + 1"))
@@ -139,7 +139,7 @@ def test_a_digest_follows_what_a_function_does():
     assert digest != digest_of(numba.njit(fastmath=True)(made("def f(x): return x + 1")))
 
 
-def test_a_digest_follows_constants_and_functions_that_are_used():
+def test_a_digest_changes_with_used_constants_and_functions():
     text = "def f(x): return g(x) + step"
     one, two = made("def f(x): return x"), made("def f(x): return -x")
     digests = [digest_of(made(text, g=g, step=step)) for g in (one, two) for step in (1, 2)]
@@ -154,7 +154,7 @@ def test_a_digest_follows_constants_and_functions_that_are_used():
 
 
 @pytest.mark.parametrize("unknown", [np.zeros(3), {"a": 1}, object(), [1]])
-def test_there_is_no_digest_where_a_value_cannot_be_told(unknown):
+def test_there_is_no_digest_if_a_value_cannot_be_determined(unknown):
     assert digest_of(made("def f(x): return used", used=unknown)) is None
 
 

@@ -1,4 +1,4 @@
-"""Dependencies: of transactions, operations, chains, components; the example of the MorphStream paper among them."""
+"""Dependencies of transactions, operations, chains and components, including the MorphStream paper's example."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ A, B, C, D = range(4)
 PAPER = [(DEPOSIT, A, A), (TRANSFER, A, B), (TRANSFER, B, A)]  # figure 1
 
 
-def test_the_papers_example_whatever_the_order_of_arrival():
+def test_the_papers_example_in_any_order_of_arrival():
     for arrival in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
         batch, layout, members = ready(*(PAPER[i] for i in arrival), times=arrival)
         units = plan.transactions(batch, layout, members)
@@ -79,8 +79,8 @@ def test_the_papers_example_whatever_the_order_of_arrival():
 def test_the_papers_example_by_operations():
     batch, layout, members = ready(*PAPER)
     found = operations(batch, layout, members, waiting=False)
-    # 0 is the deposit; 1, 2, 3 check, take and give of the first transfer; 4, 5, 6 of the second. Giving reads the
-    # source's balance as well, for the case that both are one account.
+    # 0 is the deposit; 1, 2, 3 are check, withdrawal and credit of the first transfer; 4, 5, 6 of the second. The
+    # credit also reads the source's balance, because both may be the same account.
     temporal = {(0, 2), (3, 5), (2, 6)}
     parametric = {(0, 1), (0, 3), (3, 4), (3, 6)}
     assert edges(found.units) == temporal | parametric
@@ -95,7 +95,7 @@ def test_readers_do_not_wait_for_each_other_but_a_writer_waits_for_them():
     assert [part.tolist() for part in units.strata] == [[0, 2, 3, 4], [0, 1, 2, 3]]
 
 
-def test_what_shares_no_key_is_apart():
+def test_transactions_without_common_keys_are_separate_components():
     batch, layout, members = ready((TRANSFER, A, B), (DEPOSIT, C, C), (TRANSFER, B, D), (DEPOSIT, D, D))
     parts = plan.components(batch, layout, members)
     groups = [parts.members[parts.starts[x] : parts.starts[x + 1]].tolist() for x in range(len(parts))]
@@ -103,7 +103,7 @@ def test_what_shares_no_key_is_apart():
     assert len(parts.needed) == 0
 
 
-def test_part_of_a_batch_is_planned_as_if_it_were_alone():
+def test_part_of_a_batch_is_planned_like_a_whole_batch():
     batch, layout, _ = ready((DEPOSIT, A, A), (DEPOSIT, B, B), (DEPOSIT, A, A), (DEPOSIT, B, B))
     units = plan.transactions(batch, layout, np.array([1, 2, 3]))
     assert edges(units) == {(0, 2)}
@@ -122,7 +122,7 @@ def test_chains_that_wait_for_each_other_become_one():
     assert queue_seconds(merged, work_of(merged, np.ones(7)), threads=9, queue=0.0) == 6.0
 
 
-def test_a_key_known_only_while_running_fences_its_table():
+def test_a_late_key_makes_its_whole_table_wait():
     program = Program.of(*PROGRAM.types, hop.trace({"a": "bigint", "b": "bigint", "v": "double"}))
     batch, layout, members = ready(
         (DEPOSIT, A, A), (DEPOSIT, B, B), (HOP, C, C), (DEPOSIT, A, A), (DEPOSIT, B, B), program=program
@@ -132,7 +132,7 @@ def test_a_key_known_only_while_running_fences_its_table():
     assert len(plan.components(batch, layout, members)) == 1
 
 
-def test_partitions_wait_for_whatever_came_before_in_them():
+def test_transactions_of_a_partition_wait_for_the_previous_one():
     batch, layout, members = ready((DEPOSIT, A, A), (DEPOSIT, B, B), (DEPOSIT, C, C), (TRANSFER, A, B))
     units, home = plan.partitions(batch, layout, members, 2)
     assert edges(units) == {(0, 2), (1, 3), (2, 3)}

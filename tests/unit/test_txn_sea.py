@@ -1,4 +1,4 @@
-"""SEA: the transactions give what the oracle says, whatever order events arrive in and wherever batches end."""
+"""SEA: the transactions match the oracle, for any order of arrival and any batch boundaries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def program() -> Program:
 def executed(
     epochs: list[pa.Table], strategy: Strategy | None = None
 ) -> tuple[list[dict[str, Any]], list[tuple[datetime, str]], dict[str, dict[int, int]]]:
-    """What the oracle gives, from the engine: batch by batch."""
+    """The engine's results in the oracle's form, batch by batch."""
     engine, memory = Engine(program(), threads=1), MemoryTables()
     rates: list[dict[str, Any]] = []
     refused: list[tuple[datetime, str]] = []
@@ -62,7 +62,7 @@ def executed(
 
 @pytest.mark.parametrize("strategy", [None, SERIAL, Strategy("queue")], ids=str)
 def test_the_engine_agrees_with_the_oracle(strategy: Strategy | None) -> None:
-    events = market_rows(24_000)  # of which the last 4,000 see the first ones leave their window
+    events = market_rows(24_000)  # the first ones leave the window of the last 4,000
     shuffled = events.slice(9_000).take(np.random.default_rng(3).permutation(15_000))
     assert executed([events.slice(0, 9_000), shuffled], strategy) == sea.oracle(events)
 
@@ -70,7 +70,7 @@ def test_the_engine_agrees_with_the_oracle(strategy: Strategy | None) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_the_flow_agrees_with_the_oracle(seed: int, tmp_path: Path) -> None:
     every = market_rows(43_000)
-    # A second goes by between some of them, so that windows end in the middle of an epoch and between two.
+    # A second passes between some of them, so that windows end within an epoch and between two.
     events = pa.concat_tables([every.slice(start, 1_000) for start in (0, 1_000, 20_500, 22_000, 41_700)])
     source = ListSource.of(events.to_pylist(), schema=to_ddl(events.schema), epoch_rows=1_500, partitions=2)
     out, expected = MemorySink(), sea.oracle(events)
@@ -92,7 +92,7 @@ def test_every_case_occurs() -> None:
     assert set(values["trades"]) <= set(values["quotes"])
 
 
-def test_a_refused_trade_does_not_count_for_later_ones() -> None:
+def test_a_refused_trade_does_not_affect_later_ones() -> None:
     def event(at: int, kind: str, volume: int) -> dict[str, Any]:
         return {"kind": kind, "board": 0, "stock": 7, "volume": volume, "at": when(at)}
 
@@ -105,7 +105,7 @@ def test_a_refused_trade_does_not_count_for_later_ones() -> None:
             event(0, "trade", 100),  # nothing is quoted yet
             event(1, "quote", 500),
             event(2, "trade", 600),  # too much
-            event(3, "trade", 500),  # all of it, because the one before was refused
+            event(3, "trade", 500),  # all of it, because the previous one was refused
             event(second, "quote", 300),  # the quote at 1 is still there
             event(second + 1, "trade", 100),  # the quote at 1 is gone, the trade at 3 is not
             event(second + 3, "trade", 300),  # the trade at 3 is gone as well
@@ -123,7 +123,7 @@ def test_a_refused_trade_does_not_count_for_later_ones() -> None:
     assert (rates, refused, values) == sea.oracle(events)
 
 
-def test_a_stock_belongs_to_one_board_and_time_goes_on() -> None:
+def test_a_stock_belongs_to_one_board_and_time_advances() -> None:
     events = market_rows(5_000)
     board_of = {row["stock"]: row["board"] for row in events.to_pylist()}
     assert all(row["board"] == board_of[row["stock"]] for row in events.to_pylist())

@@ -18,9 +18,9 @@ from midstream.state.lineage import Lineage
 
 @dataclass(frozen=True)
 class CommittedState:
-    """After ``epoch``: which files make the state of each operator, and how far the sources are.
+    """The state after ``epoch``: the files of each operator, and the progress of the sources.
 
-    Operators that the flow no longer has keep their lineage: whoever brings them back finds their state.
+    Operators that the flow no longer has keep their lineage, so that they find their state if they are added again.
     """
 
     epoch: Epoch
@@ -29,7 +29,7 @@ class CommittedState:
 
     @classmethod
     def of(cls, graph: Graph, manifest: Manifest | None) -> CommittedState:
-        """After the epoch of a manifest; None stands for a job that has committed nothing."""
+        """The state after the epoch of a manifest; None means a job that has committed nothing."""
         timed = {name: spec for name, spec in graph.sources.items() if spec.event_time is not None}
         delays = {name: spec.delay_us for name, spec in timed.items()}
         idle = {name: spec.idle_us for name, spec in timed.items() if spec.idle_us is not None}
@@ -38,7 +38,7 @@ class CommittedState:
         latest = {source: time for source, time in manifest.event_times.items() if source in timed}
         heard = {source: clock for source, clock in manifest.heard.items() if source in timed}
         watermark = manifest.watermark if timed else None
-        if watermark is None and latest and timed.keys() <= latest.keys():  # a manifest of before they were kept
+        if watermark is None and latest and timed.keys() <= latest.keys():  # an older manifest without watermark
             watermark = min(latest[source] - delay for source, delay in delays.items())
         lineages = {operator: Lineage.decode(data) for operator, data in manifest.lineages.items()}
         return cls(manifest.epoch, lineages, Watermarks(delays, idle, latest, heard, watermark))
@@ -55,7 +55,7 @@ class CommittedState:
         }
 
     def after(self, commit: Commit) -> CommittedState:
-        """After one more epoch."""
+        """The state after one more epoch."""
         lineages = dict(self.lineages)
         for operator, changes in commit.states.items():
             lineages[operator] = lineages.get(operator, Lineage.start(operator)).after(
@@ -75,7 +75,7 @@ class CommittedState:
         offsets: str,
         closing: bool = False,
     ) -> Manifest:
-        """What to write down of the epoch that led here."""
+        """The manifest of the epoch that led here."""
         return Manifest(
             epoch=commit.epoch,
             revision=commit.revision,
@@ -92,7 +92,7 @@ class CommittedState:
         )
 
     def files(self) -> Iterator[str]:
-        """The names of all files of state that a restart from here needs."""
+        """The names of all state files that a restart from here needs."""
         for lineage in self.lineages.values():
             for entry in lineage.entries:
                 yield entry.file.name

@@ -1,4 +1,4 @@
-"""``midstream calibrate``: what this machine takes for each step of running transactions."""
+"""``midstream calibrate``: measures the cost of each step of running transactions on this machine."""
 
 from __future__ import annotations
 

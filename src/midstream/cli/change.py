@@ -1,4 +1,4 @@
-"""The commands for jobs that run elsewhere on this machine: list them, look at them, change them."""
+"""Commands for jobs that run in other processes on this machine: list, show and change them."""
 
 from __future__ import annotations
 
@@ -170,7 +170,9 @@ def _records(text: str) -> list[ChangeRecord]:
 
 
 def _client_of_job_or_folder(text: str) -> JobClient | None:
-    """The client of a served job, which may be named by its checkpoint; None if it is a folder that nobody serves."""
+    """The client of a served job, which may be named by its checkpoint; None for the folder of a job that is not
+    served.
+    """
     try:
         return client_of(text)
     except NoSuchJob:

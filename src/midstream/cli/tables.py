@@ -1,4 +1,4 @@
-"""How served jobs and their changes look on the screen."""
+"""Tables of served jobs and their changes for the screen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STYLES = {
 
 
 def jobs_table(jobs: Sequence[tuple[ServedEntry, JobState | None]]) -> Table:
-    """All served jobs; those that do not answer are shown as such."""
+    """All served jobs, including those that do not answer."""
     table = _table("name", "id", "pid", "revision", "status", "url")
     for entry, state in jobs:
         revision, status = ("", "no answer") if state is None else (str(state.revision), state.status)
@@ -108,7 +108,7 @@ def _details(record: ChangeRecord) -> Iterator[str]:
 
 
 def outcome_of(record: ChangeRecord) -> str:
-    """How a change went, for people.
+    """The outcome of a change, for users.
 
     >>> from midstream.ids import Revision
     >>> outcome_of(ChangeRecord(1, Revision(2), 0.0, "ann@host", "fries", (), "", Outcome.APPLIED, delay_ms=3.21))
@@ -121,7 +121,7 @@ def outcome_of(record: ChangeRecord) -> str:
 
 
 def taken_back_text(taken: TakenBack) -> str:
-    """What was done to the changes of a job that is not running."""
+    """The result of reverting changes of a job that is not running."""
     assert taken.record is not None
     lines = [outcome_of(record) for record in taken.changed if record is not taken.record]
     what = f" ({', '.join(taken.record.operators)})" if taken.record.updates else ""

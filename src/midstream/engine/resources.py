@@ -49,11 +49,11 @@ class Resources:
 
     def program(self, digest: Digest) -> StageProgram:
         """A stage program."""
-        return self._once(_Key(digest, "program"), lambda: StageProgram.from_bytes(self._store.get(digest)))
+        return self._load_once(_Key(digest, "program"), lambda: StageProgram.from_bytes(self._store.get(digest)))
 
     def function(self, digest: Digest, operator: str) -> Callable[..., Any]:
         """A user function, opened. An error names ``operator``."""
-        return self._once(_Key(digest, "function"), lambda: self._open(self._store.get(digest), operator))
+        return self._load_once(_Key(digest, "function"), lambda: self._open(self._store.get(digest), operator))
 
     def data(self, digest: Digest) -> bytes:
         """A blob as it is stored. Nothing of it is kept."""
@@ -61,7 +61,7 @@ class Resources:
 
     def made(self, kind: str, digest: Digest, variant: object, make: Callable[[], T]) -> T:
         """An object that is expensive to make from a loaded blob, kept as long as the blob."""
-        return self._once(_Key(digest, kind, variant), make)
+        return self._load_once(_Key(digest, kind, variant), make)
 
     def hold(self, program: Digest) -> None:
         """Keep everything that a program refers to until :meth:`release`, because a task is about to run it."""
@@ -97,7 +97,7 @@ class Resources:
             self._loaded.clear()
         _close(functions)
 
-    def _once(self, key: _Key, load: Callable[[], T]) -> T:
+    def _load_once(self, key: _Key, load: Callable[[], T]) -> T:
         with self._lock:
             if key in self._loaded:
                 return self._loaded[key]  # type: ignore[no-any-return]  # all values of a key have one type

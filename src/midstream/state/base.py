@@ -95,11 +95,11 @@ class Base:
 
     def positions(self) -> dict[BinId, Position]:
         """The position of each bin; bins that were never needed are left out."""
-        return self._trusting(lambda: self._marks(_Marks.positions))
+        return self._retry_if_damaged(lambda: self._marks(_Marks.positions))
 
     def counts(self) -> dict[BinId, int]:
         """The number of rows of each bin, over all namespaces; bins that were never needed are left out."""
-        return self._trusting(
+        return self._retry_if_damaged(
             lambda: self._marks(lambda marks: {number: marks.count(number) for number in marks.positions()})
         )
 
@@ -115,7 +115,7 @@ class Base:
         bins = tuple(bins)
         if not lineage.missing(self.positions(), bins):
             return 0
-        return self._trusting(lambda: self._catch_up(lineage, bins))
+        return self._retry_if_damaged(lambda: self._catch_up(lineage, bins))
 
     def view(self, lineage: Lineage, bins: Iterable[BinId]) -> View:
         """Catch up, then show these bins at the given lineage, regardless of what other tasks do to the base."""
@@ -123,7 +123,7 @@ class Base:
 
     def drop(self, bins: Iterable[BinId]) -> None:
         """Delete bins that now live on another host, to free their space."""
-        self._trusting(partial(self._drop, tuple(bins)))
+        self._retry_if_damaged(partial(self._drop, tuple(bins)))
 
     def _drop(self, bins: Sequence[BinId]) -> None:
         with self._mapped.guarded():
@@ -141,7 +141,7 @@ class Base:
                 rows += self._mapped.write(_BinChange(self, step, table), room=_ROOM_PER_BYTE * table.nbytes)
         return rows
 
-    def _trusting(self, use: Callable[[], _T]) -> _T:
+    def _retry_if_damaged(self, use: Callable[[], _T]) -> _T:
         """Use the environment; if it turns out to be damaged, replace it with an empty one and try again."""
         with self._mapped.lock:
             try:
@@ -206,11 +206,11 @@ class View:
         self._transaction: lmdb.Transaction[bytes] | None = None
         self._remapped = -1
         self.rows_applied = base.catch_up(lineage, bins)
-        base._trusting(self._begin)
+        base._retry_if_damaged(self._begin)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of stored keys, in the same order. Fastest when the keys are ascending."""
-        found = self._base._trusting(lambda: self._current().cursor().getmulti(keys))
+        found = self._base._retry_if_damaged(lambda: self._current().cursor().getmulti(keys))
         if len(found) == len(keys):
             return [value for _, value in found]
         return list(map(dict(found).get, keys))
@@ -225,7 +225,7 @@ class View:
 
     def occupied(self, bins: Iterable[BinId], namespace: Namespace, stop: bytes | None = None) -> list[BinId]:
         """Those of ``bins`` with at least one entry in a namespace before ``stop``; one lookup per bin."""
-        return self._base._trusting(lambda: self._occupied(bins, namespace, stop))
+        return self._base._retry_if_damaged(lambda: self._occupied(bins, namespace, stop))
 
     def _occupied(self, bins: Iterable[BinId], namespace: Namespace, stop: bytes | None) -> list[BinId]:
         found = []
@@ -239,7 +239,7 @@ class View:
 
     def count(self, bin_id: BinId) -> int:
         """The number of rows in a bin, over all namespaces."""
-        return self._base._trusting(lambda: _Marks(self._current(), self._base._mapped.marks).count(bin_id))
+        return self._base._retry_if_damaged(lambda: _Marks(self._current(), self._base._mapped.marks).count(bin_id))
 
     def table(self, bins: Iterable[BinId]) -> pa.Table:
         """All rows of these bins, in the form that a snapshot stores."""
@@ -297,7 +297,7 @@ class View:
     def _scan(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         # In chunks, each with its own cursor: the caller may do anything between two rows.
         while True:
-            chunk = self._base._trusting(partial(self._chunk, start, stop))
+            chunk = self._base._retry_if_damaged(partial(self._chunk, start, stop))
             yield from chunk
             if len(chunk) < _CHUNK:
                 return

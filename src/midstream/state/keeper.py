@@ -120,7 +120,7 @@ class HandleKeeper:
         keys = sorted(key for key, value in changes.items() if value is not MISSING)
         encoded = self._codec.encode_many([changes[key] for key in keys], revision, keys)
         self._task.put_many(keys, encoded)
-        moved = sorted((key, handle._level) for key, handle in self._handles.items() if _has_moved(handle))
+        moved = sorted((key, handle._level) for key, handle in self._handles.items() if _level_changed(handle))
         records = [item_key(key, Namespace.MIGRATED) for key, _ in moved]
         self._task.put_many(records, [level.to_bytes(4, "big") for _, level in moved])
         self._task.delete_many(sorted(key for key, value in changes.items() if value is MISSING))
@@ -220,7 +220,7 @@ def _migrate(key: bytes, handle: State, migrations: Migrations) -> None:
             handle._level = revision
 
 
-def _has_moved(handle: State) -> bool:
+def _level_changed(handle: State) -> bool:
     """Whether the level must be written. A key without state needs none: nothing could be mistaken for older state."""
     return handle._level != handle._stored_level and handle._exists()
 

@@ -28,7 +28,7 @@ def timer_keys(keys: pa.Array, namespace: Namespace, times: _Integers) -> pa.Arr
     heads[:, 0] = data[offsets[:-1]]
     heads[:, 1] = namespace
     heads[:, 2:] = (times.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
-    return _with_heads(heads, offsets, data, 2)
+    return _replace_heads(heads, offsets, data, 2)
 
 
 def split_timers(stored: pa.Array) -> tuple[_Integers, pa.Array]:
@@ -41,7 +41,7 @@ def split_timers(stored: pa.Array) -> tuple[_Integers, pa.Array]:
     offsets, data = _offsets_and_data(stored)
     heads = np.full((len(stored), 2), int(Namespace.VALUE), np.uint8)
     heads[:, 0] = data[offsets[:-1]]
-    return _integers(data, offsets[:-1] + 2), _with_heads(heads, offsets, data, 10)
+    return _integers(data, offsets[:-1] + 2), _replace_heads(heads, offsets, data, 10)
 
 
 def decode_keys(keys: pa.Array, schema: pa.Schema) -> list[pa.Array]:
@@ -69,12 +69,12 @@ def decode_keys(keys: pa.Array, schema: pa.Schema) -> list[pa.Array]:
             columns.append(_decimals(data, at, field.type))
             at = at + 16
         else:
-            columns.append(_of_integers(_integers(data, at), field.type))
+            columns.append(_from_integers(_integers(data, at), field.type))
             at = at + 8
     return columns
 
 
-def _with_heads(
+def _replace_heads(
     heads: npt.NDArray[np.uint8], offsets: _Integers, data: npt.NDArray[np.uint8], replaced: int
 ) -> pa.Array:
     """Replace the first ``replaced`` bytes of each key with its row of ``heads``."""
@@ -112,7 +112,7 @@ def _integers(data: npt.NDArray[np.uint8], at: _Integers) -> _Integers:
     return (_words(data, at) ^ _SIGN).view(np.int64)
 
 
-def _of_integers(values: _Integers, kind: pa.DataType) -> pa.Array:
+def _from_integers(values: _Integers, kind: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(kind):
         return pa.array(values.astype(np.bool_))
     if pa.types.is_timestamp(kind):

@@ -152,7 +152,7 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
                     f"{list(_bins(live & taken))}; a bin belongs to one task ({delta.name!r} is the second)"
                 )
             taken |= live
-            entries.append(LineageEntry(_lean(delta), _bitmap(live)))
+            entries.append(LineageEntry(_without_bins(delta), _bitmap(live)))
             for number, count in zip(delta.bins, delta.counts, strict=True):
                 rows[number] += count
         return Lineage(self.operator, epoch, tuple(entries), tuple(rows), tuple(keys))
@@ -181,7 +181,7 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
                 left.append(entry)
         leads_to = tuple((position, _bitmap(mask)) for position, mask in reached.items() if mask)
         live = sum(reached.values())  # the masks are disjoint; bins without a history are left out
-        left.insert(place, LineageEntry(_lean(rewrite.file), _bitmap(live), rewrite.complete, False, leads_to))
+        left.insert(place, LineageEntry(_without_bins(rewrite.file), _bitmap(live), rewrite.complete, False, leads_to))
         return left
 
     def position(self, bin_id: BinId) -> Position:
@@ -319,7 +319,7 @@ def _positions(entry: LineageEntry) -> Iterator[tuple[Position, int]]:
         yield position, _mask_of(group) & live
 
 
-def _lean(ref: FileRef) -> FileRef:
+def _without_bins(ref: FileRef) -> FileRef:
     return FileRef(ref.name, ref.size, ref.digest, ref.rows)
 
 

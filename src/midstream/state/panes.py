@@ -151,7 +151,7 @@ class RowCodec:
         columns: dict[int, pa.Array] = {}
         for index in self._fixed:
             kind = self.schema.field(index).type
-            columns[index] = _of_raw(structs[f"value{index}"], kind, nulls[:, index])
+            columns[index] = _from_raw(structs[f"value{index}"], kind, nulls[:, index])
         varying = self._varying_values(data, starts, structs)
         for index, values in zip(self._texts, varying, strict=False):
             masked = values if not nulls[:, index].any() else pc.if_else(pa.array(nulls[:, index]), None, values)
@@ -333,7 +333,7 @@ def _raw(column: pa.Array) -> npt.NDArray[np.void]:
     return values
 
 
-def _of_raw(values: npt.NDArray[np.void], kind: pa.DataType, nulls: npt.NDArray[np.bool_]) -> pa.Array:
+def _from_raw(values: npt.NDArray[np.void], kind: pa.DataType, nulls: npt.NDArray[np.bool_]) -> pa.Array:
     valid = pa.py_buffer(np.packbits(~nulls, bitorder="little")) if nulls.any() else None
     data = np.ascontiguousarray(values).view(np.uint8)
     if pa.types.is_boolean(kind):

@@ -96,7 +96,7 @@ class TaskState:
         prefix = bytes([bin_id, namespace])
         changed = self._changed(prefix + start, prefix + stop if stop is not None else bytes([bin_id, namespace + 1]))
         committed = self._view.scan(bin_id, namespace, start, stop)
-        return _overlaid(committed, [(key, self._changes[key]) for key in changed])
+        return _overlay(committed, [(key, self._changes[key]) for key in changed])
 
     def occupied(self, namespace: Namespace, stop: bytes | None = None) -> list[BinId]:
         """The bins of this task, ascending, that may have entries in a namespace before ``stop``.
@@ -109,7 +109,7 @@ class TaskState:
     def scan_prefix(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Stored keys with a prefix (at least bin and namespace) and their values, ascending."""
         rest = prefix[2:]
-        return self.scan(BinId(prefix[0]), Namespace(prefix[1]), rest, _behind(rest))
+        return self.scan(BinId(prefix[0]), Namespace(prefix[1]), rest, _prefix_end(rest))
 
     def changes(self) -> pa.Table:
         """All changes, ascending by key; a null value is a deletion."""
@@ -185,7 +185,7 @@ class TaskState:
             )
 
 
-def _behind(prefix: bytes) -> bytes | None:
+def _prefix_end(prefix: bytes) -> bytes | None:
     """The smallest bytes greater than everything with this prefix; None if there are none."""
     shortened = prefix.rstrip(b"\xff")
     return shortened[:-1] + bytes([shortened[-1] + 1]) if shortened else None
@@ -199,7 +199,7 @@ def merged(deltas: Sequence[tuple[pa.Table, Iterable[BinId]]]) -> pa.Table:
     [{'key': b'\\x01a', 'value': b'1'}, {'key': b'\\x01b', 'value': None}]
     """
     # Newest first: sorting is stable, so the first row of a key is its last change.
-    parts = [_only(table, set(bins)) for table, bins in reversed(deltas)]
+    parts = [_rows_of_bins(table, set(bins)) for table, bins in reversed(deltas)]
     rows = pa.concat_tables([table_of([], []), *parts]).combine_chunks()
     if not rows.num_rows:
         return rows
@@ -209,7 +209,7 @@ def merged(deltas: Sequence[tuple[pa.Table, Iterable[BinId]]]) -> pa.Table:
     return rows.filter(is_first)
 
 
-def _only(table: pa.Table, wanted: set[BinId]) -> pa.Table:
+def _rows_of_bins(table: pa.Table, wanted: set[BinId]) -> pa.Table:
     ranges = list(bin_ranges(table))
     if all(number in wanted for number, _, _ in ranges):
         return table
@@ -224,7 +224,7 @@ def _snapshot(state: TaskState, bins: list[BinId], author: Author) -> Rewrite:
     return Rewrite(file, bytes(bins), replaced, complete=True)
 
 
-def _overlaid(
+def _overlay(
     committed: Iterator[tuple[bytes, bytes]], changed: Sequence[tuple[bytes, bytes | None]]
 ) -> Iterator[tuple[bytes, bytes]]:
     """Both inputs merged, ascending; changes win over committed values, and deleted keys are left out."""

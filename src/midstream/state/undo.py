@@ -55,18 +55,18 @@ class Undo:
         self.turn += 1
 
 
-def kept(value: Any) -> Callable[[], Any]:
+def restorer_of(value: Any) -> Callable[[], Any]:
     """A function that returns the value as it is now, even if the value is changed in place later."""
     if type(value) in _IMMUTABLE:
         return lambda: value
     try:
         data = pickle.dumps(value, 5)
     except Exception:  # the codec of state falls back to cloudpickle, too
-        return _kept_with_classes(value)
+        return _restorer_with_classes(value)
     return lambda: pickle.loads(data)
 
 
-def _kept_with_classes(value: Any) -> Callable[[], Any]:
+def _restorer_with_classes(value: Any) -> Callable[[], Any]:
     import cloudpickle  # pickles classes of a script or notebook by value, as the codec of state does
 
     try:
@@ -105,7 +105,7 @@ class UndoState(State):
         if self._noted == self._undo.turn:
             return
         self._noted = self._undo.turn
-        value, changed = kept(self._value), self._changed
+        value, changed = restorer_of(self._value), self._changed
 
         def restore() -> None:
             self._value, self._changed = value(), changed
@@ -165,7 +165,7 @@ class UndoList(ListView):
         if self._noted == self._undo.turn:
             return
         self._noted = self._undo.turn
-        items, changed = kept(self._items), self._changed
+        items, changed = restorer_of(self._items), self._changed
 
         def restore() -> None:
             self._items, self._changed = items(), changed
@@ -197,7 +197,7 @@ class UndoMap(MapView):
             return
         self._noted[item] = self._undo.turn
         was_known, written = item in self._known, self._written.get(item)
-        value = kept(self._known.get(item))
+        value = restorer_of(self._known.get(item))
 
         def restore() -> None:
             if was_known:

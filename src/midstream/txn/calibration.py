@@ -93,7 +93,7 @@ def calibrate(threads: int | None = None, *, limit: float = 20.0) -> Calibration
     bench = _Bench(Program.of(_bump.trace({"key": "bigint"})), threads or os.cpu_count() or 1)
     python = _Bench(Program.of(_bump_in_python.trace({"key": "bigint"})), 1)
     found = _Prices(time.monotonic() + limit)
-    for name, measured in (*_of_schedules(bench, found), *_of_versions(bench, found), *_of_python(python)):
+    for name, measured in (*_schedule_costs(bench, found), *_version_costs(bench, found), *_python_costs(python)):
         found.take(name, measured)
     return Calibration(**found.prices)
 
@@ -113,7 +113,7 @@ class _Prices:
         return self.prices.get(name, float(getattr(Calibration(), name)))
 
 
-def _of_schedules(bench: _Bench, found: _Prices) -> list[tuple[str, Callable[[], float]]]:
+def _schedule_costs(bench: _Bench, found: _Prices) -> list[tuple[str, Callable[[], float]]]:
     """Costs of whole transactions: in one chain, or all independent."""
     one, scattered, chained = bench.ready(1), bench.ready(SIZE), bench.ready(SIZE, keys=1)
 
@@ -141,7 +141,7 @@ def _of_schedules(bench: _Bench, found: _Prices) -> list[tuple[str, Callable[[],
     ]
 
 
-def _of_versions(bench: _Bench, found: _Prices) -> list[tuple[str, Callable[[], float]]]:
+def _version_costs(bench: _Bench, found: _Prices) -> list[tuple[str, Callable[[], float]]]:
     scattered = bench.ready(SIZE)
     steps = 2 * SIZE
 
@@ -159,7 +159,7 @@ def _of_versions(bench: _Bench, found: _Prices) -> list[tuple[str, Callable[[], 
     ]
 
 
-def _of_python(python: _Bench) -> list[tuple[str, Callable[[], float]]]:
+def _python_costs(python: _Bench) -> list[tuple[str, Callable[[], float]]]:
     nodes = len(python.program.types[0].nodes)
     return [
         ("node", lambda: python.time(python.ready(SIZE), SERIAL) / SIZE / nodes),

@@ -109,7 +109,7 @@ class Units:
     @cached_property
     def dependents(self) -> tuple[Array, Array, Array]:
         """The reverse graph: the units that wait for each unit; and how many units each waits for."""
-        after, dependents = _turned(self.before, self.needed, len(self))
+        after, dependents = _reversed(self.before, self.needed, len(self))
         return after, dependents, np.diff(self.before)
 
 
@@ -335,7 +335,7 @@ def _label_components(
 
 
 @compiled
-def _turned(before: Any, needed: Any, count: int) -> Any:
+def _reversed(before: Any, needed: Any, count: int) -> Any:
     after = np.zeros(count + 1, np.int64)
     for y in range(len(needed)):
         after[needed[y] + 1] += 1

@@ -79,7 +79,7 @@ class Engine:
             room = Room(self.program)
         ready = prepare(self.program, batch, source, room)
         if strategy is None:
-            explanation = self._adaptively(ready, ready.order)
+            explanation = self._run_adaptively(ready, ready.order)
         else:
             run(ready, self.machine, self.layout, ready.order, strategy, self.threads)
             explanation = f"{strategy}, as requested"
@@ -87,7 +87,7 @@ class Engine:
         self._rooms.append(room)
         return result
 
-    def _adaptively(self, ready: PreparedBatch, members: Array) -> str:
+    def _run_adaptively(self, ready: PreparedBatch, members: Array) -> str:
         """Run a pilot serially, choose a strategy by its cost, run the rest."""
         if not len(members):
             return "nothing to run"

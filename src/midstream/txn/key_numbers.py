@@ -17,7 +17,7 @@ from midstream.txn.kernels import rows_of
 from midstream.txn.keys import DENSE, IntKeys, Keys, NearKeys, TextKeys, places, spread
 from midstream.txn.program import Program
 
-__all__ = ["Events", "Numbering", "RowsByKind", "called", "map_keys", "objects_of"]
+__all__ = ["Events", "Numbering", "RowsByKind", "call_per_event", "map_keys", "objects_of"]
 
 Array = npt.NDArray[Any]
 
@@ -167,13 +167,13 @@ def _key_values(kind: TransactionType, index: int, events: dict[str, Array], tex
             return column if len(rows) == len(column) else column[rows]
         if node.op == "constant":
             return filled(node.kind if node.kind != "string" else "object", node.param, len(rows))
-        return called(kind, node, known, leaf)
+        return call_per_event(kind, node, known, leaf)
 
     known: dict[int, Array] = {}
     return evaluate(kind, index, known, leaf)
 
 
-def called(kind: TransactionType, node: ExpressionNode, known: dict[int, Array], leaf: Any) -> Array:
+def call_per_event(kind: TransactionType, node: ExpressionNode, known: dict[int, Array], leaf: Any) -> Array:
     """A function's results for many events; it is called for each, with Python values."""
     function = kind.functions[node.param]
     columns = [evaluate(kind, arg, known, leaf).tolist() for arg in node.args]

@@ -67,7 +67,7 @@ class PreparedBatch:
     def __len__(self) -> int:
         return len(self.kinds)
 
-    def growing(self, table: int) -> IntKeys | TextKeys:
+    def growing_keys(self, table: int) -> IntKeys | TextKeys:
         """The keys of a table that has late keys, which are added while transactions run."""
         known = self.known[table]
         assert not isinstance(known, NearKeys)  # see map_keys
@@ -221,7 +221,7 @@ def _load(prepared: PreparedBatch, source: TableSource, number: int) -> None:
             ]
         )
         spare = int(late[prepared.kinds].sum())
-        prepared.growing(number).reserve(spare)
+        prepared.growing_keys(number).reserve(spare)
     columns = []
     for column, values in zip(table.columns, loaded, strict=True):
         values = np.ascontiguousarray(values, DTYPES[column.kind])

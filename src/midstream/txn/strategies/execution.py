@@ -17,7 +17,7 @@ from midstream.txn.operations import Operations, chains, operations
 from midstream.txn.prepared_batch import PreparedBatch
 from midstream.txn.strategies import Strategy
 from midstream.txn.strategies.interpreter import run_columns
-from midstream.txn.strategies.threads import together
+from midstream.txn.strategies.threads import run_in_threads
 
 __all__ = ["RunSummary", "run", "run_serial"]
 
@@ -81,7 +81,7 @@ def _run_partitions(
     units, home = dependencies.partitions(batch, layout, members, threads)
     done, failed = np.zeros(len(units), np.int64), np.zeros(1, np.int64)
     state = (units.before, units.needed, done, failed, units.starts, units.members, *place_state(batch, machine))
-    together(machine["depth_first"], [(np.flatnonzero(home == part), *state) for part in range(threads)], failed)
+    run_in_threads(machine["depth_first"], [(np.flatnonzero(home == part), *state) for part in range(threads)], failed)
     return RunSummary(len(units), units.depth)
 
 
@@ -167,7 +167,7 @@ def explore(
         strata, order = units.strata
         arrived = np.zeros(1, np.int64)
         calls = [(thread, threads, strata, order, arrived, *common) for thread in range(threads)]
-        together(machine[f"by_strata{suffix}"], calls, failed)
+        run_in_threads(machine[f"by_strata{suffix}"], calls, failed)
     elif exploration == "depth":
         order = units.strata[1]
         done = np.zeros(len(units), np.int64)
@@ -175,14 +175,14 @@ def explore(
             (np.ascontiguousarray(order[thread::threads]), units.before, units.needed, done, *common)
             for thread in range(threads)
         ]
-        together(machine[f"depth_first{suffix}"], calls, failed)
+        run_in_threads(machine[f"depth_first{suffix}"], calls, failed)
     else:
         after, dependents, missing = units.dependents
         ready = np.flatnonzero(missing == 0)
         queue = np.full(len(units), -1, np.int64)
         queue[: len(ready)] = ready
         ends = np.array([0, len(ready)], np.int64)
-        together(
+        run_in_threads(
             machine[f"from_queue{suffix}"],
             [(queue, ends, missing.copy(), after, dependents, *common)] * threads,
             failed,
@@ -197,9 +197,9 @@ def place_state(batch: PreparedBatch, machine: Machine) -> tuple[Any, ...]:
     held = _common(batch)
     for number in batch.program.late_tables:
         if batch.program.interpreted:
-            held[f"K{number}"] = batch.growing(number).add_one
+            held[f"K{number}"] = batch.growing_keys(number).add_one
         else:
-            known = batch.growing(number)
+            known = batch.growing_keys(number)
             assert isinstance(known, IntKeys)  # strings make a program interpreted
             held.update({f"K{number}_{part}": array for part, array in enumerate(known.parts)})
     return tuple(held[name] for name in machine.generated.place)

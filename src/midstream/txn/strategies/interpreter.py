@@ -12,7 +12,7 @@ from midstream.txn.batches import DTYPES, filled
 from midstream.txn.columns import evaluate
 from midstream.txn.dependencies import Units
 from midstream.txn.kernels import log_entry, window_best, window_total
-from midstream.txn.key_numbers import called
+from midstream.txn.key_numbers import call_per_event
 from midstream.txn.prepared_batch import Log, PreparedBatch
 
 __all__ = ["run_columns"]
@@ -79,7 +79,7 @@ class _Stratum:
                 return self.read(node)
             case "window":
                 return self.window(node)
-        return called(self.kind, node, self.known, self.leaf)
+        return call_per_event(self.kind, node, self.known, self.leaf)
 
     def table(self, slot: int) -> int:
         return self.batch.program.table_numbers[self.number][slot]
@@ -87,7 +87,7 @@ class _Stratum:
     def key(self, slot: int) -> Array:
         if slot not in self.keys:
             if self.kind.slots[slot].late:
-                add = self.batch.growing(self.table(slot)).add_one
+                add = self.batch.growing_keys(self.table(slot)).add_one
                 values = self.value(self.kind.slots[slot].key).tolist()
                 self.keys[slot] = np.array([add(value) for value in values], np.int64)
             else:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["together"]
+__all__ = ["run_in_threads"]
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
-def together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], failed: npt.NDArray[np.int64]) -> None:
+def run_in_threads(
+    function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], failed: npt.NDArray[np.int64]
+) -> None:
     """Call a function once per thread, the first time in the current one; returns when all have ended.
 
     If one raises, ``failed`` tells the others to stop waiting for it, and the error is raised here.
