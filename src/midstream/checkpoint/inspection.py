@@ -12,6 +12,7 @@ from midstream.checkpoint.layouts import StateLayout, stored_layouts
 from midstream.checkpoint.location import Checkpoint, Manifest
 from midstream.checkpoint.state_rows import shown_state, shown_table
 from midstream.data.ddl import closest
+from midstream.data.schema import columns_of
 from midstream.errors import CheckpointError, StateError
 from midstream.flow.model import Transact
 from midstream.flow.transactions import Table
@@ -96,10 +97,10 @@ class StateReader:
         """The key columns of an operator, or of a table."""
         if (owned := self._owned(operator)) is not None:
             layout, table = owned
-            domains = [layout.takes[0].field(name) for name in layout.keys]
-            return pa.schema([*domains, pa.field("key", pa.int64() if table.key == "bigint" else pa.string())])
+            key = pa.field("key", pa.int64() if table.key == "bigint" else pa.string())
+            return columns_of(layout.takes[0], layout.keys).append(key)
         layout = self.layout(operator)
-        return pa.schema([layout.takes[0].field(name) for name in layout.keys])
+        return columns_of(layout.takes[0], layout.keys)
 
     def layout(self, operator: str) -> StateLayout:
         """The description of an operator that keeps state; an error if there is none of this name."""

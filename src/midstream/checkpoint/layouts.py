@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from midstream.checkpoint.location import Checkpoint, Manifest
-from midstream.data.schema import to_ddl
+from midstream.data.schema import columns_of, to_ddl
 from midstream.errors import CheckpointError
 from midstream.flow.model import Form, Join, Operator, Process, Stateful, Transact
 from midstream.planner.programs import StageProgram
@@ -49,7 +49,7 @@ class StateLayout:
     def _relevant(self) -> list[pa.Schema]:
         """Of a process or transact only the key's columns matter, of others all that they may keep."""
         if isinstance(self.operator.spec, Process | Transact):
-            return [pa.schema([self.takes[0].field(name) for name in self.operator.spec.keys])]
+            return [columns_of(self.takes[0], self.operator.spec.keys)]
         return list(self.takes)
 
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from midstream.data.schema import columns_of
 from midstream.engine.aggregation.totals import TotalsOf
 from midstream.engine.operators.aggregate import totals_of
 from midstream.engine.operators.sessions import split_sessions
@@ -40,13 +41,13 @@ def shown_state(operator: Operator, takes: tuple[pa.Schema, ...], rows: pa.Table
         case Aggregate() as spec:
             return _aggregated(operator, spec, takes[0], rows)
         case Distinct() as spec:
-            schema = _key_schema(takes[0], spec.keys)
+            schema = columns_of(takes[0], spec.keys)
             keys = _keys(in_namespace(rows, Namespace.VALUE))
             return pa.Table.from_arrays(decode_keys(keys, schema), schema=schema)
         case Join() as spec:
-            return _joined(_key_schema(takes[0], spec.left_keys), rows)
+            return _joined(columns_of(takes[0], spec.left_keys), rows)
         case Process() as spec:
-            return _processed(operator, _key_schema(takes[0], spec.keys), rows)
+            return _processed(operator, columns_of(takes[0], spec.keys), rows)
         case Transact() as spec:
             return _transacted(operator, spec, takes[0], rows)
     raise StateError(f"{operator.kind} {operator.name!r} keeps no state")
@@ -56,7 +57,7 @@ def shown_table(operator: Operator, table: Table, takes: pa.Schema, rows: pa.Tab
     """A table of a transact: the domain's column if there is one, ``key``, and the columns of its value."""
     assert isinstance(operator.spec, Transact)
     found = rows_of(table, rows, f"transact {operator.name!r}")
-    schema = _key_schema(takes, operator.spec.keys)
+    schema = columns_of(takes, operator.spec.keys)
     domains = decode_keys(pa.array(found.domains, pa.binary()), schema)
     key = pa.array(found.keys, pa.int64() if table.key == "bigint" else pa.string())
     values = [pa.array(column, _ARROW[each.kind]) for column, each in zip(found.columns, table.columns, strict=True)]
@@ -93,7 +94,7 @@ def _aggregated(operator: Operator, spec: Aggregate, takes: pa.Schema, rows: pa.
         values, bounds = found["value"].to_pylist(), [ends - spec.window.size_us, ends]
     moments = [pa.array(bound).view(takes.field(spec.time).type) for bound in bounds]
     results = totals.results(totals.unpack(values)[0]) if values else [[] for _ in spec.columns]
-    columns = [*decode_keys(keys, _key_schema(takes, spec.keys)), *moments]
+    columns = [*decode_keys(keys, columns_of(takes, spec.keys)), *moments]
     results = [pa.array(r, f.type) for r, f in zip(results, list(operator.schema)[len(columns) :], strict=True)]
     return pa.Table.from_arrays([*columns, *results], schema=operator.schema)
 
@@ -176,7 +177,3 @@ def _timer(stored: bytes, view: str) -> tuple[bytes, str, None, int, None]:
 
 def _keys(rows: pa.Table) -> pa.Array:
     return rows["key"].combine_chunks().cast(pa.binary())
-
-
-def _key_schema(takes: pa.Schema, keys: tuple[str, ...]) -> pa.Schema:
-    return pa.schema([takes.field(name) for name in keys])

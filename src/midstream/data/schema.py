@@ -18,6 +18,7 @@ from midstream.errors import SchemaError
 
 __all__ = [
     "check_key_columns",
+    "columns_of",
     "conform",
     "from_spark",
     "parse_ddl",
@@ -81,6 +82,15 @@ def require_columns(schema: pa.Schema, names: Iterable[str], what: str) -> None:
             hint = f"; did you mean {near!r}?" if near else "."
             listed = ", ".join(map(quote_name, available))
             raise SchemaError(f"{what}: there is no column {name!r}{hint} Available: {listed}", column=name)
+
+
+def columns_of(schema: pa.Schema, names: Iterable[str]) -> pa.Schema:
+    """The schema of some of its columns, as of an operator's key.
+
+    >>> columns_of(parse_ddl("user string, p double"), ["user"]).names
+    ['user']
+    """
+    return pa.schema([schema.field(name) for name in names])
 
 
 def check_key_columns(schema: pa.Schema, names: Sequence[str], what: str) -> None:

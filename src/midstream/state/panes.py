@@ -32,10 +32,11 @@ import pyarrow.compute as pc
 from midstream.data.schema import to_ddl
 from midstream.errors import StateError
 from midstream.ids import BinId
+from midstream.state.integers import integer_bytes, integer_of
 from midstream.state.keys import Namespace
 from midstream.state.task import TaskState
 
-__all__ = ["SEGMENT", "EncodedRows", "Panes", "RowCodec", "time_bytes"]
+__all__ = ["SEGMENT", "EncodedRows", "Panes", "RowCodec"]
 
 SEGMENT = 16_384
 """Bytes of rows from which on a pane begins a new segment."""
@@ -43,15 +44,6 @@ SEGMENT = 16_384
 _NUMBER = 4
 _SEGMENTED = bytes(_NUMBER)  # a row cannot begin so: its size comes first
 _Integers = npt.NDArray[np.int64]
-
-
-def time_bytes(time: int) -> bytes:
-    """A time (microseconds) as it stands in stored keys: bytes sort as times do.
-
-    >>> time_bytes(-1) < time_bytes(0) < time_bytes(256)
-    True
-    """
-    return (time + (1 << 63)).to_bytes(8, "big")
 
 
 class EncodedRows:
@@ -212,7 +204,7 @@ class Panes:
     @property
     def latest(self) -> int | None:
         """No pane that state has begins later than this; None if it has none."""
-        return _time(max(self._latest.values())) if self._latest else None
+        return integer_of(max(self._latest.values())) if self._latest else None
 
     def read(self, keys: Sequence[bytes]) -> tuple[pa.RecordBatch, _Integers]:
         """All rows of some panes, and for each row which of these panes it is in."""
@@ -253,7 +245,7 @@ class Panes:
 
     def bins_over(self, before: int) -> list[BinId]:
         """The bins that have something of panes that begin before a time, ascending."""
-        stop = time_bytes(before)
+        stop = integer_bytes(before)
         latest = (number for number, time in self._latest.items() if time < stop)
         return sorted({*self._state.occupied(self.namespace, stop), *latest})
 
@@ -262,7 +254,7 @@ class Panes:
 
         The name of a pane is time and key: that of the same key and time on the other side is the same.
         """
-        stop = time_bytes(before)
+        stop = integer_bytes(before)
         for key, value in self._state.scan(bin_id, self.namespace, stop=stop):
             yield key, key[2:], _split(value)[1]
         for key, value in self._state.scan(bin_id, self._segments, stop=stop):
@@ -270,7 +262,7 @@ class Panes:
 
     def keys_over(self, bin_id: BinId, before: int) -> list[bytes]:
         """The stored keys of what :meth:`over` gives, and of the bin's latest pane if it is over."""
-        stop = time_bytes(before)
+        stop = integer_bytes(before)
         keys = [key for key, _ in self._state.scan(bin_id, self.namespace, stop=stop)]
         keys += [key for key, _ in self._state.scan(bin_id, self._segments, stop=stop)]
         if self._latest.get(bin_id, stop) < stop:
@@ -295,10 +287,6 @@ class Panes:
 
     def _latest_key(self, bin_id: BinId) -> bytes:
         return bytes([bin_id, Namespace.JOIN_LATEST, self.namespace])
-
-
-def _time(data: bytes) -> int:
-    return int.from_bytes(data, "big") - (1 << 63)
 
 
 def _split(head: bytes) -> tuple[int, bytes]:

@@ -20,8 +20,9 @@ from midstream.engine.operators.aggregating import Aggregating, found_keys, refu
 from midstream.engine.operators.base import AtWork
 from midstream.engine.operators.sessions import Sessions
 from midstream.engine.operators.windows import Windows
+from midstream.flow.graph_format import CODEC
 from midstream.flow.model import Aggregate, Operator
-from midstream.flow.windows import Session
+from midstream.flow.windows import Session, Window
 from midstream.state.task import TaskState
 
 __all__ = ["RunningTotals", "aggregate_at_work", "totals_of"]
@@ -45,7 +46,9 @@ def aggregate_at_work(
 def totals_of(operator: Operator, spec: Aggregate, takes: pa.Schema) -> TotalsOf:
     """What an aggregate keeps of a key, or of a window of a key."""
     kept = ("first", "last") if isinstance(spec.window, Session) else ()
-    return TotalsOf(spec.columns, takes, f"aggregate {operator.name!r}", repr(spec.window), kept)
+    # A digest of this text is on disk, so it must not change.
+    windows = str(CODEC.encode(spec.window, Window | None))
+    return TotalsOf(spec.columns, takes, f"aggregate {operator.name!r}", windows, kept)
 
 
 class RunningTotals:

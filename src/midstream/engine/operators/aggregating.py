@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.data.schema import columns_of
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.blocks import BLOCK
 from midstream.engine.aggregation.runs import Integers
@@ -63,7 +64,7 @@ class Aggregating:
     @cached_property
     def key_schema(self) -> pa.Schema:
         """The key columns."""
-        return pa.schema([self.takes.field(name) for name in self.spec.keys])
+        return columns_of(self.takes, self.spec.keys)
 
     def times_of(self, batch: pa.RecordBatch) -> Integers:
         """The event times of rows whose keys and times are all there."""

@@ -25,8 +25,9 @@ from midstream.engine.joining.times import Limits, Nearness
 from midstream.engine.operators.base import ONLY, AtWork
 from midstream.errors import SchemaError, StateError
 from midstream.flow.model import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, How, Join, Operator
+from midstream.state.integers import integer_bytes
 from midstream.state.keys import Namespace, group_keys
-from midstream.state.panes import Panes, time_bytes
+from midstream.state.panes import Panes
 from midstream.state.task import TaskState
 
 MAX_PAIRS = 1 << 18
@@ -235,7 +236,7 @@ class _JoinStep:
     def _stored_keys(self, numbers: _Integers, times: _Integers, namespace: Namespace) -> tuple[list[bytes], _Integers]:
         """Where state has something of keys (by number) and times; ascending, and in which order that is."""
         distinct, ranks = np.unique(times, return_inverse=True)
-        middles = [bytes([namespace]) + time_bytes(time) for time in distinct.tolist()]
+        middles = [bytes([namespace]) + integer_bytes(time) for time in distinct.tolist()]
         ends = self._numbers.ends
         named = zip(map(ends.__getitem__, numbers.tolist()), map(middles.__getitem__, ranks.tolist()), strict=True)
         stored = pa.array([first + middle + last for (first, last), middle in named], pa.binary())
@@ -319,7 +320,7 @@ class _JoinStep:
         gone += met
         if self._limits.over == self._before.over:
             return
-        stop = time_bytes(self._limits.over)
+        stop = integer_bytes(self._limits.over)
         for bin_id in self._state.occupied(Namespace.JOIN_WAITING, stop):
             for key, rows in self._state.scan(bin_id, Namespace.JOIN_WAITING, stop=stop):
                 if key not in met:

@@ -22,6 +22,7 @@ from midstream.engine.aggregation.totals import Totals
 from midstream.engine.operators.aggregating import Aggregating, found_keys
 from midstream.flow.model import LATE
 from midstream.flow.windows import Sliding, Tumbling
+from midstream.state.integers import integer_bytes
 from midstream.state.key_arrays import split_timers, timer_keys
 from midstream.state.keys import Namespace
 from midstream.state.task import TaskState
@@ -136,7 +137,7 @@ def ended_by(state: TaskState, namespace: Namespace, watermark: int | None) -> d
     """What is stored under times up to the watermark, in all bins of a task. Costs what it finds."""
     if watermark is None:
         return {}
-    stop = (watermark + 1 + (1 << 63)).to_bytes(8, "big")
+    stop = integer_bytes(watermark + 1)
     found: dict[bytes, bytes] = {}
     for number in state.occupied(namespace, stop):
         found.update(state.scan(number, namespace, stop=stop))
