@@ -206,7 +206,7 @@ def test_what_this_midstream_does_not_know_is_refused(path, value, message):
     else:
         part[path[-1]] = value
     with pytest.raises(
-        CheckpointError, match=f"a program of a stage in the checkpoint cannot be read.*{message}"
+        CheckpointError, match=f"a program of a stage in the checkpoint cannot be read: .*{message}"
     ) as it:
         read_program(document)
     assert "Use the midstream that wrote it" in str(it.value)

@@ -38,7 +38,7 @@ RIGHT = "rid bigint, rtrace string, rat timestamp"
 PAIRED = f"{DDL}, rtrace string, rat timestamp"
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEYS = ("", "a", "b", "é", "日本")
-CONSISTENT = ("fries", "fries-unpruned", "marker", "epoch", "multiversion", "replay")
+CONSISTENT = ("fries", "fries-unpruned", "marker", "epoch", "marker", "replay")
 MAX_EXPANSIONS = 2
 
 

@@ -25,7 +25,7 @@ from midstream.errors import JobFailed
 from midstream.metrics import EpochProgress, JobMetrics, OperatorStats, SweepStats
 from midstream.server.client import JobClient
 from midstream.server.registry import ServedEntry, register
-from midstream.storage.documents import FORMAT
+from midstream.storage.documents import write_struct
 from tests.served import StandInJob, served
 
 FIRST = "0123456789abcdef0123456789abcdef"
@@ -441,8 +441,7 @@ def test_history_of_a_job_that_is_not_running_is_read_from_its_checkpoint(here, 
     job.update(Update("FM", lambda row: row), by="ann@host")
     for record in job.history():
         ChangeLog(str(folder / "changes")).keep(record)
-    identity = Identity(FORMAT, "0.1.0", "j", "fraud", ("in",))
-    (folder / "midstream.json").write_text(json.dumps({f: getattr(identity, f) for f in identity.__struct_fields__}))
+    (folder / "midstream.json").write_bytes(write_struct(Identity("0.1.0", "j", "fraud", ("in",))))
     for named in ("checkpoint", "./checkpoint", str(folder)):
         result = call("history", named)
         assert result.exit_code == 0, result.output

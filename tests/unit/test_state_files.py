@@ -11,6 +11,7 @@ from midstream.errors import CheckpointError
 from midstream.ids import Epoch, PartitionId, Run
 from midstream.state.files import Author, FileKind, FileRef, StateFiles, bin_ranges, table_of
 from midstream.state.lineage import garbage
+from midstream.storage.documents import FORMAT
 
 
 def author(operator: str = "count", epoch: int = 3, attempt: int = 0) -> Author:
@@ -130,3 +131,11 @@ def test_the_sweep_finds_unfinished_files(files, tmp_path):
     assert garbage(found.names(), [], Epoch(3)) == [half]
     found.remove([half])
     assert found.names() == []
+
+
+def test_a_file_of_another_format_is_refused(files, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("midstream.state.files.FORMAT", FORMAT + 1)
+        ref = files.write(ROWS, FileKind.DELTA, author())
+    with pytest.raises(CheckpointError, match=rf"file of state 'count/.* has format {FORMAT + 1}, which is newer"):
+        files.read(ref)

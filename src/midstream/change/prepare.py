@@ -132,7 +132,6 @@ def prepare(
     """
     graph = revise(current.graph, updates)
     plan = plan_change(graph, [update.operator for update in updates], scheduler)
-    _check_transforms(current.graph, plan)
     waits_for = _state_that_waits(current.graph, graph)
     if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
         _check_outlets(current.graph, graph)
@@ -170,17 +169,6 @@ def prepare(
 def _declared(op: Operator) -> str | None:
     """The columns of an operator, if they are what the user says they are."""
     return to_ddl(op.schema) if op.spec.declares_columns else None
-
-
-def _check_transforms(graph: Graph, plan: ChangePlan) -> None:
-    """A transform runs on the driver, in the epoch's own plan."""
-    if plan.scheduler in (Scheduler.NAIVE, Scheduler.MULTIVERSION):
-        for name in plan.updated:
-            if graph[name].spec.divides:
-                raise FlowError(
-                    f"transform {name!r} cannot be changed by the scheduler {plan.scheduler}: Catalyst runs it, once "
-                    f"for each epoch. Use scheduler='fries' or 'epoch'"
-                )
 
 
 def _state_that_waits(before: Graph, after: Graph) -> str | None:

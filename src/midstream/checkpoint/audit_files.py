@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import posixpath
 
-import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 
@@ -17,6 +16,7 @@ from midstream.errors import CheckpointError, FlowError
 from midstream.flow.model import Graph, Source
 from midstream.ids import Epoch
 from midstream.storage.blobs import filesystem_of, write_atomically
+from midstream.storage.documents import FORMAT, read_document, write_document
 
 __all__ = ["check_audit", "keep_index", "read_history", "write_history"]
 
@@ -36,8 +36,9 @@ def check_audit(graph: Graph, column: str | None) -> None:
 def write_history(location: str, name: str, history: pa.Table) -> None:
     """Write the history that one task recorded."""
     out = pa.BufferOutputStream()
-    with pa.ipc.new_file(out, HISTORY) as writer:
-        writer.write_table(history)
+    schema = HISTORY.with_metadata({"format": str(FORMAT)})
+    with pa.ipc.new_file(out, schema) as writer:
+        writer.write_table(history.cast(schema))
     fs, root = filesystem_of(location)
     write_atomically(fs, posixpath.join(root, name), out.getvalue(), durable=False)
 
@@ -45,7 +46,7 @@ def write_history(location: str, name: str, history: pa.Table) -> None:
 def keep_index(location: str, epoch: Epoch, names: tuple[str, ...]) -> None:
     """Write the list of tasks whose results count; other attempts have recorded histories, too."""
     fs, root = filesystem_of(location)
-    write_atomically(fs, posixpath.join(root, f"{epoch:010d}.json"), msgspec.json.encode(names), durable=False)
+    write_atomically(fs, posixpath.join(root, f"{epoch:010d}.json"), write_document({"tasks": names}), durable=False)
 
 
 def read_history(location: str) -> pa.Table:
@@ -61,7 +62,7 @@ def read_history(location: str) -> pa.Table:
     tables = [HISTORY.empty_table()]
     for index in indexes:
         with fs.open_input_stream(index) as stream:
-            names = msgspec.json.decode(stream.read(), type=tuple[str, ...])
+            names = read_document(stream.read(), f"the audit's {posixpath.basename(index)}")["tasks"]
         for name in names:
             with fs.open_input_file(posixpath.join(root, name)) as file:
                 tables.append(pa.ipc.open_file(file).read_all())

@@ -95,8 +95,8 @@ class StateReader:
         """The key columns of an operator, or of a table."""
         if (owned := self._owned(operator)) is not None:
             layout, table = owned
-            domains = columns_of(layout.takes[0], layout.keys)
-            return pa.schema([*domains, pa.field("key", pa.int64() if table.key == "bigint" else pa.string())])
+            key = pa.field("key", pa.int64() if table.key == "bigint" else pa.string())
+            return columns_of(layout.takes[0], layout.keys).append(key)
         layout = self.layout(operator)
         return columns_of(layout.takes[0], layout.keys)
 

@@ -52,7 +52,7 @@ from midstream.storage.blobs import (
     write_atomically,
 )
 from midstream.storage.checksums import with_checksum, without_checksum
-from midstream.storage.documents import FORMAT, read_struct
+from midstream.storage.documents import read_struct, write_struct
 from midstream.storage.ownership import warn_if_others_can_write
 from midstream.version import __version__
 
@@ -66,9 +66,8 @@ _UNFINISHED_IDENTITY = re.compile(r"midstream\.json\.\d+\.tmp")
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Whose checkpoint this is."""
+    """Whose checkpoint this is, and which version of midstream made it."""
 
-    format: int
     version: str
     job: str
     flow: str
@@ -141,7 +140,7 @@ class Checkpoint:
             found = _read_identity(fs, path, location)
             if found is None:
                 _require_empty(fs, root, location)
-                found = Identity(FORMAT, __version__, uuid.uuid4().hex, graph.name, sources)
+                found = Identity(__version__, uuid.uuid4().hex, graph.name, sources)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
         _require_same(found, graph.name, sources, location)
@@ -177,7 +176,7 @@ class Checkpoint:
         path = posixpath.join(self._root, "midstream.json")
         is_new = self._fs.get_file_info(path).type == pafs.FileType.NotFound
         if is_new:
-            write_atomically(self._fs, path, msgspec.json.encode(self.identity), durable=self.durable)
+            write_atomically(self._fs, path, write_struct(self.identity), durable=self.durable)
         if is_local(self._fs):
             self._mend_spark_log()
         if is_local(self._fs) and self.durable:
@@ -195,7 +194,7 @@ class Checkpoint:
 
     def commit(self, manifest: Manifest) -> None:
         """Write an epoch's manifest; from here on the epoch's results count."""
-        data = with_checksum(msgspec.json.encode(manifest))
+        data = with_checksum(write_struct(manifest))
         write_atomically(self._fs, self._manifest_path(manifest.epoch), data, durable=self.durable)
 
     def manifest(self, epoch: Epoch) -> Manifest | None:
@@ -208,7 +207,7 @@ class Checkpoint:
         if data is None:
             return None
         if (content := without_checksum(data)) is not None:
-            return msgspec.json.decode(content, type=Manifest)
+            return self._decoded(epoch, content)
         if not self._may_run_again(epoch):
             raise CheckpointError(
                 f"the manifest of epoch {epoch} in {self.location!r} is damaged: its checksum does not match its "
@@ -224,6 +223,9 @@ class Checkpoint:
                 posixpath.basename(aside),
             )
         return None
+
+    def _decoded(self, epoch: Epoch, content: bytes) -> Manifest:
+        return read_struct(content, Manifest, f"the manifest of epoch {epoch} in {self.location!r}")
 
     def manifest_before(self, epoch: Epoch) -> Manifest | None:
         """What an epoch goes on from: the manifest of the one before; None before the first."""
@@ -285,7 +287,7 @@ class Checkpoint:
             content = without_checksum(_content(self._fs, self._manifest_path(earlier)) or b"")
             if content is None:
                 continue
-            manifest = msgspec.json.decode(content, type=Manifest)
+            manifest = self._decoded(earlier, content)
             lineages = [Lineage.decode(data) for data in manifest.lineages.values()]
             if not self.states.lacks(entry.file for lineage in lineages for entry in lineage.entries):
                 return (

@@ -15,13 +15,16 @@ import msgspec
 from midstream.control.coordinator import Coordinator, line_of
 from midstream.control.messages import EpochOpened, Event, Received, TaskFinished
 from midstream.errors import CheckpointError
+from midstream.storage.documents import FORMAT, require_format
+from midstream.version import __version__
 
-VERSION = 1
-"""Of the file's format. Another one when a message changes so that older files cannot be read."""
 
-_encoder = msgspec.msgpack.Encoder()
-_envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
-_decoder: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])
+class _File(msgspec.Struct):
+    """What is in a file. Events are named after their classes, so only the version that wrote them can replay them."""
+
+    format: int
+    version: str
+    events: msgspec.Raw
 
 
 class Journal:
@@ -54,21 +57,23 @@ class Journal:
 
     def to_bytes(self) -> bytes:
         """The journal as it is kept in a file."""
-        return _encoder.encode((VERSION, self._events))
+        events = msgspec.Raw(msgspec.msgpack.encode(self._events))
+        return msgspec.msgpack.encode(_File(FORMAT, __version__, events))
 
 
 def read(data: bytes) -> list[Event]:
     """The events of a journal that was kept."""
+    version = "another version"
     try:
-        version, events = _envelope.decode(data)
-        if version != VERSION:
-            raise CheckpointError(
-                f"this journal has the format of version {version}, and this midstream reads version {VERSION}; read "
-                f"it with the midstream that wrote it"
-            )
-        return _decoder.decode(events)
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"this is not a journal, or it is damaged: {error}") from error
+        file = msgspec.msgpack.decode(data, type=_File)
+        require_format(file.format, "this journal", file.version)
+        version = file.version
+        return msgspec.msgpack.decode(file.events, type=list[Event])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"this is not a journal that midstream {__version__} can read: {error}. It is damaged, or midstream "
+            f"{version} wrote it: read it with that"
+        ) from error
 
 
 def replay(events: Iterable[Event]) -> Coordinator:

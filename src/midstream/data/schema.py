@@ -18,6 +18,7 @@ from midstream.errors import SchemaError
 
 __all__ = [
     "check_key_columns",
+    "columns_of",
     "conform",
     "from_spark",
     "parse_ddl",

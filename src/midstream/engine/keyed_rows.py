@@ -13,6 +13,7 @@ from midstream.engine.bad_rows import FAR
 from midstream.engine.failure import failed, row_at
 from midstream.errors import SchemaError, StateError
 from midstream.flow.model import Operator
+from midstream.state.integers import integer_bytes
 from midstream.state.keys import DistinctKeys, Namespace, distinct_keys
 from midstream.state.task import TaskState
 
@@ -56,7 +57,7 @@ def ended_by(state: TaskState, namespace: Namespace, watermark: int | None) -> d
     """What is stored under times up to the watermark, in all bins of a task. Costs what it finds."""
     if watermark is None:
         return {}
-    stop = (watermark + 1 + (1 << 63)).to_bytes(8, "big")
+    stop = integer_bytes(watermark + 1)
     found: dict[bytes, bytes] = {}
     for number in state.occupied(namespace, stop):
         found.update(state.scan(number, namespace, stop=stop))

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from midstream.errors import StateError
 from midstream.flow.transactions import Table
+from midstream.state.integers import integer_matrix, integers_of
 from midstream.state.keys import MAX_STORED_KEY, Namespace
 from midstream.state.values import ObjectCodec
 
@@ -32,7 +33,6 @@ Array = npt.NDArray[Any]
 
 HEAD = 4
 """Number of bytes before a value that identify its layout."""
-_SIGN = np.uint64(1 << 63)
 _STORED = {"double": "<f8", "bigint": "<i8", "boolean": "?"}
 
 
@@ -111,8 +111,7 @@ def stored_keys(prefix: bytes, keys: Any, table: Table) -> list[bytes]:
     if isinstance(keys, np.ndarray):
         matrix = np.empty((len(keys), len(prefix) + 8), np.uint8)
         matrix[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
-        encoded = (keys.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8")
-        matrix[:, len(prefix) :] = encoded.view(np.uint8).reshape(-1, 8)
+        matrix[:, len(prefix) :] = integer_matrix(keys)
         stored: list[bytes] = matrix.view(f"V{matrix.shape[1]}").reshape(-1).tolist()
         return stored
     texts = keys.cast(pa.binary())
@@ -132,7 +131,7 @@ def keys_of(stored: pa.Array, skip: int, table: Table) -> Any:
     if table.key == "string":
         return rest.cast(pa.string())
     words = np.frombuffer(b"".join(rest.to_pylist()), ">u8").astype(np.uint64)
-    return (words ^ _SIGN).view(np.int64)
+    return integers_of(words)
 
 
 # ── for inspection ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -24,6 +24,7 @@ from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import AtWork
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.aggregations import Aggregation, AggregationKind, result_type
+from midstream.flow.graph_format import CODEC
 from midstream.flow.model import Operator
 from midstream.flow.spec import LATE, Contract, InputChange, Spec
 from midstream.flow.validate import check_name
@@ -152,7 +153,9 @@ def aggregate_at_work(
 def totals_of(operator: Operator, spec: Aggregate, takes: pa.Schema) -> TotalsOf:
     """What an aggregate keeps of a key, or of a window of a key."""
     kept = ("first", "last") if isinstance(spec.window, Session) else ()
-    return TotalsOf(spec.columns, takes, f"aggregate {operator.name!r}", repr(spec.window), kept)
+    # A digest of this text is on disk, so it must not change.
+    windows = str(CODEC.encode(spec.window, Window | None))
+    return TotalsOf(spec.columns, takes, f"aggregate {operator.name!r}", windows, kept)
 
 
 def _sessions(totals: TotalsOf, window: Session, rows: pa.Table) -> tuple[pa.Array, list[bytes], list[Any]]:

@@ -27,8 +27,9 @@ from midstream.engine.steps import ONLY, AtWork
 from midstream.errors import SchemaError, StateError
 from midstream.flow.model import Operator
 from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, How
+from midstream.state.integers import integer_bytes
 from midstream.state.keys import Namespace, group_keys
-from midstream.state.panes import Panes, time_bytes
+from midstream.state.panes import Panes
 from midstream.state.task import TaskState
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class _JoinStep:
     def _stored_keys(self, numbers: _Integers, times: _Integers, namespace: Namespace) -> tuple[list[bytes], _Integers]:
         """Where state has something of keys (by number) and times; ascending, and in which order that is."""
         distinct, ranks = np.unique(times, return_inverse=True)
-        middles = [bytes([namespace]) + time_bytes(time) for time in distinct.tolist()]
+        middles = [bytes([namespace]) + integer_bytes(time) for time in distinct.tolist()]
         ends = self._numbers.ends
         named = zip(map(ends.__getitem__, numbers.tolist()), map(middles.__getitem__, ranks.tolist()), strict=True)
         stored = pa.array([first + middle + last for (first, last), middle in named], pa.binary())
@@ -324,7 +325,7 @@ class _JoinStep:
         gone += met
         if self._limits.over == self._before.over:
             return
-        stop = time_bytes(self._limits.over)
+        stop = integer_bytes(self._limits.over)
         for bin_id in self._state.occupied(Namespace.JOIN_WAITING, stop):
             for key, rows in self._state.scan(bin_id, Namespace.JOIN_WAITING, stop=stop):
                 if key not in met:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from midstream.data.row_check import RowCheck
 from midstream.data.rows import from_rows, to_rows
-from midstream.data.schema import conform
+from midstream.data.schema import columns_of, conform
 from midstream.data.times import EpochTimes
 from midstream.engine.bad_rows import Aside, Reasons, Screen, by_halves, checked_rows, merged, reason_of
 from midstream.engine.failure import USER_ERRORS, failed, row_at
@@ -41,7 +41,7 @@ def keeper_of(
     operator: Operator, spec: Process, takes: pa.Schema, state: TaskState, times: EpochTimes, *, has_levels: bool
 ) -> HandleKeeper:
     """The handles of a process in a task; all revisions of its function share them."""
-    key_schema = _key_schema(spec, takes)
+    key_schema = columns_of(takes, spec.keys)
 
     def show(stored: bytes) -> object:
         return _plain(decode_key(stored, key_schema))
@@ -64,7 +64,7 @@ def process_at_work(
     has_event_times: bool = True,
 ) -> AtWork:
     """A process in place."""
-    key_schema = _key_schema(spec, takes)
+    key_schema = columns_of(takes, spec.keys)
     steps = [(number, partial(_migrate, operator, key_schema, function)) for number, function in migrations]
     idle = idle_timers(function, has_timers=spec.has_timers, has_event_times=has_event_times)
     kind = _ProcessStep if operator.on_error is OnError.FAIL else _TolerantProcess
@@ -88,10 +88,6 @@ def idle_timers(function: Callable[..., Any], *, has_timers: bool, has_event_tim
             "no watermark and the timer would never fire. Give the source event_time=, or use clock_timer"
         }
     return {}
-
-
-def _key_schema(spec: Process, takes: pa.Schema) -> pa.Schema:
-    return pa.schema([takes.field(name) for name in spec.keyed_by])
 
 
 def _migrate(
@@ -120,7 +116,7 @@ class _ProcessStep:
         self._operator = operator
         self._spec = spec
         self._function = function
-        self._key_schema = _key_schema(spec, takes)
+        self._key_schema = columns_of(takes, spec.keys)
         self._keeper = keeper
         self._revision = revision
         self._migrations = migrations

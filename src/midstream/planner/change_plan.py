@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from midstream.data.ddl import closest
 from midstream.errors import FlowError
@@ -30,7 +30,7 @@ __all__ = ["ChangePlan", "Component", "Pruned", "Rule", "Scheduler", "crossings"
 
 
 class Scheduler(enum.StrEnum):
-    """How a change is brought about; all but :attr:`NAIVE` are consistent."""
+    """How a change is brought about."""
 
     FRIES = "fries"
     """Begins as near to the updated operators as consistency allows."""
@@ -43,12 +43,6 @@ class Scheduler(enum.StrEnum):
 
     EPOCH = "epoch"
     """From the next epoch: what a micro-batch engine can do by nature."""
-
-    MULTIVERSION = "multiversion"
-    """Operators hold both versions; from some moment on sources tag rows with the new one."""
-
-    NAIVE = "naive"
-    """Each updated operator by itself. Fast and wrong: a row can meet one before and another one after the change."""
 
     REPLAY = "replay"
     """The running epoch is cancelled and run again wholly after the change: no row that is not committed is spared."""
@@ -116,8 +110,6 @@ class ChangePlan:
         lines += [f"  pruned: {each.operator} ({each.rule}: {each.why})" for each in self.pruned]
         if self.crosses:
             lines.append(f"  crosses: {', '.join(self.crosses)}")
-        if self.scheduler is Scheduler.NAIVE:
-            lines.append("  not consistent: a row may meet one operator before and another one after the change")
         return "\n".join([*lines, f"  {self._effect()}"])
 
     def _effect(self) -> str:
@@ -152,15 +144,7 @@ def plan_change(graph: Graph, updated: Collection[str], scheduler: Scheduler = S
     ['{U2, FD1}']
     """
     names = _checked(graph, updated)
-    pruned: tuple[Pruned, ...] = ()
-    match scheduler:
-        case Scheduler.NAIVE:
-            components = tuple(Component((name,), (), (name,), (name,)) for name in names)
-        case Scheduler.MARKER | Scheduler.MULTIVERSION:
-            components = _spanned(graph, names, _sources_above(graph, names))
-        case _:
-            forks, pruned = find_forks(graph, frozenset(names), prune=scheduler is not Scheduler.FRIES_UNPRUNED)
-            components = _spanned(graph, names, forks)
+    components, pruned = _PLANNERS[scheduler](graph, names)
     members = {name for component in components for name in component.operators}
     # What was pruned may lie between members all the same.
     pruned = tuple(each for each in pruned if each.operator not in members)
@@ -207,6 +191,27 @@ def _known(graph: Graph) -> str:
 
 def _spanned(graph: Graph, updated: tuple[str, ...], others: Collection[str]) -> tuple[Component, ...]:
     return components_of(graph, covering(graph, {*updated, *others}), frozenset(updated))
+
+
+def _by_forks(
+    graph: Graph, updated: tuple[str, ...], *, prune: bool = True
+) -> tuple[tuple[Component, ...], tuple[Pruned, ...]]:
+    forks, pruned = find_forks(graph, frozenset(updated), prune=prune)
+    return _spanned(graph, updated, forks), pruned
+
+
+def _by_sources(graph: Graph, updated: tuple[str, ...]) -> tuple[tuple[Component, ...], tuple[Pruned, ...]]:
+    return _spanned(graph, updated, _sources_above(graph, updated)), ()
+
+
+_PLANNERS: dict[Scheduler, Callable[[Graph, tuple[str, ...]], tuple[tuple[Component, ...], tuple[Pruned, ...]]]] = {
+    Scheduler.FRIES: _by_forks,
+    Scheduler.FRIES_UNPRUNED: partial(_by_forks, prune=False),
+    Scheduler.MARKER: _by_sources,
+    Scheduler.EPOCH: _by_forks,
+    Scheduler.REPLAY: _by_forks,
+}
+"""How each scheduler finds the components of a change, and what it leaves out. Tests put wrong ones here."""
 
 
 def _sources_above(graph: Graph, names: Collection[str]) -> set[str]:

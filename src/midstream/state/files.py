@@ -25,6 +25,7 @@ import pyarrow.fs as pafs
 from midstream.errors import CheckpointError
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
 from midstream.storage.blobs import filesystem_of, remove_file, write_atomically
+from midstream.storage.documents import FORMAT, require_format
 
 __all__ = [
     "SCHEMA",
@@ -109,7 +110,7 @@ class StateFiles:
 
     def write(self, table: pa.Table, kind: FileKind, author: Author) -> FileRef:
         """Write rows that are ascending by key, atomically; return a reference to the file."""
-        metadata = {"kind": kind, **{name: str(value) for name, value in vars(author).items()}}
+        metadata = {"format": str(FORMAT), "kind": kind, **{name: str(value) for name, value in vars(author).items()}}
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, table.schema.with_metadata(metadata)) as writer:
             writer.write_table(table.combine_chunks())
@@ -132,6 +133,8 @@ class StateFiles:
                 file=ref.name,
             )
         table = pa.ipc.open_file(data).read_all()
+        found = (table.schema.metadata or {}).get(b"format", b"")
+        require_format(int(found) if found.isdigit() else None, f"the file of state {ref.name!r} in {self.location!r}")
         if table.num_rows != ref.rows or not table.schema.equals(SCHEMA):
             raise CheckpointError(
                 f"the state file {ref.name!r} in {self.location!r} was written by another version of midstream: "

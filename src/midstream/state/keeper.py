@@ -10,6 +10,7 @@ from midstream.data.times import EpochTimes
 from midstream.errors import StateError
 from midstream.ids import Revision
 from midstream.state.handle import State
+from midstream.state.integers import integer_bytes, integer_of
 from midstream.state.keys import Namespace, item_key, split_timer, timer_key
 from midstream.state.task import TaskState
 from midstream.state.undo import Undo, UndoState
@@ -203,9 +204,9 @@ class HandleKeeper:
         records = [item_key(key, Namespace.WRITTEN) for key in keys]
         for key, data in zip(keys, self._task.get_many(records), strict=True):
             if data is not None:
-                self._task.delete_many([timer_key(key, Namespace.EXPIRY, int.from_bytes(data, "big", signed=True))])
+                self._task.delete_many([timer_key(key, Namespace.EXPIRY, integer_of(data))])
         expiry = self.clock + ttl_us
-        self._task.put_many(records, [expiry.to_bytes(8, "big", signed=True)] * len(records))
+        self._task.put_many(records, [integer_bytes(expiry)] * len(records))
         entries = [timer_key(key, Namespace.EXPIRY, expiry) for key in keys]
         self._task.put_many(entries, [b""] * len(entries))
 

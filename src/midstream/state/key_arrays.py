@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.data.schema import type_name
+from midstream.state.integers import integer_matrix, integers_of, sign_flipped
 from midstream.state.keys import Namespace
 
 __all__ = ["decode_keys", "split_timers", "timer_keys"]
 
-_SIGN = np.uint64(1 << 63)
 _Integers = npt.NDArray[np.int64]
 
 
@@ -27,7 +27,7 @@ def timer_keys(keys: pa.Array, namespace: Namespace, times: _Integers) -> pa.Arr
     heads = np.empty((len(keys), 10), np.uint8)
     heads[:, 0] = data[offsets[:-1]]
     heads[:, 1] = namespace
-    heads[:, 2:] = (times.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
+    heads[:, 2:] = integer_matrix(times)
     return _replace_heads(heads, offsets, data, 2)
 
 
@@ -109,7 +109,7 @@ def _words(data: npt.NDArray[np.uint8], at: _Integers) -> npt.NDArray[np.uint64]
 
 
 def _integers(data: npt.NDArray[np.uint8], at: _Integers) -> _Integers:
-    return (_words(data, at) ^ _SIGN).view(np.int64)
+    return integers_of(_words(data, at))
 
 
 def _from_integers(values: _Integers, kind: pa.DataType) -> pa.Array:
@@ -125,7 +125,7 @@ def _from_integers(values: _Integers, kind: pa.DataType) -> pa.Array:
 def _decimals(data: npt.NDArray[np.uint8], at: _Integers, kind: pa.DataType) -> pa.Array:
     words: npt.NDArray[Any] = np.empty((len(at), 2), "<u8")
     words[:, 0] = _words(data, at + 8)
-    words[:, 1] = _words(data, at) ^ _SIGN
+    words[:, 1] = sign_flipped(_words(data, at))
     whole = pa.decimal128(kind.precision, kind.scale)
     return pa.Array.from_buffers(whole, len(at), [None, pa.py_buffer(words)]).cast(kind)
 

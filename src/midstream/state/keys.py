@@ -30,6 +30,7 @@ from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.rows import from_rows
 from midstream.data.schema import check_key_columns, type_name
 from midstream.errors import StateError
+from midstream.state.integers import integer_bytes, integer_matrix, integer_of, sign_flipped
 
 __all__ = [
     "MAX_KEY",
@@ -55,7 +56,6 @@ MAX_KEY = 480
 MAX_STORED_KEY = 511
 """Most bytes of a stored key: LMDB's limit. The rest is for bin and namespace, a timer's time or a view's item."""
 
-_SIGN = np.uint64(1 << 63)
 _EPOCH = datetime(1970, 1, 1)
 _EXACT = Context(prec=38)
 
@@ -172,7 +172,7 @@ def timer_key(key: bytes, namespace: Namespace, time: int) -> bytes:
     >>> timer_key(b"\\x07\\x00ann", Namespace.EVENT_TIMER, 5)
     b'\\x07\\x03\\x80\\x00\\x00\\x00\\x00\\x00\\x00\\x05ann'
     """
-    return b"%c%c%b%b" % (key[0], namespace, (time + (1 << 63)).to_bytes(8, "big"), key[2:])
+    return b"%c%c%b%b" % (key[0], namespace, integer_bytes(time), key[2:])
 
 
 def split_timer(stored: bytes) -> tuple[int, bytes]:
@@ -181,8 +181,7 @@ def split_timer(stored: bytes) -> tuple[int, bytes]:
     >>> split_timer(timer_key(b"\\x07\\x00ann", Namespace.EVENT_TIMER, -5))
     (-5, b'\\x07\\x00ann')
     """
-    time = int.from_bytes(stored[2:10], "big") - (1 << 63)
-    return time, b"%c%c%b" % (stored[0], Namespace.VALUE, stored[10:])
+    return integer_of(stored[2:10]), b"%c%c%b" % (stored[0], Namespace.VALUE, stored[10:])
 
 
 def decode_key(stored: bytes, schema: pa.Schema) -> tuple[Any, ...]:
@@ -365,9 +364,7 @@ def _integer_bytes(column: pa.Array) -> _Matrix:
         is_timestamp = pa.types.is_timestamp(column.type)
         column = column.cast(pa.timestamp("us", column.type.tz) if is_timestamp else pa.date32())
         column = column.view(pa.int64() if is_timestamp else pa.int32())
-    values = column.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
-    encoded: _Matrix = (values ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
-    return encoded
+    return integer_matrix(column.to_numpy(zero_copy_only=False))
 
 
 def _decimal_bytes(column: pa.Array) -> _Matrix:
@@ -376,7 +373,7 @@ def _decimal_bytes(column: pa.Array) -> _Matrix:
     # Little-endian words, low word first.
     words = np.frombuffer(column.buffers()[1], "<u8")[2 * start : 2 * (start + count)].reshape(count, 2)
     flipped = np.empty((count, 2), np.uint64)
-    flipped[:, 0] = words[:, 1] ^ _SIGN
+    flipped[:, 0] = sign_flipped(words[:, 1])
     flipped[:, 1] = words[:, 0]
     return flipped.astype(">u8").view(np.uint8).reshape(count, 16)
 

@@ -32,10 +32,11 @@ import pyarrow.compute as pc
 from midstream.data.schema import to_ddl
 from midstream.errors import StateError
 from midstream.ids import BinId
+from midstream.state.integers import integer_bytes, integer_of
 from midstream.state.keys import Namespace
 from midstream.state.task import TaskState
 
-__all__ = ["SEGMENT", "EncodedRows", "Panes", "RowCodec", "time_bytes"]
+__all__ = ["SEGMENT", "EncodedRows", "Panes", "RowCodec"]
 
 SEGMENT = 16_384
 """Size in bytes above which a pane moves rows to a new segment."""
@@ -43,15 +44,6 @@ SEGMENT = 16_384
 _NUMBER = 4
 _SEGMENTED = bytes(_NUMBER)  # no row starts with zeros: its size comes first
 _Integers = npt.NDArray[np.int64]
-
-
-def time_bytes(time: int) -> bytes:
-    """A time (microseconds) as encoded in stored keys: bytes sort like times.
-
-    >>> time_bytes(-1) < time_bytes(0) < time_bytes(256)
-    True
-    """
-    return (time + (1 << 63)).to_bytes(8, "big")
 
 
 class EncodedRows:
@@ -212,7 +204,7 @@ class Panes:
     @property
     def latest(self) -> int | None:
         """The start of the latest pane in state; None if there is none."""
-        return _time(max(self._latest.values())) if self._latest else None
+        return integer_of(max(self._latest.values())) if self._latest else None
 
     def read(self, keys: Sequence[bytes]) -> tuple[pa.RecordBatch, _Integers]:
         """All rows of some panes, and for each row the index of its pane."""
@@ -253,7 +245,7 @@ class Panes:
 
     def bins_over(self, before: int) -> list[BinId]:
         """The bins with entries for panes that start before a time, ascending."""
-        stop = time_bytes(before)
+        stop = integer_bytes(before)
         latest = (number for number, time in self._latest.items() if time < stop)
         return sorted({*self._state.occupied(self.namespace, stop), *latest})
 
@@ -262,7 +254,7 @@ class Panes:
 
         The pane name is time and key, so the panes of both sides for the same key and time have the same name.
         """
-        stop = time_bytes(before)
+        stop = integer_bytes(before)
         for key, value in self._state.scan(bin_id, self.namespace, stop=stop):
             yield key, key[2:], _split(value)[1]
         for key, value in self._state.scan(bin_id, self._segments, stop=stop):
@@ -270,7 +262,7 @@ class Panes:
 
     def keys_over(self, bin_id: BinId, before: int) -> list[bytes]:
         """The stored keys of the entries that :meth:`over` returns, and of the bin's latest pane if it is over."""
-        stop = time_bytes(before)
+        stop = integer_bytes(before)
         keys = [key for key, _ in self._state.scan(bin_id, self.namespace, stop=stop)]
         keys += [key for key, _ in self._state.scan(bin_id, self._segments, stop=stop)]
         if self._latest.get(bin_id, stop) < stop:
@@ -295,10 +287,6 @@ class Panes:
 
     def _latest_key(self, bin_id: BinId) -> bytes:
         return bytes([bin_id, Namespace.JOIN_LATEST, self.namespace])
-
-
-def _time(data: bytes) -> int:
-    return int.from_bytes(data, "big") - (1 << 63)
 
 
 def _split(head: bytes) -> tuple[int, bytes]:

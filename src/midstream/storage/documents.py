@@ -39,6 +39,7 @@ __all__ = [
     "read_struct",
     "require_format",
     "write_document",
+    "write_struct",
 ]
 
 FORMAT = 4
@@ -87,23 +88,43 @@ def read_document(data: bytes, what: str) -> dict[str, Any]:
         fields = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{what} is damaged, or is no document of midstream: {error}") from error
-    require_format(fields.pop("format", None), what)
+    require_format(fields.pop("format", None), what, str(fields.get("version", "")))
     return fields
 
 
-class _Versioned(msgspec.Struct):
-    format: Any = None
-    version: Any = ""
+def write_struct(struct: msgspec.Struct) -> bytes:
+    """A document with the fields of a struct: an identity, a manifest, an entry of the log of changes."""
+    return write_document(msgspec.to_builtins(struct))
 
 
 def read_struct(data: bytes, kind: type[_T], what: str) -> _T:
-    """A document that a struct with a field ``format`` describes: manifests, entries of the log of changes."""
+    """The inverse of :func:`write_struct`; refuses fields that the struct, or one within it, does not have."""
+    fields = read_document(data, what)
     try:
-        found = msgspec.json.decode(data, type=_Versioned)
-        require_format(found.format, what, str(found.version))
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{what} is damaged, or is no document of midstream: {error}") from error
+        struct = msgspec.convert(fields, kind)
+        _refuse_unknown(fields, msgspec.to_builtins(struct))
+    except (msgspec.ValidationError, DocumentMisfit) as error:
+        raise _unreadable(what, str(error)) from error
+    return struct
+
+
+def _refuse_unknown(found: Any, known: Any) -> None:
+    """``known`` is ``found`` as it was understood: what it lacks was not."""
+    if isinstance(found, dict):
+        for name, part in found.items():
+            if name not in known:
+                raise DocumentMisfit(f"unknown field {name!r}; known are {', '.join(known)}")
+            _refuse_unknown(part, known[name])
+    elif isinstance(found, list):
+        for part, same in zip(found, known, strict=True):
+            _refuse_unknown(part, same)
+
+
+def _unreadable(what: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{what} cannot be read: {why}. It was written by another midstream than this {__version__}, or is damaged. "
+        f"Use the midstream that wrote it, or a later one"
+    )
 
 
 class DocumentMisfit(Exception):
@@ -161,10 +182,8 @@ class Codec:
         try:
             return decode(found)
         except DocumentMisfit as error:
-            place = f" at {'.'.join(error.path)}" if error.path else ""
-            raise CheckpointError(
-                f"{what} cannot be read{place}: {error.reason}. It was written by another midstream than this "
-                f"{__version__}, or is damaged. Use the midstream that wrote it, or a later one"
+            raise _unreadable(
+                what, f"at {'.'.join(error.path)}: {error.reason}" if error.path else error.reason
             ) from error
 
     def _converter(self, hint: Any) -> tuple[_Convert, _Convert]:

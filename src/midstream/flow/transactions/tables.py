@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from midstream.data.ddl import parse_ddl
+from midstream.data.ddl import parse_ddl, quote_name
 from midstream.errors import SchemaError
 
 __all__ = ["Column", "Kind", "Table", "kind_of"]
@@ -61,6 +62,16 @@ class Table:
         columns = _single_column(name, value, default) if single else _named_columns(name, value, default)
         for field, content in (("name", name), ("key", key), ("columns", columns), ("single", single)):
             object.__setattr__(self, field, content)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Transactions that lie in checkpoints hold it, so it is remade by what is public.
+        if self.single:
+            [column] = self.columns
+            value, default = str(column.kind), column.default
+        else:
+            value = ", ".join(f"{quote_name(column.name)} {column.kind}" for column in self.columns)
+            default = {column.name: column.default for column in self.columns}
+        return partial(Table, key=self.key, value=value, default=default), (self.name,)
 
     def column(self, name: str) -> int:
         """Index of a column."""

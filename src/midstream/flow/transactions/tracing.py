@@ -42,6 +42,10 @@ class Transaction:
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # It lies in checkpoints, so it is remade by what is public.
+        return transaction, (self.function,)
+
     def trace(self, schema: pa.Schema | Mapping[str, str]) -> TransactionType:
         """The traced transaction, for events with these columns: an Arrow schema, or names and kinds.
 
