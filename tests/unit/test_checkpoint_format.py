@@ -13,8 +13,9 @@ import pytest
 from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, UpdateRecord
 from midstream.checkpoint.location import Identity, Manifest
 from midstream.flow.aggregations import Aggregation
-from midstream.flow.graph_format import SPECS, WINDOWS
+from midstream.flow.graph_format import WINDOWS
 from midstream.flow.model import Operator
+from midstream.flow.spec import SPECS
 from midstream.flow.transactions.tables import Table
 from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Stage, Wire

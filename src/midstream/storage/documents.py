@@ -79,17 +79,17 @@ def read_document(data: bytes, what: str) -> dict[str, Any]:
 
 def write_struct(struct: msgspec.Struct) -> bytes:
     """A document with the fields of a struct: an identity, a manifest, an entry of the log of changes."""
-    return write_document(msgspec.to_builtins(struct))
+    return write_document(msgspec.to_builtins(struct, str_keys=True))
 
 
 def read_struct(data: bytes, kind: type[_T], what: str) -> _T:
     """The inverse of :func:`write_struct`; refuses fields that the struct, or one within it, does not have."""
     fields = read_document(data, what)
     try:
-        struct = msgspec.convert(fields, kind)
+        struct = msgspec.convert(fields, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise unreadable(what, str(error)) from error
-    _refuse_unknown(fields, msgspec.to_builtins(struct), what)
+    _refuse_unknown(fields, msgspec.to_builtins(struct, str_keys=True), what)
     return struct
 
 
