@@ -23,7 +23,7 @@ from midstream.errors import CheckpointError, FlowError, JobFailed, MidstreamErr
 from midstream.flow.model import Graph
 from midstream.ids import Epoch
 from midstream.planner.change_plan import Scheduler
-from midstream.runtime.driver import BatchEntry, Driver
+from midstream.runtime.driver import BatchEntry, Driver, DriverCrashed
 from midstream.runtime.local import runtime as local
 from midstream.runtime.local.data import source_epochs
 from midstream.testing import ChangeAt, Faults, run_local
@@ -104,7 +104,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 crashed.append(step)
                 if script is not None:
                     runtime._first = first_configuration(script, runtime.checkpoint.blobs, 2)
-                raise local._DriverCrashed
+                raise DriverCrashed
 
         crashed: list[str] = []
         monkeypatch.setattr(local._Runtime, "at", at)

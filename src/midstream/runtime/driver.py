@@ -3,11 +3,12 @@
 Both runtimes use it, so that simulations run what production runs. It knows neither Spark nor sockets: a runtime
 computes the epochs, says what became of them, and lends it a control plane and a few hands (:class:`Edge`).
 
-An epoch goes through these steps::
+An epoch goes through these steps (:meth:`Driver.run`)::
 
-    begin ──► (the runtime computes, sinks write) ──► commit: sealed, manifest written, counted
-      │                      │
-      │                      └──► failed: run again, or the job fails
+    begin ──► the runtime computes, sinks write ──► commit: sealed, manifest written, counted
+      │                      │                         │
+      │                      └──► failed ◄─────────────┘ not whole, or given up meanwhile
+      │                             └──► run again, or the job fails
       └──► None: the epoch has a manifest already, so nothing is owed (a crash came before Spark's own commit)
 
 Two kinds of threads meet here: the runtime's, which runs epochs, and users', which request changes. A lock keeps them
@@ -53,9 +54,13 @@ from midstream.metrics import EpochProgress
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
 
-__all__ = ["BatchEntry", "Control", "Driver", "Edge", "OpenRun"]
+__all__ = ["BatchEntry", "Control", "Driver", "DriverCrashed", "Edge", "OpenRun"]
 
 _log = logging.getLogger("midstream")
+
+
+class DriverCrashed(Exception):
+    """Raised by tests in place of the death of this process: nothing follows from it here."""
 
 
 class Control(Protocol):
@@ -74,6 +79,12 @@ class Control(Protocol):
 
 class Edge(Protocol):
     """What only the runtime can do."""
+
+    def make_ready(self) -> None:
+        """A run of an epoch is about to begin."""
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether a run that failed so was lost through no function, as when Spark cannot run its jobs."""
 
     def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
         """Make the runtime stop computing this run, soon; it reports a failure then. Returns at once.
@@ -137,6 +148,7 @@ class Driver:
         audit: AuditOrder | None,
         on_commit: Callable[[Commit, EpochProgress], None],
         wall: Callable[[], float] = time.time,
+        stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.changes = changes
         self._checkpoint = checkpoint
@@ -145,6 +157,7 @@ class Driver:
         self._audit = audit
         self._on_commit = on_commit
         self._wall = wall
+        self._stopwatch = stopwatch
         self.sweeper = Sweeper(checkpoint)
         self._samples = Samples()
         self._committed: CommittedState | None = None  # known when the runtime says with which epoch it goes on
@@ -160,6 +173,27 @@ class Driver:
         self._warned_of: set[str] = set()
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self, epoch: Epoch, entry: BatchEntry, compute: Callable[[OpenRun], None]) -> None:
+        """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be.
+
+        ``compute`` returns when a run is computed and all its sinks are written.
+        """
+        while True:
+            began = self._stopwatch()
+            self._edge.make_ready()
+            run = self.begin(epoch, entry)
+            if run is None:
+                return
+            try:
+                compute(run)
+            except DriverCrashed:
+                raise
+            except BaseException as error:
+                self._failed(run, error, is_lost=self._edge.is_lost(error))
+                continue
+            if self._commit(run, 1000 * (self._stopwatch() - began)):
+                return
 
     def begin(self, epoch: Epoch, entry: BatchEntry) -> OpenRun | None:
         """Open a run of an epoch; None if the epoch is committed already, so that there is nothing to compute."""
@@ -194,7 +228,7 @@ class Driver:
             self._start_timer()
             return run
 
-    def commit(self, run: OpenRun, duration_ms: float) -> bool:
+    def _commit(self, run: OpenRun, duration_ms: float) -> bool:
         """The runtime has computed a run and written its sinks. False if the epoch is to be run again all the same.
 
         The order is what makes an epoch exactly once: nothing that follows from the epoch happens before 5, and all
@@ -213,14 +247,14 @@ class Driver:
         with self._lock:
             # 1.
             if self._wants_replay or self._overdue is not None:  # too late to cancel anything
-                self._give_up(run, MidstreamError(self._overdue or "the run is cancelled"))
+                self._failed(run, MidstreamError(self._overdue or "the run is cancelled"))
                 return False
             self._edge.at("computed")
             # 2.
             [commit] = self._control.tell(EpochSealed(run.epoch, run.run))
             if isinstance(commit, Reject):
                 self._over(run)
-                error = ProtocolError(f"epoch {run.epoch} is not whole although it was computed: {commit.reason}")
+                error = ProtocolError(f"epoch {run.epoch} is not whole although Spark finished it: {commit.reason}")
                 self._judge(run, error, (), is_lost=True)
                 return False
             assert isinstance(commit, Commit), commit
@@ -277,21 +311,18 @@ class Driver:
                 self._wants_replay = True
                 self._edge.cancel(self._open)
 
-    def failed(self, run: OpenRun, error: BaseException, *, is_lost: bool = False) -> None:
+    def _failed(self, run: OpenRun, error: BaseException, *, is_lost: bool = False) -> None:
         """A run has failed. Returns if the epoch is to be run again, else raises :class:`~midstream.errors.JobFailed`.
 
         ``is_lost`` says that the error is no function's, if no task has reported one.
         """
         with self._lock:
-            self._give_up(run, error, is_lost=is_lost)
-
-    def _give_up(self, run: OpenRun, error: BaseException, *, is_lost: bool = False) -> None:
-        failures = self._control.failures
-        self._control.tell(EpochAbandoned(run.epoch, run.run))
-        self._over(run)
-        if self._wants_replay and not self._is_stopping:
-            return
-        self._judge(run, error, failures, is_lost=is_lost)
+            failures = self._control.failures
+            self._control.tell(EpochAbandoned(run.epoch, run.run))
+            self._over(run)
+            if self._wants_replay and not self._is_stopping:
+                return
+            self._judge(run, error, failures, is_lost=is_lost)
 
     def _judge(
         self, run: OpenRun, error: BaseException, failures: tuple[TaskFailed, ...], *, is_lost: bool = False
@@ -368,7 +399,7 @@ class Driver:
             return self._request(request)
 
     def _request(self, request: Request) -> Change:
-        began = time.perf_counter()
+        began = self._stopwatch()
         try:
             # All that the user's code has a part in comes first, without the lock; epochs go on meanwhile.
             request = self.changes.store(request)
@@ -379,7 +410,7 @@ class Driver:
                 with self._lock:
                     self._require_not_stopping()
                     if self.changes.is_current(prepared):
-                        return self._take(request, prepared, 1000 * (time.perf_counter() - began))
+                        return self._take(request, prepared, 1000 * (self._stopwatch() - began))
                 prepared = self.changes.check(request)  # another change came first
         except MidstreamError as error:
             with self._lock:

@@ -55,7 +55,7 @@ from midstream.planner.assignment import Assignment, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.planner.stages import compile_plan
 from midstream.runtime.database_sink import check_tables, claim_tables
-from midstream.runtime.driver import BatchEntry, Driver, OpenRun
+from midstream.runtime.driver import BatchEntry, Driver, DriverCrashed, OpenRun
 from midstream.runtime.local.control import LocalControl
 from midstream.runtime.local.data import LocalData, check_transforms, require_local, source_epochs
 from midstream.runtime.local.engine import LocalEngine
@@ -78,7 +78,7 @@ class _Cancelled(Exception):
     """The run in progress is cancelled."""
 
 
-class _RequestRefused(Exception):
+class _RequestRefused(DriverCrashed):
     """A change that a test wants does not fit: that is the test's mistake, and no failure of the run in progress."""
 
     def __init__(self, error: MidstreamError) -> None:
@@ -87,10 +87,6 @@ class _RequestRefused(Exception):
 
 class _RunLost(Exception):
     """The run in progress has failed, through nobody's function."""
-
-
-class _DriverCrashed(Exception):
-    """The driver is dead; all it knew is gone, but for the checkpoint."""
 
 
 def run_graph(
@@ -231,6 +227,7 @@ class _Runtime:
             audit=self._audit,
             on_commit=self._committed,
             wall=self._wall,
+            stopwatch=lambda: 0.0,
         )
 
     def _wall(self) -> float:
@@ -266,45 +263,36 @@ class _Runtime:
         entry = self._log.setdefault(epoch, planned)
         self._runs = 0
         while True:
-            self._runs += 1
             try:
-                if self._run_epoch(epoch, entry, rows):
-                    return self._maybe_change(None)
-            except _DriverCrashed:
-                self._start_driver()
+                self._driver.run(epoch, entry, partial(self._compute, rows))
+                return self._maybe_change(None)
             except _RequestRefused as refused:
                 raise refused.error from None
-
-    def _run_epoch(self, epoch: Epoch, entry: BatchEntry, rows: Mapping[str, LocalData]) -> bool:
-        """Whether the epoch is committed now."""
-        self._maybe_crash_driver()
-        self._begin_in = self._some_stage()
-        self._maybe_change(BEFORE)
-        run = self._driver.begin(epoch, entry)
-        if run is None:
-            return True
-        self._is_cancelled = False
-        try:
-            self._compute(run, rows)
-        except (_DriverCrashed, _RequestRefused):
-            raise
-        except _RunLost as error:
-            try:
-                self._driver.failed(run, error, is_lost=True)
-            except JobFailed as failed:  # nothing is wrong with the flow, so whoever runs it starts it again
-                self._driver.ended(str(failed))
-                raise _DriverCrashed from None
-            return False
-        except Exception as error:
-            self._driver.failed(run, error)
-            return False
-        return self._driver.commit(run, 0.0)
+            except DriverCrashed:
+                self._start_driver()
+            except JobFailed as failed:
+                if not isinstance(failed.__cause__, _RunLost):
+                    raise
+                self._driver.ended(str(failed))  # nothing is wrong with the flow, so whoever runs it starts it again
+                self._start_driver()
 
     def _committed(self, commit: Commit, progress: EpochProgress) -> None:
         self._progress.append(progress)
         self._metrics = self._metrics.after(progress)
 
     # ── the driver's hands ────────────────────────────────────────────────────────────────────────────────────────
+
+    def make_ready(self) -> None:
+        """Something may happen before a run begins."""
+        self._runs += 1
+        self._is_cancelled = False
+        self._maybe_crash_driver()
+        self._begin_in = self._some_stage()
+        self._maybe_change(BEFORE)
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether a fault did it."""
+        return isinstance(error, _RunLost)
 
     def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
         """It is noticed at the next step."""
@@ -378,7 +366,7 @@ class _Runtime:
             return None
         return self._switches.pop(peer).change
 
-    def _compute(self, run: OpenRun, rows: Mapping[str, LocalData]) -> None:
+    def _compute(self, rows: Mapping[str, LocalData], run: OpenRun) -> None:
         plan = run.configuration.plan
         engine = LocalEngine(
             plan,
@@ -453,7 +441,7 @@ class _Runtime:
 
     def _maybe_crash_driver(self) -> None:
         if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.crash_driver):
-            raise _DriverCrashed
+            raise DriverCrashed
 
     def _maybe_give_up(self) -> None:
         rarely = thinned(self._runs, FULL_RUNS)
