@@ -79,7 +79,7 @@ class RecordedHistory:
         """A history from operations, or from a table with the columns ``row``, ``operator`` and ``revision``.
 
         >>> table = pa.table({"row": [7, 7, 9], "operator": ["FM", "MC", "FM"], "revision": [1, 1, 1]})
-        >>> len(RecordedHistory.of(table)), Recorded.of(table).names
+        >>> len(RecordedHistory.of(table)), RecordedHistory.of(table).names
         (3, ('FM', 'MC'))
         """
         return _from_table(history) if isinstance(history, pa.Table) else _from_operations(history)
@@ -114,12 +114,12 @@ class Witness:
                 f"row {row} passed {before.operator!r} under revision {before.revision} and again under revision "
                 f"{after.revision}; revision {self.missed} changed it"
             )
-        met = f"row {row} passed {before.operator!r} under revision {before.revision} and {after.operator!r} under revision "
+        passed = f"row {row} passed {before.operator!r} under revision {before.revision} and {after.operator!r} under"
         if self.missed == self.met:
-            return f"{met}{after.revision}; revision {self.met} changed both"
+            return f"{passed} revision {after.revision}; revision {self.met} changed both"
         return (
-            f"{met}{after.revision}; but revision {self.missed} changed the one before revision {self.met} changed the "
-            f"other"
+            f"{passed} revision {after.revision}; but revision {self.missed} changed the one before revision "
+            f"{self.met} changed the other"
         )
 
 
@@ -159,7 +159,7 @@ def decide(
     >>> print(decide(met, {Revision(2): {"FMX"}}).witness)
     row 7 passed 'FMX' under revision 1 and again under revision 2; revision 2 changed it
     >>> print(decide(met, {Revision(2): {"FMY"}}))
-    serialisable: 3 operations of 2 rows, none with a mixture of revisions.
+    serialisable: 3 operations of 2 rows, none saw a mixture of revisions.
     """
     recorded = history if isinstance(history, RecordedHistory) else RecordedHistory.of(history)
     met, missed = _bounds(recorded, _changes_of(changes, recorded.names))
