@@ -159,7 +159,7 @@ def decide(
     >>> print(decide(met, {Revision(2): {"FMX"}}).witness)
     row 7 passed 'FMX' under revision 1 and again under revision 2; revision 2 changed it
     >>> print(decide(met, {Revision(2): {"FMY"}}))
-    serialisable: 3 operations of 2 rows, none saw a mixture of revisions.
+    serialisable: 3 operations of 2 rows, none with a mixture of revisions.
     """
     recorded = history if isinstance(history, RecordedHistory) else RecordedHistory.of(history)
     met, missed = _bounds(recorded, _changes_of(changes, recorded.names))
