@@ -17,8 +17,8 @@ changed.
 >>> verdict.serialisable
 False
 >>> print(verdict)
-not serialisable: 1 of 3 rows met a mixture.
-row 17 met 'FM' under revision 1 and 'MC' under revision 2, both changed by revision 2
+not serialisable: 1 of 3 rows saw a mixture of revisions.
+row 17 passed 'FM' under revision 1 and 'MC' under revision 2; revision 2 changed both
 
 How it decides: a row that was processed by operator o under revision r comes after all changes up to r that updated o,
 and before all later ones. Changes are ordered by revision, whether or not they have operators in common: a row that saw
@@ -79,7 +79,7 @@ class RecordedHistory:
         """A history from operations, or from a table with the columns ``row``, ``operator`` and ``revision``.
 
         >>> table = pa.table({"row": [7, 7, 9], "operator": ["FM", "MC", "FM"], "revision": [1, 1, 1]})
-        >>> len(Recorded.of(table)), Recorded.of(table).names
+        >>> len(RecordedHistory.of(table)), RecordedHistory.of(table).names
         (3, ('FM', 'MC'))
         """
         return _from_table(history) if isinstance(history, pa.Table) else _from_operations(history)
@@ -111,17 +111,15 @@ class Witness:
         row, before, after = self.before.row, self.before, self.after
         if before.operator == after.operator:
             return (
-                f"row {row} met {before.operator!r} under revision {before.revision} and again under revision "
+                f"row {row} passed {before.operator!r} under revision {before.revision} and again under revision "
                 f"{after.revision}; revision {self.missed} changed it"
             )
-        met = (
-            f"row {row} met {before.operator!r} under revision {before.revision} and {after.operator!r} under revision "
-        )
+        passed = f"row {row} passed {before.operator!r} under revision {before.revision} and {after.operator!r} under"
         if self.missed == self.met:
-            return f"{met}{after.revision}, both changed by revision {self.met}"
+            return f"{passed} revision {after.revision}; revision {self.met} changed both"
         return (
-            f"{met}{after.revision}; but revision {self.missed} changed the one before revision {self.met} changed the "
-            f"other"
+            f"{passed} revision {after.revision}; but revision {self.missed} changed the one before revision "
+            f"{self.met} changed the other"
         )
 
 
@@ -141,8 +139,12 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.witness is None:
-            return f"serialisable: {self.operations:,} operations of {self.rows:,} rows, none of which met a mixture."
-        return f"not serialisable: {self.violations:,} of {self.rows:,} rows met a mixture.\n{self.witness}"
+            return (
+                f"serialisable: {self.operations:,} operations of {self.rows:,} rows, none with a mixture of revisions."
+            )
+        return (
+            f"not serialisable: {self.violations:,} of {self.rows:,} rows saw a mixture of revisions.\n{self.witness}"
+        )
 
 
 def decide(
@@ -155,9 +157,9 @@ def decide(
 
     >>> met = pa.table({"row": [7, 8, 7], "operator": ["FMX", "FMX", "FMX"], "revision": [1, 1, 2]})
     >>> print(decide(met, {Revision(2): {"FMX"}}).witness)
-    row 7 met 'FMX' under revision 1 and again under revision 2; revision 2 changed it
+    row 7 passed 'FMX' under revision 1 and again under revision 2; revision 2 changed it
     >>> print(decide(met, {Revision(2): {"FMY"}}))
-    serialisable: 3 operations of 2 rows, none of which met a mixture.
+    serialisable: 3 operations of 2 rows, none with a mixture of revisions.
     """
     recorded = history if isinstance(history, RecordedHistory) else RecordedHistory.of(history)
     met, missed = _bounds(recorded, _changes_of(changes, recorded.names))

@@ -105,7 +105,7 @@ def test_figure_2_the_naive_scheduler_lets_rows_meet_a_mixture_and_is_caught():
         if (1, 2) in versions(rows):
             verdict = audited(run)
             assert not verdict.serialisable
-            assert "met 'FM' under revision 1 and 'MC' under revision 2" in str(verdict.witness)
+            assert "passed 'FM' under revision 1 and 'MC' under revision 2" in str(verdict.witness)
             return
     raise AssertionError("no seed of 20 showed a mixture")
 

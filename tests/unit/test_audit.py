@@ -28,7 +28,7 @@ def told(*operations: tuple[object, str, int], changes: dict[Revision, list[str]
 def test_figure_2_is_caught():
     schedule_3 = [(17, "FC", 1), (17, "FM", 1), (17, "MC", 2)]
     assert told(*schedule_3) == (
-        "row 17 met 'FM' under revision 1 and 'MC' under revision 2, both changed by revision 2"
+        "row 17 passed 'FM' under revision 1 and 'MC' under revision 2; revision 2 changed both"
     )
 
 
@@ -45,7 +45,7 @@ def test_one_operator_that_sees_a_row_under_two_revisions_is_enough():
     """Section 6.1: a join made several rows from one, and FMX changed between them."""
     changes = {Revision(2): ["FMX"]}
     story = told((5, "J", 1), (5, "FMX", 1), (6, "FMX", 1), (5, "FMX", 2), changes=changes)
-    assert story == "row 5 met 'FMX' under revision 1 and again under revision 2; revision 2 changed it"
+    assert story == "row 5 passed 'FMX' under revision 1 and again under revision 2; revision 2 changed it"
 
 
 def test_operators_that_did_not_change_do_not_matter():
@@ -64,8 +64,8 @@ def test_a_revision_counts_for_all_changes_up_to_it():
 def test_a_row_that_sees_a_later_but_not_an_earlier_change_is_a_violation():
     changes = {Revision(2): ["FM"], Revision(3): ["MC"]}
     assert told((1, "FM", 1), (1, "MC", 3), changes=changes) == (
-        "row 1 met 'FM' under revision 1 and 'MC' under revision 3; but revision 2 changed the one before revision 3 "
-        "changed the other"
+        "row 1 passed 'FM' under revision 1 and 'MC' under revision 3; but revision 2 changed the one before revision "
+        "3 changed the other"
     )
     assert decide(history((1, "FM", 2), (1, "MC", 2)), changes).serialisable
 
@@ -74,8 +74,8 @@ def test_a_verdict_counts_violations_and_shows_the_first_row():
     found = decide(history((1, "FM", 1), (3, "FM", 1), (2, "FM", 1), (3, "MC", 2), (2, "MC", 2)), FM_AND_MC)
     assert (found.operations, found.rows, found.violations) == (5, 3, 2)
     assert str(found) == (
-        "not serialisable: 2 of 3 rows met a mixture.\n"
-        "row 3 met 'FM' under revision 1 and 'MC' under revision 2, both changed by revision 2"
+        "not serialisable: 2 of 3 rows saw a mixture of revisions.\n"
+        "row 3 passed 'FM' under revision 1 and 'MC' under revision 2; revision 2 changed both"
     )
 
 
@@ -92,7 +92,7 @@ def test_rows_may_have_ids_of_any_type():
     found = decide(pa.table({"row": nested, "operator": ["FM", "FM", "MC"], "revision": [1, 1, 2]}), FM_AND_MC)
     assert found.witness is not None
     assert found.rows == 2
-    assert str(found.witness).startswith("row {'source': 's', 'n': 1} met 'FM'")
+    assert str(found.witness).startswith("row {'source': 's', 'n': 1} passed 'FM'")
 
 
 def test_a_table_may_come_in_chunks_and_dictionaries():
