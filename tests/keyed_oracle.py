@@ -1,7 +1,7 @@
-"""What operators with state mean, said a second time: plain dicts, lists and loops over whole epochs.
+"""The meaning of stateful operators, defined a second time: plain dicts, lists and loops over whole epochs.
 
 Like :mod:`tests.oracle`, to which it adds state, it shares nothing with the engine but the graph. It remembers all rows
-that ever came and looks at them again each time, so that there is nothing to forget too early or too late.
+ever seen and processes them again each time, so nothing can be forgotten too early or too late.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def moment(time: int) -> datetime:
 
 @dataclass(frozen=True)
 class Times:
-    """The times of an epoch, in microseconds; watermarks are None as long as some source has given no row."""
+    """The times of an epoch, in microseconds; watermarks are None until every source has produced a row."""
 
     clock: int
     late_before: int | None
@@ -54,7 +54,7 @@ class Times:
 
 
 class Remembering(Protocol):
-    """An operator with state, from its first epoch on."""
+    """A stateful operator, from its first epoch on."""
 
     def epoch(self, inputs: list[list[Row]], times: Times) -> dict[str, list[Row]]:
         """Rows by branch."""
@@ -70,7 +70,7 @@ class KeyedOracle:
         self._heard: dict[str, int] = {}
         self.watermark: int | None = None
         self.operators: dict[str, Any] = {}
-        """The operators with state, by name."""
+        """The stateful operators, by name."""
 
     def epoch(self, sources: Mapping[str, Sequence[Row]], clock: int | None = None, closing: bool = False) -> Answer:
         """The next epoch; without a clock, one in which no event time is in the future. The last one may be closing."""
@@ -102,7 +102,7 @@ class KeyedOracle:
         return interpret(self._graph, sources, self._meanings, remembers)
 
     def _advance(self, clock: int) -> None:
-        """All sources count that have given a row lately, or need not have."""
+        """All sources count that have recently produced a row, or cannot be idle."""
         counted = [
             op for op in self._timed() if op.spec.idle_us is None or clock - self._heard[op.name] < op.spec.idle_us
         ]
@@ -135,7 +135,7 @@ class KeyedOracle:
 
 
 def _needs(op: Operator) -> tuple[list[tuple[str, ...]], list[list[str]]]:
-    """The key columns and the times that an operator needs of each of its inputs."""
+    """The key columns and the times that an operator needs from each of its inputs."""
     match op.spec:
         case Join() as spec:
             return [spec.left_keys, spec.right_keys], [[spec.left_time], [spec.right_time]]
@@ -155,7 +155,7 @@ def key_of(row: Row, columns: Iterable[str]) -> Key:
 
 @dataclass
 class OfKey:
-    """What is remembered of one key."""
+    """The state of one key."""
 
     value: list[Any] = field(default_factory=list)
     """One value, or none."""
@@ -194,7 +194,7 @@ class Remembered:
                 results += found
         at_first = set(self.timers)
         while self._spec.has_timers and (due := self._due(times)):
-            if times.closing:  # all that were there, and none that those set
+            if times.closing:  # all existing timers, but none that those set
                 due = [timer for timer in due if timer in at_first or timer[1] == CLOCK]
                 if not due:
                     break
@@ -211,7 +211,7 @@ class Remembered:
         return {"": results, ERRORS: bad}
 
     def _called(self, function: Any, key: Key, given: Any, times: Times) -> list[Row] | str:
-        """What a call gives; if it fails, the reason, and all is as if it had not been."""
+        """The result of a call; if it fails, the reason, with all its changes undone."""
         before = copy.deepcopy((self.keys.get(key), self.timers))
         try:
             rows = _rows(function(_plain(key), given, self._handle(key, times)))
@@ -237,7 +237,7 @@ class Remembered:
 
 
 class Handle:
-    """What midstream.State is to a function, without any of its care."""
+    """The interface of midstream.State for a function, without its checks."""
 
     def __init__(self, owner: Remembered, key: Key, of: OfKey, times: Times) -> None:
         self._owner, self._key, self._of, self._times = owner, key, of, times
@@ -351,7 +351,7 @@ def _rows(result: Any) -> list[Row]:
 
 
 def aggregated(rows: Sequence[Row], aggregation: Aggregation) -> Any:
-    """An aggregation over rows in the order of their arrival."""
+    """An aggregation over rows in order of arrival."""
     if aggregation.column is None:
         return len(rows)
     values = [row[aggregation.column] for row in rows if row[aggregation.column] is not None]
@@ -359,7 +359,7 @@ def aggregated(rows: Sequence[Row], aggregation: Aggregation) -> Any:
         case "count":
             return len(values)
         case "approx_distinct":
-            return len(set(values))  # exact, of so few
+            return len(set(values))  # exact for so few values
         case "last":
             return values[-aggregation.limit :]
         case "mean":
@@ -414,7 +414,7 @@ class Windows:
         return {"": rows, LATE: late}
 
     def _ends(self, time: int) -> Iterator[int]:
-        """Of all windows, which begin at multiples of ``every``, that hold this time."""
+        """The ends of all windows that contain this time; windows begin at multiples of ``every``."""
         first = time - self._size + 1
         start = first + -first % self._every
         while start <= time:
@@ -457,7 +457,7 @@ class Sessions:
         return {"": closed, LATE: late}
 
     def _linked(self, sessions: list[OneSession]) -> list[OneSession]:
-        """Those that a chain links, as one. Rows that were there before come first, by session, then the new ones."""
+        """Sessions linked by a chain, as one. Earlier rows come first, by session, then the new ones."""
         chains: list[list[OneSession]] = []
         for one in sorted(sessions, key=lambda one: one.first):
             if chains and one.first - max(each.last for each in chains[-1]) < self._gap:
@@ -511,7 +511,7 @@ class Waiting:
 
 
 class Pairs:
-    """A join, as a nested loop over all rows that ever came in time."""
+    """A join, as a nested loop over all rows that ever arrived in time."""
 
     def __init__(self, spec: Join, added: list[str]) -> None:
         self._spec, self._added = spec, added
@@ -544,7 +544,7 @@ class Pairs:
         return {"": results, LATE: late[0], LATE_RIGHT: late[1]}
 
     def waiting(self) -> set[tuple[int, Key]]:
-        """Left rows that may still get nulls for a partner."""
+        """Left rows that may still be emitted with nulls."""
         return {(one.time, one.key) for one in self.left if not one.met and not one.given_up}
 
     def _near(self, left: int, right: int) -> bool:

@@ -1,8 +1,8 @@
-"""A job that loses power: runs once while its disk is recorded, and goes on from whatever a crash may have left.
+"""A job that loses power: runs once while its disk is recorded, and continues from whatever a crash may have left.
 
-The flow has state of two kinds, of so few rows that snapshots, mergers and sweeps happen all the time, and it is
-changed twice. What the recorded run was told is done (an epoch committed, a change on record) must be there after the
-crash; and the job must go on from there to what the oracle says.
+The flow has two kinds of state, with so few rows that snapshots, merges and sweeps happen all the time, and it is
+changed twice. Everything that was reported as done in the recorded run (an epoch committed, a change recorded) must
+survive the crash; and the job must continue to the result of the oracle.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EPOCHS: list[list[Row]] = [
     [{"k": "abc"[(3 * n + i) % 3 if i else n % 3], "n": n + i, "t": at(4 * n + i)} for i in range(4)] for n in range(9)
 ]
 RECORDED = 7
-"""Epochs of the recorded run; after a crash two more are run than were committed."""
+"""Number of epochs of the recorded run; after a crash two more are run than were committed."""
 CHANGED = (1, 4)
 """Epochs in which the flow is changed."""
 
@@ -63,14 +63,14 @@ def flow_of(epochs: Sequence[Sequence[Row]]) -> tuple[Flow, MemorySink, MemorySi
 
 @dataclass(frozen=True)
 class Committed:
-    """Of an epoch the driver was told that it is committed."""
+    """The driver was told that an epoch is committed."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Of a record of a change its user was told that it is kept."""
+    """A user was told that the record of a change is kept."""
 
     number: int
     outcome: Outcome
@@ -111,7 +111,7 @@ class World:
             )
 
     def run_until_killed(self, operation: int) -> None:
-        """Run until the process is killed, instead of doing an operation."""
+        """Run until the process is killed instead of performing an operation."""
         self.recorder.kill_at = operation
         try:
             self.run()
@@ -121,16 +121,16 @@ class World:
             raise AssertionError(f"the run has ended after {len(self.operations)} operations")
         finally:
             self.recorder.kill_at = None
-            gc.collect()  # a dead process holds no locks
+            gc.collect()  # a dead process has no locks
 
     def check_recorded(self) -> None:
-        """The recording is the whole truth: doing it again gives what is there."""
+        """The recording is complete: applying it yields the files that exist."""
         found = {str(path.relative_to(self.root)): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
         found.pop("checkpoint/lock")
         assert Disk(str(self.root)).after(self.operations).files() == found
 
     def crash(self, end: int, seed: int, operations: Sequence[Operation] | None = None) -> Crashed:
-        """Lose power after so many operations."""
+        """Lose power after ``end`` operations."""
         recorded = self.operations[:end] if operations is None else operations[:end]
         place = self._folder / "crashed"
         shutil.rmtree(place, ignore_errors=True)
@@ -161,14 +161,16 @@ class World:
 
 
 class Crashed:
-    """A checkpoint after a loss of power, and what somebody was told of it before."""
+    """A checkpoint after a power loss, and what had been reported before."""
 
     def __init__(self, checkpoint: Path, promises: Sequence[Committed | Kept]) -> None:
         self._checkpoint = checkpoint
         self._promises = promises
 
     def check(self) -> int:
-        """It keeps its promises and the job goes on exactly; with which epoch."""
+        """Check that the checkpoint keeps its promises and the job continues exactly; return the epoch it continues
+        with.
+        """
         start = _next_epoch(self._checkpoint)
         end = min(start + 2, len(EPOCHS))
         committed = max((each.epoch for each in self._promises if isinstance(each, Committed)), default=-1)
@@ -187,7 +189,7 @@ class Crashed:
             assert sorted(sink.tables) == list(range(start, end))
             for epoch in range(start, end):
                 assert _plain(sink.tables[epoch].to_pylist()) == _plain(answers[epoch][name])
-        assert {row["v"] for row in out.rows} <= {1 + len(found)}, "a change that is on record is in effect"
+        assert {row["v"] for row in out.rows} <= {1 + len(found)}, "a recorded change is in effect"
         assert compare_state(str(self._checkpoint), flow.graph, oracle, "") > 4
         return start
 
@@ -199,13 +201,13 @@ def _next_epoch(checkpoint: Path) -> int:
 
 
 def _plain(rows: Sequence[Row]) -> Any:
-    """Rows without the version that they were stamped with, which the oracle does not know."""
+    """Rows without their version stamp, which the oracle does not have."""
     return multiset([{name: value for name, value in row.items() if name != "v"} for row in rows])
 
 
 @contextmanager
 def few() -> Iterator[None]:
-    """Files of state are rewritten and removed although there are few."""
+    """Thresholds so small that state files are rewritten and removed although there are few."""
     with ExitStack() as stack:
         stack.enter_context(small_thresholds(2))
         stack.enter_context(patch.object(lineage, "MIN_ROWS", 5))

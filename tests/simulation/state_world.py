@@ -1,10 +1,10 @@
-"""A small world for state: a checkpoint location, hosts with bases, epochs that fail, and a dict that knows the truth.
+"""A small world for state: a checkpoint location, hosts with bases, failing epochs, and a dict with the true state.
 
 ``world(rng, steps)`` does random things in random order and compares everything that can be read with the dict. All
-thresholds are small, so that snapshots, mergers and growth happen all the time.
+thresholds are small, so that snapshots, merges and growth happen all the time.
 
-``python -m tests.simulation.state_world --seeds 500`` takes a few minutes. A seed that fails is printed, and replays
-alone: ``--start SEED --seeds 1``.
+``python -m tests.simulation.state_world --seeds 500`` takes a few minutes. A failing seed is printed, and can be
+replayed alone: ``--start SEED --seeds 1``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KEYS = sorted(
     for namespace in (Namespace.VALUE, Namespace.LIST, Namespace.EVENT_TIMER)
     for name in (b"", b"\x00", b"a", b"ab", b"b")
 )
-KEPT = 3  # manifests from which a restart may go on
+KEPT = 3  # manifests from which a restart may continue
 
 Truth = dict[bytes, bytes]
 
@@ -55,7 +55,7 @@ def small_thresholds() -> Iterator[None]:
 
 
 class World:
-    """Everything that outlives a task, and what happens to it."""
+    """Everything that outlives a task, and the events that affect it."""
 
     def __init__(self, rng: random.Random, folder: Path, hosts: int = 2) -> None:
         self.rng = rng
@@ -70,7 +70,7 @@ class World:
         self.story: list[str] = []
 
     def live(self, steps: int) -> None:
-        """Do so many random things, and look at all of it at the end."""
+        """Do ``steps`` random things, and check everything at the end."""
         things: list[Callable[[], None]] = [
             *[self.epoch] * 8,
             self.abandoned_epoch,
@@ -98,7 +98,7 @@ class World:
                 for base in self.bases.values():
                     base.close()
 
-    # What happens in an epoch
+    # Events within an epoch
 
     def epoch(self) -> None:
         """Tasks change state, some of them more than once or in vain, and the epoch is committed."""
@@ -109,16 +109,16 @@ class World:
         self.truths.append(truth)
 
     def abandoned_epoch(self) -> None:
-        """The epoch is not committed, after any part of its work; it will be run again."""
+        """The epoch is abandoned after any part of its work; it will run again."""
         self._run_tasks()
         self.run += 1
 
     def commit_again(self) -> None:
-        """The driver dies between manifest and commit: the epoch is run again, with another outcome."""
+        """The driver dies between manifest and commit: the epoch runs again, with another outcome."""
         if len(self.lineages) < 2:
             return
         if self.rng.random() < 0.7:
-            self.look()  # a base has seen the manifest that is about to be replaced
+            self.look()  # a base uses the manifest that is about to be replaced
         del self.lineages[-1], self.truths[-1]
         self.epoch()
 
@@ -172,7 +172,7 @@ class World:
     def _value(self) -> bytes:
         return self.rng.choice([b"", b"%d" % self.rng.randrange(100), bytes(self.rng.choice([5000, 60_000]))])
 
-    # What is looked at
+    # Checks
 
     def _check(self, state: TaskState, seen: Truth, own: list[bytes], bins: list[BinId]) -> None:
         assert state.get_many(own) == [seen.get(key) for key in own], self.story
@@ -187,11 +187,11 @@ class World:
             assert list(state.scan(number, namespace, start, stop)) == expected, self.story
 
     def look(self) -> None:
-        """Any host sees what is committed."""
+        """Any host sees the committed state."""
         self._look(self._base(), len(self.lineages) - 1)
 
     def look_back(self) -> None:
-        """A new host can go on from every manifest that is kept."""
+        """A new host can continue from every kept manifest."""
         for index in range(max(0, len(self.lineages) - KEPT), len(self.lineages)):
             folder = self.folder / "new host"
             base = Base(str(folder), OPERATOR, self.files)
@@ -209,17 +209,17 @@ class World:
                 assert view.count(number) == sum(key[0] == number for key in truth), self.story
         assert base.catch_up(lineage, BINS) == 0
 
-    # What happens to bases and files
+    # Events that affect bases and files
 
     def lose_base(self) -> None:
-        """The folder vanishes, sometimes while it is in use."""
+        """The folder vanishes, sometimes while in use."""
         host = self.rng.randrange(self.hosts)
         if self.rng.random() < 0.5 and host in self.bases:
             self.bases.pop(host).close()
         shutil.rmtree(self._folder(host), ignore_errors=True)
 
     def stale_base(self) -> None:
-        """A host comes back with what it had long ago."""
+        """A host comes back with an old base."""
         host = self.rng.randrange(self.hosts)
         if host in self.bases:
             self.bases.pop(host).close()
@@ -240,7 +240,7 @@ class World:
         Base(str(self._folder(host)), "another", self.files).close()
 
     def damaged_base(self) -> None:
-        """The environment's file is cut, or overwritten at its beginning."""
+        """The environment's file is truncated, or its beginning overwritten."""
         host = self.rng.randrange(self.hosts)
         if host in self.bases:
             self.bases.pop(host).close()
@@ -253,13 +253,13 @@ class World:
                     file.write(self.rng.choice([bytes(8192), b"\xff" * 8192, b"not a database" * 600]))
 
     def restart_worker(self) -> None:
-        """The process ends; the next one finds the base as it was."""
+        """The process ends; the next one finds the base unchanged."""
         host = self.rng.randrange(self.hosts)
         if host in self.bases:
             self.bases.pop(host).close()
 
     def drop_bins(self) -> None:
-        """Bins that moved away are forgotten."""
+        """Bins that moved away are dropped."""
         self._base().drop(self.rng.sample(BINS, 2))
 
     def collect_garbage(self) -> None:
@@ -269,7 +269,7 @@ class World:
         needed = {entry.file.name for lineage in kept for entry in lineage.entries}
         left = set(self.files.names())
         assert needed <= left, self.story
-        # What is neither needed nor garbage was written by an epoch that may still be running.
+        # Files that are neither needed nor garbage were written by an epoch that may still be running.
         assert all(f"/{kept[-1].epoch + 1:010d}-" in name for name in left - needed), self.story
 
     def _base(self) -> Base:
@@ -283,7 +283,7 @@ class World:
 
 
 def world(rng: random.Random, steps: int) -> World:
-    """A world that has lived."""
+    """A world after random events."""
     with tempfile.TemporaryDirectory() as folder:
         lived = World(rng, Path(folder))
         lived.live(steps)
@@ -291,11 +291,11 @@ def world(rng: random.Random, steps: int) -> World:
 
 
 def main() -> int:
-    """Run seeds one after the other; the exit code says whether one failed."""
+    """Run seeds one after the other; the exit code tells whether one failed."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=500, help="how many seeds to run (default: %(default)s)")
     options.add_argument("--start", type=int, default=0, help="the first seed (default: %(default)s)")
-    options.add_argument("--steps", type=int, default=60, help="things that happen in each (default: %(default)s)")
+    options.add_argument("--steps", type=int, default=60, help="events per seed (default: %(default)s)")
     args = options.parse_args()
     for seed in range(args.start, args.start + args.seeds):
         try:
@@ -304,7 +304,7 @@ def main() -> int:
             print(f"\nseed {seed} failed; again: python -m tests.simulation.state_world --start {seed} --seeds 1")
             traceback.print_exc(file=sys.stdout)
             return 1
-    print(f"{args.seeds} seeds hold")
+    print(f"{args.seeds} seeds passed")
     return 0
 
 

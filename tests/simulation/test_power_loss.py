@@ -1,6 +1,6 @@
-"""Whatever a loss of power leaves of a checkpoint on a local disk, the job goes on from it, exactly.
+"""Whatever a power loss leaves of a checkpoint on a local disk, the job continues from it exactly.
 
-A run is recorded at the level of system calls, and the disk is built as a crash after any of them may leave it.
+A run is recorded at the level of system calls, and the disk is rebuilt as a crash after any of them may leave it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return made
 
 
-def test_the_recording_is_the_whole_truth_and_has_everything_in_it(world: World) -> None:
+def test_the_recording_is_complete_and_covers_all_kinds_of_files(world: World) -> None:
     world.check_recorded()
     written = [operation.other for operation in world.operations if isinstance(operation, Renamed)]
     for kind in ("-delta-", "-merged-", "-snapshot-", "/epochs/", "/blobs/", "/changes/", "midstream.json"):
@@ -35,22 +35,22 @@ def test_the_recording_is_the_whole_truth_and_has_everything_in_it(world: World)
     assert [str(each.outcome) for each in promises if isinstance(each, Kept)] == ["pending", "applied"] * 2
 
 
-def test_after_a_loss_of_power_the_job_goes_on_exactly(world: World) -> None:
+def test_after_a_power_loss_the_job_continues_exactly(world: World) -> None:
     ends = range(0, len(world.operations) + 1, len(world.operations) // 36)
     assert {world.crash(end, end).check() for end in ends} >= set(range(RECORDED))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_after_a_loss_of_power_at_any_point_the_job_goes_on_exactly(tmp_path: Path, seed: int) -> None:
+def test_after_a_power_loss_at_any_point_the_job_continues_exactly(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path, seed=seed)
     world.run()
     for end in range(len(world.operations) + 1):
         world.crash(end, 1000 * seed + end).check()
 
 
-def test_a_process_that_was_killed_before_it_could_sync_does_no_harm_to_the_next_one(tmp_path: Path) -> None:
-    """It leaves a manifest whose name is not on disk. The next one must not remove what that manifest supersedes."""
+def test_a_process_killed_before_syncing_does_no_harm_to_the_next_one(tmp_path: Path) -> None:
+    """It leaves a manifest whose name is not on disk. The next process must not remove what it supersedes."""
     first = World(tmp_path / "first")
     first.run()
     renamed = [
@@ -63,7 +63,7 @@ def test_a_process_that_was_killed_before_it_could_sync_does_no_harm_to_the_next
     world.check_recorded()
     after = world.operations[killed:]
     swept = [killed + index for index, each in enumerate(after) if isinstance(each, Removed)]
-    # Until the folder of manifests is synced by the next one of them.
+    # Until the next process syncs the folder of manifests.
     synced = next(
         index for index, each in enumerate(after) if isinstance(each, Synced) and each.path.endswith("/epochs")
     )
@@ -74,14 +74,14 @@ def test_a_process_that_was_killed_before_it_could_sync_does_no_harm_to_the_next
         end = random.Random(seed).randrange(swept[0] + 1, killed + synced)
         world.crash(end, seed).check()
         red += is_red(world, end - 1, seed, careless)
-    assert red > 0, "syncing at the start was of no use"
+    assert red > 0, "syncing at the start had no effect"
 
 
-# ── the test's own power ──────────────────────────────────────────────────────────────────────────────────────────
+# ── the tests detect missing syncs ────────────────────────────────────────────────────────────────────────────────
 
 
 def is_red(world: World, end: int, seed: int, operations: list[Operation]) -> bool:
-    """Whether a crash leaves something from which the job does not go on exactly."""
+    """Whether a crash leaves something from which the job does not continue exactly."""
     try:
         world.crash(end, seed, operations).check()
     except (MidstreamError, AssertionError):
@@ -90,13 +90,13 @@ def is_red(world: World, end: int, seed: int, operations: list[Operation]) -> bo
 
 
 def crashes(world: World, operations: list[Operation], tries: int) -> Iterator[bool]:
-    """Whether they are red, of crashes at points that are spread over a recording."""
+    """Whether crashes at points spread over a recording are red."""
     rng = random.Random(5)
     for seed in range(tries):
         yield is_red(world, rng.randrange(len(operations) + 1), seed, operations)
 
 
-def test_without_durability_most_losses_of_power_are_noticed(tmp_path: Path) -> None:
+def test_without_durability_most_power_losses_are_detected(tmp_path: Path) -> None:
     world = World(tmp_path, durable=False)
     world.run()
     assert not any(isinstance(operation, Synced | AllSynced) for operation in world.operations)
@@ -116,9 +116,9 @@ WITHOUT: dict[str, Callable[[Synced], bool]] = {
 
 
 @pytest.mark.parametrize("what", WITHOUT)
-def test_a_sync_that_is_left_out_is_noticed(world: World, what: str) -> None:
+def test_a_missing_sync_is_detected(world: World, what: str) -> None:
     left_out = WITHOUT[what]
     operations = [each for each in world.operations if not (isinstance(each, Synced) and left_out(each))]
     assert len(operations) < len(world.operations)
     found = crashes(world, operations, 20)
-    assert [any(found), any(found)] == [True, True], "two of twenty at least"
+    assert [any(found), any(found)] == [True, True], "at least two of twenty"

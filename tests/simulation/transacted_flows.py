@@ -1,7 +1,7 @@
 """Random ledgers under random faults, changed while they run, against a program with dictionaries.
 
-The oracle does not know when a change came. It runs each epoch under every fee that the bank may have had by then; what
-came out must be what one of them gives, for all rows of the epoch, and fees must follow each other in their order.
+The oracle does not know when a change took effect. It runs each epoch under every fee that the bank may have had by
+then. The output must match one of them for all rows of the epoch, and fees must change in order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEDULERS = ("fries", "epoch", "marker", "replay", "marker", "fries-unpruned")
 
 @dataclass
 class TransactedCase:
-    """All that a seed decides."""
+    """Everything that a seed decides."""
 
     seed: int
     folder: Path
@@ -55,7 +55,7 @@ class TransactedCase:
 
 
 def transacted_case_of(seed: int, folder: Path) -> TransactedCase:
-    """The case that a seed stands for."""
+    """The case of a seed."""
     rng = random.Random(f"transact {seed}")
     epochs = random_epochs(rng, rng.randint(1, 6), rng.choice([1, 10, 40]), accounts=rng.choice([1, 3, 20]))
     if rng.random() < 0.3:
@@ -90,7 +90,7 @@ def check_transacted(case: TransactedCase) -> LocalRun:
             for after in [copy.deepcopy(before)]
             if _under(after, case.fees[which], rows) == found
         ]
-        assert states, f"epoch {number} is what no revision gives: {found}"
+        assert states, f"epoch {number} matches no revision: {found}"
     held = _held(case)
     assert any(held == plain.accounts for _, plain in states), f"tables hold {held}"
     return run
