@@ -398,7 +398,7 @@ def test_history_of_a_running_job(job):
     for part in ("2", "ann@host", "FM", "fries", "rolled back", "a [bold] move; ValueError: broken"):
         assert part in line
     [record] = json.loads(call("history", "fraud", "--json").stdout)
-    assert (record["by"], record["outcome"], record["updates"][0]["operator"]) == ("ann@host", "rolled back", "FM")
+    assert (record["by"], record["outcome"], record["edits"][0]["operator"]) == ("ann@host", "rolled back", "FM")
 
 
 def test_history_shows_what_was_refused(job):

@@ -108,7 +108,7 @@ def triple(row: dict[str, Any]) -> dict[str, Any]:
 
 def message(function: Any = triple, operator: str = "FM", **more: Any) -> dict[str, Any]:
     data = base64.b64encode(pack(function, operator).data).decode()
-    return {"updates": [{"operator": operator, "function": data}], "python": python_version(), **more}
+    return {"edits": [{"operator": operator, "function": data}], "python": python_version(), **more}
 
 
 # ── who gets in ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -411,7 +411,7 @@ def test_a_function_that_cannot_be_packed_is_refused_by_the_client(client, job):
 
 def test_what_cannot_be_loaded_is_refused(idle):
     content = message()
-    content["updates"][0]["function"] = base64.b64encode(b"\x80\x05cno_such_module\nf\n.").decode()
+    content["edits"][0]["function"] = base64.b64encode(b"\x80\x05cno_such_module\nf\n.").decode()
     assert told(ask(idle, "POST", "/update", json.dumps(content)))[1:] == (
         "FunctionError",
         "operator 'FM': the job cannot load what it was sent (ModuleNotFoundError: No module named 'no_such_module'); "
@@ -429,12 +429,21 @@ def test_functions_of_another_python_are_refused_before_they_are_loaded(server, 
 
 @pytest.mark.parametrize("more", [{}, {"function": "AAAA", "table": "AAAA"}])
 def test_an_update_has_a_function_or_a_table(idle, more):
-    body = {"updates": [{"operator": "FM", **more}], "python": python_version()}
+    body = {"edits": [{"operator": "FM", **more}], "python": python_version()}
     assert "a function or a table, and not both" in told(ask(idle, "POST", "/update", json.dumps(body)))[2]
 
 
+def test_an_edit_of_a_kind_that_is_not_known_is_refused(idle, job):
+    body = {"edits": [{"kind": "insert", "operator": "FM", "between": ["a", "b"]}], "python": python_version()}
+    status, _, text = told(ask(idle, "POST", "/update", json.dumps(body)))
+    assert status == 400
+    assert "'insert'" in text
+    assert "Edits may be of the kind 'update'" in text
+    assert job.history() == []
+
+
 def test_a_table_that_is_none_is_refused(idle):
-    body = {"updates": [{"operator": "rates", "table": "AAAA"}], "python": python_version()}
+    body = {"edits": [{"operator": "rates", "table": "AAAA"}], "python": python_version()}
     assert told(ask(idle, "POST", "/update", json.dumps(body)))[:2] == (422, "FlowError")
 
 
@@ -444,7 +453,7 @@ def test_a_local_function_is_of_no_use_here(client):
 
 
 @pytest.mark.parametrize("path", POST_PATHS)
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"updates": 1}', b"\xff\xfe", b'{"revision": "x"}', b"null"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"edits": 1}', b"\xff\xfe", b'{"revision": "x"}', b"null"])
 def test_a_body_that_is_no_such_message_gets_400(idle, path, body):
     status, kind, text = told(ask(idle, "POST", path, body))
     assert (status, kind) == (400, "BadRequest")
@@ -597,7 +606,7 @@ def test_the_first_page_leads_to_the_description(idle):
 def test_a_body_as_described_is_understood():
     sent = ChangeRequest((UpdateMessage.of(Update("FM", triple)),), python_version(), note="n")
     assert msgspec.json.decode(msgspec.json.encode(sent), type=ChangeRequest) == sent
-    assert schema_of("ChangeRequest")["required"] == ["updates", "python"]
+    assert schema_of("ChangeRequest")["required"] == ["edits", "python"]
 
 
 def schema_of(name: str) -> Any:

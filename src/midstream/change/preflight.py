@@ -176,7 +176,7 @@ def _state_of(name: str, operator: Operator, samples: Samples, files: StateFiles
 
 def _refusal(prepared: PreparedChange, name: str, samples: Samples, rows: int, error: OperatorFailed) -> MidstreamError:
     hint = ""
-    record = next(update for update in prepared.updates if update.operator == name)
+    record = next(update for update in prepared.edits if update.operator == name)
     if isinstance(prepared.after.graph[name].spec, Process):
         hint = (
             "If it expects its state in another layout, give migrate=, which brings a key's state into it"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from midstream.checkpoint.change_records import ChangeRecord
-from midstream.flow.edits import Update
+from midstream.flow.edits import Edit
 from midstream.ids import Revision
 from midstream.metrics import EpochProgress, JobMetrics
 
@@ -47,13 +47,13 @@ class ChangeAt:
     """A change that is requested at some moment of an epoch; a seed decides at which."""
 
     epoch: int
-    updates: tuple[Update, ...]
+    edits: tuple[Edit, ...]
     scheduler: str = "fries"
 
     @classmethod
-    def of(cls, epoch: int, *updates: Update, scheduler: str = "fries") -> ChangeAt:
+    def of(cls, epoch: int, *edits: Edit, scheduler: str = "fries") -> ChangeAt:
         """Make one."""
-        return cls(epoch, updates, scheduler)
+        return cls(epoch, edits, scheduler)
 
 
 @dataclass(frozen=True)

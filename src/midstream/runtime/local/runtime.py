@@ -18,7 +18,7 @@ from itertools import chain
 import msgspec
 import pyarrow as pa
 
-from midstream.change.configuration import Configuration, first_configuration
+from midstream.change.configuration import Configuration, configuration_of, first_configuration
 from midstream.change.prepare import PreparedChange, scheduler_of
 from midstream.change.restart import restored
 from midstream.change.trial import Changes, Request
@@ -153,7 +153,10 @@ def runtime_of(
         with contextlib.ExitStack() as undo:
             undo.callback(location.release)
             graph = claim_tables(graph, location.identity.job)
-            first = first_configuration(graph, location.blobs, partitions, blobs, assignments)
+            newest = location.newest_manifest()
+            before = None if newest is None else configuration_of(newest, location.blobs)
+            wires = None if before is None else before.plan.numbers
+            first = first_configuration(graph, location.blobs, partitions, blobs, assignments, wires)
             bases = posixpath.join(folder, "bases")
             access = StateAccess(location.identity.job, location.states.location, bases, durable)
             runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
@@ -336,7 +339,7 @@ class _Runtime:
             if stage is not None and not self._chance(self._eagerness):
                 return
             wanted = self._wanted.popleft()
-            request = Request(wanted.updates, scheduler_of(wanted.scheduler), by="test", is_tried_before=False)
+            request = Request(wanted.edits, scheduler_of(wanted.scheduler), by="test", is_tried_before=False)
             try:
                 self._driver.request(request)
             except MidstreamError as error:
