@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from midstream import FileSink, Flow, ListSource, State, agg
+from midstream.change.configuration import configuration_of
 from midstream.checkpoint.location import Checkpoint
 from midstream.errors import CheckpointError, JobFailed
 from midstream.ids import StageIndex
@@ -85,19 +87,22 @@ def test_stages_go_on_with_the_partitions_and_owners_of_the_last_epoch(
     checkpoint = Checkpoint.of_any_flow(location)
     before = checkpoint.newest_manifest()
     assert before is not None
-    assert before.assignments == {StageIndex(1): spread(2), StageIndex(2): spread(2)}
+    ran = configuration_of(before, checkpoint.blobs)
+    assert ran.assignments == {StageIndex(1): spread(2), StageIndex(2): spread(2)}
     # As moves will leave them: other numbers of partitions per stage, and partitions that own nothing.
     moved = {StageIndex(1): Assignment(3, (2,) * 200 + (0,) * 56), StageIndex(2): Assignment(4, (3, 1) * 128)}
-    checkpoint.commit(msgspec.structs.replace(before, assignments=moved))
+    document = replace(ran, assignments=moved).store(checkpoint.blobs).document
+    checkpoint.commit(msgspec.structs.replace(before, configuration=document.digest))
     run_spark(flow_over(EPOCHS[:3]), spark, checkpoint=location)
     assert "goes on with 3 and 4 partitions" in caplog.text
     after = checkpoint.newest_manifest()
     assert after is not None
-    assert after.assignments == moved
+    assert configuration_of(after, checkpoint.blobs).assignments == moved
     run_spark(flow_over(EPOCHS), spark, checkpoint=location, partitions=3)
     last = checkpoint.newest_manifest()
     assert last is not None
-    assert last.assignments == {StageIndex(1): moved[StageIndex(1)], StageIndex(2): spread(3)}, "one had three already"
+    found_last = configuration_of(last, checkpoint.blobs).assignments
+    assert found_last == {StageIndex(1): moved[StageIndex(1)], StageIndex(2): spread(3)}, "one had three already"
     nths = Counter((row.epoch, row.word, row.nth) for row in spark.read.parquet(str(tmp_path / "nths")).collect())
     assert nths == expected(EPOCHS)[0]
     totals = [(row.nth, row.n) for row in spark.read.parquet(str(tmp_path / "per nth")).collect()]

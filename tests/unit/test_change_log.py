@@ -204,7 +204,7 @@ def test_the_script_counts_again_after_drop_whatever_is_damaged(tmp_path: Path, 
     digest = store.put(pack(two, "FM"))
     for number in (1, 2):
         update = UpdateRecord("FM", "two", digest, "", first.blobs["FM"])
-        record = msgspec.structs.replace(record_of(number), updates=(update,))
+        record = msgspec.structs.replace(record_of(number), edits=(update,))
         log.keep(record)
         log.keep(msgspec.structs.replace(record, outcome=APPLIED))
     if how == "missing":
@@ -225,7 +225,7 @@ def test_the_script_counts_again_after_drop_whatever_is_damaged(tmp_path: Path, 
     [
         ({"format": FORMAT + 1}, f"entry 2 of the log .* has format {FORMAT + 1}, which is newer"),
         ({"mood": "good"}, "entry 2 of the log .* cannot be read: unknown field 'mood'"),
-        ({"updates": [{"operator": "FM"}]}, "entry 2 of the log .* cannot be read: .*missing required field"),
+        ({"edits": [{"operator": "FM"}]}, "entry 2 of the log .* cannot be read: .*missing required field"),
     ],
 )
 def test_an_entry_of_another_midstream_is_refused_and_stays(log: ChangeLog, extra: dict[str, Any], says: str) -> None:

@@ -14,8 +14,7 @@ from midstream import Flow, ListSource, NoopSink
 from midstream.checkpoint.location import Checkpoint, Manifest
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph
-from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.ids import Digest, Epoch, PartitionId, Revision, Run
 from midstream.state.files import Author, FileKind, table_of
 from midstream.state.lineage import Lineage
 from midstream.storage.blobs import Blob
@@ -38,9 +37,7 @@ def claimed(location: Path | str, graph: Graph | None = None) -> Checkpoint:
 
 
 def manifest(epoch: int) -> Manifest:
-    return Manifest(
-        Epoch(epoch), Revision(1), (Digest("ab"),), {StageIndex(1): Assignment(3, (0, 2))}, 1.5, {"score": (10, 9)}
-    )
+    return Manifest(Epoch(epoch), Revision(1), (Digest("ab"),), Digest("cd"), 1.5, {"score": (10, 9)})
 
 
 def test_looking_writes_nothing(tmp_path):
@@ -341,7 +338,7 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path):
 def test_an_epoch_that_is_committed_again_replaces_its_manifest(tmp_path):
     checkpoint = claimed(tmp_path)
     checkpoint.commit(manifest(0))
-    again = Manifest(Epoch(0), Revision(2), (), {}, 2.0, {})
+    again = Manifest(Epoch(0), Revision(2), (), Digest("ef"), 2.0, {})
     checkpoint.commit(again)
     assert checkpoint.manifest(Epoch(0)) == again
 

@@ -399,7 +399,7 @@ def test_history_of_a_running_job(job):
     assert what.startswith("    FM: a lambda, by ann@host (fries, in effect after ")
     assert (note, error) == ("    note: a [bold] move", "    ValueError: broken")
     [record] = json.loads(call("history", "fraud", "--json").stdout)
-    assert (record["by"], record["outcome"], record["updates"][0]["operator"]) == ("ann@host", "rolled back", "FM")
+    assert (record["by"], record["outcome"], record["edits"][0]["operator"]) == ("ann@host", "rolled back", "FM")
 
 
 def test_history_shows_what_was_refused(job):

@@ -10,7 +10,7 @@ import pytest
 from midstream import Flow, ListSource, NoopSink, Update, agg, tumbling
 from midstream.data.schema import to_ddl
 from midstream.errors import FlowError, FunctionError, SchemaError
-from midstream.flow.edits import revise
+from midstream.flow.edits import Edit, as_updates, revise
 from midstream.flow.model import Graph
 from midstream.operators.process import Process
 from midstream.operators.stream import Stream
@@ -66,8 +66,13 @@ def test_a_change_has_at_least_one_update():
     assert refused(plain()) == "a change needs at least one Update, e.g. job.update(Update('FM', new_function))"
 
 
-def test_a_change_is_made_of_updates():
-    assert "is made of Updates, e.g. Update('FM', new_function); found str 'm'" in refused(plain(), "m")
+@pytest.mark.parametrize(("edit", "shown"), [("m", "str 'm'"), (Edit(), "Edit Edit()")])
+def test_edits_of_a_kind_that_is_not_known_are_refused(edit, shown):
+    with pytest.raises(FlowError) as refusal:
+        as_updates([Update("m", same), edit])
+    assert str(refusal.value) == (
+        f"a change is made of edits, found {shown}; allowed: Update, e.g. Update('FM', function)"
+    )
 
 
 def test_an_operator_is_updated_once():

@@ -529,7 +529,7 @@ def test_records_of_an_older_version_can_be_read(world: World):
     world.applied(Update("FM", two))
     [record] = world.log.records()
     old = msgspec.to_builtins(record)
-    del old["updates"][0]["takes"]
+    del old["edits"][0]["takes"]
     world.log.keep(msgspec.convert(old, ChangeRecord))
     world.restart(committed=2)
     assert world.runs("FM", two)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ from midstream.engine.intake import (
     is_mixed,
     units,
 )
-from midstream.engine.nodes import Version
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
@@ -178,7 +178,7 @@ def test_a_slice_passes_the_whole_stage_before_the_next_one_starts(stages):
 
     for name, node in runner._nodes.items():
         work = AtWork(tuple(watched(name, step) for step in node.versions[node.latest].work.entries))
-        node.versions[node.latest] = Version(work, None)
+        node.versions[node.latest] = replace(node.versions[node.latest], work=work, event_time=None)
     pauses = []
     for ready in runner.run([NUMBERS.slice(0, 10), NUMBERS.slice(10, 10)]):
         pauses.append(len(seen))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from midstream import Flow, ListSource, NoopSink, Stream, Update
 from midstream.change.configuration import Configuration, first_configuration
@@ -19,15 +22,17 @@ from midstream.engine.audit_recorder import Recorder
 from midstream.engine.clock import ManualClock
 from midstream.engine.frames import FRAME_ORDER, Header, decode_rows, encode_rows, frame, frames_of
 from midstream.engine.intake import INLET_COLUMN, inlet_column, inlet_origin
-from midstream.engine.nodes import Version
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.engine.steps import AtWork
 from midstream.errors import MidstreamError, OperatorFailed
+from midstream.flow.model import Graph
 from midstream.ids import InputPosition, Origin, PartitionId, Revision, WireId
+from midstream.planner.stages import compile_plan
 from midstream.runtime.local.data import LocalData, by_destination
 from midstream.storage.blobs import BlobStore
+from tests.examples import examples
 
 OLD, NEW = Revision(1), Revision(2)
 DDL = "n bigint, trace string"
@@ -310,7 +315,7 @@ def with_ends(runner: StageRunner, name: str, said: list[tuple[str, int]], *, wh
     for revision, version in list(node.versions.items()):
         work = version.work
         finish, flush = (saying(revision), None) if what == "finish" else (None, saying(revision))
-        node.versions[revision] = Version(AtWork(work.entries, finish, work.take_partials, flush), version.event_time)
+        node.versions[revision] = replace(version, work=AtWork(work.entries, finish, work.take_partials, flush))
 
 
 @pytest.mark.parametrize(("switches", "wanted"), [(True, NEW), (False, OLD)])
@@ -402,3 +407,105 @@ def test_a_function_that_cannot_be_loaded_is_the_new_revisions_fault(tmp_path: P
 
 def test_once_prepared_the_old_revision_is_at_work_again(tmp_path: Path):
     assert Job(tmp_path, chain, *BOTH).runner("a").at_work_under == OLD
+
+
+# ── two graphs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TwoGraphs:
+    """Two graphs that differ in the operator `x`, and runners that know both. There is no edit for it yet."""
+
+    def __init__(self, folder: Path, build: Callable[[Stream, bool], None], *, removes: bool) -> None:
+        store = BlobStore(str(folder))
+        self.before = first_configuration(self.flow(build, with_x=removes), store, 1)
+        after = first_configuration(self.flow(build, with_x=not removes), store, 1)
+        plan = compile_plan(after.graph, self.before.plan.numbers)
+        self.after = replace(after, plan=plan, revision=NEW).store(store)
+        self.resources = Resources(store)
+        self.names = {OLD: "a x b" if removes else "a b", NEW: "a b" if removes else "a x b"}
+
+    @staticmethod
+    def flow(build: Callable[[Stream, bool], None], *, with_x: bool) -> Graph:
+        flow = Flow("f")
+        build(flow.source("in", ListSource([[]], DDL)), with_x)
+        return flow.graph
+
+    def runner(self, stage: int, *heads: str, rows: int = 10) -> StageRunner:
+        runner = StageRunner(
+            self.resources.program(self.before.programs[stage]),
+            self.resources,
+            partition=PartitionId(0),
+            revision=OLD,
+            clock=ManualClock(),
+            sizer=Fixed(rows),
+            times=EpochTimes(clock=0),
+            states={},
+        )
+        after = self.resources.program(self.after.programs[stage])
+        runner.prepare(RevisedStage(NEW, after, frozenset(heads)))
+        return runner
+
+
+def maybe_x(rows: Stream, with_x: bool) -> Stream:
+    return rows.map("x", Mark("x")) if with_x else rows
+
+
+def x_in_a_chain(rows: Stream, with_x: bool) -> None:
+    maybe_x(rows.map("a", Mark("a")), with_x).map("b", Mark("b")).sink("out", NoopSink())
+
+
+def x_behind_an_exchange(rows: Stream, with_x: bool) -> None:
+    """`x` is the first or the last to read a wire; both versions have the same wires."""
+    seen = rows.map("a", Mark("a"))
+    maybe_x(seen.key_by("k", "n").filter("all", lambda row: True), with_x).map("b", Mark("b")).sink("out", NoopSink())
+
+
+def x_before_one_of_two_readers(rows: Stream, with_x: bool) -> None:
+    seen = rows.map("a", Mark("a")).key_by("k", "n")
+    first = seen.map("x", Mark("x")) if with_x else seen
+    first.map("b", Mark("b")).sink("out", NoopSink())
+    seen.map("c", Mark("c")).sink("other", NoopSink())
+
+
+@pytest.mark.parametrize("removes", [False, True])
+def test_rows_go_through_the_graph_of_their_revision_from_the_switch_on(tmp_path: Path, removes: bool):
+    graphs = TwoGraphs(tmp_path, x_in_a_chain, removes=removes)
+    runner = graphs.runner(0, "a")
+    traces = ran(runner, [numbers(0, 60)], {2: runner.switch})
+    assert traces == {n: graphs.names[OLD if n < 20 else NEW] for n in range(60)}
+    met = {stats.operator: stats.rows_in for stats in runner.report().operators}
+    assert met == {"in": 60, "a": 60, "x": 20 if removes else 40, "b": 60}
+    assert set(runner.newly_reached()) == (set() if removes else {"x"})
+
+
+def test_what_is_equal_in_both_graphs_is_shared(tmp_path: Path):
+    runner = TwoGraphs(tmp_path, x_in_a_chain, removes=False).runner(0, "a")
+    for name in ("in", "a", "b"):
+        versions = runner._nodes[name].versions
+        assert versions[OLD].work is versions[NEW].work
+    assert set(runner._nodes["x"].versions) == {NEW}
+    assert list(runner._nodes) == ["in", "a", "x", "b"], "in an order in which both can end"
+
+
+@examples(40)
+@given(st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_rows_of_both_revisions_may_come_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, rng: random.Random, removes: bool, forks: bool
+) -> None:
+    build = x_before_one_of_two_readers if forks else x_behind_an_exchange
+    graphs = TwoGraphs(tmp_path_factory.mktemp("graphs"), build, removes=removes)
+    assert {wire.id for wire in graphs.before.plan.wires} & {wire.id for wire in graphs.after.plan.wires}
+    [wire] = graphs.resources.program(graphs.before.programs[1]).stage.receives
+    frames, revisions, start = [], {}, 0
+    for seq in range(rng.randint(1, 8)):
+        revision, size = rng.choice((OLD, NEW)), rng.randint(1, 25)
+        rows = pa.RecordBatch.from_pylist([{"n": n, "trace": "a"} for n in range(start, start + size)], schema=SCHEMA)
+        frames.append(framed(rows, revision, seq, wire))
+        revisions.update(dict.fromkeys(range(start, start + size), revision))
+        start += size
+    runner = graphs.runner(1, rows=rng.randint(1, 30))
+    out = [row for ready in runner.run(frames) for each in ready for row in rows_in(each)]
+    wanted = [(n, graphs.names[revision]) for n, revision in revisions.items()]
+    if forks:
+        wanted += [(n, "a c") for n in revisions]
+    assert sorted((row["n"], row["trace"]) for row in out) == sorted(wanted)

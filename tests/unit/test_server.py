@@ -108,7 +108,7 @@ def triple(row: dict[str, Any]) -> dict[str, Any]:
 
 def message(function: Any = triple, operator: str = "FM", **more: Any) -> dict[str, Any]:
     data = base64.b64encode(pack(function, operator).data).decode()
-    return {"updates": [{"operator": operator, "function": data}], "python": python_version(), **more}
+    return {"edits": [{"operator": operator, "function": data}], "python": python_version(), **more}
 
 
 # ── access ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -412,7 +412,7 @@ def test_a_function_that_cannot_be_packed_is_refused_by_the_client(client, job):
 
 def test_a_function_that_cannot_be_loaded_is_refused(idle):
     content = message()
-    content["updates"][0]["function"] = base64.b64encode(b"\x80\x05cno_such_module\nf\n.").decode()
+    content["edits"][0]["function"] = base64.b64encode(b"\x80\x05cno_such_module\nf\n.").decode()
     assert told(ask(idle, "POST", "/update", json.dumps(content)))[1:] == (
         "FunctionError",
         "operator 'FM': the job cannot load the object it was sent (ModuleNotFoundError: No module named "
@@ -430,12 +430,21 @@ def test_functions_of_another_python_are_refused_before_they_are_loaded(server, 
 
 @pytest.mark.parametrize("more", [{}, {"function": "AAAA", "table": "AAAA"}])
 def test_an_update_has_a_function_or_a_table(idle, more):
-    body = {"updates": [{"operator": "FM", **more}], "python": python_version()}
+    body = {"edits": [{"operator": "FM", **more}], "python": python_version()}
     assert "set either function or table" in told(ask(idle, "POST", "/update", json.dumps(body)))[2]
 
 
+def test_an_edit_of_an_unknown_kind_is_refused(idle, job):
+    body = {"edits": [{"kind": "insert", "operator": "FM", "between": ["a", "b"]}], "python": python_version()}
+    status, _, text = told(ask(idle, "POST", "/update", json.dumps(body)))
+    assert status == 400
+    assert "'insert'" in text
+    assert "Edits may be of the kind 'update'" in text
+    assert job.history() == []
+
+
 def test_bytes_that_are_not_a_table_are_refused(idle):
-    body = {"updates": [{"operator": "rates", "table": "AAAA"}], "python": python_version()}
+    body = {"edits": [{"operator": "rates", "table": "AAAA"}], "python": python_version()}
     assert told(ask(idle, "POST", "/update", json.dumps(body)))[:2] == (422, "FlowError")
 
 
@@ -445,7 +454,7 @@ def test_a_local_function_is_refused(client):
 
 
 @pytest.mark.parametrize("path", POST_PATHS)
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"updates": 1}', b"\xff\xfe", b'{"revision": "x"}', b"null"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"edits": 1}', b"\xff\xfe", b'{"revision": "x"}', b"null"])
 def test_an_invalid_body_gets_400(idle, path, body):
     status, kind, text = told(ask(idle, "POST", path, body))
     assert (status, kind) == (400, "BadRequest")
@@ -598,7 +607,7 @@ def test_the_root_path_links_to_the_openapi_description(idle):
 def test_a_body_that_follows_the_description_is_accepted():
     sent = ChangeRequest((UpdateMessage.of(Update("FM", triple)),), python_version(), note="n")
     assert msgspec.json.decode(msgspec.json.encode(sent), type=ChangeRequest) == sent
-    assert schema_of("ChangeRequest")["required"] == ["updates", "python"]
+    assert schema_of("ChangeRequest")["required"] == ["edits", "python"]
 
 
 def schema_of(name: str) -> Any:

@@ -20,7 +20,7 @@ from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import KEPT_JOURNALS, KEPT_MANIFESTS, Checkpoint, Manifest
 from midstream.checkpoint.sweeper import RETRY_EVERY, Sweeper, SweepThread
 from midstream.data.times import Watermarks
-from midstream.ids import Epoch, PartitionId, Revision, Run
+from midstream.ids import Digest, Epoch, PartitionId, Revision, Run
 from midstream.metrics import SweepStats
 from midstream.state.files import Author, FileKind, FileRef, table_of
 from midstream.state.lineage import Lineage
@@ -249,7 +249,7 @@ def test_files_stay_while_functions_are_tried_on_them(world: World):
 
 def test_old_manifests_and_journals_are_removed_and_recent_ones_kept(world: World, tmp_path: Path):
     for epoch in range(KEPT_MANIFESTS + 5):
-        world.checkpoint.commit(Manifest(Epoch(epoch), Revision(1), (), {}, 0.0, {}))
+        world.checkpoint.commit(Manifest(Epoch(epoch), Revision(1), (), Digest(""), 0.0, {}))
         world.checkpoint.keep_journal(Epoch(epoch), Run(0), b"x")
     world.sweeper.after_failure()
     world.commit(KEPT_MANIFESTS + 4)
@@ -278,17 +278,18 @@ def test_a_folder_that_cannot_be_listed_is_listed_later(world: World, tmp_path: 
 def test_blobs_are_removed_unless_in_use_or_about_to_be(world: World, tmp_path: Path):
     blobs = world.checkpoint.blobs
     run, manifest, old, prepared = (blobs.put(Blob.of(data)) for data in (b"run", b"manifest", b"old", b"prepared"))
+    document = blobs.put(Blob.of(b"document"))
     (tmp_path / "blobs" / old[:2] / f"{old}.123.tmp").write_bytes(b"half")
-    world.checkpoint.commit(Manifest(Epoch(0), Revision(1), (manifest,), {}, 0.0, {}))
+    world.checkpoint.commit(Manifest(Epoch(0), Revision(1), (manifest,), document, 0.0, {}))
     with blobs.holds.preparing():
         blobs.put(Blob.of(b"prepared"))  # it existed before
         world.commit(0, live=frozenset({run}))
         assert world.sweeper.sweep(), "some were removed"
-        assert blobs.digests() == {run, manifest, prepared}
+        assert blobs.digests() == {run, manifest, document, prepared}
         assert not world.sweeper.sweep()
     world.commit(1, live=frozenset({run}))
     assert world.sweeper.sweep(), "the preparation led to no record"
-    assert blobs.digests() == {run, manifest}
+    assert blobs.digests() == {run, manifest, document}
     assert not list((tmp_path / "blobs").rglob("*.tmp"))
 
 

@@ -17,7 +17,7 @@ from midstream.checkpoint.committed_state import CommittedState
 from midstream.checkpoint.location import Checkpoint, Manifest
 from midstream.data.times import Watermarks
 from midstream.errors import CheckpointError, FlowError, JobFailed
-from midstream.ids import Epoch, Revision
+from midstream.ids import Digest, Epoch, Revision
 from midstream.testing import ManualClock, run_local
 
 Row = dict[str, Any]
@@ -197,9 +197,9 @@ def test_a_longer_delay_in_the_script_does_not_move_the_watermark_back(tmp_path:
 
 def test_the_watermark_of_an_older_manifest_is_derived_from_its_event_times():
     flow = two_sources([[]], [[]], None, out=MemorySink())
-    old = Manifest(Epoch(3), Revision(1), (), {}, 0.0, {}, event_times={"bids": 50, "asks": 40})
+    old = Manifest(Epoch(3), Revision(1), (), Digest(""), 0.0, {}, event_times={"bids": 50, "asks": 40})
     assert CommittedState.of(flow.graph, old).watermarks.watermark == 40
-    half = Manifest(Epoch(3), Revision(1), (), {}, 0.0, {}, event_times={"bids": 50})
+    half = Manifest(Epoch(3), Revision(1), (), Digest(""), 0.0, {}, event_times={"bids": 50})
     assert CommittedState.of(flow.graph, half).watermarks.watermark is None
 
 

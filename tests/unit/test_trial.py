@@ -632,7 +632,7 @@ def test_a_function_that_cannot_be_loaded_says_what_to_do(world: World):
     [record] = world.log.records()
     damaged = world.store.put(Blob.of(b"no pickle"))
     update = msgspec.structs.replace(record.updates[0], function=damaged)
-    world.log.keep(msgspec.structs.replace(record, updates=(update,)))
+    world.log.keep(msgspec.structs.replace(record, edits=(update,)))
     with pytest.raises(CheckpointError, match="'FM' was changed while the job ran, to two, which cannot be loaded any"):
         world.restart(committed=2)
 
@@ -650,7 +650,7 @@ def test_a_transform_whose_function_could_not_be_stored_runs_the_scripts(world: 
     world.applied(Update("FM", two))
     [record] = world.log.records()
     update = msgspec.structs.replace(record.updates[0], function=NOT_STORED)
-    world.log.keep(msgspec.structs.replace(record, updates=(update,)))
+    world.log.keep(msgspec.structs.replace(record, edits=(update,)))
     found = world.restart(committed=2)
     assert found.messages == (
         "transform 'FM' runs what the script says: the function to which ann@host changed it (revision 2) could not be "
@@ -863,5 +863,5 @@ def test_a_function_that_was_not_stored_must_be_given_by_hand(world: World):
     world.applied(Update("FM", two))
     [record] = world.log.records()
     update = msgspec.structs.replace(record.updates[0], before=NOT_STORED)
-    world.log.keep(msgspec.structs.replace(record, updates=(update,)))
+    world.log.keep(msgspec.structs.replace(record, edits=(update,)))
     assert "had a function at revision 1 that is not stored" in refusal(world, 1)

@@ -157,7 +157,12 @@ class Change:
         """It was prepared anew, because what it waited for came out otherwise; gives the record."""
         with self._moved:
             self._prepared, self._plan = prepared, prepared.plan
-            self._set(revision=prepared.after.revision, updates=prepared.updates, plan=prepared.describe())
+            self._set(
+                revision=prepared.after.revision,
+                edits=prepared.edits,
+                plan=prepared.describe(),
+                configuration=prepared.after.document.digest,
+            )
             return self._record
 
     def end(self, outcome: Outcome, error: str | None, keep: Callable[[ChangeRecord], None]) -> None:

@@ -1,30 +1,45 @@
-"""What a job runs at a revision, and how one configuration is made of another."""
+"""What a job runs at a revision, and how that is written down."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from midstream.checkpoint.location import Manifest
+from midstream.flow.graph_format import CODEC, graph_from_document, graph_to_document
 from midstream.flow.model import Graph
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.planner.assignment import Assignment, assign
 from midstream.planner.programs import StateMigration, link, pack_blobs
-from midstream.planner.stages import Plan, compile_plan
+from midstream.planner.stages import Plan, WireNumbers, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
+from midstream.storage.documents import read_document, write_document
+
+__all__ = ["FIRST_REVISION", "Configuration", "configuration_of", "first_configuration", "read_configuration"]
 
 FIRST_REVISION = Revision(1)
+
+_WHAT = "the configuration of a revision"
+_FIELDS = {
+    "assignments": Mapping[StageIndex, Assignment],
+    "blobs": Mapping[str, Digest],
+    "migrations": Mapping[str, tuple[StateMigration, ...]],
+    "wires": WireNumbers,
+}
+"""Of a configuration's document, beside the graph's own."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A compiled plan, its stored programs, and for each stage behind an exchange who owns which bin.
+    """A compiled plan, the functions and tables of its operators, and who owns which bin of which stage.
 
-    ``blobs`` names the stored function or table of each operator that has one, ``migrations`` what brings its state up
-    to date.
+    ``assignments`` are those of the stages behind an exchange. ``blobs`` names the stored function or table of each
+    operator that has one, ``migrations`` what brings its state up to date. The programs and the document follow from
+    these; they are in the store once :meth:`store` has put them there.
     """
 
     plan: Plan
-    programs: tuple[Digest, ...]
     revision: Revision
     assignments: Mapping[StageIndex, Assignment]
     blobs: Mapping[str, Digest] = field(default_factory=dict)
@@ -35,14 +50,59 @@ class Configuration:
         """The flow."""
         return self.plan.graph
 
+    @cached_property
+    def programs(self) -> tuple[Digest, ...]:
+        """One for each stage."""
+        return tuple(blob.digest for blob in self._linked)
+
+    @cached_property
+    def document(self) -> Blob:
+        """All of it but the revision's number and the user's objects, so that equal configurations share a blob."""
+        return Blob.of(write_document({**graph_to_document(self.graph), **self._encoded()}))
+
+    def _encoded(self) -> dict[str, object]:
+        values = {
+            "assignments": self.assignments,
+            "blobs": self.blobs,
+            "migrations": self.migrations,
+            "wires": self.plan.numbers,
+        }
+        return {name: CODEC.encode(values[name], hint) for name, hint in _FIELDS.items()}
+
+    @cached_property
+    def _linked(self) -> tuple[Blob, ...]:
+        programs = link(self.plan, self.blobs, self.migrations, self.assignments)
+        return tuple(program.to_blob() for program in programs)
+
+    def store(self, store: BlobStore) -> Configuration:
+        """Put the programs and the document where workers and restarts find them."""
+        for blob in (*self._linked, self.document):
+            store.put(blob)
+        return self
+
     def digests(self) -> frozenset[Digest]:
-        """All blobs that it needs: programs, functions, tables and migrations."""
+        """All blobs that it needs: its document, programs, functions, tables and migrations."""
         steps = (step.function for steps in self.migrations.values() for step in steps)
-        return frozenset({*self.programs, *self.blobs.values(), *steps})
+        return frozenset({self.document.digest, *self.programs, *self.blobs.values(), *steps})
 
     def as_revision(self, revision: Revision) -> Configuration:
         """The same under another number."""
         return replace(self, revision=revision)
+
+
+def read_configuration(data: bytes, revision: Revision) -> Configuration:
+    """What a document says. The user's objects are not loaded: the graph has no payloads."""
+    found = read_document(data, _WHAT)
+    own = {name: found.pop(name) for name in _FIELDS if name in found}
+    fields = CODEC.decode_fields(own, _FIELDS, _WHAT)
+    graph = graph_from_document(found, _WHAT)
+    plan = compile_plan(graph, fields["wires"])
+    return Configuration(plan, revision, fields["assignments"], fields["blobs"], fields["migrations"])
+
+
+def configuration_of(manifest: Manifest, store: BlobStore) -> Configuration:
+    """What the job ran at the end of a committed epoch."""
+    return read_configuration(store.get(manifest.configuration), manifest.revision)
 
 
 def first_configuration(
@@ -51,25 +111,15 @@ def first_configuration(
     partitions: int,
     blobs: Mapping[str, Blob] | None = None,
     recorded: Mapping[StageIndex, Assignment] | None = None,
+    wires: WireNumbers | None = None,
 ) -> Configuration:
-    """What a flow runs as it was written. ``blobs`` may have been packed before.
+    """What a flow runs as it was written, stored. ``blobs`` may have been packed before.
 
-    Stages whose assignment is ``recorded`` go on with it; the others spread their bins over ``partitions``.
+    Stages whose assignment is ``recorded`` go on with it; the others spread their bins over ``partitions``. ``wires``
+    are those that the job had before.
     """
-    plan = compile_plan(graph)
     packed = pack_blobs(graph) if blobs is None else blobs
     digests = {name: store.put(blob) for name, blob in packed.items()}
-    return configured(plan, store, FIRST_REVISION, assign(plan.exchanged, partitions, recorded or {}), digests, {})
-
-
-def configured(
-    plan: Plan,
-    store: BlobStore,
-    revision: Revision,
-    assignments: Mapping[StageIndex, Assignment],
-    blobs: Mapping[str, Digest],
-    migrations: Mapping[str, tuple[StateMigration, ...]],
-) -> Configuration:
-    """Link a plan whose functions are stored already, and store its programs."""
-    programs = tuple(store.put(program.to_blob()) for program in link(plan, blobs, migrations, assignments))
-    return Configuration(plan, programs, revision, assignments, blobs, migrations)
+    plan = compile_plan(graph, wires or WireNumbers())
+    assignments = assign(plan.exchanged, partitions, recorded or {})
+    return Configuration(plan, FIRST_REVISION, assignments, digests).store(store)

@@ -189,7 +189,7 @@ def _state_of(name: str, operator: Operator, samples: Samples, files: StateFiles
 
 def _refusal(prepared: PreparedChange, name: str, samples: Samples, rows: int, error: OperatorFailed) -> MidstreamError:
     hint = "Fix it and request the change again; preflight=False sends a function that can only run on workers."
-    record = next(update for update in prepared.updates if update.operator == name)
+    record = next(update for update in prepared.edits if update.operator == name)
     if prepared.after.graph[name].spec.keeps_user_state:
         hint = (
             "If it expects its state in another layout, give migrate=, which brings a key's state into it"

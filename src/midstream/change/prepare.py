@@ -1,4 +1,4 @@
-"""From updates to a change that can be enacted: all that can be wrong is found here, before anything is sent."""
+"""From edits to a change that can be enacted: all that can be wrong is found here, before anything is sent."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.change.configuration import Configuration, configured
-from midstream.checkpoint.change_records import NOT_STORED, UpdateRecord
+from midstream.change.configuration import Configuration
+from midstream.checkpoint.change_records import NOT_STORED, EditRecord, UpdateRecord
 from midstream.control.messages import ChangeBegun
 from midstream.data.schema import to_ddl
 from midstream.errors import FlowError, SchemaError
-from midstream.flow.edits import Update, revise
+from midstream.flow.edits import Edit, Update, as_updates, revise
 from midstream.flow.functions import label_of, pack
 from midstream.flow.model import Graph, Operator
 from midstream.flow.transactions import Transaction
@@ -24,7 +24,7 @@ from midstream.planner.programs import StateMigration
 from midstream.planner.stages import Plan, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
 
-__all__ = ["PreparedChange", "StoredUpdates", "prepare", "scheduler_of", "store_updates"]
+__all__ = ["PreparedChange", "StoredEdits", "apply", "prepare", "scheduler_of", "stage_of", "store_edits"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PreparedChange:
     before: Configuration
     after: Configuration
     plan: ChangePlan
-    updates: tuple[UpdateRecord, ...]
+    edits: tuple[EditRecord, ...]
     waits_for: str | None = None
 
     @property
@@ -88,36 +88,55 @@ def scheduler_of(name: str | Scheduler) -> Scheduler:
 
 
 @dataclass(frozen=True)
-class StoredUpdates:
-    """Where the functions and migrations of some updates are stored, by operator."""
+class StoredEdits:
+    """Where the functions and migrations that some edits bring are stored, by operator."""
 
     functions: Mapping[str, Digest]
     migrations: Mapping[str, Digest]
 
 
-def store_updates(
+def store_edits(
     graph: Graph,
-    updates: Sequence[Update],
+    edits: Sequence[Edit],
     store: BlobStore,
     *,
     stored: Mapping[str, Digest] | None = None,
     migrates: Mapping[str, Digest] | None = None,
-) -> StoredUpdates:
-    """Pack and store what updates of ``graph`` bring, but for what is stored already.
+) -> StoredEdits:
+    """Pack and store what edits of ``graph`` bring, but for what is stored already.
 
     Apart from :func:`prepare` because only this runs code of the user's (``__getstate__``, a table's Spark job), which
-    may take its time. Raises :class:`FlowError` and stores nothing when the updates do not fit.
+    may take its time. Raises :class:`FlowError` and stores nothing when the edits do not fit.
     """
-    blobs, steps = _packed(revise(graph, updates), updates, stored or {}, migrates or {})
-    return StoredUpdates(
-        {name: _kept(store, blob) for name, blob in blobs.items()},
-        {name: _kept(store, blob) for name, blob in steps.items()},
+    updates = as_updates(edits)
+    return _stored(revise(graph, updates), updates, store, stored or {}, migrates or {})
+
+
+def apply(
+    configuration: Configuration, edits: Sequence[Edit], stored: StoredEdits, revision: Revision
+) -> Configuration:
+    """The configuration that edits lead to. Pure: what they bring is stored already, and nothing else is.
+
+    Raises :class:`FlowError` when the edits do not fit.
+    """
+    graph = revise(configuration.graph, as_updates(edits))
+    # What could not be stored must not leave the digest of the function before it.
+    blobs = {**configuration.blobs, **stored.functions}
+    migrations = dict(configuration.migrations)
+    for name, function in stored.migrations.items():
+        migrations[name] = (*migrations.get(name, ()), StateMigration(revision, function))
+    return Configuration(
+        compile_plan(graph, configuration.plan.numbers),
+        revision,
+        configuration.assignments,
+        {name: digest for name, digest in blobs.items() if digest != NOT_STORED},
+        migrations,
     )
 
 
 def prepare(
     current: Configuration,
-    updates: Sequence[Update],
+    edits: Sequence[Edit],
     store: BlobStore,
     *,
     revision: Revision,
@@ -125,40 +144,29 @@ def prepare(
     stored: Mapping[str, Digest] | None = None,
     migrates: Mapping[str, Digest] | None = None,
 ) -> PreparedChange:
-    """Check a change against what the job runs, and store its functions.
+    """Check a change against what the job runs, and store its functions and the configuration that it leads to.
 
     ``stored`` and ``migrates`` are functions and migrations that are in the store already, by operator (see
-    :func:`store_updates`). Raises :class:`FlowError` and stores nothing when the change does not fit.
+    :func:`store_edits`). Raises :class:`FlowError` and stores nothing when the change does not fit.
     """
+    updates = as_updates(edits)
     graph = revise(current.graph, updates)
     plan = plan_change(graph, [update.operator for update in updates], scheduler)
     waits_for = _state_that_waits(current.graph, graph)
     if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
         _check_outlets(current.graph, graph)
-    blobs, steps = _packed(graph, updates, stored or {}, migrates or {})
-    # What could not be stored must not leave the digest of the function before it.
-    kept = {**current.blobs, **{name: _kept(store, blob) for name, blob in blobs.items()}}
-    digests = {name: digest for name, digest in kept.items() if digest != NOT_STORED}
-    migrations = {
-        **current.migrations,
-        **{
-            name: (*current.migrations.get(name, ()), StateMigration(revision, _kept(store, blob)))
-            for name, blob in steps.items()
-        },
-    }
-    after = configured(
-        compile_plan(graph, current.plan.numbers), store, revision, current.assignments, digests, migrations
-    )
+    kept = _stored(graph, updates, store, stored or {}, migrates or {})
+    after = apply(current, updates, kept, revision).store(store)
     records = tuple(
         UpdateRecord(
             operator=update.operator,
             label=_label(update.function),
-            function=digests.get(update.operator, NOT_STORED),
+            function=after.blobs.get(update.operator, NOT_STORED),
             source=_source(update.function),
             before=current.blobs.get(update.operator, NOT_STORED),
             returns=_declared(graph[update.operator]),
             returned=_declared(current.graph[update.operator]),
-            migrate=_newest(migrations, update.operator) if update.migrate is not None else None,
+            migrate=kept.migrations.get(update.operator),
             takes=tuple(to_ddl(schema) for schema in _takes(graph, graph[update.operator])),
         )
         for update in updates
@@ -195,10 +203,17 @@ def _takes(graph: Graph, op: Operator) -> list[Any]:
     return [graph.schema_of(port) for port in op.inputs]
 
 
-def _packed(
-    graph: Graph, updates: Sequence[Update], stored: Mapping[str, Digest], migrates: Mapping[str, Digest]
-) -> tuple[dict[str, Blob | Digest], dict[str, Blob | Digest]]:
-    """The functions or tables of updates, and their migrations, ready to store or (by digest) stored already."""
+def _stored(
+    graph: Graph,
+    updates: Sequence[Update],
+    store: BlobStore,
+    stored: Mapping[str, Digest],
+    migrates: Mapping[str, Digest],
+) -> StoredEdits:
+    """Pack the functions or tables of updates, and their migrations, then store what is not stored already.
+
+    ``graph`` is the one after the change.
+    """
     blobs: dict[str, Blob | Digest] = {}
     steps: dict[str, Blob | Digest] = {}
     for update in updates:
@@ -211,15 +226,14 @@ def _packed(
             blobs[name] = NOT_STORED if packed is None else packed
         if update.migrate is not None:
             steps[name] = migrates.get(name) or pack(update.migrate, name)
-    return blobs, steps
+    return StoredEdits(
+        {name: _kept(store, blob) for name, blob in blobs.items()},
+        {name: _kept(store, blob) for name, blob in steps.items()},
+    )
 
 
 def _kept(store: BlobStore, blob: Blob | Digest) -> Digest:
     return store.put(blob) if isinstance(blob, Blob) else blob
-
-
-def _newest(migrations: Mapping[str, tuple[StateMigration, ...]], operator: str) -> Digest:
-    return migrations[operator][-1].function
 
 
 def _label(function: Any) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import pyarrow as pa
 
-from midstream.change.configuration import FIRST_REVISION, Configuration, configured
+from midstream.change.configuration import FIRST_REVISION, Configuration
 from midstream.change.prepare import PreparedChange, prepare
 from midstream.change.timeline import Course, RevisionStep, courses, known_revisions, listed, migrations_of, settled
 from midstream.checkpoint.change_log import ChangeLog
@@ -101,9 +101,8 @@ def _in_force(
         graph = revise(first.graph, updates) if updates else first.graph
         graph = replace(graph, written_for={**graph.written_for, **_written_for(graph, stored)})
         blobs = {**first.blobs, **{name: course.newest.update.function for name, course in stored.items()}}
-        return configured(
-            compile_plan(graph, first.plan.numbers), store, revision, first.assignments, blobs, migrations_of(applied)
-        )
+        plan = compile_plan(graph, first.plan.numbers)
+        return Configuration(plan, revision, first.assignments, blobs, migrations_of(applied)).store(store)
     except MidstreamError as error:
         steps = [course.newest for course in known.values()]
         what = ", ".join(f"{step.update.operator} by revision {step.record.revision}" for step in steps)
@@ -177,7 +176,7 @@ def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | Non
             requested_at=now,
             by=by,
             scheduler=str(Scheduler.EPOCH),
-            updates=(),
+            edits=(),
             plan="started with changes='drop': all functions are those of the script",
             outcome=Outcome.APPLIED,
             drops=True,
@@ -224,7 +223,7 @@ def _warnings(first: Configuration, known: Mapping[str, Course], resumed: Pendin
     """One sentence for each operator that does not run what the script says, or what was requested last."""
     found = {name: _differs(course.newest) for name, course in known.items() if not _is_scripts(first, name, course)}
     if resumed is not None:
-        on_trial = {update.operator for update in resumed.prepared.updates}
+        on_trial = {update.operator for update in resumed.prepared.edits}
         for update in resumed.record.updates:
             if update.operator in on_trial:
                 found[update.operator] = _goes_on_trial(RevisionStep(resumed.record, update))

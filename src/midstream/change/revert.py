@@ -220,7 +220,7 @@ def taken_back(
         requested_at=now,
         by=by,
         scheduler=str(Scheduler.EPOCH),
-        updates=tuple(_update_back(operator, each, migrates.get(operator), settled) for operator, each in back.items()),
+        edits=tuple(_update_back(operator, each, migrates.get(operator), settled) for operator, each in back.items()),
         plan=f"while the job was not running: it starts with what revision {revision} ran",
         outcome=Outcome.APPLIED,
         note=note,

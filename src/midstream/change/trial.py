@@ -24,14 +24,14 @@ from dataclasses import dataclass, field, replace
 from midstream.change.advice import after_roll_back, after_stop, never_sent
 from midstream.change.change import Change, TrialProgress
 from midstream.change.configuration import Configuration
-from midstream.change.prepare import PreparedChange, prepare, store_updates
+from midstream.change.prepare import PreparedChange, prepare, store_edits
 from midstream.change.restart import Pending
 from midstream.change.revert import Undoing
 from midstream.checkpoint.change_log import ChangeLog
 from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.control.messages import ChangeNoted, Commit
 from midstream.errors import MidstreamError
-from midstream.flow.edits import Update
+from midstream.flow.edits import Edit
 from midstream.ids import Digest, Epoch, Revision
 from midstream.planner.change_plan import Scheduler
 from midstream.storage.blobs import BlobStore
@@ -48,7 +48,7 @@ LOSSES_BEFORE_BLAME = 2
 class Request:
     """A change as it was asked for."""
 
-    updates: tuple[Update, ...]
+    edits: tuple[Edit, ...]
     scheduler: Scheduler
     by: str
     stored: Mapping[str, Digest] = field(default_factory=dict)
@@ -127,8 +127,8 @@ class Changes:
 
     def store(self, request: Request) -> Request:
         """Pack and store what a change brings. The user's code runs here, so it is called without the job's lock."""
-        stored = store_updates(
-            self.newest().graph, request.updates, self._store, stored=request.stored, migrates=request.migrates
+        stored = store_edits(
+            self.newest().graph, request.edits, self._store, stored=request.stored, migrates=request.migrates
         )
         return replace(request, stored=stored.functions, migrates=stored.migrations)
 
@@ -161,9 +161,10 @@ class Changes:
             requested_at=self._wall(),
             by=request.by,
             scheduler=str(request.scheduler),
-            updates=prepared.updates,
+            edits=prepared.edits,
             plan=prepared.describe(),
             preparation_ms=round(preparation_ms, 3),
+            configuration=prepared.after.document.digest,
             note=request.note,
             time_limit_s=request.time_limit_s,
         )
@@ -184,8 +185,8 @@ class Changes:
             requested_at=self._wall(),
             by=request.by,
             scheduler=str(request.scheduler),
-            updates=(),
-            plan=", ".join(str(getattr(update, "operator", update)) for update in request.updates),
+            edits=(),
+            plan=", ".join(str(getattr(edit, "operator", edit)) for edit in request.edits),
             outcome=Outcome.REFUSED,
             error=str(error),
         )
@@ -338,10 +339,10 @@ class Changes:
         if request.back_to is not None:
             records = [record for record in self._log.records() if number is None or record.number < number]
             undone = request.back_to.again(records)
-            request = replace(request, updates=undone.updates, stored=undone.stored)
+            request = replace(request, edits=undone.updates, stored=undone.stored)
         return prepare(
             base,
-            request.updates,
+            request.edits,
             self._store,
             revision=Revision(max(self._highest, base.revision) + 1),
             scheduler=request.scheduler,

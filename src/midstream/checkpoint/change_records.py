@@ -12,7 +12,7 @@ import msgspec
 
 from midstream.ids import Digest, Epoch, Revision
 
-__all__ = ["NOT_STORED", "ChangeEvent", "ChangeRecord", "Outcome", "UpdateRecord", "whoami"]
+__all__ = ["NOT_STORED", "ChangeEvent", "ChangeRecord", "EditRecord", "Outcome", "UpdateRecord", "whoami"]
 
 
 NOT_STORED = Digest("")
@@ -44,8 +44,8 @@ class Outcome(enum.StrEnum):
     """It was never sent to a task."""
 
 
-class UpdateRecord(msgspec.Struct, frozen=True):
-    """What was done to one operator. Functions are in the blob store, by digest.
+class UpdateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="update"):
+    """An :class:`~midstream.Update` of one operator. Functions are in the blob store, by digest.
 
     ``before`` and ``returned`` are its function and columns until then: what a revert goes back to. Columns are None if
     they follow from its inputs'. ``takes`` are the columns that each of its inputs had after the change: what the
@@ -61,6 +61,10 @@ class UpdateRecord(msgspec.Struct, frozen=True):
     returned: str | None = None
     migrate: Digest | None = None
     takes: tuple[str, ...] | None = None
+
+
+EditRecord = UpdateRecord
+"""The record of an edit, by its ``kind``."""
 
 
 class ChangeEvent(msgspec.Struct, frozen=True):
@@ -84,7 +88,7 @@ class ChangeRecord(msgspec.Struct, frozen=True):
     requested_at: float
     by: str
     scheduler: str
-    updates: tuple[UpdateRecord, ...]
+    edits: tuple[EditRecord, ...]
     plan: str
     outcome: Outcome = Outcome.PENDING
     preparation_ms: float = 0.0
@@ -95,8 +99,16 @@ class ChangeRecord(msgspec.Struct, frozen=True):
     note: str | None = None
     time_limit_s: float | None = None
     """How long an epoch on trial may take from when the change takes effect in it."""
+    configuration: Digest | None = None
+    """The blob of the configuration that it leads to. Of a change that was refused, or made while the job was not
+    running, there is none."""
     drops: bool = False
     """It took all earlier changes back: the job was started by its script alone."""
+
+    @property
+    def updates(self) -> tuple[UpdateRecord, ...]:
+        """Those of the edits that gave operators other functions."""
+        return self.edits
 
     @property
     def operators(self) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from midstream.control.messages import Commit
 from midstream.data.times import Watermarks
 from midstream.flow.model import Graph
 from midstream.ids import Digest, Epoch, StageIndex
-from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan
 from midstream.state.lineage import Lineage
 
@@ -69,7 +68,7 @@ class CommittedState:
         self,
         commit: Commit,
         programs: tuple[Digest, ...],
-        assignments: Mapping[StageIndex, Assignment],
+        configuration: Digest,
         *,
         committed_at: float,
         offsets: str,
@@ -80,7 +79,7 @@ class CommittedState:
             epoch=commit.epoch,
             revision=commit.revision,
             programs=programs,
-            assignments=dict(assignments),
+            configuration=configuration,
             committed_at=committed_at,
             rows={stats.operator: (stats.rows_in, stats.rows_out) for stats in commit.operators},
             lineages={operator: lineage.encode() for operator, lineage in self.lineages.items()},

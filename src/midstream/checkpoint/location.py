@@ -35,8 +35,7 @@ import pyarrow.fs as pafs
 from midstream.checkpoint.change_log import ChangeLog
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
-from midstream.ids import Digest, Epoch, Revision, Run, StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.ids import Digest, Epoch, Revision, Run
 from midstream.state.files import StateFiles
 from midstream.state.lineage import Lineage
 from midstream.storage import disk
@@ -80,8 +79,8 @@ class Manifest(msgspec.Struct, frozen=True):
     epoch: Epoch
     revision: Revision
     programs: tuple[Digest, ...]
-    assignments: dict[StageIndex, Assignment]
-    """Per stage behind an exchange: how many partitions it has, and which of them owns each bin."""
+    configuration: Digest
+    """The document of what the job ran: graph, functions, and for each stage who owns which bin."""
     committed_at: float
     rows: dict[str, tuple[int, int]]
     """Per operator: rows in, rows out."""

@@ -5,6 +5,8 @@ needed                          reason
 ==============================  ====================================================================================
 everything in a configuration   workers run it, or will if a change is rolled back or starts
 everything in a pending record  a restart continues with it
+configurations of pending and   they say what the job ran at a revision
+of the newest applied changes
 the newest applied function     a restart runs it instead of the script's
 of each operator
 all applied migrations          keys without rows since then are still at old levels
@@ -32,16 +34,15 @@ def blobs_on_record(records: Iterable[ChangeRecord], kept: int = KEPT_REVISIONS)
     pending = [record for record in records if record.outcome is Outcome.PENDING]
     applied = _applied(records)
     newest = {update.operator: update.function for record in applied for update in record.updates}
+    recent = [*pending, *applied[-kept:]]
+    configurations = {record.configuration for record in recent if record.configuration is not None}
     functions = {
-        digest
-        for record in [*pending, *applied[-kept:]]
-        for update in record.updates
-        for digest in (update.function, update.before)
+        digest for record in recent for update in record.updates for digest in (update.function, update.before)
     }
     migrations = {
         update.migrate for record in [*pending, *applied] for update in record.updates if update.migrate is not None
     }
-    return frozenset({*newest.values(), *functions, *migrations} - {NOT_STORED})
+    return frozenset({*newest.values(), *configurations, *functions, *migrations} - {NOT_STORED})
 
 
 def _applied(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:

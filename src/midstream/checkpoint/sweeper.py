@@ -258,8 +258,8 @@ class Sweeper:
             for leftover in [each for each in self._overdue if each.folder is _Folder.BLOBS]:
                 del self._overdue[leftover]
         manifests = [self._checkpoint.manifest(committed.epoch) for committed in kept]
-        programs = {digest for manifest in manifests if manifest is not None for digest in manifest.programs}
-        needed = {*live, *programs, *blobs_on_record(self._checkpoint.changes.records())}
+        run = {digest for each in manifests if each is not None for digest in (each.configuration, *each.programs)}
+        needed = {*live, *run, *blobs_on_record(self._checkpoint.changes.records())}
         for name in store.garbage(needed):
             if not is_wanted():
                 return

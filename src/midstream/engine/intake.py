@@ -107,7 +107,7 @@ def _inlet(program: StageProgram, number: int, batch: pa.RecordBatch) -> Rows:
 
 def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
     wires = {wire.id: wire for wire in program.wires}
-    received = {wire: _entries(program, wires[wire]) for wire in program.stage.receives}
+    received = {wire: entries_on(program, wire) for wire in program.stage.receives}
     alike = groupby(frames_of(batch), key=lambda frame: (frame[0].wire, frame[0].revision, frame[0].kind))
     for (wire, revision, kind), group in alike:
         if wire in received:
@@ -117,7 +117,9 @@ def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Car
             yield from (Carried(wires[wire], header, payload) for header, payload in group)
 
 
-def _entries(program: StageProgram, wire: Wire) -> tuple[IntakeEntry, ...]:
+def entries_on(program: StageProgram, number: WireId) -> tuple[IntakeEntry, ...]:
+    """Where the rows of a wire enter this stage."""
+    wire = next(each for each in program.wires if each.id == number)
     return entries_of(wire.port, (op for op in program.operators if op.name in wire.consumers))
 
 

@@ -1,8 +1,14 @@
-"""An operator in place in a task: its work, by revision, and what it has done so far."""
+"""An operator in place in a task: its work and its readers, by revision, and what it has done so far.
+
+The versions of all operators that have one under a revision are that revision's DAG. What is equal under two revisions
+is made once, and both share it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 import pyarrow as pa
 
@@ -12,20 +18,23 @@ from midstream.engine.steps import AtWork
 from midstream.flow.model import Operator
 from midstream.ids import Revision
 from midstream.metrics import Histogram, OperatorStats
+from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Wire
 
 
 @dataclass(frozen=True)
 class Version:
-    """What an operator does under a revision."""
+    """What an operator does under a revision, who reads each of its branches here, and on which wires rows leave."""
 
     work: AtWork
     event_time: str | None
+    consumers: Mapping[str, tuple[IntakeEntry, ...]]
+    wires: Mapping[str, tuple[Wire, ...]]
 
 
 @dataclass
 class OperatorNode:
-    """An operator in place: its work by revision, who reads each of its branches, and what it has done so far."""
+    """An operator in place. It has no version under a revision whose graph is without it."""
 
     name: str
     versions: dict[Revision, Version]
@@ -33,10 +42,8 @@ class OperatorNode:
     """Its branches of late rows."""
     aside: frozenset[str]
     """Its branches of bad rows."""
-    consumers: dict[str, tuple[IntakeEntry, ...]]
-    wires: dict[str, tuple[Wire, ...]]
     latest: Revision
-    """The revision of the last rows that it took."""
+    """The revision of the last rows that it took; before any, of the task."""
     is_updated: bool = False
     sample: pa.RecordBatch | None = None
     """The first rows that it met."""
@@ -56,6 +63,10 @@ class OperatorNode:
         self.busy_ns += took_ns
         self.slowest_ns = max(self.slowest_ns, took_ns)
 
+    def _note(self) -> Callable[[], str] | None:
+        version = self.versions.get(self.latest)
+        return None if version is None else version.work.note
+
     def stats(self) -> OperatorStats:
         """What was done, as it is reported."""
         return OperatorStats(
@@ -69,31 +80,45 @@ class OperatorNode:
             busy_us=self.busy_ns // 1000,
             slowest_slice_us=self.slowest_ns // 1000,
             latency_ms=Histogram.of(self.ages_ms),
-            note="" if (note := self.versions[self.latest].work.note) is None else note(),
+            note="" if (note := self._note()) is None else note(),
         )
 
 
-def version_of(operator: Operator, parts: Parts) -> Version:
-    """What an operator does under the revision of these parts."""
-    return Version(at_work(operator, parts), parts.program.event_times.get(operator.name))
-
-
-def node_of(operator: Operator, parts: Parts) -> OperatorNode:
-    """An operator in place, under the revision of these parts."""
+def version_of(operator: Operator, parts: Parts, known: AtWork | None = None) -> Version:
+    """An operator under the revision of these parts; ``known`` is what it does, if that is loaded already."""
     program = parts.program
     # Not the inlets: a transform of this stage that reads another one has had its rows in Catalyst already.
     here = [op for op in program.operators if op.name not in program.stage.inlets]
+    starting = [wire for wire in program.wires if wire.origin == program.stage.index]
+    return Version(
+        at_work(operator, parts) if known is None else known,
+        program.event_times.get(operator.name),
+        consumers={port.branch: entries_of(port, here) for port in operator.ports},
+        wires={port.branch: tuple(wire for wire in starting if wire.port == port) for port in operator.ports},
+    )
+
+
+def node_of(operator: Operator, revision: Revision) -> OperatorNode:
+    """An operator in place, without a version yet, in a task that begins under ``revision``."""
     return OperatorNode(
         name=operator.name,
-        versions={parts.revision: version_of(operator, parts)},
+        versions={},
         late=frozenset(operator.late_branches),
         aside=frozenset(operator.error_branches),
-        consumers={port.branch: entries_of(port, here) for port in operator.ports},
-        wires={
-            port.branch: tuple(
-                wire for wire in program.wires if wire.port == port and wire.origin == program.stage.index
-            )
-            for port in operator.ports
-        },
-        latest=parts.revision,
+        latest=revision,
     )
+
+
+def in_order(before: StageProgram, after: StageProgram) -> list[str]:
+    """The operators of two versions of a stage: in each one's order, as far as they do not contradict each other."""
+    old, new = [op.name for op in before.operators], [op.name for op in after.operators]
+    if old == new:
+        return old
+    behind: dict[str, set[str]] = {name: set() for name in (*old, *new)}
+    for program in (before, after):
+        for op in program.operators:
+            behind[op.name].update(port.operator for port in op.inputs if port.operator in behind)
+    try:
+        return list(TopologicalSorter(behind).static_order())
+    except CycleError:  # two operators have changed places; the new graph's order is as good as the old one's
+        return [*new, *(name for name in old if name not in new)]

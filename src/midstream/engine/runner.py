@@ -4,7 +4,8 @@ It decodes what enters, cuts it into slices, pushes each slice through all opera
 leaves. A slice goes through the whole stage before the next one starts, so it meets every operator under one
 revision. The runner knows neither Spark nor sockets: batches in, batches out, and a report at the end.
 
-While a change is on its way there are two revisions. Chunks carry theirs, and operators go by it; only the heads of the
+While a change is on its way there are two revisions. Each has a DAG of its own, which may have operators that the other
+has not. Chunks carry their revision, and go through its DAG; only the heads of the
 change decide by themselves: until the task's switch they run as before, from there on under the new revision, and what
 passes them carries it from then on.
 """
@@ -25,8 +26,8 @@ from midstream.engine.bad_rows import FAR
 from midstream.engine.clock import Clock
 from midstream.engine.collector import Collector
 from midstream.engine.frames import FrameKind, encode_rows
-from midstream.engine.intake import Carried, IntakeEntry, Rows, units
-from midstream.engine.nodes import OperatorNode, node_of, version_of
+from midstream.engine.intake import Carried, IntakeEntry, Rows, entries_on, units
+from midstream.engine.nodes import OperatorNode, in_order, node_of, version_of
 from midstream.engine.parts import Parts, combiner_of
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
@@ -98,7 +99,10 @@ class StageRunner:
         self._event_times: dict[str, int] = {}
         self._widest_row = 0
         self._parts = Parts(program, resources, states, times, revision)
-        self._nodes = {op.name: node_of(op, self._parts) for op in program.operators}
+        self._nodes: dict[str, OperatorNode] = {}
+        for op in program.operators:
+            self._nodes[op.name] = node_of(op, revision)
+            self._nodes[op.name].versions[revision] = version_of(op, self._parts)
         self._position: Counter[Origin] = Counter()
         self._revised: RevisedStage | None = None
         self._switch_at: InputPosition | None = None
@@ -130,11 +134,15 @@ class StageRunner:
         self._revised = revised
         self.at_work_under = revised.revision  # if a function cannot be loaded
         parts = self._parts.under(revised.program, revised.revision)
-        for name, node in self._nodes.items():
-            node.versions[revised.revision] = node.versions[self._revision]
-            if revised.program.runs_of(name) != self._program.runs_of(name):
-                node.versions[revised.revision] = version_of(revised.program.operator(name), parts)
-                node.is_updated = True
+        before = {op.name for op in self._program.operators}
+        for op in revised.program.operators:
+            is_same = op.name in before and revised.program.runs_of(op.name) == self._program.runs_of(op.name)
+            node = self._nodes.setdefault(op.name, node_of(op, self._revision))
+            known = node.versions[self._revision] if is_same else None
+            version = version_of(op, parts, None if known is None else known.work)
+            node.versions[revised.revision] = known if known is not None and known == version else version
+            node.is_updated = not is_same
+        self._nodes = {name: self._nodes[name] for name in in_order(self._program, revised.program)}
         self.at_work_under = self._revision
 
     def switch(self, at: InputPosition | None = None) -> None:
@@ -202,13 +210,20 @@ class StageRunner:
         """One slice, through everything."""
         began = self._clock.stopwatch_ns()
         self._decide(unit.origin)
-        for entry in unit.entries:
+        for entry in self._entries(unit):
             if unit.kind is FrameKind.PARTIALS:
                 self._push_partials(entry, piece)
             else:
                 self._push(entry, piece, self._revision if unit.revision is None else unit.revision)
         self._position[unit.origin] += piece.num_rows
         self._sizer.observe(rows=piece.num_rows, elapsed_ns=self._clock.stopwatch_ns() - began)
+
+    def _entries(self, unit: Rows) -> tuple[IntakeEntry, ...]:
+        """Where rows enter the DAG of their revision."""
+        revised = self._revised
+        if revised is None or unit.wire is None or unit.revision != revised.revision:
+            return unit.entries
+        return entries_on(revised.program, unit.wire)
 
     def _decide_at_end(self) -> None:
         if self._revised is not None and self._switch_at is not None:
@@ -222,7 +237,8 @@ class StageRunner:
         revision = self._revision
         if self._revised is not None:
             revision = self._head_revision if node.name in self._revised.heads else self._revised.revision
-        finish = node.versions[revision].work.finish
+        version = node.versions.get(revision)
+        finish = None if version is None else version.work.finish
         if finish is not None:
             self.at_work_under = revision
             for results in self._timed(node, finish()):
@@ -231,7 +247,8 @@ class StageRunner:
 
     def _flush(self, node: OperatorNode) -> Iterator[None]:
         """What follows from rows that it took under its latest revision; pauses now and then."""
-        flush = node.versions[node.latest].work.flush
+        version = node.versions.get(node.latest)
+        flush = None if version is None else version.work.flush
         if flush is not None:
             for results in self._timed(node, flush()):
                 self._hand_on(node, results, node.latest)
@@ -309,12 +326,14 @@ class StageRunner:
 
     def _send(self, wire: Wire, rows: pa.RecordBatch, revision: Revision) -> None:
         """Put rows on a wire, added up before if that is possible and pays."""
-        consumer = self._program.combines.get(wire.id)
+        revised = self._revised
+        program = self._program if revised is None or revision != revised.revision else revised.program
+        consumer = program.combines.get(wire.id)
         if consumer is None:
             self._collector.add(wire, rows, revision)
             return
         if (wire, revision) not in self._combiners:
-            self._combiners[wire, revision] = combiner_of(consumer, self._program.schemas[wire.id])
+            self._combiners[wire, revision] = combiner_of(consumer, program.schemas[wire.id])
         combiner = self._combiners[wire, revision]
         combiner.add(rows)
         self._collect(wire, combiner, revision)
@@ -326,6 +345,7 @@ class StageRunner:
             self._collector.add_partials(wire, partials, revision)
 
     def _hand_on(self, node: OperatorNode, results: Mapping[str, pa.RecordBatch], revision: Revision) -> None:
+        version = node.versions[revision]
         for branch, result in results.items():
             if not result.num_rows:
                 continue
@@ -335,12 +355,11 @@ class StageRunner:
                 node.errors += result.num_rows
             else:
                 node.rows_out += result.num_rows
-                event_time = node.versions[revision].event_time
-                if event_time is not None:
-                    self._note_ages(node, result, event_time)
-            for consumer in node.consumers[branch]:
+                if version.event_time is not None:
+                    self._note_ages(node, result, version.event_time)
+            for consumer in version.consumers[branch]:
                 self._push(consumer, result, revision)
-            for wire in node.wires[branch]:
+            for wire in version.wires[branch]:
                 self._send(wire, result, revision)
 
     def _note_event_time(self, node: OperatorNode, batch: pa.RecordBatch) -> None:

@@ -1,4 +1,4 @@
-"""What a change does to a flow: other functions in the same graph.
+"""Edits: what a change does to a flow. So far there is one kind, other functions in the same graph.
 
 :func:`revise` is pure: a graph and updates in, another graph out, or an error that says what does not fit. Names and
 edges stay; functions, tables and the schemas that follow from them may differ.
@@ -20,11 +20,16 @@ from midstream.flow.model import Graph, Operator, port_schema
 from midstream.flow.spec import InputChange, OnError, Spec
 from midstream.flow.validate import check_error_column
 
-__all__ = ["Update", "revise"]
+__all__ = ["Edit", "Update", "as_updates", "revise"]
 
 
 @dataclass(frozen=True)
-class Update:
+class Edit:
+    """One of the edits that make a change; its class is its kind. They are taken together: all of them, or none."""
+
+
+@dataclass(frozen=True)
+class Update(Edit):
     """What one operator runs after a change.
 
     :param operator: the name of a map, filter, flat_map, route, process, transact, lookup or transform.
@@ -44,6 +49,25 @@ class Update:
     migrate: Callable[[Any, Any], None] | None = None
     returns: str | None = None
     local: Callable[[pa.Table], pa.Table] | None = None
+
+
+def as_updates(edits: Iterable[Edit]) -> tuple[Update, ...]:
+    """The edits of a change, all of which must be of a kind that is known.
+
+    >>> as_updates(["FM"])
+    Traceback (most recent call last):
+    ...
+    midstream.errors.FlowError: a change is made of edits, found str 'FM'; allowed: Update, e.g. Update('FM', function)
+    """
+    known = []
+    for edit in edits:
+        if not isinstance(edit, Update):
+            raise FlowError(
+                f"a change is made of edits, found {type(edit).__name__} {edit!r:.60}; allowed: Update, e.g. "
+                f"Update('FM', function)"
+            )
+        known.append(edit)
+    return tuple(known)
 
 
 def revise(graph: Graph, updates: Sequence[Update]) -> Graph:
@@ -82,11 +106,6 @@ def revise(graph: Graph, updates: Sequence[Update]) -> Graph:
 def _by_operator(graph: Graph, updates: Iterable[Update]) -> dict[str, Update]:
     wanted: dict[str, Update] = {}
     for update in updates:
-        if not isinstance(update, Update):
-            raise FlowError(
-                f"a change is made of Updates, e.g. Update('FM', new_function); found {type(update).__name__} "
-                f"{update!r:.60}"
-            )
         if update.operator not in graph:
             names = [op.name for op in graph if op.spec.is_updatable]
             near = closest(str(update.operator), names)

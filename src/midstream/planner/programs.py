@@ -7,7 +7,7 @@ use. A program is itself a blob, so a task is told one digest and has everything
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -57,7 +57,12 @@ class StageProgram:
 
     def runs_of(self, name: str) -> tuple[object, ...]:
         """All that decides what an operator does; equal in two programs if it does the same in both."""
-        return self.operator(name), self.inputs[name], self.blobs.get(name), self.migrations.get(name)
+        return (
+            replace(self.operator(name), inputs=()),
+            self.inputs[name],
+            self.blobs.get(name),
+            self.migrations.get(name),
+        )
 
     def digests_of(self, name: str) -> tuple[Digest, ...]:
         """The blobs of an operator: its function or table, if it has one, and what brings its state up to date."""

@@ -271,7 +271,7 @@ class Driver:
             manifest = committed.manifest(
                 commit,
                 ended_with.programs,
-                ended_with.assignments,
+                ended_with.document.digest,
                 committed_at=now,
                 offsets=run.entry.offsets,
                 closing=run.entry.closing,

@@ -158,7 +158,8 @@ class _Endpoints:
         try:
             return await run_in_threadpool(partial(msgspec.json.decode, bytes(body), type=kind))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise HTTPException(400, f"the body is not a {kind.__name__} in JSON: {error}") from error
+            allowed = ". Edits may be of the kind 'update'" if ".kind`" in str(error) else ""
+            raise HTTPException(400, f"the body is not a {kind.__name__} in JSON: {error}{allowed}") from error
 
 
 def state_of(job: Job) -> JobState:

@@ -16,7 +16,7 @@ import msgspec
 from midstream import errors
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
 from midstream.errors import FlowError, MidstreamError
-from midstream.flow.edits import Update
+from midstream.flow.edits import Edit, as_updates
 from midstream.server.messages import (
     ChangeRequest,
     ErrorReply,
@@ -61,21 +61,21 @@ class JobClient:
         """The flow that runs, as a drawing."""
         return self._send("GET", f"/graph?{urlencode({'format': style})}", b"", ANSWER_S).decode()
 
-    def explain(self, *updates: Update, scheduler: str = "fries") -> Explained:
+    def explain(self, *edits: Edit, scheduler: str = "fries") -> Explained:
         """What a change would do."""
-        body = ChangeRequest(_packed(updates), python_version(), scheduler)
+        body = ChangeRequest(_packed(edits), python_version(), scheduler)
         return self._ask("POST", "/explain", Explained, body)
 
     def update(
         self,
-        *updates: Update,
+        *edits: Edit,
         scheduler: str = "fries",
         time_limit: str | None = None,
         by: str | None = None,
         note: str | None = None,
     ) -> ChangeRecord:
         """Change the job; returns the change as soon as running tasks have been notified. See :meth:`wait`."""
-        body = ChangeRequest(_packed(updates), python_version(), scheduler, time_limit, by or whoami(), note)
+        body = ChangeRequest(_packed(edits), python_version(), scheduler, time_limit, by or whoami(), note)
         return self._ask("POST", "/update", ChangeRecord, body)
 
     def history(self) -> list[ChangeRecord]:
@@ -141,8 +141,8 @@ class JobClient:
         return answer
 
 
-def _packed(updates: tuple[Update, ...]) -> tuple[UpdateMessage, ...]:
-    return tuple(UpdateMessage.of(update) for update in updates)
+def _packed(edits: tuple[Edit, ...]) -> tuple[UpdateMessage, ...]:
+    return tuple(UpdateMessage.of(update) for update in as_updates(edits))
 
 
 def _error_of(url: str, status: int, answer: bytes) -> MidstreamError:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.errors import FlowError, FunctionError
-from midstream.flow.edits import Update
+from midstream.flow.edits import Edit, Update
 from midstream.flow.functions import pack
 from midstream.flow.inputs import describe_table
 from midstream.metrics import EpochProgress, SweepStats
@@ -39,11 +39,11 @@ def python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-class UpdateMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class UpdateMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="update"):
     """An :class:`~midstream.Update` as a message: ``function`` for operators with functions, ``table`` for lookups.
 
     >>> sent = UpdateMessage.of(Update("double", lambda row: {"n": 3 * row["n"]}))
-    >>> msgspec.json.decode(msgspec.json.encode(sent), type=UpdateMessage).update().function({"n": 2})
+    >>> msgspec.json.decode(msgspec.json.encode(sent), type=UpdateMessage).edit().function({"n": 2})
     {'n': 6}
     """
 
@@ -68,7 +68,7 @@ class UpdateMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             returns=update.returns,
         )
 
-    def update(self) -> Update:
+    def edit(self) -> Update:
         """Unpack it. This runs the sender's code."""
         if (self.function is None) == (self.table is None):
             raise FlowError(f"update of {self.operator!r}: set either function or table")
@@ -81,20 +81,24 @@ class UpdateMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Update(self.operator, replacement, migrate=migrate, returns=self.returns)
 
 
+EditMessage = UpdateMessage
+"""An edit on its way, by its ``kind``."""
+
+
 class ChangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of ``POST /explain`` and ``POST /update``. ``python`` is the client's :func:`python_version`."""
 
-    updates: tuple[UpdateMessage, ...]
+    edits: tuple[EditMessage, ...]
     python: str
     scheduler: str = "fries"
     time_limit: str | None = None
     by: str | None = None
     note: str | None = None
 
-    def unpacked(self) -> tuple[Update, ...]:
-        """The updates. This runs the sender's code."""
+    def unpacked(self) -> tuple[Edit, ...]:
+        """The edits. This runs the sender's code."""
         _require_same_python(self.python)
-        return tuple(update.update() for update in self.updates)
+        return tuple(message.edit() for message in self.edits)
 
 
 class MigrationFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

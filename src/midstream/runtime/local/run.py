@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from midstream.checkpoint.change_records import ChangeRecord
-from midstream.flow.edits import Update
+from midstream.flow.edits import Edit
 from midstream.ids import Revision
 from midstream.metrics import EpochProgress, JobMetrics
 
@@ -56,7 +56,7 @@ class ChangeAt:
     """
 
     epoch: int
-    updates: tuple[Update, ...]
+    edits: tuple[Edit, ...]
     scheduler: str = "fries"
     preflight: bool = False
     time_limit: str | None = None
@@ -65,13 +65,13 @@ class ChangeAt:
     def of(
         cls,
         epoch: int,
-        *updates: Update,
+        *edits: Edit,
         scheduler: str = "fries",
         preflight: bool = False,
         time_limit: str | None = None,
     ) -> ChangeAt:
         """Make one."""
-        return cls(epoch, updates, scheduler, preflight, time_limit)
+        return cls(epoch, edits, scheduler, preflight, time_limit)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from itertools import chain
 import msgspec
 import pyarrow as pa
 
-from midstream.change.configuration import Configuration, first_configuration
+from midstream.change.configuration import Configuration, configuration_of, first_configuration
 from midstream.change.prepare import scheduler_of
 from midstream.change.restart import restored
 from midstream.change.trial import Changes, Request
@@ -156,7 +156,10 @@ def runtime_of(
         with contextlib.ExitStack() as undo:
             undo.callback(location.release)
             graph = claim_tables(graph, location.identity.job)
-            first = first_configuration(graph, location.blobs, partitions, blobs, assignments)
+            newest = location.newest_manifest()
+            before = None if newest is None else configuration_of(newest, location.blobs)
+            wires = None if before is None else before.plan.numbers
+            first = first_configuration(graph, location.blobs, partitions, blobs, assignments, wires)
             bases = posixpath.join(folder, "bases")
             access = StateAccess(location.identity.job, location.states.location, bases, durable)
             runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
@@ -339,7 +342,7 @@ class _Runtime:
                 return
             wanted = self._wanted.popleft()
             request = Request(
-                wanted.updates,
+                wanted.edits,
                 scheduler_of(wanted.scheduler),
                 by="test",
                 time_limit_s=None if wanted.time_limit is None else duration(wanted.time_limit, "time_limit") / 1e6,

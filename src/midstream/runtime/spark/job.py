@@ -24,7 +24,7 @@ from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
 from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
-from midstream.flow.edits import Update
+from midstream.flow.edits import Edit
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
@@ -168,7 +168,7 @@ class Job:
 
     def update(
         self,
-        *updates: Update,
+        *edits: Edit,
         scheduler: str = "fries",
         time_limit: str | None = None,
         preflight: bool = True,
@@ -187,7 +187,7 @@ class Job:
         is rolled back and the epoch run again without it; nothing is lost or doubled. Only one change is on its way at
         a time; others wait for their turn.
 
-        :param updates: what each operator is to run instead, see :class:`midstream.Update`.
+        :param edits: what to change, taken together: each a :class:`midstream.Update`, what an operator runs instead.
         :param scheduler: how the change is brought about, see :class:`~midstream.planner.change_plan.Scheduler`.
         :param time_limit: an epoch on trial must be done within so long (``"5 seconds"``) after the change has taken
             effect in it, or the change is rolled back.
@@ -197,7 +197,7 @@ class Job:
         """
         limit = None if time_limit is None else duration(time_limit, "time_limit") / 1e6
         request = Request(
-            updates,
+            edits,
             scheduler_of(scheduler),
             by or whoami(),
             time_limit_s=limit,
@@ -207,12 +207,12 @@ class Job:
         self._require_running()
         return self._heartbeat.request(request)
 
-    def explain(self, *updates: Update, scheduler: str = "fries") -> Explanation:
+    def explain(self, *edits: Edit, scheduler: str = "fries") -> Explanation:
         """What a change would do, without doing it: what changes together, where it begins, and when it takes effect.
 
         Checks all that :meth:`update` checks. ``print`` it, or look at its picture: :meth:`Explanation.to_svg`.
         """
-        request = Request(updates, scheduler_of(scheduler), whoami())
+        request = Request(edits, scheduler_of(scheduler), whoami())
         recent = [progress.duration_ms for progress in self.progress]
         return Explanation(self._heartbeat.check(request), statistics.median(recent) if recent else None)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-from midstream.change.configuration import FIRST_REVISION, first_configuration
+from midstream.change.configuration import FIRST_REVISION, configuration_of, first_configuration
 from midstream.change.restart import drop_changes, restart_of
 from midstream.change.revert import taken_back
 from midstream.change.trial import Changes
@@ -100,8 +100,15 @@ def start(
         # 3. Store what workers will fetch.
         newest = location.newest_manifest()
         parallelism = min(int(spark.sparkContext.defaultParallelism), BINS)
-        recorded = _going_on({} if newest is None else newest.assignments, partitions, parallelism)
-        first = first_configuration(graph, location.blobs, partitions or parallelism, blobs, recorded)
+        before = None if newest is None else configuration_of(newest, location.blobs)
+        first = first_configuration(
+            graph,
+            location.blobs,
+            partitions or parallelism,
+            blobs,
+            recorded={} if before is None else _going_on(before.assignments, partitions, parallelism),
+            wires=None if before is None else before.plan.numbers,
+        )
         committed = None if newest is None else newest.revision
         if changes == DROP:
             for message in location.changes.set_damage_aside():
