@@ -1,7 +1,8 @@
 """Thousands of random flows under random faults, each against the oracle.
 
 ``python -m tests.simulation.run --seeds 5000`` takes about an hour. Each seed stands for a flow without state, for one
-with state, for one that is changed while it runs, and for one of transactions; ``--only`` runs one kind. A seed that
+with state, for one that is changed while it runs, for one whose tasks switch with rivals about, and for one of
+transactions; ``--only`` runs one kind. A seed that
 fails is printed with its whole case, and replays alone: ``--start SEED --seeds 1``.
 """
 
@@ -20,9 +21,10 @@ from tests.simulation.changing_check import check_changes
 from tests.simulation.changing_flows import changing_case_of
 from tests.simulation.flows import Case, check, random_case, random_faults
 from tests.simulation.keyed_flows import check_keyed, keyed_case_of
+from tests.simulation.switching_flows import ROWS, check_switching
 from tests.simulation.transacted_flows import check_transacted, transacted_case_of
 
-KINDS = ("stateless", "keyed", "changes", "transactions")
+KINDS = ("stateless", "keyed", "changes", "switching", "transactions")
 
 
 def case_of(seed: int) -> Case:
@@ -40,6 +42,9 @@ def run_seed(seed: int, kind: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         if kind == "changes":
             return check_changes(changing_case_of(seed, Path(folder))).metrics.rows_in
+        if kind == "switching":
+            check_switching(seed, Path(folder))
+            return ROWS
         if kind == "transactions":
             return check_transacted(transacted_case_of(seed, Path(folder))).metrics.rows_in
         return sum(run.metrics.rows_in for run in check_keyed(keyed_case_of(seed, Path(folder))))
@@ -50,6 +55,8 @@ def story_of(seed: int, kind: str) -> str:
     folder = Path("folder")
     if kind == "stateless":
         return str(case_of(seed))
+    if kind == "switching":
+        return "the flow of tests/simulation/switching_flows.py"
     cases: dict[str, Callable[[int, Path], object]] = {
         "changes": changing_case_of,
         "keyed": keyed_case_of,

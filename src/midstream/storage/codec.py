@@ -145,13 +145,13 @@ class Codec:
         return encode, decode
 
     def _tagged(self, known: Mapping[str, type]) -> tuple[_Convert, _Convert]:
-        names = {made: kind for kind, made in known.items()}
-        for made in known.values():
+        # Looked up when it is needed: ``known`` may grow, as operators are registered.
+        def encode(value: Any) -> Any:
+            made = type(value)
             if any(field.name == _KIND for field in dataclasses.fields(made)):
                 raise TypeError(f"{made.__name__} has a field {_KIND!r}, under which its own kind is written")
-
-        def encode(value: Any) -> Any:
-            return {_KIND: names[type(value)], **self.encode(value, type(value))}
+            kind = next(kind for kind, each in known.items() if each is made)
+            return {_KIND: kind, **self.encode(value, made)}
 
         def decode(found: Any) -> Any:
             _checked(dict, found)

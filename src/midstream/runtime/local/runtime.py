@@ -39,6 +39,7 @@ from midstream.control.messages import (
     Send,
     StageChange,
     Switch,
+    SwitchRequested,
     TaskId,
     ToTask,
     WorkerId,
@@ -68,6 +69,8 @@ from midstream.state.access import StateAccess
 
 EAGERNESS = (0.3, 0.05, 0.01)
 """Chances, at each step from the stage on in which it is to begin, that a change is requested now."""
+SUSPICION = 5
+"""How much more often a second attempt starts beside one that has switched: it must switch at the same row."""
 FULL_RUNS = 4
 """Runs of an epoch in which faults come as often as they were wanted to; see :class:`Faults`."""
 BEFORE = StageIndex(-1)
@@ -196,6 +199,7 @@ class _Runtime:
         self._zombies: list[Attempt] = []
         self._echoes: list[FromTask] = []
         self._switches: dict[bytes, Switch] = {}
+        self._switched: set[TaskId] = set()
         self._progress: list[EpochProgress] = []
         self._metrics = JobMetrics()
         self._wanted = deque(sorted(changes, key=lambda each: each.epoch))
@@ -408,7 +412,7 @@ class _Runtime:
                     continue
                 if self._chance(rarely * self.faults.lose_output) and tasks.lose_input(attempt):
                     continue
-                if self._chance(self.faults.speculate):
+                if self._chance(self.faults.speculate * (SUSPICION if attempt.task in self._switched else 1)):
                     tasks.speculate(attempt)
                 tasks.step(attempt)
         finally:
@@ -426,7 +430,10 @@ class _Runtime:
         instructions = self._control.tell(Received(peer, message))
         self._driver.hear(instructions)
         answers = [each.message for each in instructions if isinstance(each, Send) and each.peer == peer]
-        return answers[0] if answers else Accepted()
+        answer = answers[0] if answers else Accepted()
+        if isinstance(message, SwitchRequested) and isinstance(answer, Accepted):
+            self._switched.add(message.task)
+        return answer
 
     def _disturb(self) -> None:
         """Let the past speak: repeated messages, and tasks that nobody waits for any more."""

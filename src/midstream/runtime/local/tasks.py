@@ -30,7 +30,7 @@ __all__ = ["Attempt", "World", "peer_of"]
 
 MAX_SLICE = 64
 HEARD_BETWEEN_SLICES = 0.5
-HEARD_WITHIN_A_SLICE = 0.05
+HEARD_WITHIN_A_SLICE = 0.2
 """Chances, at each moment of the kind, that a message which is on its way arrives. A slice has many such moments."""
 
 
