@@ -56,7 +56,7 @@ class StageProgram:
     """Whether any source of the flow has event times. Without, there is never a watermark."""
 
     def runs_of(self, name: str) -> tuple[object, ...]:
-        """All that decides what an operator does; equal in two programs if it does the same in both."""
+        """All that decides what an operator does, whoever feeds it; equal if it does the same in two programs."""
         return (
             replace(self.operator(name), inputs=()),
             self.inputs[name],
