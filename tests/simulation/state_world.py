@@ -82,7 +82,6 @@ class World:
             self.foreign_base,
             self.damaged_base,
             self.restart_worker,
-            self.drop_bins,
             self.collect_garbage,
         ]
         with small_thresholds():
@@ -257,10 +256,6 @@ class World:
         host = self.rng.randrange(self.hosts)
         if host in self.bases:
             self.bases.pop(host).close()
-
-    def drop_bins(self) -> None:
-        """Bins that moved away are dropped."""
-        self._base().drop(self.rng.sample(BINS, 2))
 
     def collect_garbage(self) -> None:
         """Files that no restart can need are removed."""

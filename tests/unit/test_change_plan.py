@@ -405,14 +405,6 @@ def test_operators_come_in_the_graphs_order_however_they_were_named():
     assert plan_change(W2, {"J3", "J1"}).updated == ("J1", "J3")
 
 
-def test_an_operators_component_can_be_asked_for():
-    plan = planned(W3, "J5 J6")
-    component = plan.component_of("J6")
-    assert component is not None
-    assert component.operators == ("J6",)
-    assert plan.component_of("J8") is None
-
-
 @pytest.mark.parametrize(
     ("updated", "message"),
     [

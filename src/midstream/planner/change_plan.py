@@ -77,10 +77,6 @@ class ChangePlan:
         """Whether the running epoch is finished without the change; one that is run again has it from its start."""
         return self.scheduler is not Scheduler.REPLAY and (bool(self.crosses) or self.scheduler is Scheduler.EPOCH)
 
-    def component_of(self, operator: str) -> Component | None:
-        """The component that an operator is a member of, if any."""
-        return next((component for component in self.components if operator in component.operators), None)
-
     def describe(self) -> str:
         """The plan as text for users.
 

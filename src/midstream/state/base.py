@@ -97,12 +97,6 @@ class Base:
         """The position of each bin; bins that were never needed are left out."""
         return self._retry_if_damaged(lambda: self._marks(_Marks.positions))
 
-    def counts(self) -> dict[BinId, int]:
-        """The number of rows of each bin, over all namespaces; bins that were never needed are left out."""
-        return self._retry_if_damaged(
-            lambda: self._marks(lambda marks: {number: marks.count(number) for number in marks.positions()})
-        )
-
     def _marks(self, look: Callable[[_Marks], _T]) -> _T:
         with self._mapped.begin() as transaction:
             return look(_Marks(transaction, self._mapped.marks))
@@ -120,14 +114,6 @@ class Base:
     def view(self, lineage: Lineage, bins: Iterable[BinId]) -> View:
         """Catch up, then show these bins at the given lineage, regardless of what other tasks do to the base."""
         return View(self, lineage, tuple(bins))
-
-    def drop(self, bins: Iterable[BinId]) -> None:
-        """Delete bins that now live on another host, to free their space."""
-        self._retry_if_damaged(partial(self._drop, tuple(bins)))
-
-    def _drop(self, bins: Sequence[BinId]) -> None:
-        with self._mapped.guarded():
-            self._mapped.write(lambda transaction: self._clear(transaction, bins))
 
     def _catch_up(self, lineage: Lineage, bins: Sequence[BinId]) -> int:
         rows = 0
