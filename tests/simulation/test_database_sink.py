@@ -14,6 +14,7 @@ import pytest
 from midstream import DatabaseSink, Flow, ListSource, State, Update
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
+from midstream.runtime.driver import ProcessEnded
 from midstream.testing import ChangeAt, ManualClock, run_local
 from tests.databases import Database
 from tests.ledger import DDL, Add, Ledger
@@ -103,7 +104,7 @@ def test_a_function_that_skips_what_is_done_keeps_rows_that_were_rolled_back(out
 # ── a driver that dies ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Died(BaseException):
+class Died(ProcessEnded):
     """The end of a driver. Nothing in it can handle that."""
 
 

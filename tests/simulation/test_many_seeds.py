@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.run import KINDS, run_seed
 
-SEEDS = {"stateless": 15, "keyed": 15, "changes": 8, "transactions": 15}
+SEEDS = {"stateless": 15, "keyed": 15, "changes": 8, "switching": 8, "transactions": 15}
 """In a block. Flows that are changed have many more rows than others, because it takes these to find anything."""
 
 

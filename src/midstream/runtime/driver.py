@@ -59,8 +59,12 @@ __all__ = ["BatchEntry", "Control", "Driver", "DriverCrashed", "Edge", "OpenRun"
 _log = logging.getLogger("midstream")
 
 
-class DriverCrashed(Exception):
-    """Raised by tests in place of the death of this process: nothing follows from it here."""
+class ProcessEnded(BaseException):
+    """Raised by tests in place of the end of this process: nothing handles it, as nothing could handle that."""
+
+
+class DriverCrashed(ProcessEnded):
+    """The same, for the local runtime, which starts the driver again."""
 
 
 class Control(Protocol):
@@ -187,7 +191,7 @@ class Driver:
                 return
             try:
                 compute(run)
-            except DriverCrashed:
+            except ProcessEnded:
                 raise
             except BaseException as error:
                 self._failed(run, error, is_lost=self._edge.is_lost(error))
