@@ -512,7 +512,7 @@ def test_mistakes_are_refused_where_they_are_made():
         stream.map("m", lambda row: row, on_error="branch")
     with pytest.raises(FlowError, match="map 'm': on_error='ignore' is not known; allowed: fail, branch"):
         stream.map("m", lambda row: row, on_error="ignore")
-    with pytest.raises(FlowError, match="source 's': on_error='branch' has a meaning only with event_time="):
+    with pytest.raises(FlowError, match="source 's': on_error='branch' needs event_time="):
         flow.source("s", ListSource([[]], DDL), on_error="branch")
     flow, stream = source([])
     with pytest.raises(FlowError, match="the branch for bad rows is 'errors'; rename yours"):

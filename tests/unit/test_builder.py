@@ -460,7 +460,7 @@ def test_a_file_sink_refuses_options_that_its_format_does_not_know():
         FileSink("out", header=True)
     with pytest.raises(FlowError, match="FileSink: json has no option 'mode'"):
         FileSink("out", "json", mode="append")
-    with pytest.raises(FlowError, match="option 'header' must be a text, a number or a truth, found NoneType None"):
+    with pytest.raises(FlowError, match="option 'header' must be a string, a number or a boolean, found NoneType None"):
         FileSink("out", "csv", header=None)
 
 
@@ -493,7 +493,7 @@ def test_the_local_runtime_writes_what_options_say_or_refuses_them(flow, tmp_pat
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"quoteAll": True}, "cannot write csv files with quoteall; it knows compression, header, sep"),
+        ({"quoteAll": True}, "cannot write csv files with quoteall; it supports compression, header, sep"),
         ({"compression": "deflate"}, "cannot write csv files with compression='deflate'"),
     ],
 )

@@ -82,13 +82,13 @@ def test_an_operator_is_updated_once():
 def test_an_unknown_operator_is_named_with_one_like_it_and_all_there_are():
     graph = flow_of(lambda rows: to_sink(rows.map("score", same)))
     found = refused(graph, Update("scores", same))
-    assert found == "flow 'f' has no operator 'scores'; did you mean 'score'? What can be updated: m, score"
+    assert found == "flow 'f' has no operator 'scores'; did you mean 'score'? Operators that can be updated: m, score"
 
 
 @pytest.mark.parametrize("name", ["in", "key", "total", "out"])
 def test_what_has_no_function_cannot_be_updated(name: str):
     graph = flow_of(lambda rows: to_sink(rows.key_by("key", "k").aggregate("total", n=agg.count())))
-    assert "has no function that could be replaced" in refused(graph, Update(name, same))
+    assert "has no function to replace" in refused(graph, Update(name, same))
 
 
 # ── what is put in ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,7 +136,7 @@ def test_a_timer_that_cannot_be_called_is_refused():
 
 def test_migrate_is_for_the_state_of_a_process():
     found = refused(plain(), Update("m", same, migrate=lambda key, state: None))
-    assert found == "update of map 'm': migrate= is for the state of a process; a map keeps none of the user's"
+    assert found == "update of map 'm': migrate= is for the state of a process; a map has no user-defined state"
 
 
 def test_migrate_takes_a_key_and_its_state():

@@ -256,5 +256,5 @@ def test_an_every_takes_part_in_changes():
     graph = counted([[]], MemorySink()).graph
     wider = revise(graph, [Update("m", lambda row: row, returns="k string, i int, more int")])
     assert wider["second"].schema.names == ["k", "i", "more"]
-    with pytest.raises(FlowError, match=r"update of every 'second': a every has no function that could be replaced"):
+    with pytest.raises(FlowError, match=r"update of every 'second': a every has no function to replace"):
         revise(graph, [Update("second", len)])

@@ -48,8 +48,8 @@ def test_a_constant_rate_must_be_a_sensible_positive_number(rate: Any):
     [
         ((), "every rate is 0"),
         (((0, 0), (1, 0)), "every rate is 0"),
-        (((0, 1), (0, 2)), "do not rise"),
-        (((5, 1), (1, 2)), "do not rise"),
+        (((0, 1), (0, 2)), "do not increase"),
+        (((5, 1), (1, 2)), "do not increase"),
         (((-1, 1),), "at least 0"),
         (((0, -1),), "a rate is -1"),
         (((0, float("nan")),), "finite"),
@@ -209,7 +209,7 @@ def test_the_stream_ends_at_the_limit_or_where_the_schedule_ends():
 
 
 def test_asking_for_an_event_that_is_never_due_is_an_error():
-    with pytest.raises(SourceError, match="event 50 is never due; there are 50 in all"):
+    with pytest.raises(SourceError, match="event 50 is never due; the stream has 50 events"):
         rows(generator(rate=Step(((0, 10), (5, 0)))), 49, 51)
 
 

@@ -81,7 +81,7 @@ class Flow:
         what = f"source {check_name(name, 'source')!r}"
         spec, schema = describe_source(stream, what, event_time=event_time, delay=delay, max_ahead=max_ahead, idle=idle)
         if spec.event_time is None and on_error_of(on_error, what) is OnError.BRANCH:
-            raise FlowError(f"{what}: on_error='branch' has a meaning only with event_time=")
+            raise FlowError(f"{what}: on_error='branch' needs event_time=; add that, or leave out on_error=")
         return self._add(name, spec, (), schema, stream, on_error)
 
     def table(self, name: str, *, key: str = "string", value: str = "double", default: Any = None) -> Table:
