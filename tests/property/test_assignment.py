@@ -113,12 +113,12 @@ def test_spreading_gives_every_bin_one_owner_and_every_partition_its_share(bins:
 @pytest.mark.parametrize(
     ("partitions", "owners", "message"),
     [
-        (2, (0, 1, 2, 0), "bin 2 belongs to partition 2, but there are only the partitions 0 to 1"),
-        (2, (0, -1), "bin 1 belongs to partition -1, but there are only the partitions 0 to 1"),
+        (2, (0, 1, 2, 0), "bin 2 belongs to partition 2, but the partitions are 0 to 1"),
+        (2, (0, -1), "bin 1 belongs to partition -1, but the partitions are 0 to 1"),
         (2, (), "0 bins: the number of bins must be a power of two from 1 to 65536"),
         (2, (0, 1, 0), "3 bins: the number of bins must be a power of two from 1 to 65536"),
         (1, (0,) * (2 * MAX_BINS), "131072 bins: the number of bins must be a power of two from 1 to 65536"),
-        (0, (0,), "0 partitions: a stage has from 1 to 65536"),
+        (0, (0,), "0 partitions: the number of partitions must be from 1 to 65536"),
     ],
 )
 def test_what_is_no_assignment_is_refused(partitions: int, owners: tuple[int, ...], message: str) -> None:

@@ -172,7 +172,7 @@ def test_what_was_pruned_is_told_with_its_rule():
     ]
     [pruned] = planned(W5, "FD4").pruned
     assert (pruned.operator, pruned.updated, pruned.rule) == ("RE", "FD4", Rule.EDGE_WISE)
-    assert pruned.why == "it gives each reader one row at most, and only 'F4' leads to the change"
+    assert pruned.why == "it emits at most one row to each reader, and only 'F4' leads to the change"
     assert planned(W5, "FD3 FD4").pruned == ()
     # RE need not be there for E1's sake, but FD3's and FD4's is enough.
     assert "RE" in planned(W5, "FD3 FD4 E1").members
@@ -382,7 +382,7 @@ def test_a_plan_in_words():
     assert planned(W5, "F4").describe() == described("""
         change of F4 by scheduler fries
           component 1: F4; begins at F4
-          pruned: RE (edge-wise one-to-one: it gives each reader one row at most, and only 'F4' leads to the change)
+          pruned: RE (edge-wise one-to-one: it emits at most one row to each reader, and only 'F4' leads to the change)
           takes effect in the running epoch, as soon as the tasks of F4 have finished their slices
     """)
     assert planned(W3, "J5 J6", Scheduler.EPOCH).describe() == described("""
@@ -396,7 +396,7 @@ def test_a_plan_in_words():
         change of X, C by scheduler fries
           component 1: X, B, C; begins at X
           crosses: B
-          takes effect from the next epoch, because B can give rows at an epoch's end
+          takes effect from the next epoch, because B can emit rows at an epoch's end
     """)
 
 
