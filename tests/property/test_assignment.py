@@ -73,7 +73,7 @@ def counts_of(rows: list[Row], key: str) -> Counter[tuple[int, int]]:
     ),
     frame_bytes=st.sampled_from((60, 1 << 20)),
 )
-def test_rows_meet_the_owner_of_their_key_in_every_life_of_a_job(
+def test_rows_meet_the_owner_of_their_key_in_every_run_of_a_job(
     tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, list[list[tuple[int, int]]]]], frame_bytes: int
 ) -> None:
     ids = itertools.count()
@@ -121,13 +121,13 @@ def test_spreading_gives_every_bin_one_owner_and_every_partition_its_share(bins:
         (0, (0,), "0 partitions: the number of partitions must be from 1 to 65536"),
     ],
 )
-def test_what_is_no_assignment_is_refused(partitions: int, owners: tuple[int, ...], message: str) -> None:
+def test_an_invalid_assignment_is_refused(partitions: int, owners: tuple[int, ...], message: str) -> None:
     with pytest.raises(FlowError) as refused:
         Assignment(partitions, owners)
     assert str(refused.value) == message
 
 
-def test_recorded_assignments_go_on_and_other_stages_are_spread_over_as_many_bins() -> None:
+def test_recorded_assignments_stay_and_other_stages_get_as_many_bins() -> None:
     recorded = {StageIndex(2): Assignment(3, (2, 2, 0, 0))}
     assert assign([StageIndex(1), StageIndex(2)], 2, recorded) == {StageIndex(1): spread(2, 4), **recorded}
     assert assign([StageIndex(1)], 2, {}) == {StageIndex(1): spread(2, BINS)}

@@ -86,7 +86,7 @@ def test_consumers_in_one_place_share_a_wire(rng):
 
 @some
 @given(rngs)
-def test_wires_only_go_forward_and_every_stage_on_the_way_knows_them(rng):
+def test_wires_only_lead_forward_and_every_stage_between_carries_them(rng):
     plan = plan_of(rng)
     stages = stage_of(plan)
     for number, wire in enumerate(plan.wires):
@@ -103,7 +103,7 @@ def test_wires_only_go_forward_and_every_stage_on_the_way_knows_them(rng):
 
 @some
 @given(rngs)
-def test_a_stage_is_the_earliest_that_an_operators_inputs_allow(rng):
+def test_an_operator_runs_in_the_earliest_stage_its_inputs_allow(rng):
     """Every operator but a source has an input that could not have been ready for an earlier stage."""
     plan = plan_of(rng)
     stages = stage_of(plan)
@@ -129,7 +129,7 @@ def test_a_stage_is_the_earliest_that_an_operators_inputs_allow(rng):
 
 @some
 @given(rngs)
-def test_an_exchange_lies_between_a_key_and_whoever_reads_it(rng):
+def test_an_exchange_lies_between_a_key_by_and_its_readers(rng):
     plan = plan_of(rng)
     stages = stage_of(plan)
     for op in plan.graph.of(KeyBy):
@@ -173,7 +173,7 @@ def test_rows_enter_where_a_segment_starts(rng):
 
 @some
 @given(rngs)
-def test_columns_leave_plainly_only_to_one_sink_that_reads_everything_once(rng):
+def test_plain_columns_leave_only_for_a_single_sink_that_reads_everything_once(rng):
     plan = plan_of(rng)
     for stage in plan.stages:
         leaving = [wire for wire in plan.wires if wire.id in {*stage.emits, *stage.carries}]
@@ -240,7 +240,7 @@ def identities(plan: Plan) -> dict[int, tuple[Port, tuple[int, int] | None]]:
 
 @some
 @given(rngs)
-def test_wires_keep_their_numbers_and_no_number_is_given_to_another_wire(rng):
+def test_wires_keep_their_numbers_and_no_number_is_reused(rng):
     graph = random_case(rng).flow.graph
     plan = compile_plan(graph)
     assert sorted(wire.id for wire in plan.wires) == list(range(len(plan.wires))), "the first plan counts from 0"

@@ -91,7 +91,7 @@ def specs_asked_for(package: Path) -> dict[str, Counter[str]]:
     return {file: asked for file, asked in found.items() if asked}
 
 
-def test_nobody_asks_whether_a_description_is_that_of_a_certain_operator():
+def test_no_module_tests_for_the_class_of_an_operator():
     strays = {
         file: sorted(set(asked) - STRUCTURE)
         for file, asked in specs_asked_for(PACKAGE).items()
@@ -100,12 +100,12 @@ def test_nobody_asks_whether_a_description_is_that_of_a_certain_operator():
     assert not strays, f"make it a question that Spec or TaskSpec answers: {strays}"
 
 
-def test_few_ask_for_what_is_structure():
+def test_few_modules_test_for_structural_operators():
     asked = specs_asked_for(PACKAGE)
     assert sum(each.total() for each in asked.values()) <= MOST_QUESTIONS, asked
 
 
-def test_nobody_imports_an_operators_module_but_those_that_put_flows_together():
+def test_only_the_builders_import_the_modules_of_operators():
     """Where a class is not imported, it cannot be asked for under another name."""
     strays = [
         f"{path.relative_to(PACKAGE).as_posix()} imports {module}"
@@ -133,14 +133,14 @@ def _imported(source: str) -> list[str]:
         "type(spec) is Distinct",
     ],
 )
-def test_a_question_for_a_class_is_found(source: str):
+def test_a_test_for_a_class_is_found(source: str):
     assert "Distinct" in classes_asked_for(source)
 
 
 # ── the kinds ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_kinds_are_these_and_stay_so_because_checkpoints_name_them():
+def test_kinds_never_change_because_checkpoints_name_them():
     assert set(SPECS) == KINDS
     assert all(SPECS[kind].kind == kind for kind in SPECS)
 
@@ -243,7 +243,7 @@ def test_every_second_row_over_two_runs_of_a_job(tmp_path: Path):
     assert sorted((row["k"], row["i"]) for row in second.rows) == [("a", 1), ("b", 0)]
 
 
-def test_the_state_of_an_every_fits_only_what_it_was_kept_for(tmp_path: Path):
+def test_the_state_of_an_every_fits_only_the_same_layout(tmp_path: Path):
     run_local(counted([rows_of("a")], MemorySink()), checkpoint=str(tmp_path))
     with pytest.raises(
         CheckpointError, match=r"every\(keys=\('k',\), n=2\)[^\n]*\nbut the flow has\n  every\(.*n=3\)"

@@ -382,7 +382,7 @@ def test_only_event_time_has_late_rows() -> None:
     ("row", "message"),
     [
         ({**event(1, "deposit", "a", 1.0), "n": None}, "'n' is null, which cannot be what rows are ordered by"),
-        (event(1, "withdraw", "a", 1.0), "names the transaction 'withdraw'; there is deposit, transfer"),
+        (event(1, "withdraw", "a", 1.0), "names the transaction 'withdraw'; the transactions are deposit, transfer"),
         ({**event(1, "deposit", "a", 1.0), "eur": None}, "column 'eur' is null"),
         ({**event(1, "deposit", "a", 1.0), "src": None}, "column 'src' is null"),
         (event(1, "deposit", "x" * 600, 1.0), "at most"),
