@@ -1,4 +1,4 @@
-"""What is written of graphs and programs can be read again, exactly; what is not understood is refused."""
+"""Graphs and programs survive a round trip exactly; documents that are not understood are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ types = st.recursive(
             pa.decimal128(38, 7),
             pa.timestamp("us", "UTC"),
             pa.timestamp("us"),
-            # Of these, Spark's DDL does not tell everything.
+            # Spark's DDL does not describe these completely.
             pa.uint64(),
             pa.large_string(),
             pa.timestamp("ns"),
@@ -90,7 +90,7 @@ operators = st.one_of([st.builds(Operator, spec=st.from_type(spec)) for spec in 
 
 
 def assert_same(left: object, right: object) -> None:
-    assert repr(left) == repr(right)  # equal, also where there is a NaN, and shown with all its fields
+    assert repr(left) == repr(right)  # also equal if there is a NaN, and the repr shows all fields
 
 
 @examples(300)

@@ -1,4 +1,4 @@
-"""The fluent API: what it builds, and how it refuses what cannot work, at the line where it was written."""
+"""The fluent API: the graphs it builds, and the mistakes it refuses at the user's own line."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_table_may_be_arrow_or_pandas(rows):
 
 def test_on_may_be_a_name_names_or_a_mapping(flow, rows):
     table = pa.table({"who": ["ann"], "n": pa.array([1], pa.int32()), "x": [1.5]})
-    both = rows.lookup("l", table, on={"user": "who", "n": "n"})  # integers of other widths compare
+    both = rows.lookup("l", table, on={"user": "who", "n": "n"})  # integers of different widths are comparable
     assert to_ddl(both.schema) == f"{DDL}, x double"
     assert flow._operators["l"].spec.on == (("user", "who"), ("n", "n"))
     same_names = pa.table({"user": ["ann"], "n": [1], "x": [1.5]})
@@ -317,7 +317,7 @@ def test_event_time_must_be_a_timestamp(flow):
 
 
 def test_a_lookup_table_must_not_repeat_columns(rows):
-    table = pa.table({"user": ["ann"], "N": [1]})  # Spark does not tell N from n
+    table = pa.table({"user": ["ann"], "N": [1]})  # Spark does not distinguish N from n
     with pytest.raises(SchemaError, match="lookup 'l': both sides have N; rename or drop them on one side"):
         rows.lookup("l", table, on="user")
 
@@ -404,7 +404,7 @@ def test_a_transform_without_local_is_refused_by_the_local_runtime_before_it_sta
 
 
 def fake_dataframe(ddl: str, *, streaming: bool) -> Any:
-    """What the builder looks at in a DataFrame, which it must know without importing pyspark."""
+    """The attributes of a DataFrame that the builder uses without importing pyspark."""
     fields = [
         SimpleNamespace(name=column.name, dataType=SimpleNamespace(simpleString=partial(type_name, column.type)))
         for column in parse_ddl(ddl)
@@ -442,7 +442,7 @@ def test_a_file_sink_refuses_rows_with_an_epoch_column(flow):
     epochs = flow.source("s", ListSource([[]], "epoch bigint"))
     with pytest.raises(SchemaError, match=r"sink 'out': a FileSink adds the column 'epoch'.*rename it"):
         epochs.sink("out", FileSink("somewhere"))
-    epochs.sink("mem", MemorySink())  # which adds nothing
+    epochs.sink("mem", MemorySink())  # a MemorySink adds no column
     assert flow.graph.of(Sink)[0].name == "mem"
 
 

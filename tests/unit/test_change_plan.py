@@ -1,4 +1,4 @@
-"""Plans of changes: what the paper's tables say, schedulers, blocking operators, crossings, words, and speed."""
+"""Plans of changes: the paper's tables, schedulers, blocking operators, crossings, texts, and speed."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_the_plan_lists_pruned_operators_with_the_rule():
     assert (pruned.operator, pruned.updated, pruned.rule) == ("RE", "FD4", Rule.EDGE_WISE)
     assert pruned.why == "it emits at most one row to each reader, and only 'F4' leads to the change"
     assert planned(W5, "FD3 FD4").pruned == ()
-    # RE need not be there for E1's sake, but FD3's and FD4's is enough.
+    # E1 does not need RE, but FD3 and FD4 do.
     assert "RE" in planned(W5, "FD3 FD4 E1").members
 
 
@@ -205,7 +205,7 @@ def test_a_source_that_is_read_twice_is_a_fork_like_any_other():
 
 
 def test_two_unique_operators_do_not_protect_as_one_does():
-    """The paper's rule, by its words, would prune RE in the first two cases; each lets a row meet half the change."""
+    """Taken literally, the paper's rule would prune RE in the first two cases, where a row would meet half the change."""
     two = replicated(op("U1", UNIQUE, "C"), op("U2", UNIQUE, "D"), op("X", Union(), "U1", "U2"))
     assert components(two, "X") == ["RE C D U1 U2 X"]
     apart = replicated(op("U1", UNIQUE, "C"), op("U2", UNIQUE, "D"), op("o1", MAP, "U1"), op("o2", MAP, "U2"))
@@ -514,7 +514,7 @@ def long_chain(count: int) -> Graph:
 @pytest.mark.parametrize("many", [False, True])
 def test_a_plan_of_five_thousand_operators_takes_less_than_a_second(graph, many):
     names = [each.name for each in graph][1:]
-    start = time.process_time()  # what other processes take does not count
+    start = time.process_time()  # excludes the time of other processes
     plan = plan_change(graph, names[::2] if many else [names[len(names) // 2], names[-1]])
     assert time.process_time() - start < 1
     assert len(plan.members) > 2000

@@ -1,4 +1,4 @@
-"""What a change makes of a flow's graph: what it refuses, and which columns follow from it."""
+"""The graph of a flow after a change: refused changes, and derived columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def same(row: Any) -> Any:
 
 
 def flow_of(build: Any) -> Graph:
-    """A source, the map ``m``, and what ``build`` puts behind it."""
+    """A source, the map ``m``, and the operators that ``build`` adds after it."""
     flow = Flow("f")
     rows = flow.source("in", ListSource([[]], DDL), event_time="at")
     build(rows.map("m", same))

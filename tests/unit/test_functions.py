@@ -1,4 +1,4 @@
-"""Functions travel: packed here, loaded where none of the user's files exist, or refused with the part to blame."""
+"""Functions are packed here and loaded where none of the user's files exist, or refused with the part to blame."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_packing_leaves_no_trace(user_module):
 
 
 def test_a_neighbour_of_an_installed_package_is_still_the_users(tmp_path, monkeypatch):
-    """Folders are compared by their parts: `…/midstream_app` does not lie in `…/midstream`."""
+    """Folders are compared by their parts: `…/midstream_app` is not inside `…/midstream`."""
     monkeypatch.setattr(functions, "_INSTALLED", (tmp_path / "midstream",))
     assert functions._is_installed(str(tmp_path / "midstream" / "errors.py"))
     assert not functions._is_installed(str(tmp_path / "midstream_app" / "errors.py"))
@@ -300,7 +300,7 @@ def test_a_function_has_a_name_for_messages(function, label):
 
 
 def test_a_class_with_a_cached_property_is_packed_by_value(tmp_path, monkeypatch):
-    """It holds a lock in Python 3.11, which must not keep the user's class at home."""
+    """A cached_property holds a lock in Python 3.11, which must not prevent pickling."""
     (tmp_path / "cached_model.py").write_text(
         "from functools import cached_property\n"
         "class Model:\n"

@@ -1,4 +1,4 @@
-"""What an operator is stands in one module: nobody else asks for its class, and one that nobody knows of works."""
+"""An operator is defined in one module: no other module tests for its class, and an unknown operator works."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ KINDS = {
     "union",
 }
 STRUCTURE = {"Source", "KeyBy", "Union", "Transform", "Sink"}
-"""Descriptions that are what a graph is made of: where rows come in, go out, travel, and leave the stages."""
+"""Structural descriptions: where rows enter and leave the flow, are exchanged, and leave the stages."""
 
 MOST_QUESTIONS = 6
-"""Most places in all of midstream that ask whether a description is one of these."""
+"""The maximum number of places in midstream that test for each of these classes."""
 
 
 # ── nobody asks for the class ─────────────────────────────────────────────────────────────────────────────────────
@@ -80,7 +80,7 @@ def _names(asked: ast.expr) -> Iterator[str]:
 
 
 def specs_asked_for(package: Path) -> dict[str, Counter[str]]:
-    """By module: how often it asks whether something is a certain operator's description."""
+    """By module, the number of tests for the class of an operator's description."""
     names = {spec.__name__ for spec in SPECS.values()}
     found = {
         path.relative_to(package).as_posix(): Counter(
@@ -106,7 +106,7 @@ def test_few_modules_test_for_structural_operators():
 
 
 def test_only_the_builders_import_the_modules_of_operators():
-    """Where a class is not imported, it cannot be asked for under another name."""
+    """A module cannot test for a class under another name if it does not import the class."""
     strays = [
         f"{path.relative_to(PACKAGE).as_posix()} imports {module}"
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -160,7 +160,7 @@ def test_a_kind_names_one_operator():
 
 @dataclass(frozen=True)
 class Every(TaskSpec):
-    """Every ``n``-th row of each key. State: a count for each key."""
+    """Passes every ``n``-th row of each key. State: a count for each key."""
 
     kind: ClassVar[str] = "every"
     is_stateful: ClassVar[bool] = True
@@ -218,7 +218,7 @@ def known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def every(stream: KeyedStream, name: str, n: int) -> Stream:
-    """What would be a method of ``KeyedStream``, by its name among the bases of that class."""
+    """Stands for a base class of ``KeyedStream`` with the operator's method."""
     return stream._flow._add(name, Every(stream.keys, n), (stream._port,), stream.schema)
 
 

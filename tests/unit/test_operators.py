@@ -338,7 +338,7 @@ class NoSuchUser(Exception):
 
 def fail_at(wanted: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def score(row: dict[str, Any]) -> dict[str, Any]:
-        row["s"] = "changed"  # the error must show the row as it came
+        row["s"] = "changed"  # the error must show the original row
         if row["n"] == wanted:
             raise NoSuchUser(f"user {row['n']}")  # the user's line
         return row
@@ -381,7 +381,7 @@ def test_the_traceback_has_only_the_users_frames():
 
 
 def test_frames_of_a_package_with_a_similar_name_are_the_users():
-    """Only what lies in midstream's own folder is left out, not what lies in `…/midstream_app`."""
+    """Only frames in midstream's own folder are left out, not those in `…/midstream_app`."""
     file = f"{Path(midstream.__file__).parent}_app/job.py"
     code = compile("def score(row):\n    raise KeyError(row)\n", file, "exec")
     space: dict[str, Any] = {}
@@ -489,7 +489,7 @@ def test_the_result_of_a_transform_is_checked_against_its_schema():
 
 
 class Model:
-    """Notes what happens to it. By way of `midstream`, which is not packed by value, so that it notes it here."""
+    """Records its calls in the module `midstream`, which is not packed by value, so that the test sees them."""
 
     def __init__(self, name: str, fails: str = "") -> None:
         self.name, self.fails, self.opened = name, fails, False

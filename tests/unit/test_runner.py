@@ -1,4 +1,4 @@
-"""The stage runner: rows in, frames out, nothing lost on the way. And what stands around it: intake and collector."""
+"""The stage runner turns rows into frames and loses nothing. Also tests intake and collector."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_time_is_measured_per_operator(stages):
     runner = stages(flow).runner(0, rows=50, clock=Ticking())
     all_of(runner, [NUMBERS])
     by_name = {each.operator: each for each in runner.report().operators}
-    # Every reading costs a millisecond, so a step, which is read before and after, takes one.
+    # Every reading advances the clock by a millisecond, so a step, which is between two readings, takes one.
     assert by_name["m"].busy_us == 1000 * by_name["m"].slices
     assert by_name["m"].slowest_slice_us == 1000
 
@@ -335,7 +335,7 @@ def test_a_keyed_frame_goes_to_its_owner_and_others_stay_where_they_are(passing)
         )
         for wire in (far, raw)
     ]
-    # A task with a higher number than the next stage has partitions: where a segment starts there may be more of them.
+    # The task's number exceeds the partitions of the next stage: the first stage of a segment may have more tasks.
     out = all_of(passing.runner(1, partition=6), arriving)
     assert {header.wire: header.dest for each in out for header in headers(each)} == {far.id: 3, raw.id: 6 % 4}
 
@@ -443,7 +443,7 @@ def test_scattering_follows_the_columns_of_the_key(key):
 def mixed(
     program: StageProgram, parts: Sequence[tuple[int, pa.RecordBatch]], types: Sequence[pa.Schema]
 ) -> pa.RecordBatch:
-    """Several inlets in one batch, as Spark's union gives them."""
+    """Several inlets in one batch, as Spark's union produces them."""
     columns = [inlet_column(i) for i in range(len(program.stage.inlets))]
     columns += [FRAME_COLUMN] if program.stage.takes_frames else []
     pieces = []

@@ -1,4 +1,4 @@
-"""The stage runner while a change is on its way: who runs which version, from which row on, and what the end says."""
+"""The stage runner during a change: which operator runs which version from which row on, and the final output."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def ran(
     batches: Sequence[pa.RecordBatch],
     after_slices: Mapping[int, Callable[[], None]] | None = None,
 ) -> dict[int, str]:
-    """The trace of each row; between slices other things are done."""
+    """The trace of each row; runs the given actions between slices."""
     out: list[pa.RecordBatch] = []
     for number, ready in enumerate(runner.run(batches), 1):
         out += ready
@@ -139,7 +139,7 @@ def framed(rows: pa.RecordBatch, revision: Revision, seq: int = 0, wire: int = 0
 
 
 def first_new(traces: Mapping[int, str], new: str) -> int:
-    """The first row under the new version; all before are old and all behind are new."""
+    """The first row under the new version; all earlier rows are old and all later ones are new."""
     found = [trace == new for _, trace in sorted(traces.items())]
     assert found == sorted(found)
     return found.index(True)
@@ -302,7 +302,7 @@ def test_the_audit_records_the_revision_under_which_rows_were_taken(tmp_path: Pa
 
 
 def with_ends(runner: StageRunner, name: str, said: list[tuple[str, int]], *, what: str = "finish") -> None:
-    """Have an operator say, at its end or before rows of another revision come, under which revision it does."""
+    """Make an operator report its revision when it finishes, or is flushed before rows of another revision."""
 
     def saying(revision: Revision) -> Callable[[], Iterator[Mapping[str, pa.RecordBatch]]]:
         def say() -> Iterator[Mapping[str, pa.RecordBatch]]:
@@ -413,7 +413,7 @@ def test_failures_after_preparation_are_blamed_on_the_old_revision(tmp_path: Pat
 
 
 class TwoGraphs:
-    """Two graphs that differ in the operator `x`, and runners that know both. There is no edit for it yet."""
+    """Two graphs that differ in the operator `x`, and runners for both. No edit can make such a change yet."""
 
     def __init__(self, folder: Path, build: Callable[[Stream, bool], None], *, removes: bool) -> None:
         store = BlobStore(str(folder))

@@ -1,4 +1,4 @@
-"""What the sources promise: the same rows however the stream is cut, and clear refusals."""
+"""The guarantees of sources: the same rows however the stream is cut, and clear errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of typical graphs, as text. A snapshot that changes is a plan that changed: look before you accept it."""
+"""Plans of typical graphs, as text. A changed snapshot means a changed plan: review it before you accept it."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_transforms_in_a_row_and_before_a_sink_need_no_stage():
 
 
 def test_rows_keyed_before_a_transform_still_meet_after_it():
-    """Entering a segment is no exchange, so the consumer waits for the first one of its segment."""
+    """A segment does not begin with an exchange, so the consumer runs after the first exchange of its segment."""
     flow, [rows] = new_flow("in")
     rows.key_by("k", "u").union("all", rows.transform("sql", same)).sink("out", MemorySink())
     assert plan_text(flow) == snapshot("""
@@ -223,8 +223,8 @@ def test_rows_keyed_before_a_transform_still_meet_after_it():
     [
         ((MemorySink(),), Leaves.TYPED),
         ((NoopSink(),), Leaves.TYPED),
-        ((ConsoleSink(),), Leaves.FRAMES),  # reads only the first rows, and the rest must be computed all the same
-        ((lambda df, epoch: None,), Leaves.FRAMES),  # may read as often as it likes
+        ((ConsoleSink(),), Leaves.FRAMES),  # reads only the first rows, but all must be computed
+        ((lambda df, epoch: None,), Leaves.FRAMES),  # may read any number of times
         ((MemorySink(), NoopSink()), Leaves.FRAMES),
     ],
 )
@@ -236,7 +236,7 @@ def test_only_one_sink_that_reads_everything_once_gets_plain_columns(sinks, leav
 
 
 def test_inlets_are_sorted_by_name_whatever_the_order_of_sources():
-    """Spark finds the offsets of a source by its position, so a script that was merely rearranged must not move it."""
+    """Spark finds the offsets of a source by position, so reordering the sources in a script must not move them."""
 
     def inlets(*names: str) -> tuple[str, ...]:
         flow = Flow("f")

@@ -22,7 +22,7 @@ from midstream.state.keys import Namespace
 from midstream.testing import ChangeAt, Faults, run_local
 from tests.transacted import COLUMNS, Bank, bank, event, outcomes, random_epochs, transactions
 
-pytestmark = pytest.mark.long  # the first one compiles
+pytestmark = pytest.mark.long  # the first test compiles
 
 
 def balances(checkpoint: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Rules for graphs that were put together by hand, where the builder could not watch."""
+"""The rules for graphs, on graphs that were built without the builder's checks."""
 
 from __future__ import annotations
 
