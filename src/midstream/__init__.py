@@ -1,6 +1,6 @@
 """midstream: change a running Spark stream without stopping it.
 
-Importing it loads neither Spark nor a web server: what needs them is loaded when it is first used.
+Importing it loads neither Spark nor a web server: names that need them are loaded on first use.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _LOADED_WHEN_USED = {
     "local_session": "midstream.runtime.spark.session",
 }
 
-if not TYPE_CHECKING:  # type checkers would take any name for one that is here
+if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute
 
     def __getattr__(name: str) -> Any:
         if name not in _LOADED_WHEN_USED:

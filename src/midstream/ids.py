@@ -32,7 +32,7 @@ Origin = NewType("Origin", int)
 """Where rows enter a stage: the number of a wire, or a negative number for an inlet."""
 
 InputPosition = dict[Origin, int]
-"""A task's progress in its input: rows taken, by origin. A missing origin means none."""
+"""A task's progress in its input: rows taken, by origin. A missing origin means 0."""
 
 Digest = NewType("Digest", str)
 """Hex SHA-256 of a blob in the checkpoint's store."""

@@ -1,4 +1,4 @@
-"""For tests of flows, yours and ours: run a flow without a JVM, seeded, with a clock in your hands.
+"""For tests of flows: run a flow without a JVM, with a seed and a clock that the test controls.
 
 >>> from midstream import Flow, ListSource, MemorySink
 >>> flow, out = Flow("doubles"), MemorySink()
@@ -37,17 +37,17 @@ def run_local(
     durable: bool = False,
     close_windows: bool = False,
 ) -> LocalRun:
-    """Run a flow over all epochs of its sources, in this process, and return when it is done.
+    """Run a flow over all epochs of its sources in this process, and return when it is done.
 
-    Compiler, stage runner, coordinator and state are those that run on Spark. Tasks are interleaved, and slices cut, by
-    ``seed``; ``faults`` crash tasks and the driver, repeat messages and re-run epochs. What comes out must not depend
-    on any of it, but for the order of rows of different keys. Raises what a job on Spark would raise.
+    Compiler, stage runner, coordinator and state are the same as on Spark. ``seed`` decides how tasks are interleaved
+    and slices cut; ``faults`` crash tasks and the driver, repeat messages and re-run epochs. The result must not depend
+    on any of these, except for the order of rows of different keys. Raises what a job on Spark would raise.
 
-    With a ``checkpoint`` (a folder), a later run goes on with the state of an earlier one: its sources' first epoch
-    follows the last one of the run before. ``changes`` are made while it runs, each at some moment of its epoch that
-    the seed decides; with ``audit``, a column that identifies the source's rows, the run tells which row met which
-    operator under which revision, for :mod:`midstream.audit`. ``durable`` makes the checkpoint survive a loss of power,
-    as it does on Spark by default; tests rarely need that.
+    With a ``checkpoint`` (a folder), a run continues with the state of an earlier one: the first epoch of its sources
+    follows the last epoch of that run. ``changes`` are made during the run, each at a moment of its epoch that the seed
+    decides. With ``audit``, a column that identifies the source's rows, the run records which row met which operator
+    under which revision, for :mod:`midstream.audit`. ``durable`` makes the checkpoint survive a power failure, as on
+    Spark by default; tests rarely need that.
 
     With ``close_windows``, one more epoch without rows closes all windows at the end; see :meth:`Flow.start`.
 
@@ -82,10 +82,10 @@ def run_spark(
     timeout: float = 120.0,
     close_windows: bool = False,
 ) -> Any:
-    """Run a flow on Spark over all that its sources have, and return the ended job.
+    """Run a flow on Spark until its sources are exhausted, and return the finished job.
 
     Together with :func:`run_local` this lets one test body run on both runtimes: build the flow, run it on either, and
-    compare what its :class:`MemorySink` holds.
+    compare the contents of its :class:`MemorySink`.
     """
     job = flow.start(
         spark, checkpoint=checkpoint, trigger="available-now", partitions=partitions, close_windows=close_windows

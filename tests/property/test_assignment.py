@@ -1,4 +1,4 @@
-"""Rows meet the owner of their key, whoever owns what: in every stage, however many partitions each has."""
+"""Rows meet the owner of their key under any assignment: in every stage, with any number of partitions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POWERS = tuple(1 << power for power in range(17))
 
 
 class Count:
-    """The how-manieth row of its key a row is. A row that met another owner would begin again at 1, or be refused."""
+    """Numbers the rows of each key. A row that reached the wrong owner would start again at 1, or be refused."""
 
     def __call__(self, key: Any, row: Row, state: Any) -> Row:
         state.set((state.get() or 0) + 1)
@@ -38,7 +38,7 @@ class Count:
 
 
 def counting(epochs: list[list[Row]]) -> tuple[Graph, dict[str, MemorySink]]:
-    """Keyed state at every depth. Rows of `by far` pass a stage on their way to a join, and then also a transform."""
+    """Keyed state at every depth. Rows of `by far` pass through a stage on their way to a join, and then a transform."""
     flow, outs = Flow("counting"), {name: MemorySink() for name in ("near", "deep", "far", "later")}
     rows = flow.source("in", ListSource(epochs, DDL, partitions=2, event_time="at"))
     near = rows.key_by("by k", "k").process("near", Count(), returns=f"{DDL}, n bigint")
@@ -56,7 +56,7 @@ def counting(epochs: list[list[Row]]) -> tuple[Graph, dict[str, MemorySink]]:
 
 
 def counts_of(rows: list[Row], key: str) -> Counter[tuple[int, int]]:
-    """What counting rows by a key must give, whatever their order: of each key, the numbers from 1."""
+    """The expected result of counting rows by key, in any order: for each key, the numbers from 1."""
     found: Counter[int] = Counter(row[key] for row in rows)
     return Counter((value, n) for value, count in found.items() for n in range(1, count + 1))
 
@@ -73,7 +73,7 @@ def counts_of(rows: list[Row], key: str) -> Counter[tuple[int, int]]:
     ),
     frame_bytes=st.sampled_from((60, 1 << 20)),
 )
-def test_rows_meet_the_owner_of_their_key_in_every_life_of_a_job(
+def test_rows_meet_the_owner_of_their_key_in_every_run_of_a_job(
     tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, list[list[tuple[int, int]]]]], frame_bytes: int
 ) -> None:
     ids = itertools.count()
@@ -81,7 +81,7 @@ def test_rows_meet_the_owner_of_their_key_in_every_life_of_a_job(
     every: list[Row] = []
     found: dict[str, list[Row]] = defaultdict(list)
     with small_frames(frame_bytes):
-        for seed, epochs in lives:  # each has assignments of its own, and goes on with the state of the one before
+        for seed, epochs in lives:  # each has its own assignments and continues with the state of the previous one
             rows = [[row_of(next(ids), k, g) for k, g in epoch] for epoch in epochs]
             every += itertools.chain.from_iterable(rows)
             graph, outs = counting(rows)
@@ -113,21 +113,21 @@ def test_spreading_gives_every_bin_one_owner_and_every_partition_its_share(bins:
 @pytest.mark.parametrize(
     ("partitions", "owners", "message"),
     [
-        (2, (0, 1, 2, 0), "bin 2 belongs to partition 2, but there are only the partitions 0 to 1"),
-        (2, (0, -1), "bin 1 belongs to partition -1, but there are only the partitions 0 to 1"),
+        (2, (0, 1, 2, 0), "bin 2 belongs to partition 2, but the partitions are 0 to 1"),
+        (2, (0, -1), "bin 1 belongs to partition -1, but the partitions are 0 to 1"),
         (2, (), "0 bins: the number of bins must be a power of two from 1 to 65536"),
         (2, (0, 1, 0), "3 bins: the number of bins must be a power of two from 1 to 65536"),
         (1, (0,) * (2 * MAX_BINS), "131072 bins: the number of bins must be a power of two from 1 to 65536"),
-        (0, (0,), "0 partitions: a stage has from 1 to 65536"),
+        (0, (0,), "0 partitions: the number of partitions must be from 1 to 65536"),
     ],
 )
-def test_what_is_no_assignment_is_refused(partitions: int, owners: tuple[int, ...], message: str) -> None:
+def test_an_invalid_assignment_is_refused(partitions: int, owners: tuple[int, ...], message: str) -> None:
     with pytest.raises(FlowError) as refused:
         Assignment(partitions, owners)
     assert str(refused.value) == message
 
 
-def test_recorded_assignments_go_on_and_other_stages_are_spread_over_as_many_bins() -> None:
+def test_recorded_assignments_stay_and_other_stages_get_as_many_bins() -> None:
     recorded = {StageIndex(2): Assignment(3, (2, 2, 0, 0))}
     assert assign([StageIndex(1), StageIndex(2)], 2, recorded) == {StageIndex(1): spread(2, 4), **recorded}
     assert assign([StageIndex(1)], 2, {}) == {StageIndex(1): spread(2, BINS)}

@@ -1,4 +1,4 @@
-"""What is written of graphs and programs can be read again, exactly; what is not understood is refused."""
+"""Graphs and programs survive a round trip exactly; documents that are not understood are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ types = st.recursive(
             pa.decimal128(38, 7),
             pa.timestamp("us", "UTC"),
             pa.timestamp("us"),
-            # Of these, Spark's DDL does not tell everything.
+            # Spark's DDL does not describe these completely.
             pa.uint64(),
             pa.large_string(),
             pa.timestamp("ns"),
@@ -90,12 +90,12 @@ operators = st.one_of([st.builds(Operator, spec=st.from_type(spec)) for spec in 
 
 
 def assert_same(left: object, right: object) -> None:
-    assert repr(left) == repr(right)  # equal, also where there is a NaN, and shown with all its fields
+    assert repr(left) == repr(right)  # also equal if there is a NaN, and the repr shows all fields
 
 
 @examples(300)
 @given(operators)
-def test_an_operator_of_any_kind_is_read_as_it_was_written(operator):
+def test_an_operator_of_any_kind_survives_a_round_trip(operator):
     data = write_document(CODEC.encode(operator, Operator))
     found = CODEC.decode(read_document(data, "it"), Operator, "it")
     assert_same(found, operator)
@@ -116,7 +116,7 @@ def graph_of(rng: random.Random) -> Graph:
 
 @examples(60)
 @given(st.randoms(use_true_random=False))
-def test_a_graph_and_its_programs_are_read_as_they_were_written(rng):
+def test_a_graph_and_its_programs_survive_a_round_trip(rng):
     graph = graph_of(rng)
     written_for = {op.name: tuple(graph.schema_of(port) for port in op.inputs) for op in graph if rng.random() < 0.2}
     graph = dataclasses.replace(graph, written_for=written_for)
@@ -153,7 +153,7 @@ def read_program(document: Any) -> StageProgram:
     return StageProgram.from_bytes(json.dumps(document).encode())
 
 
-def test_a_program_is_read_by_what_it_says_and_not_by_the_order_of_its_fields():
+def test_the_order_of_fields_in_a_program_does_not_matter():
     document = program_document()
     assert read_program(dict(reversed(document.items()))) == read_program(document)
 
@@ -170,7 +170,7 @@ def test_another_format_is_refused_with_advice():
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x05N.", b"[4]", b"{", b'{"format": 4', b"\xff"])
-def test_what_is_no_document_is_refused(data):
+def test_data_that_is_not_a_document_is_refused(data):
     with pytest.raises(CheckpointError, match="a program of a stage in the checkpoint is damaged, or is no document"):
         StageProgram.from_bytes(data)
 
@@ -196,7 +196,7 @@ def test_what_is_no_document_is_refused(data):
         (("later",), 1, "unknown field 'later'"),
     ],
 )
-def test_what_this_midstream_does_not_know_is_refused(path, value, message):
+def test_a_document_that_this_version_does_not_understand_is_refused(path, value, message):
     document = program_document()
     part = document
     for step in path[:-1]:

@@ -1,4 +1,4 @@
-"""What holds for the plan of any graph. The graphs are those of the simulation."""
+"""Properties of the plans of all graphs. The graphs are those of the simulation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_outlet(operator: Operator) -> bool:
 
 
 def feeds_stages(plan: Plan, name: str) -> bool:
-    """Whether a transform's rows enter a stage again: someone but outlets reads them."""
+    """Whether a transform's rows enter a stage again: at least one reader is not an outlet."""
     return any(not is_outlet(plan.graph[consumer]) for consumer in plan.graph.consumers(Port(name)))
 
 
@@ -42,7 +42,7 @@ def last_of_segment(plan: Plan, segment: int) -> int:
 
 
 def end_of(plan: Plan, wire: Wire) -> int:
-    """The first stage that no longer sees the wire."""
+    """The first stage that does not carry the wire."""
     return last_of_segment(plan, wire.segment) + 1 if wire.target is None else wire.target
 
 
@@ -86,7 +86,7 @@ def test_consumers_in_one_place_share_a_wire(rng):
 
 @some
 @given(rngs)
-def test_wires_only_go_forward_and_every_stage_on_the_way_knows_them(rng):
+def test_wires_only_lead_forward_and_every_stage_between_carries_them(rng):
     plan = plan_of(rng)
     stages = stage_of(plan)
     for number, wire in enumerate(plan.wires):
@@ -103,8 +103,8 @@ def test_wires_only_go_forward_and_every_stage_on_the_way_knows_them(rng):
 
 @some
 @given(rngs)
-def test_a_stage_is_the_earliest_that_an_operators_inputs_allow(rng):
-    """Every operator but a source has an input that could not have been ready for an earlier stage."""
+def test_an_operator_runs_in_the_earliest_stage_its_inputs_allow(rng):
+    """Every operator except sources has an input that is not available in an earlier stage."""
     plan = plan_of(rng)
     stages = stage_of(plan)
     for op in plan.graph:
@@ -114,8 +114,8 @@ def test_a_stage_is_the_earliest_that_an_operators_inputs_allow(rng):
         for port in op.inputs:
             keyed = isinstance(plan.graph[port.operator].spec, KeyBy) and not port.branch
             earliest.append(stages[port.operator] + keyed)
-        # An exchange lies before every stage of a segment but its first, so rows that were keyed in an earlier segment
-        # wait for the second one.
+        # Every stage of a segment except the first follows an exchange, so rows that were keyed in an earlier segment
+        # wait for the second stage.
         mine = plan.stages[stages[op.name]]
         first = plan.segment(mine.segment)[0].index
         waits = any(
@@ -129,7 +129,7 @@ def test_a_stage_is_the_earliest_that_an_operators_inputs_allow(rng):
 
 @some
 @given(rngs)
-def test_an_exchange_lies_between_a_key_and_whoever_reads_it(rng):
+def test_an_exchange_lies_between_a_key_by_and_its_readers(rng):
     plan = plan_of(rng)
     stages = stage_of(plan)
     for op in plan.graph.of(KeyBy):
@@ -153,7 +153,7 @@ def test_stages_form_a_chain(rng):
     assert [stage.index for stage in plan.stages] == list(range(len(plan.stages)))
     for before, after in pairwise(plan.stages):
         assert after.segment - before.segment in (0, 1)
-        # Only what leaves one stage can enter the next: nothing jumps.
+        # Only wires that leave one stage can enter the next: no wire skips a stage.
         assert {*after.receives, *after.carries} <= {*before.emits, *before.carries}
         assert (before.leaves is Leaves.EXCHANGE) == (before.segment == after.segment)
     assert plan.stages[-1].leaves is not Leaves.EXCHANGE
@@ -173,7 +173,7 @@ def test_rows_enter_where_a_segment_starts(rng):
 
 @some
 @given(rngs)
-def test_columns_leave_plainly_only_to_one_sink_that_reads_everything_once(rng):
+def test_plain_columns_leave_only_for_a_single_sink_that_reads_everything_once(rng):
     plan = plan_of(rng)
     for stage in plan.stages:
         leaving = [wire for wire in plan.wires if wire.id in {*stage.emits, *stage.carries}]
@@ -197,7 +197,7 @@ def test_compiling_is_deterministic(rng):
 
 
 def with_filter(graph: Graph, number: int, rng: random.Random) -> Graph:
-    """The graph with one more filter, in front of one reader of a port or of all of them."""
+    """The graph with one more filter, before one reader of a port or before all of them."""
     edges = [(port, name) for port, name in graph.edges if not graph.is_keyed(port)]
     port, reader = rng.choice(edges)
     name, takes_all = f"inserted {number}", rng.random() < 0.5
@@ -212,7 +212,7 @@ def with_filter(graph: Graph, number: int, rng: random.Random) -> Graph:
 
 
 def without_filter(graph: Graph, rng: random.Random) -> Graph:
-    """The graph without one of its filters; who read it reads what it read."""
+    """The graph without one of its filters; the filter's readers read its input instead."""
     filters = [op for op in graph if isinstance(op.spec, Filter) and len(op.ports) == 1]
     if not filters:
         return graph
@@ -226,7 +226,7 @@ def without_filter(graph: Graph, rng: random.Random) -> Graph:
 
 
 def identities(plan: Plan) -> dict[int, tuple[Port, tuple[int, int] | None]]:
-    """What each wire is, by its number: its port, and the segment and the depth of the stage that it leads to."""
+    """The identity of each wire, by number: its port, and the segment and the depth of the stage it leads to."""
     starts = {segment: plan.segment(segment)[0].index for segment in range(plan.segments)}
     segments = {stage.index: stage.segment for stage in plan.stages}
     return {
@@ -240,7 +240,7 @@ def identities(plan: Plan) -> dict[int, tuple[Port, tuple[int, int] | None]]:
 
 @some
 @given(rngs)
-def test_wires_keep_their_numbers_and_no_number_is_given_to_another_wire(rng):
+def test_wires_keep_their_numbers_and_no_number_is_reused(rng):
     graph = random_case(rng).flow.graph
     plan = compile_plan(graph)
     assert sorted(wire.id for wire in plan.wires) == list(range(len(plan.wires))), "the first plan counts from 0"

@@ -512,13 +512,15 @@ def test_mistakes_are_refused_where_they_are_made():
         stream.map("m", lambda row: row, on_error="branch")
     with pytest.raises(FlowError, match="map 'm': on_error='ignore' is not known; allowed: fail, branch"):
         stream.map("m", lambda row: row, on_error="ignore")
-    with pytest.raises(FlowError, match="source 's': on_error='branch' has a meaning only with event_time="):
+    with pytest.raises(FlowError, match="source 's': on_error='branch' needs event_time="):
         flow.source("s", ListSource([[]], DDL), on_error="branch")
     flow, stream = source([])
     with pytest.raises(FlowError, match="the branch for bad rows is 'errors'; rename yours"):
         stream.route("r", lambda row: "errors", branches=("errors", "x"), on_error="branch")
     assert set(stream.route("r", lambda row: "errors", branches=("errors", "late"))) == {"errors", "late"}
-    with pytest.raises(FlowError, match=r"map 'm' has no errors\('left'\): a bad row fails the epoch. Say on_error="):
+    with pytest.raises(
+        FlowError, match=r"map 'm' has no errors\('left'\): a bad row fails the epoch. Create 'm' with on_error="
+    ):
         stream.map("m", lambda row: row).errors()
     tolerant = stream.map("t", lambda row: row, on_error="branch")
     with pytest.raises(FlowError, match=r"map 't' has no errors\('right'\); it has errors\('left'\)"):
@@ -541,12 +543,12 @@ def test_a_key_lost_behind_a_map_is_reported_in_the_users_names():
     with pytest.raises(FlowError) as found:
         mapped.aggregate("sums", n=agg.sum("n"))  # type: ignore[attr-defined]
     text = str(found.value)
-    assert "rows of filter 'some' have no key any more: map 'score', filter 'some' stands behind key_by 'by_k'" in text
+    assert "rows of filter 'some' have no key any more: map 'score', filter 'some' comes after key_by 'by_k'" in text
     assert ".map('score', …).filter('some', …).key_by('by_k', 'k').aggregate(…)" in text
     assert ".key_by('by_k_again', 'k').aggregate(…)" in text
     mapped.key_by("by_k_again", "k").aggregate("sums", n=agg.sum("n"))  # the suggestion works
     other = stream.key_by("by_n", "n").map("text", lambda row: {"k": ""}, returns="k string")
-    with pytest.raises(FlowError, match=r"map 'text' stands behind key_by 'by_n'.*\.key_by\('by_n', 'n'\)\.join\(…\)$"):
+    with pytest.raises(FlowError, match=r"map 'text' comes after key_by 'by_n'.*\.key_by\('by_n', 'n'\)\.join\(…\)$"):
         other.join  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(FlowError, match=r"process\(\) needs a keyed stream, .* write \.key_by\('by_k', 'k'\)\.process"):
         stream.process  # type: ignore[attr-defined]  # noqa: B018

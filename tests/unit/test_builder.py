@@ -1,4 +1,4 @@
-"""The fluent API: what it builds, and how it refuses what cannot work, at the line where it was written."""
+"""The fluent API: the graphs it builds, and the mistakes it refuses at the user's own line."""
 
 from __future__ import annotations
 
@@ -138,13 +138,13 @@ def test_building_runs_nothing_and_a_graph_does_not_change_afterwards(flow, rows
     assert "other" not in graph
 
 
-def test_the_schema_is_the_inputs_unless_it_is_said(rows):
+def test_the_schema_defaults_to_that_of_the_input(rows):
     assert to_ddl(rows.filter("f", same).schema) == DDL
     assert to_ddl(rows.map("m", same, returns="x int").schema) == "x int"
     assert to_ddl(rows.transform("t", same, returns="y int").schema) == "y int"
 
 
-def test_columns_may_be_added_behind_those_of_the_input(rows):
+def test_added_columns_follow_those_of_the_input(rows):
     assert to_ddl(rows.map("m", same, adds="score double, `a b` int").schema) == f"{DDL}, score double, `a b` int"
     assert to_ddl(rows.map_batches("mb", same, adds="x int").schema) == f"{DDL}, x int"
     assert to_ddl(rows.flat_map("f", same, adds="x int").schema) == f"{DDL}, x int"
@@ -176,14 +176,14 @@ def test_a_table_may_be_arrow_or_pandas(rows):
 
 def test_on_may_be_a_name_names_or_a_mapping(flow, rows):
     table = pa.table({"who": ["ann"], "n": pa.array([1], pa.int32()), "x": [1.5]})
-    both = rows.lookup("l", table, on={"user": "who", "n": "n"})  # integers of other widths compare
+    both = rows.lookup("l", table, on={"user": "who", "n": "n"})  # integers of different widths are comparable
     assert to_ddl(both.schema) == f"{DDL}, x double"
     assert flow._operators["l"].spec.on == (("user", "who"), ("n", "n"))
     same_names = pa.table({"user": ["ann"], "n": [1], "x": [1.5]})
     assert to_ddl(rows.lookup("l2", same_names, on=["user", "n"]).schema) == f"{DDL}, x double"
 
 
-def test_things_say_what_they_are(flow, rows):
+def test_streams_and_flows_have_readable_reprs(flow, rows):
     assert repr(flow) == "Flow('f', operators=['in'])"
     assert repr(rows) == f"Stream('in', {DDL!r})"
     branches = rows.route("r", same, branches=["a", "b"])
@@ -195,7 +195,7 @@ def test_things_say_what_they_are(flow, rows):
 # ── names ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_name_may_be_used_once(rows):
+def test_a_name_can_be_used_only_once(rows):
     rows.map("score", same)
     with pytest.raises(FlowError, match=r"flow 'f': there is an operator 'score' already \(a map\).*must be unique"):
         rows.filter("score", same)
@@ -211,7 +211,7 @@ def test_odd_names_are_refused(rows, name):
 
 
 @pytest.mark.parametrize("name", ["FM", "größe", "by user", "v1.2-b_c", "名前"])
-def test_usual_names_are_taken_in_any_language(rows, name):
+def test_ordinary_names_of_any_language_are_accepted(rows, name):
     rows.map(name, same).sink("out", NoopSink())
     assert name in rows._flow.graph
 
@@ -232,12 +232,12 @@ def test_usual_names_are_taken_in_any_language(rows, name):
         lambda s: s._flow.source(ListSource([[]], DDL), "in2"),
     ],
 )
-def test_a_name_that_is_left_out_or_comes_second_is_told_as_such(rows, call):
+def test_a_missing_or_misplaced_name_is_reported(rows, call):
     with pytest.raises(FlowError, match=r"^\w+: the name comes first and must be a string, found \w+"):
         call(rows)
 
 
-def test_a_key_without_a_name_is_told_how_to_write_it(rows):
+def test_a_key_by_without_a_name_shows_how_to_write_it(rows):
     with pytest.raises(
         FlowError, match=re.escape("key_by 'user': name at least one column, e.g. key_by('user', 'user')")
     ):
@@ -253,7 +253,7 @@ class Model:
 
 
 @pytest.mark.parametrize("function", [same, lambda row: row, Model(), Model().__call__, len, dict.copy, str.upper])
-def test_whatever_takes_one_argument_is_a_function(rows, function):
+def test_any_callable_with_one_argument_is_accepted(rows, function):
     assert rows.map("m", function).schema == rows.schema
 
 
@@ -268,20 +268,20 @@ def test_whatever_takes_one_argument_is_a_function(rows, function):
         (lambda *, row: 1, "is called with one argument, a dict (one row), but"),
     ],
 )
-def test_what_cannot_be_called_with_one_row_is_refused(rows, function, says):
+def test_a_function_that_cannot_take_one_row_is_refused(rows, function, says):
     with pytest.raises(FunctionError) as caught:
         rows.map("m", function)
     assert says in str(caught.value)
 
 
-def test_a_batch_function_is_told_that_it_takes_a_batch(rows):
+def test_the_error_for_a_batch_function_mentions_the_batch(rows):
     with pytest.raises(FunctionError, match=r"'m': expected a function that takes a pyarrow.RecordBatch"):
         rows.map_batches("m", 3)
     with pytest.raises(FunctionError, match=r"'t': expected a function that takes a pyarrow.Table"):
         rows.transform("t", same, local=3)
 
 
-def test_a_schema_that_cannot_be_read_is_refused_with_its_place(rows):
+def test_an_invalid_schema_is_refused_with_the_position(rows):
     with pytest.raises(SchemaError, match="unknown type 'strng'; did you mean 'string'"):
         rows.map("m", same, returns="user strng")
 
@@ -289,7 +289,7 @@ def test_a_schema_that_cannot_be_read_is_refused_with_its_place(rows):
 # ── columns ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_unknown_columns_are_refused_with_the_nearest(flow, rows):
+def test_unknown_columns_are_refused_with_a_suggestion(flow, rows):
     with pytest.raises(
         SchemaError, match=r"key_by 'k': there is no column 'usr'; did you mean 'user'\? Available: user, n"
     ):
@@ -316,8 +316,8 @@ def test_event_time_must_be_a_timestamp(flow):
         flow.source("s", ListSource([[]], DDL), event_time="user")
 
 
-def test_a_table_must_not_bring_columns_that_are_there_already(rows):
-    table = pa.table({"user": ["ann"], "N": [1]})  # Spark does not tell N from n
+def test_a_lookup_table_must_not_repeat_columns(rows):
+    table = pa.table({"user": ["ann"], "N": [1]})  # Spark does not distinguish N from n
     with pytest.raises(SchemaError, match="lookup 'l': both sides have N; rename or drop them on one side"):
         rows.lookup("l", table, on="user")
 
@@ -361,7 +361,7 @@ def test_branches_have_proper_names_that_differ(rows):
         rows.route("r", same, branches=["a", ""])
 
 
-def test_a_branch_that_is_not_there_is_refused_with_those_that_are(rows):
+def test_an_unknown_branch_is_refused_with_the_known_ones(rows):
     routed = rows.route("r", same, branches=("low", "high"))
     with pytest.raises(FlowError, match="route 'r' has no branch 'hi'; it has low, high"):
         routed["hi"]
@@ -375,7 +375,7 @@ def test_a_lookup_needs_a_table(rows, table):
         rows.lookup("l", table, on="user")
 
 
-def test_a_lookup_says_which_options_it_has(rows):
+def test_a_lookup_refuses_unknown_options(rows):
     with pytest.raises(FlowError, match="lookup 'l': how='outer' is not known; allowed: inner, left"):
         rows.lookup("l", TABLE, on="user", how="outer")
     with pytest.raises(FlowError, match="lookup 'l': on= names no column"):
@@ -404,7 +404,7 @@ def test_a_transform_without_local_is_refused_by_the_local_runtime_before_it_sta
 
 
 def fake_dataframe(ddl: str, *, streaming: bool) -> Any:
-    """What the builder looks at in a DataFrame, which it must know without importing pyspark."""
+    """The attributes of a DataFrame that the builder uses without importing pyspark."""
     fields = [
         SimpleNamespace(name=column.name, dataType=SimpleNamespace(simpleString=partial(type_name, column.type)))
         for column in parse_ddl(ddl)
@@ -412,7 +412,7 @@ def fake_dataframe(ddl: str, *, streaming: bool) -> Any:
     return SimpleNamespace(isStreaming=streaming, sparkSession=None, schema=SimpleNamespace(fields=fields))
 
 
-def test_a_dataframe_is_known_by_what_it_has(flow):
+def test_a_dataframe_is_recognised_by_its_attributes(flow):
     stream = flow.source("s", fake_dataframe("`a b` bigint, t array<string>", streaming=True))
     assert to_ddl(stream.schema) == "`a b` bigint, t array<string>"
 
@@ -432,17 +432,17 @@ def test_a_batch_is_not_a_stream_and_a_stream_is_not_a_table(flow, rows):
         rows.lookup("l", fake_dataframe("user string", streaming=True), on="user")
 
 
-def test_the_local_runtime_says_that_it_has_no_spark(flow):
+def test_the_local_runtime_refuses_dataframes(flow):
     flow.source("s", fake_dataframe("n bigint", streaming=True)).sink("out", NoopSink())
     with pytest.raises(SourceError, match=r"source 's' is a DataFrame, which needs Spark.*ListSource"):
         run_local(flow)
 
 
-def test_a_file_sink_refuses_rows_that_have_its_column(flow):
+def test_a_file_sink_refuses_rows_with_an_epoch_column(flow):
     epochs = flow.source("s", ListSource([[]], "epoch bigint"))
     with pytest.raises(SchemaError, match=r"sink 'out': a FileSink adds the column 'epoch'.*rename it"):
         epochs.sink("out", FileSink("somewhere"))
-    epochs.sink("mem", MemorySink())  # which adds nothing
+    epochs.sink("mem", MemorySink())  # a MemorySink adds no column
     assert flow.graph.of(Sink)[0].name == "mem"
 
 
@@ -460,7 +460,7 @@ def test_a_file_sink_refuses_options_that_its_format_does_not_know():
         FileSink("out", header=True)
     with pytest.raises(FlowError, match="FileSink: json has no option 'mode'"):
         FileSink("out", "json", mode="append")
-    with pytest.raises(FlowError, match="option 'header' must be a text, a number or a truth, found NoneType None"):
+    with pytest.raises(FlowError, match="option 'header' must be a string, a number or a boolean, found NoneType None"):
         FileSink("out", "csv", header=None)
 
 
@@ -478,7 +478,7 @@ def test_a_console_sink_shows_a_number_of_rows(limit):
         ConsoleSink(limit)
 
 
-def test_the_local_runtime_writes_what_options_say_or_refuses_them(flow, tmp_path):
+def test_the_local_runtime_obeys_options_or_refuses_them(flow, tmp_path):
     rows = flow.source("s", ListSource([[{"a": 1, "b": "x"}]], "a int, b string"))
     rows.sink("csv", FileSink(tmp_path / "csv", "csv", Header=True, delimiter=";", compression="gzip"))
     rows.sink("parquet", FileSink(tmp_path / "parquet", compression="zstd"))
@@ -493,7 +493,7 @@ def test_the_local_runtime_writes_what_options_say_or_refuses_them(flow, tmp_pat
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"quoteAll": True}, "cannot write csv files with quoteall; it knows compression, header, sep"),
+        ({"quoteAll": True}, "cannot write csv files with quoteall; it supports compression, header, sep"),
         ({"compression": "deflate"}, "cannot write csv files with compression='deflate'"),
     ],
 )
@@ -508,7 +508,7 @@ def test_options_that_only_spark_knows_are_refused_before_a_local_run(flow, tmp_
 def test_two_sinks_cannot_share_a_memory_sink(rows):
     memory = MemorySink()
     rows.sink("one", memory)
-    with pytest.raises(FlowError, match="sink 'two': its MemorySink is that of sink 'one'; give each sink one of its"):
+    with pytest.raises(FlowError, match="sink 'two': sink 'one' has the same MemorySink; give each sink its own"):
         rows.sink("two", memory)
     rows.sink("two", MemorySink())
 
@@ -541,14 +541,14 @@ def test_on_timer_is_refused_where_nobody_calls_it(rows):
         (lambda df: None, "the function is called with (df, epoch), but too many positional arguments"),
     ],
 )
-def test_what_cannot_take_rows_is_no_sink(rows, target, says):
+def test_a_target_that_cannot_take_rows_is_refused(rows, target, says):
     with pytest.raises(FlowError) as caught:
         rows.sink("out", target)
     assert "sink 'out': " in str(caught.value)
     assert says in str(caught.value)
 
 
-def test_a_sink_class_is_told_to_be_made_first(rows):
+def test_a_sink_class_must_be_instantiated(rows):
     with pytest.raises(
         FlowError, match=r"sink 'out': found the class MemorySink; give an instance of it, MemorySink\(…\)"
     ):
@@ -566,7 +566,7 @@ def test_a_flow_needs_a_source_and_a_sink(flow):
         _ = flow.graph
 
 
-def test_rows_that_nothing_reads_are_not_lost_silently(flow, rows):
+def test_a_stream_without_a_reader_is_refused(flow, rows):
     rows.sink("out", NoopSink())
     routed = rows.map("score", same).route("r", same, branches=("a", "b"))
     routed["a"].sink("a", NoopSink())

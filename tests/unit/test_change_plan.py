@@ -1,4 +1,4 @@
-"""Plans of changes: what the paper's tables say, schedulers, blocking operators, crossings, words, and speed."""
+"""Plans of changes: the paper's tables, schedulers, blocking operators, crossings, texts, and speed."""
 
 from __future__ import annotations
 
@@ -158,23 +158,23 @@ def test_table_5(updated, pruned, unpruned):
     assert components(W5, updated, Scheduler.FRIES_UNPRUNED, hidden=W5_KEYS) == unpruned
 
 
-def test_heads_are_where_table_3_has_them():
+def test_heads_match_table_3():
     assert planned(W3, "J5 J6 J7 J8").heads == {"J5", "J6", "J7"}
     assert planned(W3, "J7 J8 J9").heads == {"J7"}
     assert planned(W4, "F2").heads == {"U2"}
     assert planned(W5, "FD3 FD4").heads == {"RE"}
 
 
-def test_what_was_pruned_is_told_with_its_rule():
+def test_the_plan_lists_pruned_operators_with_the_rule():
     assert [(each.operator, each.updated, each.rule) for each in planned(W5, "E1").pruned] == [
         ("RE", "E1", Rule.UNIQUENESS),
         ("SJ", "E1", Rule.UNIQUENESS),
     ]
     [pruned] = planned(W5, "FD4").pruned
     assert (pruned.operator, pruned.updated, pruned.rule) == ("RE", "FD4", Rule.EDGE_WISE)
-    assert pruned.why == "it gives each reader one row at most, and only 'F4' leads to the change"
+    assert pruned.why == "it emits at most one row to each reader, and only 'F4' leads to the change"
     assert planned(W5, "FD3 FD4").pruned == ()
-    # RE need not be there for E1's sake, but FD3's and FD4's is enough.
+    # E1 does not need RE, but FD3 and FD4 do.
     assert "RE" in planned(W5, "FD3 FD4 E1").members
 
 
@@ -204,8 +204,8 @@ def test_a_source_that_is_read_twice_is_a_fork_like_any_other():
     assert components(graph, "C D") == ["in C D"]
 
 
-def test_two_unique_operators_do_not_protect_what_one_does():
-    """The paper's rule, by its words, would prune RE in the first two cases; each lets a row meet half the change."""
+def test_two_unique_operators_do_not_protect_as_one_does():
+    """Taken literally, the paper's rule would prune RE in the first two cases, where a row would meet half the change."""
     two = replicated(op("U1", UNIQUE, "C"), op("U2", UNIQUE, "D"), op("X", Union(), "U1", "U2"))
     assert components(two, "X") == ["RE C D U1 U2 X"]
     apart = replicated(op("U1", UNIQUE, "C"), op("U2", UNIQUE, "D"), op("o1", MAP, "U1"), op("o2", MAP, "U2"))
@@ -222,14 +222,14 @@ def test_two_unique_operators_do_not_protect_what_one_does():
     assert components(either, "E") == ["E"]
 
 
-def test_a_unique_operator_protects_neither_itself_nor_what_it_is_split_for():
+def test_a_unique_operator_protects_neither_itself_nor_its_several_readers():
     graph = replicated(op("U", join(unique=True), "C", "D"), op("o1", MAP, "U"), op("o2", MAP, "U"))
     assert components(graph, "U") == ["RE C D U"]
     assert components(graph, "o1") == ["o1"]
     assert components(graph, "o1 o2") == ["U o1 o2"]
 
 
-def test_the_promise_of_a_unique_join_is_not_about_late_rows():
+def test_the_promise_of_a_unique_join_does_not_cover_late_rows():
     graph = replicated(op("U", join(unique=True), "C", "D"), op("E", MAP, "U"), op("L", MAP, Port("U", LATE)))
     assert components(graph, "E") == ["E"]
     assert components(graph, "L") == ["RE C D U L"]
@@ -259,7 +259,7 @@ def test_branches_of_a_route_are_not_a_fork_but_readers_of_one_branch_are():
 
 
 @pytest.mark.parametrize("spec", [TOTALS, Transform()])
-def test_nothing_above_a_blocking_operator_is_a_fork_of_what_follows(spec):
+def test_no_operator_upstream_of_a_blocking_one_is_a_fork_of_those_downstream(spec):
     graph = chain(("in", Source()), ("A", FLAT_MAP), ("B", spec), ("C", MAP), ("D", MAP))
     plan = planned(graph, "C D")
     assert [each.operators for each in plan.components] == [("C", "D")]
@@ -268,7 +268,7 @@ def test_nothing_above_a_blocking_operator_is_a_fork_of_what_follows(spec):
 
 
 @pytest.mark.parametrize("spec", [TOTALS, Transform()])
-def test_a_blocking_operator_may_replicate_what_it_makes(spec):
+def test_a_blocking_operator_may_replicate_its_output(spec):
     graph = Graph(
         "b", (op("in", Source()), op("A", FLAT_MAP, "in"), op("B", spec, "A"), op("C", MAP, "B"), op("D", MAP, "B"))
     )
@@ -291,7 +291,7 @@ def test_a_change_on_both_sides_of_a_blocking_operator_waits_for_the_next_epoch(
     assert not planned(graph, "X").from_next_epoch
 
 
-def test_pairs_of_a_left_join_go_on_at_once():
+def test_pairs_of_a_left_join_are_emitted_at_once():
     graph = Graph(
         "left",
         (
@@ -307,7 +307,7 @@ def test_pairs_of_a_left_join_go_on_at_once():
     assert plan.crosses == ("J",)
 
 
-def test_late_rows_go_on_at_once():
+def test_late_rows_are_emitted_at_once():
     windows = Aggregate(("k",), (("n", count()),), tumbling("1 minute"), "t")
     graph = Graph(
         "late", (op("in", Source()), op("A", FLAT_MAP, "in"), op("W", windows, "A"), op("L", MAP, Port("W", LATE)))
@@ -324,7 +324,7 @@ def test_an_updated_transform_changes_between_epochs_an_updated_aggregate_may_en
 # ── schedulers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_markers_begin_at_all_sources_above():
+def test_markers_begin_at_all_sources_upstream():
     plan = planned(W3, "J5 J8", Scheduler.MARKER)
     assert plan.heads == {"web", "catalog", "store"}
     assert plan.members == {"web", "catalog", "store", "J5", "J6", "J7", "U1", "J8"}
@@ -378,11 +378,11 @@ def described(text: str) -> str:
     return dedent(text).strip()
 
 
-def test_a_plan_in_words():
+def test_a_plan_as_text():
     assert planned(W5, "F4").describe() == described("""
         change of F4 by scheduler fries
           component 1: F4; begins at F4
-          pruned: RE (edge-wise one-to-one: it gives each reader one row at most, and only 'F4' leads to the change)
+          pruned: RE (edge-wise one-to-one: it emits at most one row to each reader, and only 'F4' leads to the change)
           takes effect in the running epoch, as soon as the tasks of F4 have finished their slices
     """)
     assert planned(W3, "J5 J6", Scheduler.EPOCH).describe() == described("""
@@ -396,11 +396,11 @@ def test_a_plan_in_words():
         change of X, C by scheduler fries
           component 1: X, B, C; begins at X
           crosses: B
-          takes effect from the next epoch, because B can give rows at an epoch's end
+          takes effect from the next epoch, because B can emit rows at an epoch's end
     """)
 
 
-def test_operators_come_in_the_graphs_order_however_they_were_named():
+def test_operators_are_in_the_graphs_order_whatever_the_order_of_names():
     assert plan_change(W2, ["J3", "J1"]) == plan_change(W2, ("J1", "J3"))
     assert plan_change(W2, {"J3", "J1"}).updated == ("J1", "J3")
 
@@ -418,7 +418,7 @@ def test_operators_come_in_the_graphs_order_however_they_were_named():
         ("J1", "found the string 'J1'"),
     ],
 )
-def test_names_that_make_no_sense_are_refused(updated, message):
+def test_invalid_names_of_operators_are_refused(updated, message):
     with pytest.raises(FlowError, match=message):
         plan_change(W2, updated)
 
@@ -473,7 +473,7 @@ def test_a_change_as_svg_has_a_colour_for_each_component_and_for_the_arrows_it_t
     assert sum("travelled" in each for each in arrows) == len(planned(W5, "FD3 FD4").components[0].edges)
 
 
-def test_what_was_pruned_or_is_crossed_is_marked():
+def test_pruned_and_crossed_operators_are_marked():
     _, boxes, _, texts = drawn(W5, "E1")
     assert boxes.count("box grey faint") == 2
     assert texts.count("pruned") == 3, "two operators and the legend"
@@ -514,7 +514,7 @@ def long_chain(count: int) -> Graph:
 @pytest.mark.parametrize("many", [False, True])
 def test_a_plan_of_five_thousand_operators_takes_less_than_a_second(graph, many):
     names = [each.name for each in graph][1:]
-    start = time.process_time()  # what other processes take does not count
+    start = time.process_time()  # excludes the time of other processes
     plan = plan_change(graph, names[::2] if many else [names[len(names) // 2], names[-1]])
     assert time.process_time() - start < 1
     assert len(plan.members) > 2000

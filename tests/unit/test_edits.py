@@ -1,4 +1,4 @@
-"""What a change makes of a flow's graph: what it refuses, and which columns follow from it."""
+"""The graph of a flow after a change: refused changes, and derived columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def same(row: Any) -> Any:
 
 
 def flow_of(build: Any) -> Graph:
-    """A source, the map ``m``, and what ``build`` puts behind it."""
+    """A source, the map ``m``, and the operators that ``build`` adds after it."""
     flow = Flow("f")
     rows = flow.source("in", ListSource([[]], DDL), event_time="at")
     build(rows.map("m", same))
@@ -67,7 +67,7 @@ def test_a_change_has_at_least_one_update():
 
 
 @pytest.mark.parametrize(("edit", "shown"), [("m", "str 'm'"), (Edit(), "Edit Edit()")])
-def test_edits_of_a_kind_that_is_not_known_are_refused(edit, shown):
+def test_edits_of_an_unknown_kind_are_refused(edit, shown):
     with pytest.raises(FlowError) as refusal:
         as_updates([Update("m", same), edit])
     assert str(refusal.value) == (
@@ -75,31 +75,31 @@ def test_edits_of_a_kind_that_is_not_known_are_refused(edit, shown):
     )
 
 
-def test_an_operator_is_updated_once():
+def test_an_operator_is_updated_only_once_per_change():
     assert "'m' is updated twice in one change" in refused(plain(), Update("m", same), Update("m", same))
 
 
-def test_an_unknown_operator_is_named_with_one_like_it_and_all_there_are():
+def test_an_unknown_operator_is_refused_with_a_suggestion_and_all_names():
     graph = flow_of(lambda rows: to_sink(rows.map("score", same)))
     found = refused(graph, Update("scores", same))
-    assert found == "flow 'f' has no operator 'scores'; did you mean 'score'? What can be updated: m, score"
+    assert found == "flow 'f' has no operator 'scores'; did you mean 'score'? Operators that can be updated: m, score"
 
 
 @pytest.mark.parametrize("name", ["in", "key", "total", "out"])
-def test_what_has_no_function_cannot_be_updated(name: str):
+def test_an_operator_without_a_function_cannot_be_updated(name: str):
     graph = flow_of(lambda rows: to_sink(rows.key_by("key", "k").aggregate("total", n=agg.count())))
-    assert "has no function that could be replaced" in refused(graph, Update(name, same))
+    assert "has no function to replace" in refused(graph, Update(name, same))
 
 
 # ── what is put in ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_new_function_is_called_as_the_old_one():
+def test_the_new_function_takes_the_same_arguments_as_the_old_one():
     with pytest.raises(FunctionError, match="is called with one argument, a dict"):
         revise(plain(), [Update("m", lambda key, row: row)])
 
 
-def test_what_is_not_a_function_is_refused():
+def test_an_update_without_a_function_is_refused():
     assert "expected a function that takes a dict (one row), found int 7" in refused(plain(), Update("m", 7))
 
 
@@ -124,7 +124,7 @@ class Mistimed(Timed):
         return None
 
 
-def test_a_process_may_get_timers_by_an_update():
+def test_an_update_may_add_timers_to_a_process():
     spec = revise(process(), [Update("p", Timed())])["p"].spec
     assert isinstance(spec, Process)
     assert spec.has_timers
@@ -136,7 +136,7 @@ def test_a_timer_that_cannot_be_called_is_refused():
 
 def test_migrate_is_for_the_state_of_a_process():
     found = refused(plain(), Update("m", same, migrate=lambda key, state: None))
-    assert found == "update of map 'm': migrate= is for the state of a process; a map keeps none of the user's"
+    assert found == "update of map 'm': migrate= is for the state of a process; a map has no user-defined state"
 
 
 def test_migrate_takes_a_key_and_its_state():
@@ -145,7 +145,7 @@ def test_migrate_takes_a_key_and_its_state():
     assert "is called with 2 arguments: a key and its state" in refused(process(), update)
 
 
-def test_columns_of_a_filter_follow_from_its_input():
+def test_a_filter_has_the_columns_of_its_input():
     graph = flow_of(lambda rows: to_sink(rows.filter("few", same)))
     assert "the columns of a filter follow from its input; leave out returns=" in refused(
         graph, Update("few", same, returns=DDL)
@@ -168,22 +168,22 @@ def lookup(how: str = "inner") -> Graph:
     return flow_of(lambda rows: to_sink(rows.lookup("cities", TABLE, on="k", how=how)))
 
 
-def test_a_lookup_gets_another_table_and_its_columns_follow():
+def test_a_lookup_gets_another_table_and_its_columns():
     revised = revise(lookup(), [Update("cities", PARIS)])
     assert columns(revised, "cities") == f"{DDL}, city string, people int"
     assert revised.payloads["cities"].num_rows == 1
 
 
-def test_a_lookups_table_keeps_the_column_by_which_rows_are_looked_up():
+def test_a_lookups_new_table_has_the_same_key_columns():
     for table in (TABLE.rename_columns(["key", "city"]), pa.table({"k": [1], "city": ["Rome"]})):
         assert "the new table must have the column 'k' of type string" in refused(lookup(), Update("cities", table))
 
 
-def test_a_lookups_table_is_a_table():
+def test_a_lookups_new_table_must_be_a_table():
     assert "expected a pyarrow.Table" in refused(lookup(), Update("cities", same))
 
 
-def test_functions_are_described_by_what_they_take():
+def test_functions_are_described_by_their_arguments():
     graph = process()
     assert graph["m"].spec.function_takes == ("a dict (one row)",)
     assert graph["p"].spec.function_takes == ("a key", "a dict (one row)", "its state")
@@ -194,7 +194,7 @@ def test_functions_are_described_by_what_they_take():
 # ── what comes of it ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_names_edges_and_other_functions_stay():
+def test_names_edges_and_other_functions_stay_the_same():
     graph = flow_of(lambda rows: to_sink(rows.map("other", same)))
     revised = revise(graph, [Update("m", len, returns=DDL)])
     assert revised.edges == graph.edges
@@ -202,11 +202,11 @@ def test_names_edges_and_other_functions_stay():
     assert graph.payloads["m"] is same, "the graph before is as it was"
 
 
-def test_columns_stay_unless_it_is_said_otherwise():
+def test_columns_stay_the_same_by_default():
     assert columns(revise(plain(), [Update("m", len)]), "m") == DDL
 
 
-def test_more_columns_go_on_through_operators_whose_columns_follow():
+def test_added_columns_pass_through_operators_that_derive_their_columns():
     def build(rows: Stream) -> None:
         split = rows.filter("few", same).route("split", same, branches=("a", "b"))
         to_sink(split["a"].union("all", split["b"]).key_by("key", "k").distinct("first"))
@@ -215,12 +215,12 @@ def test_more_columns_go_on_through_operators_whose_columns_follow():
     assert {columns(revised, name) for name in ("m", "few", "split", "all", "key", "first", "out")} == {WIDER}
 
 
-def test_an_operator_that_declares_its_columns_takes_more_and_gives_what_it_gave():
+def test_an_operator_with_declared_columns_accepts_more_and_emits_the_same():
     revised = wider(flow_of(lambda rows: to_sink(rows.map("other", same))))
     assert columns(revised, "other") == DDL
 
 
-def test_a_lookup_adds_its_columns_to_what_it_gets():
+def test_a_lookup_adds_its_columns_to_those_of_its_input():
     assert columns(wider(lookup("left")), "cities") == f"{WIDER}, city string"
 
 
@@ -229,7 +229,7 @@ def test_an_aggregate_keeps_its_columns():
     assert columns(wider(graph), "total") == columns(graph, "total")
 
 
-def test_the_consumer_of_other_columns_is_updated_in_the_same_change():
+def test_a_change_of_columns_must_update_their_consumer():
     graph = flow_of(lambda rows: to_sink(rows.map("other", same)))
     other = "k string, at timestamp"
     assert "Add an Update('other', …) to the change that can take them; it needs 'n' of type int" in narrower(graph)
@@ -237,7 +237,7 @@ def test_the_consumer_of_other_columns_is_updated_in_the_same_change():
     assert columns(revised, "other") == DDL
 
 
-def test_a_column_of_another_type_is_as_good_as_gone():
+def test_a_column_of_another_type_counts_as_missing():
     graph = flow_of(lambda rows: to_sink(rows.filter("few", same)))
     assert "it needs 'n' of type int" in narrower(graph, "k string, n string, at timestamp")
 
@@ -245,7 +245,7 @@ def test_a_column_of_another_type_is_as_good_as_gone():
 # ── columns that operators cannot do without ──────────────────────────────────────────────────────────────────────
 
 
-def test_a_key_must_stay():
+def test_key_columns_must_stay_the_same():
     for build in (
         lambda rows: to_sink(rows.key_by("key", "n")),
         lambda rows: to_sink(rows.key_by("key", "n").distinct("first")),
@@ -254,7 +254,7 @@ def test_a_key_must_stay():
         assert "and it needs 'n' of type int" in narrower(flow_of(build))
 
 
-def test_a_process_needs_what_it_had_unless_it_is_updated():
+def test_a_process_needs_its_columns_unless_it_is_updated():
     graph = process()
     assert "Add an Update('p', …)" in narrower(graph)
     updates = [Update("m", same, returns="k string, at timestamp"), Update("p", lambda key, row, state: row)]
@@ -262,7 +262,7 @@ def test_a_process_needs_what_it_had_unless_it_is_updated():
 
 
 @pytest.mark.parametrize("what", ["window", "distinct"])
-def test_an_event_time_must_stay(what: str):
+def test_an_event_time_must_stay_the_same(what: str):
     def build(rows: Stream) -> None:
         keyed = rows.key_by("key", "k")
         if what == "window":
@@ -276,15 +276,15 @@ def test_an_event_time_must_stay(what: str):
 def test_an_aggregated_column_keeps_its_type():
     graph = flow_of(lambda rows: to_sink(rows.key_by("key", "k").aggregate("total", most=agg.max("n"))))
     found = narrower(graph, "k string, n double, at timestamp")
-    assert "would have to keep 'most' as double instead of int; what it has kept so far cannot be converted" in found
+    assert "would have to keep 'most' as double instead of int; its stored totals cannot be converted" in found
 
 
-def test_rows_of_a_join_cannot_change_at_all():
+def test_columns_of_a_join_cannot_change():
     def build(rows: Stream) -> None:
         right = rows.map("right", lambda row: row, returns="k2 string, m int, at2 timestamp").key_by("by_k2", "k2")
         to_sink(rows.key_by("by_k", "k").join("both", right, within="1 second", right_time="at2"))
 
-    with pytest.raises(SchemaError, match="A join keeps whole rows, so they cannot change"):
+    with pytest.raises(SchemaError, match="A join stores whole rows, so its columns cannot change"):
         wider(flow_of(build))
 
 

@@ -1,4 +1,4 @@
-"""Functions travel: packed here, loaded where none of the user's files exist, or refused with the part to blame."""
+"""Functions are packed here and loaded where none of the user's files exist, or refused with the part to blame."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def recursive(row: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["lambda", "global", "closure", "object", "method", "partial"],
 )
-def test_functions_of_every_kind_work_elsewhere(call_elsewhere, function):
+def test_functions_of_every_kind_work_in_another_process(call_elsewhere, function):
     assert call_elsewhere(function, {"n": 2}, {"n": 5}, absent=(__name__,)) == [{"n": 6}, {"n": 15}]
 
 
@@ -132,7 +132,7 @@ def test_a_function_may_call_itself(call_elsewhere):
     assert call_elsewhere(recursive, {"n": 4}) == [{"n": 6}]
 
 
-def test_a_module_that_only_the_driver_has_comes_along(call_elsewhere, user_module):
+def test_a_module_that_only_the_driver_has_is_packed(call_elsewhere, user_module):
     scoring = user_module(
         "scoring_only_here",
         """
@@ -160,7 +160,7 @@ def test_a_module_that_only_the_driver_has_comes_along(call_elsewhere, user_modu
     assert call_elsewhere(lambda row: scoring.score(row), {"n": 3}, absent=absent) == [{"n": 13}]
 
 
-def test_modules_that_use_other_modules_of_the_user_come_along_with_them(call_elsewhere, user_module):
+def test_modules_are_packed_with_the_users_modules_that_they_use(call_elsewhere, user_module):
     user_module("tables_only_here", "RATES = {'no': 2}\ndef rate(country):\n    return RATES[country]\n")
     user_module("kit_only_here.parts", "def twice(n):\n    return 2 * n\n")
     job = user_module(
@@ -196,7 +196,7 @@ def test_packing_leaves_no_trace(user_module):
 
 
 def test_a_neighbour_of_an_installed_package_is_still_the_users(tmp_path, monkeypatch):
-    """Folders are compared by their parts: `…/midstream_app` does not lie in `…/midstream`."""
+    """Folders are compared by their parts: `…/midstream_app` is not inside `…/midstream`."""
     monkeypatch.setattr(functions, "_INSTALLED", (tmp_path / "midstream",))
     assert functions._is_installed(str(tmp_path / "midstream" / "errors.py"))
     assert not functions._is_installed(str(tmp_path / "midstream_app" / "errors.py"))
@@ -266,7 +266,7 @@ class Guarded:
         (functools.partial(with_global_lock), "partial: its function: global variable 'LOCK' (a lock)"),
     ],
 )
-def test_what_cannot_be_pickled_is_named_with_the_way_to_it(function, culprit):
+def test_an_object_that_cannot_be_pickled_is_named_with_its_path(function, culprit):
     with pytest.raises(FunctionError) as caught:
         pack(function, "score")
     assert caught.value.operator == "score"
@@ -284,7 +284,7 @@ def test_a_part_that_refers_to_itself_does_not_hang_the_search():
         pack(looped, "op")
 
 
-def test_the_error_itself_can_travel():
+def test_the_error_can_be_pickled():
     with pytest.raises(FunctionError) as caught:
         pack(with_global_lock, "op")
     again = pickle.loads(pickle.dumps(caught.value))
@@ -299,8 +299,8 @@ def test_a_function_has_a_name_for_messages(function, label):
     assert label_of(function) == label
 
 
-def test_a_class_with_a_cached_property_travels_by_value(tmp_path, monkeypatch):
-    """It holds a lock in Python 3.11, which must not keep the user's class at home."""
+def test_a_class_with_a_cached_property_is_packed_by_value(tmp_path, monkeypatch):
+    """A cached_property holds a lock in Python 3.11, which must not prevent pickling."""
     (tmp_path / "cached_model.py").write_text(
         "from functools import cached_property\n"
         "class Model:\n"
@@ -321,7 +321,7 @@ def test_a_class_with_a_cached_property_travels_by_value(tmp_path, monkeypatch):
 # ── what functions may name of midstream ──────────────────────────────────────────────────────────────────────────
 
 
-def test_of_midstream_a_packed_function_names_only_what_is_public():
+def test_a_packed_function_refers_to_midstream_by_public_names():
     accounts = Table("accounts", value="double", default=0.0)
     tolls = Table("tolls", key="bigint", value="`top speed` double, cars bigint", default={"top speed": 1.5, "cars": 0})
     notes = Table("notes", value="object", default={"a": [1]})
@@ -345,7 +345,7 @@ def test_of_midstream_a_packed_function_names_only_what_is_public():
         function("k", {}, None)
 
 
-def test_what_is_internal_to_midstream_is_refused_because_it_may_move():
+def test_internal_names_of_midstream_are_refused_because_they_may_move():
     def score(row):
         return label_of(row)
 

@@ -42,7 +42,7 @@ FIGURE_5 = flow(A="", B="", C="A", G="B", D="C", E="C", F="DE", H="FG")
         ("DH", "DFH"),
     ],
 )
-def test_what_lies_between_chosen_operators_is_covered_and_nothing_else(chosen, covered):
+def test_exactly_the_operators_between_chosen_ones_are_covered(chosen, covered):
     assert covering(FIGURE_5, set(chosen)) == set(covered)
 
 
@@ -58,7 +58,7 @@ def test_figure_7_has_two_components():
     )
 
 
-def test_components_stand_in_the_order_of_their_first_operators():
+def test_components_are_in_the_order_of_their_first_operators():
     graph = flow(A="", B="", X="B", Y="A", P="X", Q="Y")
     found = components_of(graph, covering(graph, {"A", "Q", "X", "P"}), {"Q", "P"})
     assert [str(each) for each in found] == ["{A, Y, Q}", "{X, P}"]

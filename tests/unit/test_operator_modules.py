@@ -1,4 +1,4 @@
-"""What an operator is stands in one module: nobody else asks for its class, and one that nobody knows of works."""
+"""An operator is defined in one module: no other module tests for its class, and an unknown operator works."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ KINDS = {
     "union",
 }
 STRUCTURE = {"Source", "KeyBy", "Union", "Transform", "Sink"}
-"""Descriptions that are what a graph is made of: where rows come in, go out, travel, and leave the stages."""
+"""Structural descriptions: where rows enter and leave the flow, are exchanged, and leave the stages."""
 
 MOST_QUESTIONS = 6
-"""Most places in all of midstream that ask whether a description is one of these."""
+"""The maximum number of places in midstream that test for each of these classes."""
 
 
 # ── nobody asks for the class ─────────────────────────────────────────────────────────────────────────────────────
@@ -80,7 +80,7 @@ def _names(asked: ast.expr) -> Iterator[str]:
 
 
 def specs_asked_for(package: Path) -> dict[str, Counter[str]]:
-    """By module: how often it asks whether something is a certain operator's description."""
+    """By module, the number of tests for the class of an operator's description."""
     names = {spec.__name__ for spec in SPECS.values()}
     found = {
         path.relative_to(package).as_posix(): Counter(
@@ -91,7 +91,7 @@ def specs_asked_for(package: Path) -> dict[str, Counter[str]]:
     return {file: asked for file, asked in found.items() if asked}
 
 
-def test_nobody_asks_whether_a_description_is_that_of_a_certain_operator():
+def test_no_module_tests_for_the_class_of_an_operator():
     strays = {
         file: sorted(set(asked) - STRUCTURE)
         for file, asked in specs_asked_for(PACKAGE).items()
@@ -100,13 +100,13 @@ def test_nobody_asks_whether_a_description_is_that_of_a_certain_operator():
     assert not strays, f"make it a question that Spec or TaskSpec answers: {strays}"
 
 
-def test_few_ask_for_what_is_structure():
+def test_few_modules_test_for_structural_operators():
     asked = specs_asked_for(PACKAGE)
     assert sum(each.total() for each in asked.values()) <= MOST_QUESTIONS, asked
 
 
-def test_nobody_imports_an_operators_module_but_those_that_put_flows_together():
-    """Where a class is not imported, it cannot be asked for under another name."""
+def test_only_the_builders_import_the_modules_of_operators():
+    """A module cannot test for a class under another name if it does not import the class."""
     strays = [
         f"{path.relative_to(PACKAGE).as_posix()} imports {module}"
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -133,14 +133,14 @@ def _imported(source: str) -> list[str]:
         "type(spec) is Distinct",
     ],
 )
-def test_a_question_for_a_class_is_found(source: str):
+def test_a_test_for_a_class_is_found(source: str):
     assert "Distinct" in classes_asked_for(source)
 
 
 # ── the kinds ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_kinds_are_these_and_stay_so_because_checkpoints_name_them():
+def test_kinds_never_change_because_checkpoints_name_them():
     assert set(SPECS) == KINDS
     assert all(SPECS[kind].kind == kind for kind in SPECS)
 
@@ -160,7 +160,7 @@ def test_a_kind_names_one_operator():
 
 @dataclass(frozen=True)
 class Every(TaskSpec):
-    """Every ``n``-th row of each key. State: a count for each key."""
+    """Passes every ``n``-th row of each key. State: a count for each key."""
 
     kind: ClassVar[str] = "every"
     is_stateful: ClassVar[bool] = True
@@ -218,7 +218,7 @@ def known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def every(stream: KeyedStream, name: str, n: int) -> Stream:
-    """What would be a method of ``KeyedStream``, by its name among the bases of that class."""
+    """Stands for a base class of ``KeyedStream`` with the operator's method."""
     return stream._flow._add(name, Every(stream.keys, n), (stream._port,), stream.schema)
 
 
@@ -243,7 +243,7 @@ def test_every_second_row_over_two_runs_of_a_job(tmp_path: Path):
     assert sorted((row["k"], row["i"]) for row in second.rows) == [("a", 1), ("b", 0)]
 
 
-def test_the_state_of_an_every_fits_only_what_it_was_kept_for(tmp_path: Path):
+def test_the_state_of_an_every_fits_only_the_same_layout(tmp_path: Path):
     run_local(counted([rows_of("a")], MemorySink()), checkpoint=str(tmp_path))
     with pytest.raises(
         CheckpointError, match=r"every\(keys=\('k',\), n=2\)[^\n]*\nbut the flow has\n  every\(.*n=3\)"
@@ -256,5 +256,5 @@ def test_an_every_takes_part_in_changes():
     graph = counted([[]], MemorySink()).graph
     wider = revise(graph, [Update("m", lambda row: row, returns="k string, i int, more int")])
     assert wider["second"].schema.names == ["k", "i", "more"]
-    with pytest.raises(FlowError, match=r"update of every 'second': a every has no function that could be replaced"):
+    with pytest.raises(FlowError, match=r"update of every 'second': a every has no function to replace"):
         revise(graph, [Update("second", len)])

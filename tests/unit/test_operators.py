@@ -75,7 +75,7 @@ def only(results) -> list[dict[str, Any]]:
 # ── what they do ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_map_gives_one_row_for_each():
+def test_map_emits_one_row_per_row():
     def shout(row):
         return {"t": (row["s"] or "nobody").upper()}
 
@@ -105,7 +105,7 @@ def test_map_batches_may_return_a_table_other_widths_and_another_order():
 
 
 @pytest.mark.parametrize("answers", [[True, False, False, True], [1, 0, None, "yes"], [True, [], {}, object()]])
-def test_filter_keeps_the_rows_for_which_the_answer_is_true(answers):
+def test_filter_keeps_the_rows_for_which_the_function_returns_true(answers):
     given = iter(answers)
     assert [row["n"] for row in only(filter_rows(lambda row: next(given))(BATCH))] == [1, 4]
 
@@ -119,11 +119,11 @@ def test_filter_keeps_the_rows_for_which_the_answer_is_true(answers):
         [True, False, None, True],
     ],
 )
-def test_filter_batches_takes_any_array_of_booleans_and_null_is_no(answer):
+def test_filter_batches_takes_any_boolean_array_and_null_is_false(answer):
     assert [row["n"] for row in only(filter_batches(lambda batch: answer)(BATCH))] == [1, 4]
 
 
-def test_flat_map_gives_any_number_of_rows_in_order():
+def test_flat_map_emits_any_number_of_rows_in_order():
     def words(row):
         for i in range(row["n"] or 0):
             yield {"w": f"{row['s']}{i}"}
@@ -135,7 +135,7 @@ def test_flat_map_gives_any_number_of_rows_in_order():
     assert only(flat_map_rows(lambda row: [], "w string")(BATCH)) == []
 
 
-def test_flat_map_batches_gives_any_number_of_rows():
+def test_flat_map_batches_emits_any_number_of_rows():
     twice = flat_map_batches(lambda batch: pa.Table.from_batches([batch, batch]))
     assert only(twice(BATCH)) == BATCH.to_pylist() * 2
     assert only(flat_map_batches(lambda batch: batch.slice(0, 0))(BATCH)) == []
@@ -174,7 +174,7 @@ def lookup(how: How, table: pa.Table, unique: bool = False):
 TABLE = pa.table({"k": ["é", "a", None, "a", "z"], "v": [1, 2, 3, None, 5]})
 
 
-def test_an_inner_lookup_gives_a_row_for_each_match_and_null_matches_nothing():
+def test_an_inner_lookup_emits_a_row_per_match_and_null_matches_nothing():
     assert only(lookup(How.INNER, TABLE)(BATCH)) == [
         {"n": 1, "s": "a", "v": 2},
         {"n": 1, "s": "a", "v": None},
@@ -250,9 +250,9 @@ def test_a_batch_that_breaks_the_schema_names_the_column_expected_and_found(func
 @pytest.mark.parametrize(
     ("function", "count"), [(lambda b: b.slice(1), 3), (lambda b: pa.Table.from_batches([b, b]), 8)]
 )
-def test_map_batches_must_give_as_many_rows_as_it_got(function, count):
+def test_map_batches_must_return_as_many_rows_as_it_takes(function, count):
     says = str(failure(map_batches(function)))
-    assert f"map 'op' returned {count} rows for 4; map_batches gives exactly one row for each" in says
+    assert f"map 'op' returned {count} rows for 4; map_batches must return exactly one row for each" in says
     assert "filter_batches or flat_map_batches" in says
 
 
@@ -283,13 +283,13 @@ def test_a_generator_that_fails_halfway_blames_its_row():
 
 
 @pytest.mark.parametrize("answer", ["hgih", None, 3, ["low"], b"low"])
-def test_a_route_to_a_branch_that_is_not_there_names_those_that_are(answer):
+def test_a_route_to_an_unknown_branch_names_the_known_ones(answer):
     error = failure(route(Form.ROWS, lambda row: answer if row["n"] == 4 else "low", "low", "high"))
     assert f"route 'op' chose {answer!r}; its branches are low, high" in str(error)
     assert error.row == {"n": 4, "s": "é"}
 
 
-def test_a_batch_routed_to_a_branch_that_is_not_there_blames_the_row():
+def test_a_batch_routed_to_an_unknown_branch_blames_the_row():
     step = route(
         Form.BATCHES, lambda b: ["low" if n != 4 else "hgih" for n in b.column("n").to_pylist()], "low", "high"
     )
@@ -312,14 +312,14 @@ def test_filter_batches_must_return_one_boolean_per_row(answer, says):
     assert says in str(failure(filter_batches(lambda batch: answer)))
 
 
-def test_an_answer_that_is_neither_true_nor_false_is_the_users_failure():
+def test_a_result_without_a_truth_value_is_the_users_error():
     error = failure(filter_rows(lambda row: np.array([1, 2]) if row["n"] == 2 else True))
     assert "truth value of an array" in str(error)
     assert error.row == {"n": 2, "s": None}
 
 
 @pytest.mark.parametrize("step", [map_rows(lambda row: row), flat_map_rows(lambda row: [row])])
-def test_a_column_that_is_too_large_as_a_whole_blames_no_row(step, monkeypatch):
+def test_a_column_that_is_too_large_in_total_blames_no_row(step, monkeypatch):
     def too_large(values, field, what):
         raise SchemaError(f"{what}: column 's': more than 2 GB of text", row_index=None, column="s")
 
@@ -338,7 +338,7 @@ class NoSuchUser(Exception):
 
 def fail_at(wanted: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     def score(row: dict[str, Any]) -> dict[str, Any]:
-        row["s"] = "changed"  # the error must show the row as it came
+        row["s"] = "changed"  # the error must show the original row
         if row["n"] == wanted:
             raise NoSuchUser(f"user {row['n']}")  # the user's line
         return row
@@ -353,7 +353,7 @@ def job_of(build: Callable[[Stream], Stream], rows: int = 100, partitions: int =
     return flow, out
 
 
-def test_a_job_that_fails_says_where_on_what_and_why():
+def test_the_error_of_a_job_names_operator_row_and_cause():
     flow, out = job_of(lambda rows: rows.map("score", fail_at(177)))
     with pytest.raises(JobFailed) as caught:
         run_local(flow, seed=3)
@@ -368,7 +368,7 @@ def test_a_job_that_fails_says_where_on_what_and_why():
     assert len(out.rows) == 100, "epochs before the failure stay"
 
 
-def test_the_traceback_is_the_users_alone():
+def test_the_traceback_has_only_the_users_frames():
     flow, _ = job_of(lambda rows: rows.map("score", fail_at(5)))
     with pytest.raises(JobFailed) as caught:
         run_local(flow)
@@ -380,8 +380,8 @@ def test_the_traceback_is_the_users_alone():
     assert sum("File " in line for line in lines) == 1
 
 
-def test_frames_of_a_neighbour_with_a_similar_name_are_the_users():
-    """Only what lies in midstream's own folder is left out, not what lies in `…/midstream_app`."""
+def test_frames_of_a_package_with_a_similar_name_are_the_users():
+    """Only frames in midstream's own folder are left out, not those in `…/midstream_app`."""
     file = f"{Path(midstream.__file__).parent}_app/job.py"
     code = compile("def score(row):\n    raise KeyError(row)\n", file, "exec")
     space: dict[str, Any] = {}
@@ -397,7 +397,7 @@ def fails_on(batch: pa.RecordBatch, wanted: int) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 49, 98, 99])
-def test_a_batch_function_is_asked_again_until_one_row_is_left(wanted):
+def test_a_failing_batch_is_halved_until_one_row_is_left(wanted):
     numbers = pa.RecordBatch.from_pylist([{"n": i, "s": "x"} for i in range(100)], schema=ROWS)
     for step in (map_batches, flat_map_batches, filter_batches):
         calls: list[int] = []
@@ -421,7 +421,7 @@ def test_a_batch_that_fails_only_as_a_whole_blames_no_row():
     assert str(error) == "operator 'op' failed: MemoryError: too many rows"
 
 
-def test_another_error_on_the_way_does_not_lead_the_search_astray():
+def test_a_different_error_does_not_mislead_the_search():
     def fickle(batch):
         if 4 in batch.column("n").to_pylist():
             raise NoSuchUser("4")
@@ -457,7 +457,7 @@ def test_a_huge_row_does_not_flood_the_message():
 
 
 @pytest.mark.parametrize("part", ["transform", "sink"])
-def test_what_fails_outside_of_tasks_fails_the_job_with_its_cause(part):
+def test_a_failure_outside_of_tasks_fails_the_job_with_its_cause(part):
     def explode(*_):
         raise NoSuchUser("gone")
 
@@ -475,7 +475,7 @@ def test_what_fails_outside_of_tasks_fails_the_job_with_its_cause(part):
     assert caught.value.epoch == 0
 
 
-def test_a_transform_is_held_to_its_schema():
+def test_the_result_of_a_transform_is_checked_against_its_schema():
     flow = Flow("f")
     rows = flow.source("in", ListSource([[{"n": 1}]], "n bigint"))
     rows.transform("sql", lambda df: df, local=lambda t: t.rename_columns(["m"])).sink("out", MemorySink())
@@ -489,7 +489,7 @@ def test_a_transform_is_held_to_its_schema():
 
 
 class Model:
-    """Notes what happens to it. By way of `midstream`, which is not packed by value, so that it notes it here."""
+    """Records its calls in the module `midstream`, which is not packed by value, so that the test sees them."""
 
     def __init__(self, name: str, fails: str = "") -> None:
         self.name, self.fails, self.opened = name, fails, False
@@ -526,7 +526,7 @@ def test_functions_are_opened_once_and_closed_once_however_many_tasks_there_are(
     assert events[:2] == ["open A", "open B"]
 
 
-def test_the_function_that_the_user_holds_is_not_the_one_that_is_opened(events):
+def test_a_copy_of_the_users_function_is_opened(events):
     mine = Model("A")
     flow, _ = job_of(lambda rows: rows.map("a", mine))
     run_local(flow)
@@ -557,7 +557,7 @@ class Quitter(Model):
 
 
 @pytest.mark.parametrize("first", [Model("A", fails="close"), Quitter("A")])
-def test_one_that_cannot_be_closed_does_not_keep_the_others_from_it(events, first):
+def test_a_function_that_cannot_be_closed_does_not_prevent_closing_the_others(events, first):
     flow, out = job_of(lambda rows: rows.map("a", first).map("b", Model("B")))
     run_local(flow)
     assert len(out.rows) == 200

@@ -178,7 +178,7 @@ def test_a_function_may_return_a_row_none_or_several() -> None:
 
 
 def test_one_to_one_is_checked() -> None:
-    with pytest.raises(JobFailed, match="process 'p' is one_to_one but gave 2 rows for one"):
+    with pytest.raises(JobFailed, match="process 'p' is one_to_one but returned 2 rows for one"):
         ran([[{"k": "a", "n": 1}]], lambda key, row, state: [row, row], "k string, n int", one_to_one=True)
 
 
@@ -247,7 +247,7 @@ def test_one_to_one_is_checked_for_batches() -> None:
         return pa.concat_batches([batch, batch])
 
     rows.process_batches("p", double, one_to_one=True).sink("out", MemorySink())
-    with pytest.raises(JobFailed, match="is one_to_one but gave 2 rows for 1"):
+    with pytest.raises(JobFailed, match="is one_to_one but returned 2 rows for 1"):
         run_local(flow)
 
 

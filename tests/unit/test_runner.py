@@ -1,4 +1,4 @@
-"""The stage runner: rows in, frames out, nothing lost on the way. And what stands around it: intake and collector."""
+"""The stage runner turns rows into frames and loses nothing. Also tests intake and collector."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def rows_of(frames: Sequence[pa.RecordBatch]) -> dict[tuple[int, int], list[dict
 # ── the runner ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_stage_that_ends_at_one_sink_gives_plain_columns(stages):
+def test_a_stage_that_ends_at_one_sink_emits_plain_columns(stages):
     flow, rows = new_flow()
     rows.map("double", lambda row: {"n": 2 * row["n"], "s": row["s"]}).filter(
         "some", lambda row: row["n"] % 3 == 0
@@ -187,7 +187,7 @@ def test_a_slice_passes_the_whole_stage_before_the_next_one_starts(stages):
     assert pauses == [6, 12, 12], "a pause after each slice, and one at the end"
 
 
-def test_a_stream_that_is_read_twice_gives_its_rows_twice(stages):
+def test_both_readers_of_a_stream_get_its_rows(stages):
     flow, rows = new_flow()
     small = rows.filter("small", lambda row: row["n"] < 10)
     small.union("both", rows.map("neg", lambda row: {**row, "n": -row["n"]})).sink("out", NoopSink())
@@ -277,12 +277,12 @@ def test_time_is_measured_per_operator(stages):
     runner = stages(flow).runner(0, rows=50, clock=Ticking())
     all_of(runner, [NUMBERS])
     by_name = {each.operator: each for each in runner.report().operators}
-    # Every reading costs a millisecond, so a step, which is read before and after, takes one.
+    # Every reading advances the clock by a millisecond, so a step, which is between two readings, takes one.
     assert by_name["m"].busy_us == 1000 * by_name["m"].slices
     assert by_name["m"].slowest_slice_us == 1000
 
 
-def test_nothing_in_nothing_out(stages):
+def test_an_empty_input_has_an_empty_output(stages):
     flow, rows = new_flow()
     rows.key_by("k", "n").map("m", lambda row: row).sink("out", NoopSink())
     runner = stages(flow).runner(0)
@@ -305,7 +305,7 @@ def passing(stages) -> Stages:
     return found
 
 
-def test_frames_of_passing_wires_go_on_untouched_with_a_stamp_of_this_task(passing):
+def test_frames_of_carried_wires_pass_unchanged_with_this_tasks_stamp(passing):
     raw, _, far = (next(w for w in passing.plan.wires if str(w.port) == name) for name in ("in", "k1", "far"))
     assert set(passing.programs[1].stage.carries) == {raw.id, far.id}
     arriving = [
@@ -335,7 +335,7 @@ def test_a_keyed_frame_goes_to_its_owner_and_others_stay_where_they_are(passing)
         )
         for wire in (far, raw)
     ]
-    # A task with a higher number than the next stage has partitions: where a segment starts there may be more of them.
+    # The task's number exceeds the partitions of the next stage: the first stage of a segment may have more tasks.
     out = all_of(passing.runner(1, partition=6), arriving)
     assert {header.wire: header.dest for each in out for header in headers(each)} == {far.id: 3, raw.id: 6 % 4}
 
@@ -392,7 +392,7 @@ def test_rows_wider_than_a_frame_make_one_frame_each():
     assert [headers(each)[0].rows for each in found] == [1, 1, 1]
 
 
-def test_what_is_held_is_bounded_over_all_wires(monkeypatch):
+def test_the_size_of_pending_frames_is_bounded_over_all_wires(monkeypatch):
     monkeypatch.setattr(collector_module, "HELD_BYTES", 10_000)
     collector = Collector(Leaves.EXCHANGE, PartitionId(0), *TO_FOUR)
     held = 0
@@ -443,7 +443,7 @@ def test_scattering_follows_the_columns_of_the_key(key):
 def mixed(
     program: StageProgram, parts: Sequence[tuple[int, pa.RecordBatch]], types: Sequence[pa.Schema]
 ) -> pa.RecordBatch:
-    """Several inlets in one batch, as Spark's union gives them."""
+    """Several inlets in one batch, as Spark's union produces them."""
     columns = [inlet_column(i) for i in range(len(program.stage.inlets))]
     columns += [FRAME_COLUMN] if program.stage.takes_frames else []
     pieces = []
@@ -475,7 +475,7 @@ def test_several_sources_are_told_apart_even_within_one_batch(stages):
     ]
 
 
-def test_behind_a_transform_its_rows_and_frames_come_together(stages):
+def test_the_input_of_a_stage_may_mix_rows_and_frames(stages):
     flow, rows = new_flow()
     made = rows.transform("sql", lambda df: df)
     made.key_by("k", "n").map("m", lambda row: row).union("late", rows, made).sink("out", NoopSink())
@@ -535,7 +535,7 @@ def test_an_exchange_delivers_every_frame_sorted_by_revision_sender_and_number()
 # ── programs and resources ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_program_survives_its_store(stages):
+def test_a_stored_program_is_read_unchanged(stages):
     flow, rows = new_flow()
     rows.key_by("k", "n").map("m", lambda row: row).sink("out", NoopSink())
     prepared = stages(flow)

@@ -1,4 +1,4 @@
-"""The stage runner while a change is on its way: who runs which version, from which row on, and what the end says."""
+"""The stage runner during a change: which operator runs which version from which row on, and the final output."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def ran(
     batches: Sequence[pa.RecordBatch],
     after_slices: Mapping[int, Callable[[], None]] | None = None,
 ) -> dict[int, str]:
-    """The trace of each row; between slices other things are done."""
+    """The trace of each row; runs the given actions between slices."""
     out: list[pa.RecordBatch] = []
     for number, ready in enumerate(runner.run(batches), 1):
         out += ready
@@ -139,7 +139,7 @@ def framed(rows: pa.RecordBatch, revision: Revision, seq: int = 0, wire: int = 0
 
 
 def first_new(traces: Mapping[int, str], new: str) -> int:
-    """The first row under the new version; all before are old and all behind are new."""
+    """The first row under the new version; all earlier rows are old and all later ones are new."""
     found = [trace == new for _, trace in sorted(traces.items())]
     assert found == sorted(found)
     return found.index(True)
@@ -148,18 +148,18 @@ def first_new(traces: Mapping[int, str], new: str) -> int:
 # ── switching ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_task_that_is_only_prepared_goes_on_as_before(tmp_path: Path):
+def test_a_prepared_task_stays_with_the_old_revision(tmp_path: Path):
     traces = ran(Job(tmp_path, chain, *BOTH).runner("a"), [numbers(0, 30)])
     assert set(traces.values()) == {"a b"}
 
 
-def test_from_the_switch_on_rows_meet_all_operators_after_the_change(tmp_path: Path):
+def test_from_the_switch_on_rows_meet_only_new_versions(tmp_path: Path):
     runner = Job(tmp_path, chain, *BOTH).runner("a")
     traces = ran(runner, [numbers(0, 60)], {2: runner.switch})
     assert first_new(traces, "A B") == 20
 
 
-def test_it_may_be_prepared_and_switched_in_the_midst_of_its_work(tmp_path: Path):
+def test_a_running_task_may_be_prepared_and_switched(tmp_path: Path):
     job = Job(tmp_path, chain, *BOTH)
     runner = job.unaware()
 
@@ -170,12 +170,12 @@ def test_it_may_be_prepared_and_switched_in_the_midst_of_its_work(tmp_path: Path
     assert first_new(ran(runner, [numbers(0, 60)], {3: change}), "A B") == 30
 
 
-def test_operators_before_a_head_have_nothing_to_do_with_it(tmp_path: Path):
+def test_operators_upstream_of_a_head_are_not_affected(tmp_path: Path):
     runner = Job(tmp_path, chain, Update("b", Mark("B"))).runner("b")
     assert first_new(ran(runner, [numbers(0, 60)], {2: runner.switch}), "a B") == 20
 
 
-def test_the_position_counts_rows_by_where_they_came_in(tmp_path: Path):
+def test_the_position_counts_rows_by_origin(tmp_path: Path):
     runner = Job(tmp_path, chain, *BOTH).runner("a")
     seen: list[InputPosition] = []
     ran(runner, [numbers(0, 15), numbers(15, 25)], {1: lambda: seen.append(runner.position)})
@@ -186,7 +186,7 @@ def test_the_position_counts_rows_by_where_they_came_in(tmp_path: Path):
 # ── switching where an earlier attempt did ────────────────────────────────────────────────────────────────────────
 
 
-def test_another_attempt_switches_at_the_very_row_however_it_is_cut(tmp_path: Path):
+def test_another_attempt_switches_at_the_same_row_however_its_slices_are_cut(tmp_path: Path):
     job = Job(tmp_path, chain, *BOTH)
     for size, at in product((1, 10, 1000), (0, 1, 17, 29, 30, 31, 59, 60)):
         runner = job.runner("a", rows=size)
@@ -195,13 +195,13 @@ def test_another_attempt_switches_at_the_very_row_however_it_is_cut(tmp_path: Pa
         assert [trace == "A B" for _, trace in sorted(traces.items())] == [n >= at for n in range(60)]
 
 
-def test_an_attempt_that_switches_at_the_beginning_is_new_from_its_first_row(tmp_path: Path):
+def test_an_attempt_that_switches_at_the_start_uses_the_new_version_from_its_first_row(tmp_path: Path):
     runner = Job(tmp_path, chain, *BOTH).runner("a")
     runner.switch({})
     assert set(ran(runner, [numbers(0, 30)]).values()) == {"A B"}
 
 
-def test_each_origin_has_a_position_of_its_own(tmp_path: Path):
+def test_each_origin_has_its_own_position(tmp_path: Path):
     flow = Flow("f")
     left, right = (flow.source(name, ListSource([[]], DDL)) for name in ("left", "right"))
     left.union("u", right).map("a", Mark("a")).sink("out", NoopSink())
@@ -232,7 +232,7 @@ def mixed(number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
 # ── behind an exchange ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_a_head_has_passed_carries_the_new_revision(tmp_path: Path):
+def test_rows_that_a_switched_head_emits_carry_the_new_revision(tmp_path: Path):
     runner = Job(tmp_path, two_stages, *BOTH).runner("a")
     runner.switch({inlet_origin(0): 15})
     out = [ready for pause in runner.run([numbers(0, 30)]) for ready in pause]
@@ -241,13 +241,13 @@ def test_what_a_head_has_passed_carries_the_new_revision(tmp_path: Path):
     assert set(by_revision[NEW].column("trace").to_pylist()) == {" A"}
 
 
-def test_followers_go_by_the_revision_that_rows_carry(tmp_path: Path):
+def test_other_members_use_the_revision_that_rows_carry(tmp_path: Path):
     runner = Job(tmp_path, two_stages, *BOTH).runner(stage=1)
     traces = ran(runner, [framed(numbers(0, 10), OLD), framed(numbers(10, 20), NEW, seq=1)])
     assert first_new(traces, "B") == 10
 
 
-def test_behind_an_exchange_all_rows_of_the_old_revision_come_first():
+def test_after_an_exchange_all_rows_of_the_old_revision_come_first():
     sent = [(NEW, 0, 0), (OLD, 1, 0), (NEW, 1, 1), (OLD, 0, 1)]
     frames = [
         frame(Header(PartitionId(0), WireId(0), revision, PartitionId(src), seq, 1), encode_rows(numbers(0, 1)))
@@ -257,7 +257,7 @@ def test_behind_an_exchange_all_rows_of_the_old_revision_come_first():
     assert revisions_of(exchanged.partitions[0]) == [OLD, OLD, NEW, NEW]
 
 
-def test_a_head_goes_by_its_own_switch_whatever_rows_carry(tmp_path: Path):
+def test_a_head_uses_its_own_switch_whatever_revision_rows_carry(tmp_path: Path):
     runner = Job(tmp_path, two_stages, Update("b", Mark("B"))).runner("b", stage=1)
     runner.switch({Origin(0): 5})
     assert first_new(ran(runner, [framed(numbers(0, 20), OLD)]), "B") == 5
@@ -265,7 +265,7 @@ def test_a_head_goes_by_its_own_switch_whatever_rows_carry(tmp_path: Path):
     assert set(ran(unswitched, [framed(numbers(0, 20), NEW)]).values()) == {"b"}
 
 
-def test_updated_operators_that_new_rows_have_reached_are_told_once(tmp_path: Path):
+def test_updated_operators_that_new_rows_have_reached_are_reported_once(tmp_path: Path):
     runner = Job(tmp_path, chain, *BOTH).runner("a")
     told: list[tuple[str, ...]] = []
     asks: dict[int, Callable[[], None]] = {n: lambda: told.append(runner.newly_reached()) for n in (1, 3, 4)}
@@ -273,14 +273,14 @@ def test_updated_operators_that_new_rows_have_reached_are_told_once(tmp_path: Pa
     assert told == [(), ("a", "b"), ()]
 
 
-def test_an_operator_that_is_not_updated_is_not_told_of(tmp_path: Path):
+def test_an_operator_that_is_not_updated_is_not_reported(tmp_path: Path):
     runner = Job(tmp_path, chain, *ONE).runner("a")
     runner.switch()
     ran(runner, [numbers(0, 10)])
     assert runner.newly_reached() == ("a",)
 
 
-def test_operators_that_stay_as_they_are_stay_in_place(tmp_path: Path):
+def test_unchanged_operators_are_reused(tmp_path: Path):
     runner = Job(tmp_path, chain, *ONE).runner("a")
     versions = runner._nodes["b"].versions
     assert versions[OLD] is versions[NEW]
@@ -288,7 +288,7 @@ def test_operators_that_stay_as_they_are_stay_in_place(tmp_path: Path):
     assert not runner._nodes["b"].is_updated
 
 
-def test_the_auditor_is_told_the_revision_under_which_rows_were_taken(tmp_path: Path):
+def test_the_audit_records_the_revision_under_which_rows_were_taken(tmp_path: Path):
     recorder = Recorder("n")
     runner = Job(tmp_path, chain, *BOTH).runner("a", recorder=recorder)
     runner.switch({inlet_origin(0): 5})
@@ -302,7 +302,7 @@ def test_the_auditor_is_told_the_revision_under_which_rows_were_taken(tmp_path: 
 
 
 def with_ends(runner: StageRunner, name: str, said: list[tuple[str, int]], *, what: str = "finish") -> None:
-    """Have an operator say, at its end or before rows of another revision come, under which revision it does."""
+    """Make an operator report its revision when it finishes, or is flushed before rows of another revision."""
 
     def saying(revision: Revision) -> Callable[[], Iterator[Mapping[str, pa.RecordBatch]]]:
         def say() -> Iterator[Mapping[str, pa.RecordBatch]]:
@@ -319,7 +319,7 @@ def with_ends(runner: StageRunner, name: str, said: list[tuple[str, int]], *, wh
 
 
 @pytest.mark.parametrize(("switches", "wanted"), [(True, NEW), (False, OLD)])
-def test_a_head_speaks_at_the_end_under_the_revision_that_it_has(tmp_path: Path, switches: bool, wanted: Revision):
+def test_a_heads_final_output_uses_its_current_revision(tmp_path: Path, switches: bool, wanted: Revision):
     runner, said = Job(tmp_path, chain, *ONE).runner("a"), list[tuple[str, int]]()
     with_ends(runner, "a", said)
     if switches:
@@ -328,34 +328,34 @@ def test_a_head_speaks_at_the_end_under_the_revision_that_it_has(tmp_path: Path,
     assert said == [("finish", wanted)]
 
 
-def test_others_speak_at_the_end_under_the_new_one(tmp_path: Path):
+def test_the_final_output_of_other_operators_uses_the_new_revision(tmp_path: Path):
     runner, said = Job(tmp_path, two_stages, *BOTH).runner(stage=1), list[tuple[str, int]]()
     with_ends(runner, "b", said)
     ran(runner, [framed(numbers(0, 20), OLD)])
     assert said == [("finish", NEW)]
 
 
-def test_without_a_change_all_speak_under_the_one_there_is(tmp_path: Path):
+def test_without_a_change_final_output_uses_the_only_revision(tmp_path: Path):
     runner, said = Job(tmp_path, chain, *ONE).unaware(), list[tuple[str, int]]()
     with_ends(runner, "a", said)
     ran(runner, [numbers(0, 20)])
     assert said == [("finish", OLD)]
 
 
-def test_what_is_said_at_the_end_meets_the_operators_behind_under_the_same_revision(tmp_path: Path):
+def test_final_output_meets_operators_downstream_under_the_same_revision(tmp_path: Path):
     runner, said = Job(tmp_path, chain, *BOTH).runner("a"), list[tuple[str, int]]()
     with_ends(runner, "a", said)
     runner.switch({})
     assert ran(runner, [numbers(0, 5)])[1000 + NEW] == "said B"
 
 
-def test_when_all_input_is_taken_it_is_too_late_to_switch(tmp_path: Path):
+def test_a_task_cannot_switch_once_all_input_is_taken(tmp_path: Path):
     runner = Job(tmp_path, chain, *BOTH).runner("a")
     seen = [runner.is_finishing for _ in runner.run([numbers(0, 20)])]
     assert seen == [False, False, True]
 
 
-def test_what_waits_in_an_operator_is_flushed_before_rows_of_another_revision(tmp_path: Path):
+def test_pending_results_are_flushed_before_rows_of_another_revision(tmp_path: Path):
     runner, said = Job(tmp_path, two_stages, *BOTH).runner(stage=1), list[tuple[str, int]]()
     with_ends(runner, "b", said, what="flush")
     frames = [framed(numbers(0, 10), OLD), framed(numbers(10, 20), NEW, seq=1), framed(numbers(20, 30), NEW, seq=2)]
@@ -379,7 +379,7 @@ class Fails:
 
 
 @pytest.mark.parametrize(("at", "guilty"), [(0, NEW), (30, OLD)])
-def test_a_failure_is_that_of_the_revision_under_which_it_came(tmp_path: Path, at: int, guilty: Revision):
+def test_a_failure_is_blamed_on_the_revision_being_processed(tmp_path: Path, at: int, guilty: Revision):
     def build(rows: Stream) -> Stream:
         return rows.map("a", Fails(25))
 
@@ -397,7 +397,7 @@ class FailsToOpen(Mark):
         raise RuntimeError("no model")
 
 
-def test_a_function_that_cannot_be_loaded_is_the_new_revisions_fault(tmp_path: Path):
+def test_a_function_that_cannot_be_loaded_is_blamed_on_the_new_revision(tmp_path: Path):
     job = Job(tmp_path, chain, Update("a", FailsToOpen("A")))
     runner = job.unaware()
     with pytest.raises(MidstreamError, match="no model"):
@@ -405,7 +405,7 @@ def test_a_function_that_cannot_be_loaded_is_the_new_revisions_fault(tmp_path: P
     assert runner.at_work_under == NEW
 
 
-def test_once_prepared_the_old_revision_is_at_work_again(tmp_path: Path):
+def test_failures_after_preparation_are_blamed_on_the_old_revision(tmp_path: Path):
     assert Job(tmp_path, chain, *BOTH).runner("a").at_work_under == OLD
 
 
@@ -413,7 +413,7 @@ def test_once_prepared_the_old_revision_is_at_work_again(tmp_path: Path):
 
 
 class TwoGraphs:
-    """Two graphs that differ in the operator `x`, and runners that know both. There is no edit for it yet."""
+    """Two graphs that differ in the operator `x`, and runners for both. No edit can make such a change yet."""
 
     def __init__(self, folder: Path, build: Callable[[Stream, bool], None], *, removes: bool) -> None:
         store = BlobStore(str(folder))
@@ -468,7 +468,7 @@ def x_before_one_of_two_readers(rows: Stream, with_x: bool) -> None:
 
 
 @pytest.mark.parametrize("removes", [False, True])
-def test_rows_go_through_the_graph_of_their_revision_from_the_switch_on(tmp_path: Path, removes: bool):
+def test_from_the_switch_on_rows_pass_through_the_graph_of_their_revision(tmp_path: Path, removes: bool):
     graphs = TwoGraphs(tmp_path, x_in_a_chain, removes=removes)
     runner = graphs.runner(0, "a")
     traces = ran(runner, [numbers(0, 60)], {2: runner.switch})
@@ -478,7 +478,7 @@ def test_rows_go_through_the_graph_of_their_revision_from_the_switch_on(tmp_path
     assert set(runner.newly_reached()) == (set() if removes else {"x"})
 
 
-def test_what_is_equal_in_both_graphs_is_shared(tmp_path: Path):
+def test_both_graphs_share_equal_operators(tmp_path: Path):
     runner = TwoGraphs(tmp_path, x_in_a_chain, removes=False).runner(0, "a")
     for name in ("in", "a", "b"):
         versions = runner._nodes[name].versions
@@ -489,7 +489,7 @@ def test_what_is_equal_in_both_graphs_is_shared(tmp_path: Path):
 
 @examples(40)
 @given(st.randoms(use_true_random=False), st.booleans(), st.booleans())
-def test_rows_of_both_revisions_may_come_in_any_order(
+def test_rows_of_both_revisions_may_arrive_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, rng: random.Random, removes: bool, forks: bool
 ) -> None:
     build = x_before_one_of_two_readers if forks else x_behind_an_exchange

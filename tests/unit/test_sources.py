@@ -1,4 +1,4 @@
-"""What the sources promise: the same rows however the stream is cut, and clear refusals."""
+"""The guarantees of sources: the same rows however the stream is cut, and clear errors."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_a_constant_rate_must_be_a_sensible_positive_number(rate: Any):
     [
         ((), "every rate is 0"),
         (((0, 0), (1, 0)), "every rate is 0"),
-        (((0, 1), (0, 2)), "do not rise"),
-        (((5, 1), (1, 2)), "do not rise"),
+        (((0, 1), (0, 2)), "do not increase"),
+        (((5, 1), (1, 2)), "do not increase"),
         (((-1, 1),), "at least 0"),
         (((0, -1),), "a rate is -1"),
         (((0, float("nan")),), "finite"),
@@ -116,7 +116,7 @@ def test_partitions_share_an_epoch_evenly_and_in_order(start: int, count: int, p
     assert all(abs((last - first) - count / partitions) <= 1 + count / partitions / 4 for first, last in shares)
 
 
-def test_a_large_epoch_is_cut_where_blocks_end():
+def test_a_large_epoch_is_cut_at_block_boundaries():
     (_, cut), _ = generator(partitions=2).split(100, 100 + 20 * BLOCK)
     assert cut % BLOCK == 0
 
@@ -130,7 +130,7 @@ def test_the_time_column_holds_the_scheduled_time():
     assert table["due"].to_pylist() == [start + dt.timedelta(milliseconds=ms) for ms in (999, 1000, 1100)]
 
 
-def test_other_seeds_and_other_blocks_give_other_draws():
+def test_different_seeds_and_blocks_draw_different_values():
     one, other = rows(generator(seed=1), 0, 2 * BLOCK), rows(generator(seed=2), 0, 2 * BLOCK)
     assert one["draw"] != other["draw"]
     assert one["draw"][:BLOCK].to_pylist() != one["draw"][BLOCK:].to_pylist()
@@ -173,7 +173,7 @@ def test_make_may_return_a_batch_or_columns_of_any_array_like_kind():
         ([1, 2], SchemaError, "returned list"),
     ],
 )
-def test_what_make_returns_is_held_to_the_declaration(made: Any, error: type[Exception], message: str):
+def test_the_result_of_make_is_checked_against_the_declaration(made: Any, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         rows(generator(make=lambda index, rng: made), 0, 1)
 
@@ -209,11 +209,11 @@ def test_the_stream_ends_at_the_limit_or_where_the_schedule_ends():
 
 
 def test_asking_for_an_event_that_is_never_due_is_an_error():
-    with pytest.raises(SourceError, match="event 50 is never due; there are 50 in all"):
+    with pytest.raises(SourceError, match="event 50 is never due; the stream has 50 events"):
         rows(generator(rate=Step(((0, 10), (5, 0)))), 49, 51)
 
 
-def test_a_source_is_frozen_and_travels():
+def test_a_source_is_frozen_and_picklable():
     source = generator(rate=5)
     with pytest.raises(AttributeError):
         source.seed = 3  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Plans of typical graphs, as text. A snapshot that changes is a plan that changed: look before you accept it."""
+"""Plans of typical graphs, as text. A changed snapshot means a changed plan: review it before you accept it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_without_a_key_everything_is_one_stage_with_plain_columns():
         """)
 
 
-def test_a_key_makes_an_exchange():
+def test_a_key_by_adds_an_exchange():
     flow, [rows] = new_flow("in")
     rows.map("m", same).key_by("by_user", "u").map("score", same).key_by("by_n", "n", "u").map("rank", same).sink(
         "out", MemorySink()
@@ -79,7 +79,7 @@ def test_a_key_before_a_sink_needs_no_exchange():
         """)
 
 
-def test_a_union_waits_for_its_deepest_input_and_the_other_travels_on():
+def test_a_union_runs_at_the_depth_of_its_deepest_input():
     flow, [left, right] = new_flow("left", "right")
     deep = left.key_by("k1", "u").map("m1", same).key_by("k2", "u").map("m2", same)
     deep.union("all", right, left).sink("out", MemorySink())
@@ -135,7 +135,7 @@ def test_consumers_in_one_place_share_a_wire():
         """)
 
 
-def test_each_branch_of_a_route_is_a_port_of_its_own():
+def test_each_branch_of_a_route_has_its_own_port():
     flow, [rows] = new_flow("in")
     split = rows.route("r", same, branches=("low", "high"))
     split["high"].key_by("k", "u").map("m", same).union("all", split["low"]).sink("out", MemorySink())
@@ -155,7 +155,7 @@ def test_each_branch_of_a_route_is_a_port_of_its_own():
         """)
 
 
-def test_a_transform_divides_the_flow_and_rows_pass_it_by():
+def test_a_transform_divides_the_flow_and_other_rows_bypass_it():
     flow, [rows] = new_flow("in")
     rows.transform("sql", same).map("m", same).union("all", rows).sink("out", MemorySink())
     assert plan_text(flow) == snapshot("""
@@ -191,8 +191,8 @@ def test_transforms_in_a_row_and_before_a_sink_need_no_stage():
         """)
 
 
-def test_rows_keyed_before_a_transform_still_meet_behind_it():
-    """Entering a segment is no exchange, so the consumer waits for the first one of its segment."""
+def test_rows_keyed_before_a_transform_still_meet_after_it():
+    """A segment does not begin with an exchange, so the consumer runs after the first exchange of its segment."""
     flow, [rows] = new_flow("in")
     rows.key_by("k", "u").union("all", rows.transform("sql", same)).sink("out", MemorySink())
     assert plan_text(flow) == snapshot("""
@@ -223,8 +223,8 @@ def test_rows_keyed_before_a_transform_still_meet_behind_it():
     [
         ((MemorySink(),), Leaves.TYPED),
         ((NoopSink(),), Leaves.TYPED),
-        ((ConsoleSink(),), Leaves.FRAMES),  # reads only the first rows, and the rest must be computed all the same
-        ((lambda df, epoch: None,), Leaves.FRAMES),  # may read as often as it likes
+        ((ConsoleSink(),), Leaves.FRAMES),  # reads only the first rows, but all must be computed
+        ((lambda df, epoch: None,), Leaves.FRAMES),  # may read any number of times
         ((MemorySink(), NoopSink()), Leaves.FRAMES),
     ],
 )
@@ -235,8 +235,8 @@ def test_only_one_sink_that_reads_everything_once_gets_plain_columns(sinks, leav
     assert [stage.leaves for stage in compile_plan(flow.graph).stages] == [leaves]
 
 
-def test_sources_enter_by_name_whatever_the_order_in_which_they_were_added():
-    """Spark finds the offsets of a source by its position, so a script that was merely rearranged must not move it."""
+def test_inlets_are_sorted_by_name_whatever_the_order_of_sources():
+    """Spark finds the offsets of a source by position, so reordering the sources in a script must not move them."""
 
     def inlets(*names: str) -> tuple[str, ...]:
         flow = Flow("f")

@@ -146,9 +146,9 @@ def test_an_idle_timeout_needs_another_source():
     flow = Flow("f")
     stream = flow.source("in", ListSource([[]], DDL, event_time="t"), idle="30 seconds")
     stream.sink("out", NoopSink())
-    with pytest.raises(FlowError, match="source 'in': idle= lets the watermark go by the other sources, but no other"):
+    with pytest.raises(FlowError, match="source 'in': idle= lets the watermark follow the other sources, but no other"):
         run_local(flow)
-    with pytest.raises(FlowError, match="idle='30 seconds' has a meaning only with event_time="):
+    with pytest.raises(FlowError, match="idle='30 seconds' needs event_time="):
         flow.source("other", ListSource([[]], DDL), idle="30 seconds")
 
 

@@ -22,7 +22,7 @@ from midstream.state.keys import Namespace
 from midstream.testing import ChangeAt, Faults, run_local
 from tests.transacted import COLUMNS, Bank, bank, event, outcomes, random_epochs, transactions
 
-pytestmark = pytest.mark.long  # the first one compiles
+pytestmark = pytest.mark.long  # the first test compiles
 
 
 def balances(checkpoint: str) -> dict[str, float]:
@@ -382,7 +382,7 @@ def test_only_event_time_has_late_rows() -> None:
     ("row", "message"),
     [
         ({**event(1, "deposit", "a", 1.0), "n": None}, "'n' is null, which cannot be what rows are ordered by"),
-        (event(1, "withdraw", "a", 1.0), "names the transaction 'withdraw'; there is deposit, transfer"),
+        (event(1, "withdraw", "a", 1.0), "names the transaction 'withdraw'; the transactions are deposit, transfer"),
         ({**event(1, "deposit", "a", 1.0), "eur": None}, "column 'eur' is null"),
         ({**event(1, "deposit", "a", 1.0), "src": None}, "column 'src' is null"),
         (event(1, "deposit", "x" * 600, 1.0), "at most"),

@@ -1,4 +1,4 @@
-"""Rules for graphs that were put together by hand, where the builder could not watch."""
+"""The rules for graphs, on graphs that were built without the builder's checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def graph(*operators: Operator, name: str = "g") -> Graph:
 GOOD = (op("in", Source()), op("m", MAP, "in"), op("out", Sink(), "m"))
 
 
-def test_a_sound_graph_comes_back_as_it_is():
+def test_a_valid_graph_is_returned_unchanged():
     sound = graph(*GOOD)
     assert validate(sound) is sound
 
@@ -69,7 +69,7 @@ def test_a_sound_graph_comes_back_as_it_is():
         ((*GOOD, op("9", MAP, "in")), "map: '9' cannot be a name"),
     ],
 )
-def test_each_rule_says_what_is_wrong(operators, says):
+def test_each_rule_names_the_problem(operators, says):
     with pytest.raises(FlowError, match=says):
         validate(graph(*operators))
 
@@ -80,7 +80,7 @@ def test_a_very_long_cycle_is_found_without_recursion():
         validate(graph(op("in", Source()), *ring, op("out", Sink(), "m7")))
 
 
-def test_two_ways_to_one_operator_are_no_cycle():
+def test_two_paths_to_one_operator_are_not_a_cycle():
     diamond = (
         op("in", Source()),
         op("a", MAP, "in"),
@@ -91,12 +91,12 @@ def test_two_ways_to_one_operator_are_no_cycle():
     assert validate(graph(*diamond)).consumers(Port("in")) == ("a", "b")
 
 
-def test_the_flow_has_a_proper_name_too():
+def test_the_name_of_the_flow_is_checked_too():
     with pytest.raises(FlowError, match="flow: '' cannot be a name"):
         validate(graph(*GOOD, name=""))
 
 
-def test_names_may_be_long_but_not_endless():
+def test_the_length_of_names_is_limited():
     assert check_name("x" * MAX_NAME, "map") == "x" * MAX_NAME
     with pytest.raises(FlowError, match=f"at most {MAX_NAME} characters"):
         check_name("x" * (MAX_NAME + 1), "map")

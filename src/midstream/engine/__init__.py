@@ -1,1 +1,1 @@
-"""What runs inside a task: frames, slices, operators and the stage runner. Plain Python over Arrow; knows no Spark."""
+"""The code that runs inside a task: frames, slices and the stage runner. Plain Python over Arrow, without Spark."""

@@ -1,4 +1,4 @@
-"""What the auditor wants to know: which rows met which operator under which revision."""
+"""Records for the auditor which rows met which operator under which revision."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from midstream.ids import Revision
 __all__ = ["HISTORY", "Recorder"]
 
 HISTORY = pa.schema([("row", pa.string()), ("operator", pa.string()), ("revision", pa.int32())])
-"""A history: one row for each data operation. ``row`` is the identity of a source's row, as text."""
+"""A history: one row per data operation. ``row`` identifies a source row, as text."""
 
 
 class Recorder:
-    """Records the operations of one task. Rows are told apart by a column that they carry from their source on.
+    """Records the operations of one task. A column that rows carry from their source identifies them.
 
     >>> recorder = Recorder("id")
     >>> recorder.note("FM", pa.RecordBatch.from_pydict({"id": [7]}), Revision(2))
@@ -26,7 +26,7 @@ class Recorder:
         self._batches: list[pa.RecordBatch] = []
 
     def note(self, operator: str, batch: pa.RecordBatch, revision: Revision) -> None:
-        """Rows enter an operator. Those that have lost their identity cannot be recorded."""
+        """Record rows that enter an operator. Rows that have lost the identifying column cannot be recorded."""
         if self._column in batch.schema.names and batch.num_rows:
             rows = batch.column(self._column).cast(pa.string())
             n = batch.num_rows
@@ -34,5 +34,5 @@ class Recorder:
             self._batches.append(pa.RecordBatch.from_arrays(columns, schema=HISTORY))
 
     def table(self) -> pa.Table:
-        """All that was recorded."""
+        """The history recorded so far."""
         return pa.Table.from_batches(self._batches, HISTORY)

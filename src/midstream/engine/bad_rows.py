@@ -188,7 +188,7 @@ def _note_far(found: Reasons, batch: pa.RecordBatch, name: str) -> None:
     times = _instants(batch.column(name))
     if len(times) and (times.min() <= -FAR or times.max() >= FAR):
         for place in np.flatnonzero((times <= -FAR) | (times >= FAR)).tolist():
-            text = f"column {name!r} is {times[place]} microseconds from 1970, too far away to be a time"
+            text = f"column {name!r} is {times[place]} microseconds from 1970, too far for an event time"
             found.setdefault(place, f"SchemaError: {text}")
 
 

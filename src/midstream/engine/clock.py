@@ -1,4 +1,4 @@
-"""Time, injected: so that tests can hold it in their hands."""
+"""Injected clocks, so that tests control time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two readings: what the wall says, and a stopwatch."""
+    """Two readings: wall-clock time and a stopwatch."""
 
     def wall_us(self) -> int:
         """Microseconds since 1970, UTC."""
@@ -29,7 +29,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; both readings move together.
+    """A clock that moves only by :meth:`advance`; both readings move together.
 
     >>> clock = ManualClock(start_us=1_000)
     >>> clock.advance(seconds=1.5)
@@ -41,9 +41,9 @@ class ManualClock:
         self._us = start_us
 
     def advance(self, *, seconds: float) -> None:
-        """Move on."""
+        """Move the clock forward."""
         if seconds < 0:
-            raise ValueError(f"a clock never goes back; seconds={seconds}")
+            raise ValueError(f"a clock never goes back: seconds={seconds}; give 0 or more")
         self._us += round(seconds * 1_000_000)
 
     def wall_us(self) -> int:

@@ -1,4 +1,4 @@
-"""What keyed operators share: they refuse null keys and times, find the keys of rows, and look for what is due."""
+"""Helpers of keyed operators: refuse null keys and times, find the keys of rows, and find state that is due."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["checked_times", "ended_by", "found_keys", "refuse_nulls"]
 
 
 def refuse_nulls(operator: Operator, batch: pa.RecordBatch, columns: Sequence[str], use: str) -> None:
-    """Keys and times must be there."""
+    """Raise :class:`OperatorFailed` if one of the columns, needed as ``use``, has a null."""
     for name in columns:
         column = batch.column(name)
         if column.null_count:
             row = int(pc.index(column.is_null(), True).as_py())
             error = SchemaError(
-                f"column {name!r} is null, which cannot be {use}. Filter such rows out before, or give them a value "
-                f"of their own in a map",
+                f"column {name!r} is null, which cannot be {use}. Filter such rows out before this operator, or "
+                f"replace the null in a map",
                 column=name,
             )
             raise failed(operator.name, error, row_at(batch, row))
@@ -40,13 +40,13 @@ def checked_times(operator: Operator, batch: pa.RecordBatch, column: str) -> Int
     times: Integers = batch.column(column).view(pa.int64()).to_numpy()
     if len(times) and (times.min() <= -FAR or times.max() >= FAR):
         row = int(np.flatnonzero((times <= -FAR) | (times >= FAR))[0])
-        error = SchemaError(f"column {column!r} is {times[row]} microseconds from 1970, too far away to be a time")
-        raise failed(operator.name, error, None)  # as a Python object the row could not be shown
+        error = SchemaError(f"column {column!r} is {times[row]} microseconds from 1970, too far for an event time")
+        raise failed(operator.name, error, None)  # without the row: Python cannot represent its time
     return times
 
 
 def found_keys(operator: Operator, batch: pa.RecordBatch, columns: Sequence[str], what: str) -> DistinctKeys:
-    """The distinct keys of a batch; one that is refused is shown with its row."""
+    """The distinct keys of a batch; the error for a key that is refused shows its row."""
     try:
         return distinct_keys(batch, columns, what)
     except StateError as error:
@@ -54,7 +54,7 @@ def found_keys(operator: Operator, batch: pa.RecordBatch, columns: Sequence[str]
 
 
 def ended_by(state: TaskState, namespace: Namespace, watermark: int | None) -> dict[bytes, bytes]:
-    """What is stored under times up to the watermark, in all bins of a task. Costs what it finds."""
+    """All entries with times up to the watermark, in all bins of a task. The cost is linear in the result."""
     if watermark is None:
         return {}
     stop = integer_bytes(watermark + 1)

@@ -1,7 +1,7 @@
-"""An operator in place in a task: its work and its readers, by revision, and what it has done so far.
+"""An operator in a task: its steps and its readers, by revision, and its counters.
 
-The versions of all operators that have one under a revision are that revision's DAG. What is equal under two revisions
-is made once, and both share it.
+The versions of all operators under a revision form the DAG of that revision. Two revisions share versions that are
+equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from midstream.planner.stages import Wire
 
 @dataclass(frozen=True)
 class Version:
-    """What an operator does under a revision, who reads each of its branches here, and on which wires rows leave."""
+    """An operator under a revision: its steps, and the readers in this stage and the wires of each of its branches."""
 
     work: AtWork
     event_time: str | None
@@ -34,19 +34,19 @@ class Version:
 
 @dataclass
 class OperatorNode:
-    """An operator in place. It has no version under a revision whose graph is without it."""
+    """An operator in a task. It has no version under a revision whose graph lacks the operator."""
 
     name: str
     versions: dict[Revision, Version]
     late: frozenset[str]
-    """Its branches of late rows."""
+    """Its branches for late rows."""
     aside: frozenset[str]
-    """Its branches of bad rows."""
+    """Its branches for bad rows."""
     latest: Revision
-    """The revision of the last rows that it took; before any, of the task."""
+    """The revision of the last rows that it took; initially the task's revision."""
     is_updated: bool = False
     sample: pa.RecordBatch | None = None
-    """The first rows that it met."""
+    """The first rows that it took."""
     rows_in: int = 0
     rows_out: int = 0
     rows_late: int = 0
@@ -58,7 +58,7 @@ class OperatorNode:
     ages_ms: list[tuple[float, int]] = field(default_factory=list)
 
     def note_slice(self, took_ns: int) -> None:
-        """A slice was processed, or a part of what is said at the end was made."""
+        """Count a processed slice, or a part of the end-of-epoch output."""
         self.slices += 1
         self.busy_ns += took_ns
         self.slowest_ns = max(self.slowest_ns, took_ns)
@@ -68,7 +68,7 @@ class OperatorNode:
         return None if version is None else version.work.note
 
     def stats(self) -> OperatorStats:
-        """What was done, as it is reported."""
+        """The counters, for the report."""
         return OperatorStats(
             operator=self.name,
             rows_in=self.rows_in,
@@ -85,9 +85,9 @@ class OperatorNode:
 
 
 def version_of(operator: Operator, parts: Parts, known: AtWork | None = None) -> Version:
-    """An operator under the revision of these parts; ``known`` is what it does, if that is loaded already."""
+    """An operator under the revision of these parts; ``known`` is the operator if it is already loaded."""
     program = parts.program
-    # Not the inlets: a transform of this stage that reads another one has had its rows in Catalyst already.
+    # Without inlets: a transform that reads another transform got its rows in Catalyst.
     here = [op for op in program.operators if op.name not in program.stage.inlets]
     starting = [wire for wire in program.wires if wire.origin == program.stage.index]
     return Version(
@@ -99,7 +99,7 @@ def version_of(operator: Operator, parts: Parts, known: AtWork | None = None) ->
 
 
 def node_of(operator: Operator, revision: Revision) -> OperatorNode:
-    """An operator in place, without a version yet, in a task that begins under ``revision``."""
+    """The node of an operator, still without versions, in a task that begins under ``revision``."""
     return OperatorNode(
         name=operator.name,
         versions={},
@@ -110,7 +110,7 @@ def node_of(operator: Operator, revision: Revision) -> OperatorNode:
 
 
 def in_order(before: StageProgram, after: StageProgram) -> list[str]:
-    """The operators of two versions of a stage: in each one's order, as far as they do not contradict each other."""
+    """The operators of two versions of a stage, in an order that is topological for both if there is one."""
     old, new = [op.name for op in before.operators], [op.name for op in after.operators]
     if old == new:
         return old
@@ -120,5 +120,5 @@ def in_order(before: StageProgram, after: StageProgram) -> list[str]:
             behind[op.name].update(port.operator for port in op.inputs if port.operator in behind)
     try:
         return list(TopologicalSorter(behind).static_order())
-    except CycleError:  # two operators have changed places; the new graph's order is as good as the old one's
+    except CycleError:  # two operators have changed places; either graph's order will do
         return [*new, *(name for name in old if name not in new)]

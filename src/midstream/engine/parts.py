@@ -1,4 +1,4 @@
-"""From an operator's description to the operator at work in a task."""
+"""Builds the operators of a task from their descriptions."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = ["Parts", "TaskSpec", "at_work", "combiner_of", "pass_on", "preload"]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a task has to put its operators together from.
+    """What a task builds its operators from.
 
-    ``keepers`` holds what has been put together of processes; revisions of one share it.
+    ``keepers`` holds the state handles of each process, which all revisions of its function share.
     """
 
     program: StageProgram
@@ -40,22 +40,22 @@ class Parts:
     keepers: dict[str, HandleKeeper] = field(default_factory=dict)
 
     def under(self, program: StageProgram, revision: Revision) -> Parts:
-        """The same task, another revision."""
+        """The parts of the same task under another revision."""
         return replace(self, program=program, revision=revision)
 
     def function(self, operator: Operator) -> Callable[..., Any]:
-        """The user's function of an operator, opened."""
+        """The user's function of an operator, after ``open()``."""
         return self.resources.function(self.program.blobs[operator.name], operator.name)
 
     def migrations(self, operator: Operator) -> list[tuple[Revision, Callable[..., Any]]]:
-        """The functions that bring an operator's state up to date."""
+        """The functions that migrate an operator's state, with their revisions."""
         return [
             (each.revision, self.resources.function(each.function, operator.name))
             for each in self.program.migrations.get(operator.name, ())
         ]
 
     def takes(self, operator: Operator) -> tuple[pa.Schema, ...]:
-        """The schemas of the rows that an operator takes, one for each input."""
+        """The schemas of an operator's inputs."""
         return self.program.inputs[operator.name]
 
     def state(self, operator: Operator) -> TaskState:
@@ -64,23 +64,23 @@ class Parts:
 
 
 class TaskSpec(Spec, ABC):
-    """The description of an operator that does something to rows in a task; others let them pass as they are."""
+    """The description of an operator that processes rows in a task; all other operators pass rows on unchanged."""
 
     @abstractmethod
     def at_work(self, operator: Operator, parts: Parts) -> AtWork:
-        """Load what the operator needs and put it in place."""
+        """Load what the operator needs and build it."""
 
     def preload(self, operator: str, digest: Digest, resources: Resources) -> None:
-        """Load one of its blobs before a task needs it."""
+        """Load one of the operator's blobs before a task needs it."""
         resources.function(digest, operator)
 
     def combiner(self, operator: Operator, takes: pa.Schema) -> Combiner:
-        """What adds up rows before they travel to it, if it is :attr:`combinable`."""
-        raise NotImplementedError(f"rows for a {self.kind} cannot be added up before")
+        """Pre-aggregates rows on their way to this operator. Only called if it is :attr:`combinable`."""
+        raise NotImplementedError(f"rows for a {self.kind} cannot be pre-aggregated")
 
 
 def at_work(operator: Operator, parts: Parts) -> AtWork:
-    """Load what an operator needs and put it in place."""
+    """Load what an operator needs and build it."""
     spec = operator.spec
     if isinstance(spec, TaskSpec):
         return spec.at_work(operator, parts)
@@ -88,13 +88,13 @@ def at_work(operator: Operator, parts: Parts) -> AtWork:
 
 
 def combiner_of(operator: Operator, takes: pa.Schema) -> Combiner:
-    """What adds up rows of these columns before they travel to an operator that is combinable."""
+    """Pre-aggregates rows with these columns on their way to a combinable operator."""
     assert isinstance(operator.spec, TaskSpec)
     return operator.spec.combiner(operator, takes)
 
 
 def preload(program: StageProgram, resources: Resources) -> None:
-    """Load all that a program needs. What cannot be loaded is left for the task that wants it, which can say so."""
+    """Load everything a program needs. Failures are ignored here; the task that needs the blob reports them."""
     for op in program.operators:
         if isinstance(op.spec, TaskSpec):
             with contextlib.suppress(Exception):
@@ -103,15 +103,15 @@ def preload(program: StageProgram, resources: Resources) -> None:
 
 
 def pass_on(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-    """Rows in, the same rows out."""
+    """The step of an operator that passes all rows on unchanged."""
     return {ONLY: batch}
 
 
 def _passing_step(operator: Operator) -> OperatorStep:
-    """The step of operators that let rows pass as they are: sources and transforms (where rows enter), unions, key_by.
+    """The step of operators that pass rows on unchanged: sources and transforms (where rows enter), unions, key_bys.
 
-    What a key_by means happens on its wires, which send each row to the partition that owns its key. With
-    ``on_error="branch"``, sources and key_bys let only those rows pass that have a usable time or key.
+    The work of a key_by happens on its wires, which send each row to the partition that owns its key. With
+    ``on_error="branch"``, sources and key_bys pass on only rows with a usable time or key.
     """
     if operator.on_error is OnError.FAIL:
         return pass_on

@@ -1,13 +1,12 @@
 """The stage runner: pushes the rows of one task through the operators of one stage.
 
-It decodes what enters, cuts it into slices, pushes each slice through all operators depth first, and collects what
-leaves. A slice goes through the whole stage before the next one starts, so it meets every operator under one
-revision. The runner knows neither Spark nor sockets: batches in, batches out, and a report at the end.
+It decodes its input, cuts it into slices, pushes each slice depth first through all operators, and collects the output.
+A slice passes through the whole stage before the next one starts, so it meets every operator under one revision. The
+runner knows neither Spark nor sockets: it takes batches, yields batches, and returns a report at the end.
 
-While a change is on its way there are two revisions. Each has a DAG of its own, which may have operators that the other
-has not. Chunks carry their revision, and go through its DAG; only the heads of the
-change decide by themselves: until the task's switch they run as before, from there on under the new revision, and what
-passes them carries it from then on.
+During a change there are two revisions. Each has its own DAG, which may have operators that the other lacks. Chunks
+carry their revision and pass through the DAG of that revision. Only the heads of the change choose the revision
+themselves: the old one until the task's switch, the new one from then on, and their output carries it downstream.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ SAMPLE_ROWS = 3
 class StageReport:
     """What a task did.
 
-    ``received`` and ``sent`` count the rows on the wires that connect this stage with its neighbours, ``emitted`` those
-    put on each wire that starts here. ``event_times`` holds the latest event time of each source that gave rows,
-    ``widest_row`` the bytes of a row that entered as plain columns, in the batch in which they were widest.
+    ``received`` and ``sent`` count the rows on the wires that connect this stage with its neighbours, ``emitted`` the
+    rows put on each wire that starts here. ``event_times`` holds the latest event time of each source that had rows,
+    ``widest_row`` the mean bytes per row of the input batch of plain columns with the widest rows.
     """
 
     operators: tuple[OperatorStats, ...]
@@ -56,12 +55,12 @@ class StageReport:
     event_times: dict[str, int]
     widest_row: int
     samples: dict[str, bytes]
-    """The first rows that each operator met, encoded; only one partition gives them."""
+    """The first rows that each operator took, encoded; only partition 0 collects them."""
 
 
 @dataclass(frozen=True)
 class RevisedStage:
-    """A stage under the revision that a change leads to, and the operators that are told of it."""
+    """A stage under the revision that a change leads to, and the heads of the change."""
 
     revision: Revision
     program: StageProgram
@@ -109,20 +108,20 @@ class StageRunner:
         self._head_revision = revision
         self._reached: list[str] = []
         self.is_finishing = False
-        """All input is taken. What is said at the end is said under one revision, so it is too late to switch."""
+        """All input is taken. End-of-epoch output uses one revision, so switching is no longer allowed."""
         self.at_work_under = revision
-        """The revision of what is being processed; whose fault a failure is."""
+        """The revision of the rows being processed, which is to blame for a failure."""
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def position(self) -> InputPosition:
-        """How far the task is in its input."""
+        """The task's progress in its input."""
         return dict(self._position)
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all input is taken and nothing is said at the end: no function is called any more."""
+        """Whether all input is taken and there is no end-of-epoch output, so that no user function runs any more."""
         return self.is_finishing and all(
             version.work.flush is None and (version.work.finish is None or version.work.is_quiet)
             for node in self._nodes.values()
@@ -130,7 +129,7 @@ class StageRunner:
         )
 
     def prepare(self, revised: RevisedStage) -> None:
-        """Make ready for chunks of a revision. Its heads go on as before, until :meth:`switch`."""
+        """Get ready for chunks of a revision. The heads stay with the old revision until :meth:`switch`."""
         self._revised = revised
         self.at_work_under = revised.revision  # if a function cannot be loaded
         parts = self._parts.under(revised.program, revised.revision)
@@ -146,22 +145,22 @@ class StageRunner:
         self.at_work_under = self._revision
 
     def switch(self, at: InputPosition | None = None) -> None:
-        """Let the heads switch: from here on, or where an earlier attempt of the task did."""
+        """Let the heads switch: now, or at the position where an earlier attempt of the task switched."""
         assert self._revised is not None, "prepare() comes first"
         self._switch_at = self.position if at is None else dict(at)
 
     def stay(self) -> None:
-        """Forget what :meth:`prepare` was told: nothing of that revision comes here, nor is said at the end."""
+        """Undo :meth:`prepare`: no rows of that revision arrive here, and none are emitted at the end."""
         assert self._switch_at is None, "it has switched"
         self._revised = None
 
     def newly_reached(self) -> tuple[str, ...]:
-        """Updated operators that rows of the new revision have reached since this was last asked."""
+        """Updated operators that rows of the new revision have reached since the last call."""
         reached, self._reached = self._reached, []
         return tuple(reached)
 
     def _decide(self, origin: Origin) -> None:
-        """Under which revision the heads take the next slice."""
+        """Choose the revision under which the heads take the next slice."""
         at = self._switch_at
         if at is not None and self._revised is not None and self._position[origin] >= at.get(origin, 0):
             self._head_revision = self._revised.revision
@@ -169,7 +168,7 @@ class StageRunner:
             self._head_revision = self._revision
 
     def _until_switch(self, origin: Origin, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Cut at the switch, if it is known beforehand and falls within this batch."""
+        """Cut a batch at the switch, if its position is known beforehand and lies within the batch."""
         at = None if self._switch_at is None else self._switch_at.get(origin, 0) - self._position[origin]
         if at is not None and 0 < at < batch.num_rows:
             yield batch.slice(0, at)
@@ -179,9 +178,9 @@ class StageRunner:
     # ── the work ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-        """Process all input. Yields after every slice what is ready to leave, which may be nothing.
+        """Process all input. After every slice, yields the batches that are ready to leave, possibly none.
 
-        The pauses between slices are where a caller may do other things: interleave tasks, or listen.
+        Between slices a caller may do other work: interleave tasks, or receive messages.
         """
         for unit in units(self._program, batches):
             if isinstance(unit, Carried):
@@ -196,7 +195,7 @@ class StageRunner:
                 for piece in self._sizer.cut(part):
                     self._take(unit, piece)
                     yield self._collector.take()
-        # In the graph's order, so that what one operator says at the end is heard by those behind it before theirs.
+        # In the graph's order, so that operators take the final output of those upstream before they finish themselves.
         self.is_finishing = True
         self._decide_at_end()
         for node in self._nodes.values():
@@ -207,7 +206,7 @@ class StageRunner:
         yield self._collector.finish()
 
     def _take(self, unit: Rows, piece: pa.RecordBatch) -> None:
-        """One slice, through everything."""
+        """Push one slice through the stage."""
         began = self._clock.stopwatch_ns()
         self._decide(unit.origin)
         for entry in self._entries(unit):
@@ -230,7 +229,7 @@ class StageRunner:
             self._head_revision = self._revised.revision
 
     def _finish(self, node: OperatorNode) -> Iterator[list[pa.RecordBatch]]:
-        """What an operator has to say at the end. It follows from no single row, so it may be under the new revision
+        """Push an operator's end-of-epoch output. It does not result from a single row, so it uses the new revision
         unless the operator is a head that has not switched."""
         for _ in self._flush(node):
             yield self._collector.take()
@@ -246,7 +245,7 @@ class StageRunner:
                 yield self._collector.take()
 
     def _flush(self, node: OperatorNode) -> Iterator[None]:
-        """What follows from rows that it took under its latest revision; pauses now and then."""
+        """Push the pending results of rows that the operator took under its latest revision; yields after each part."""
         version = node.versions.get(node.latest)
         flush = None if version is None else version.work.flush
         if flush is not None:
@@ -255,7 +254,7 @@ class StageRunner:
                 yield
 
     def report(self) -> StageReport:
-        """What was done; meaningful once :meth:`run` is exhausted."""
+        """The report of the task; complete once :meth:`run` is exhausted."""
         return StageReport(
             operators=tuple(node.stats() for node in self._nodes.values()),
             received=dict(self._received),
@@ -271,7 +270,7 @@ class StageRunner:
         )
 
     def _push(self, entry: IntakeEntry, batch: pa.RecordBatch, revision: Revision) -> None:
-        """Through one operator and then, depth first, through all that read it. Ends because the graph is acyclic."""
+        """Push rows through one operator and, depth first, through its readers. Ends because the graph is acyclic."""
         node = self._nodes[entry.operator]
         if self._revised is not None:
             revision = self._enter(node, revision)
@@ -290,7 +289,7 @@ class StageRunner:
         self._hand_on(node, results, revision)
 
     def _enter(self, node: OperatorNode, revision: Revision) -> Revision:
-        """The revision under which a node takes rows, while there are two."""
+        """The revision under which a node takes rows during a change."""
         assert self._revised is not None
         if node.name in self._revised.heads:
             revision = self._head_revision
@@ -305,7 +304,7 @@ class StageRunner:
     def _timed(
         self, node: OperatorNode, results: Iterator[Mapping[str, pa.RecordBatch]]
     ) -> Iterator[Mapping[str, pa.RecordBatch]]:
-        """The same results; the time it took to make each is the operator's."""
+        """The same results; the time to compute each is charged to the operator."""
         while True:
             began = self._clock.stopwatch_ns()
             found = next(results, None)
@@ -315,7 +314,7 @@ class StageRunner:
             yield found
 
     def _push_partials(self, entry: IntakeEntry, batch: pa.RecordBatch) -> None:
-        """Into an operator that takes what senders have added up. It has nothing to say before the end."""
+        """Push partial aggregates from senders into an operator, which emits nothing before the end."""
         node = self._nodes[entry.operator]
         node.rows_in += pc.sum(batch.column("rows")).as_py()
         take = node.versions[node.latest].work.take_partials
@@ -325,7 +324,7 @@ class StageRunner:
         node.note_slice(self._clock.stopwatch_ns() - began)
 
     def _send(self, wire: Wire, rows: pa.RecordBatch, revision: Revision) -> None:
-        """Put rows on a wire, added up before if that is possible and pays."""
+        """Put rows on a wire, pre-aggregated if that is possible and worthwhile."""
         revised = self._revised
         program = self._program if revised is None or revision != revised.revision else revised.program
         consumer = program.combines.get(wire.id)
@@ -376,7 +375,7 @@ class StageRunner:
             self._event_times[node.name] = max(latest, self._event_times.get(node.name, latest))
 
     def _note_ages(self, node: OperatorNode, batch: pa.RecordBatch, column: str) -> None:
-        """The oldest and the newest row stand for their slice: exact at the extremes, and cheap."""
+        """Record the ages of the oldest and the newest row for the whole slice: exact at the extremes, and cheap."""
         extremes = pc.min_max(batch.column(column).cast(pa.int64()))
         now, half = self._clock.wall_us(), batch.num_rows / 2
         for key, weight in (("min", int(half + 0.5)), ("max", int(half))):

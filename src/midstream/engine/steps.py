@@ -1,4 +1,4 @@
-"""What the runner expects of an operator, and what operators share."""
+"""The interface between the runner and an operator, and helpers that operators share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONLY = ""
 
 
 class OperatorStep(Protocol):
-    """An operator at work in a task: a slice in, a slice per branch out."""
+    """One step of an operator: takes a slice, returns a slice per branch."""
 
     def __call__(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Process one slice. Raises :class:`midstream.errors.OperatorFailed` when the user's code fails."""
@@ -25,14 +25,13 @@ class OperatorStep(Protocol):
 
 @dataclass(frozen=True)
 class AtWork:
-    """An operator in place in a task.
+    """An operator in a task.
 
-    ``entries`` holds one step per input of the operator. ``take_partials`` takes what senders have added up already, if
-    they may do so. ``flush`` gives what follows from rows that were taken but had to wait; called before rows of
-    another revision come, and at the end. ``finish`` is called once, behind the last row of the task:
-    what a keyed operator has to say at the end of an epoch (closed windows, fired timers, running totals). ``note`` is
-    what people who look at the operator should know of how it worked. ``is_quiet``: at the end it only writes what it
-    knows; it emits nothing and calls no function of the user's.
+    ``entries`` holds one step per input of the operator. ``take_partials`` takes the partial aggregates of senders, if
+    the operator is combinable. ``flush`` yields the pending results of rows taken so far; it is called before rows of
+    another revision arrive, and at the end. ``finish`` is called once, after the last row of the task, and yields the
+    end-of-epoch output of a keyed operator (closed windows, fired timers, running totals). ``note`` returns a remark
+    for users on how the operator ran. ``is_quiet``: ``finish`` only persists state: no output, no user code.
     """
 
     entries: tuple[OperatorStep, ...]
@@ -44,7 +43,7 @@ class AtWork:
 
 
 def call_on_rows(operator: Operator, function: Callable[[dict[str, Any]], Any], batch: pa.RecordBatch) -> list[Any]:
-    """One result per row; a failure names its row."""
+    """Call a function on each row; returns one result per row. A failure names the row."""
     results: list[Any] = []
     add = results.append
     try:

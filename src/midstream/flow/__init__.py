@@ -1,1 +1,1 @@
-"""What a user describes: the graph of named operators, their schemas and functions. Runs nothing."""
+"""The user's description of a flow: a graph of named operators, their schemas and functions. Runs nothing."""

@@ -34,16 +34,16 @@ class AggregationKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Aggregation:
-    """One column of an aggregate's result: what is computed, and of which column (of none: of whole rows)."""
+    """One column of an aggregate's result: the computation, and the column it reads (``None``: whole rows)."""
 
     kind: AggregationKind
     column: str | None = None
     limit: int = 0
-    """Of ``last``: how many values."""
+    """For ``last``: the number of values to keep."""
 
 
 def count(column: str | None = None) -> Aggregation:
-    """How many rows; with a column, how many in which it is not null."""
+    """The number of rows; with a column, the number of rows in which it is not null."""
     return Aggregation(AggregationKind.COUNT, column)
 
 
@@ -68,14 +68,14 @@ def mean(column: str) -> Aggregation:
 
 
 def approx_distinct(column: str) -> Aggregation:
-    """About how many different values (HyperLogLog with 1,024 registers: a standard error of 3.3%)."""
+    """The approximate number of distinct values (HyperLogLog with 1,024 registers: a standard error of 3.3%)."""
     return Aggregation(AggregationKind.APPROX_DISTINCT, column)
 
 
 def last(column: str, n: int) -> Aggregation:
-    """The most recent ``n`` values in the order they arrived, the newest last.
+    """The most recent ``n`` values in the order of arrival, the newest last.
 
-    When two sessions of earlier epochs turn out to be one, the values of the later session count as later.
+    When two sessions of earlier epochs merge, the values of the later session count as newer.
     """
     if type(n) is not int or not 1 <= n <= MAX_LAST:
         raise FlowError(f"last({column!r}, n={n!r}): n must be a whole number from 1 to {MAX_LAST}")

@@ -1,7 +1,7 @@
-"""Edits: what a change does to a flow. So far there is one kind, other functions in the same graph.
+"""Edits: what a change does to a flow. So far there is one kind: new functions in the same graph.
 
-:func:`revise` is pure: a graph and updates in, another graph out, or an error that says what does not fit. Names and
-edges stay; functions, tables and the schemas that follow from them may differ.
+:func:`revise` is pure: it turns a graph and updates into a new graph, or raises an error that says what does not fit.
+Names and edges stay the same; functions, tables and the schemas derived from them may differ.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ __all__ = ["Edit", "Update", "as_updates", "revise"]
 
 @dataclass(frozen=True)
 class Edit:
-    """One of the edits that make a change; its class is its kind. They are taken together: all of them, or none."""
+    """One edit of a change; its class is its kind. The edits of a change apply all together or not at all."""
 
 
 @dataclass(frozen=True)
 class Update(Edit):
-    """What one operator runs after a change.
+    """The function that one operator runs after a change.
 
     :param operator: the name of a map, filter, flat_map, route, process, transact, lookup or transform.
-    :param function: what to run instead, called as the one before it was; for a lookup, another table; for a transact,
-        its transactions, in a list if there are several.
-    :param migrate: for a process whose new function wants its state in another layout: ``migrate(key, state)`` is
-        called once for each key that has state, before the new function first meets it.
-    :param returns: the columns of what the new function gives, in Spark's DDL; default: as before.
-    :param local: for a transform, the same on a ``pyarrow.Table``, for the local runtime.
+    :param function: the new function, called with the same arguments as the old one; for a lookup, the new table; for
+        a transact, the new transactions, in a list if there are several.
+    :param migrate: for a process whose new function expects a different layout of its state: ``migrate(key, state)`` is
+        called once for each key that has state, before the new function first sees that key.
+    :param returns: the columns that the new function returns, in Spark's DDL; default: unchanged.
+    :param local: for a transform, the equivalent function of a ``pyarrow.Table``, for the local runtime.
 
     >>> Update("double", lambda row: {"n": 3 * row["n"]}).operator
     'double'
@@ -52,7 +52,7 @@ class Update(Edit):
 
 
 def as_updates(edits: Iterable[Edit]) -> tuple[Update, ...]:
-    """The edits of a change, all of which must be of a kind that is known.
+    """The edits of a change; raises :class:`FlowError` for an edit of an unknown kind.
 
     >>> as_updates(["FM"])
     Traceback (most recent call last):
@@ -71,11 +71,11 @@ def as_updates(edits: Iterable[Edit]) -> tuple[Update, ...]:
 
 
 def revise(graph: Graph, updates: Sequence[Update]) -> Graph:
-    """The graph after a change. Raises :class:`FlowError` when the change does not fit it.
+    """The graph after a change. Raises :class:`FlowError` when the change does not fit the graph.
 
-    An operator that is not updated keeps its function, so it must be able to take what it is given then: all the
-    columns that it had when it was given that function, and perhaps more. What a join keeps in state are whole rows,
-    which may not change at all.
+    An operator that is not updated keeps its function, so its inputs must still have all the columns they had when the
+    operator got that function; they may have more. A join keeps whole rows in state, so its inputs may not change at
+    all.
     """
     wanted = _by_operator(graph, updates)
     revised: dict[str, Operator] = {}
@@ -111,11 +111,13 @@ def _by_operator(graph: Graph, updates: Iterable[Update]) -> dict[str, Update]:
             near = closest(str(update.operator), names)
             raise FlowError(
                 f"flow {graph.name!r} has no operator {update.operator!r}"
-                + (f"; did you mean {near!r}?" if near else "")
-                + f" What can be updated: {', '.join(names) or 'nothing'}"
+                + (f"; did you mean {near!r}?" if near else ".")
+                + f" Operators that can be updated: {', '.join(names) or 'none'}"
             )
         if update.operator in wanted:
-            raise FlowError(f"operator {update.operator!r} is updated twice in one change; give one Update for each")
+            raise FlowError(
+                f"operator {update.operator!r} is updated twice in one change; give one Update for each operator"
+            )
         wanted[update.operator] = update
     if not wanted:
         raise FlowError("a change needs at least one Update, e.g. job.update(Update('FM', new_function))")
@@ -128,7 +130,7 @@ def _updated(op: Operator, update: Update) -> tuple[Spec, Any]:
     spec = op.spec
     if update.migrate is not None:
         if not spec.keeps_user_state:
-            raise FlowError(f"{what}: migrate= is for the state of a process; a {op.kind} keeps none of the user's")
+            raise FlowError(f"{what}: migrate= is for the state of a process; a {op.kind} has no user-defined state")
         check_callable(update.migrate, op.name, "a key", "its state")
     if update.returns is not None and not spec.declares_columns:
         raise FlowError(f"{what}: the columns of a {op.kind} follow from its input; leave out returns=")
@@ -140,9 +142,9 @@ def _updated(op: Operator, update: Update) -> tuple[Spec, Any]:
 def _check_inputs(
     op: Operator, before: Sequence[pa.Schema], after: Sequence[pa.Schema], written_for: Sequence[pa.Schema] | None
 ) -> None:
-    """Whether an operator can take what it is given after the change.
+    """Raise :class:`SchemaError` if an operator cannot take its inputs after the change.
 
-    ``written_for`` are the columns that its function was made for; None if the change brings another function.
+    ``written_for`` are the columns that its function was written for; None if the change replaces the function.
     """
     for i, (old, new) in enumerate(zip(before, after, strict=True)):
         if not new.equals(old):

@@ -1,4 +1,4 @@
-"""The options of a :class:`~midstream.FileSink`: those that Spark's writers know. Spark itself ignores all others."""
+"""The options of a :class:`~midstream.FileSink`: those that Spark's writers know. Spark itself ignores unknown ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
         "sep",
     ),
 }
-"""By format. Options of Parquet itself, which begin with ``parquet.``, are passed on as well."""
+"""Known options, by format. Parquet's own options, which begin with ``parquet.``, are passed on as well."""
 
 _UNCOMPRESSED = ("none", "uncompressed")
 _LOCAL_OPTIONS = {"parquet": ("compression",), "json": ("compression",), "csv": ("compression", "header", "sep")}
@@ -57,7 +57,7 @@ _LOCAL_CODECS = {
 
 
 def file_options(format: str, options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The options as Spark takes them. Refuses what the format does not know. Case does not matter, as in Spark.
+    """The options as Spark takes them; raises :class:`FlowError` for unknown ones. Case does not matter, as in Spark.
 
     >>> file_options("csv", {"header": True})
     (('header', 'True'),)
@@ -68,13 +68,13 @@ def file_options(format: str, options: Mapping[str, Any]) -> tuple[tuple[str, st
             near = closest(name, list(known.values()))
             raise FlowError(
                 f"FileSink: {format} has no option {name!r}"
-                + (f"; did you mean {near!r}?" if near else "")
+                + (f"; did you mean {near!r}?" if near else ".")
                 + f" Allowed: {', '.join(sorted(known.values(), key=str.lower))}"
                 + (", and Parquet's own (parquet.…)" if format == "parquet" else "")
             )
         if not isinstance(value, str | bool | int | float):
             raise FlowError(
-                f"FileSink: option {name!r} must be a text, a number or a truth, found {type(value).__name__} "
+                f"FileSink: option {name!r} must be a string, a number or a boolean, found {type(value).__name__} "
                 f"{value!r:.60}"
             )
     return tuple(sorted((name, str(value)) for name, value in options.items()))
@@ -82,7 +82,7 @@ def file_options(format: str, options: Mapping[str, Any]) -> tuple[tuple[str, st
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """The options that the local runtime can carry out."""
+    """The options that the local runtime supports."""
 
     codec: str | None
     header: bool
@@ -90,7 +90,7 @@ class LocalOptions:
 
     @classmethod
     def of(cls, format: str, options: Sequence[tuple[str, str]], what: str) -> LocalOptions:
-        """Read a sink's options; refuses those that only Spark can carry out.
+        """Read a sink's options; raises :class:`FlowError` for those that only Spark supports.
 
         >>> LocalOptions.of("csv", [("header", "True")], "sink 'out'")
         LocalOptions(codec=None, header=True, separator=',')
@@ -103,7 +103,7 @@ class LocalOptions:
         if unknown or codec not in _LOCAL_CODECS[format]:
             raise FlowError(
                 f"{what}: the local runtime cannot write {format} files with "
-                f"{', '.join(unknown) or f'compression={codec!r}'}; it knows {', '.join(_LOCAL_OPTIONS[format])} "
+                f"{', '.join(unknown) or f'compression={codec!r}'}; it supports {', '.join(_LOCAL_OPTIONS[format])} "
                 f"(of {', '.join(_LOCAL_CODECS[format])}). Give the flow another sink for tests"
             )
         return cls(

@@ -1,4 +1,4 @@
-"""User functions: checked when they are given, packed when the job starts.
+"""User functions: checked when the user passes them, packed when the job starts.
 
 A function may be a plain function, a lambda, a closure or a callable object. It may be defined in a script, in a
 notebook, or in a module that only the driver can import: everything that is not installed is packed *by value*, so
@@ -40,7 +40,7 @@ def label_of(function: Any) -> str:
 
 
 def check_callable(function: Any, operator: str, *takes: str) -> None:
-    """Refuse what cannot be called with these arguments (``takes`` says what each of them is)."""
+    """Refuse anything that cannot be called with these arguments (``takes`` describes each of them)."""
     arguments = takes[0] if len(takes) == 1 else f"{', '.join(takes[:-1])} and {takes[-1]}"
     if not callable(function):
         raise FunctionError(
@@ -66,7 +66,7 @@ def check_callable(function: Any, operator: str, *takes: str) -> None:
 
 
 def refuse_timers(function: Any, operator: str) -> None:
-    """Refuse a function with ``on_timer`` where nobody would call that."""
+    """Refuse a function with ``on_timer`` for an operator that would never call it."""
     if hasattr(function, "on_timer"):
         raise FunctionError(
             f"operator {operator!r}: {label_of(function)} has a method on_timer, which only a process calls: "
@@ -75,7 +75,7 @@ def refuse_timers(function: Any, operator: str) -> None:
 
 
 def pack(function: Any, operator: str) -> Blob:
-    """Pickle a function (or a source) so that a worker can load it; says which object is to blame when it cannot be.
+    """Pickle a function (or a source) so that a worker can load it. The error names the object that cannot be pickled.
 
     >>> import pickle
     >>> pickle.loads(pack(lambda row: {"n": row["n"] + 1}, "inc").data)({"n": 1})
@@ -102,14 +102,14 @@ def _dumps(value: Any) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickles what is in a checkpoint for years: of midstream it may name what is public, and nothing else.
+    """Pickles what stays in a checkpoint for years, so it refers to midstream only by public names.
 
-    Knows cached_property, too, which holds a lock in Python 3.11: classes that use it could not be pickled by value.
+    Also handles cached_property, which holds a lock in Python 3.11: classes that use it could not be pickled by value.
     """
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, functools.cached_property):
-            # Its name is set by the class statement, which a class that was pickled by value never sees.
+            # The class statement sets its name, and a class pickled by value is rebuilt without one.
             return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
         if isinstance(obj, _NAMED) and _is_midstreams(obj):
             return _by_public_name(obj)
@@ -121,16 +121,16 @@ _PUBLIC = ("midstream", "midstream.errors", "midstream.testing")
 
 
 def _is_midstreams(obj: Any) -> bool:
-    """Whether a pickle would name it by a module of midstream that is not public."""
+    """Whether a pickle would refer to the object by a private module of midstream."""
     module = obj.__name__ if isinstance(obj, types.ModuleType) else obj.__module__
     if str(module).partition(".")[0] != "midstream" or module in _PUBLIC:
         return False
-    # Functions of doctests only pretend to be there, and are pickled by value.
+    # Functions defined in doctests only claim to be in the module, and are pickled by value.
     return isinstance(obj, types.ModuleType) or getattr(sys.modules.get(module), obj.__name__, None) is obj
 
 
 def _by_public_name(obj: Any) -> tuple[Any, ...]:
-    """How a pickle finds a class, function or module of midstream again, wherever it will have been moved to."""
+    """Pickle a class, function or module of midstream by its public name, so that it may move within midstream."""
     for name in _PUBLIC:
         module = sys.modules.get(name)
         for public in getattr(module, "__all__", ()):
@@ -142,7 +142,7 @@ def _by_public_name(obj: Any) -> tuple[Any, ...]:
     )
 
 
-# cloudpickle's registry is the process's, and several threads may pack at once: how many of them need each module.
+# cloudpickle's registry is global and several threads may pack at once: counts the threads that need each module.
 _by_value: Counter[types.ModuleType] = Counter()
 _registering = threading.Lock()
 
@@ -153,7 +153,7 @@ def _user_modules_by_value() -> Iterator[None]:
     modules = {module: None for name, module in list(sys.modules.items()) if _is_users(name, module)}
     with _registering:
         known = cloudpickle.list_registry_pickle_by_value()
-        # What the user has registered stays so.
+        # Modules that the user has registered stay registered.
         needed = [module for module in modules if module in _by_value or module.__name__ not in known]
         for module in needed:
             cloudpickle.register_pickle_by_value(module)
@@ -179,7 +179,7 @@ def _installed_roots() -> tuple[Path, ...]:
 
 _INSTALLED = _installed_roots()
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
-_SPARKS = frozenset({"pyspark", "py4j"})  # a cluster has its own, wherever it keeps them
+_SPARKS = frozenset({"pyspark", "py4j"})  # a cluster has its own, in any folder
 
 
 def _is_users(name: str, module: types.ModuleType) -> bool:
@@ -193,9 +193,9 @@ def _is_users(name: str, module: types.ModuleType) -> bool:
 
 @functools.cache
 def _is_installed(file: str) -> bool:
-    """Asked of every module at every pack, and resolving hundreds of paths takes longer than pickling a function."""
+    """Cached, because every pack asks for every module, and resolving hundreds of paths takes longer than pickling."""
     path = Path(file).resolve()
-    # Clusters add folders of packages by PYTHONPATH or .pth files; where such folders are, only their name tells.
+    # Clusters add package folders by PYTHONPATH or .pth files; such folders can only be recognised by name.
     return not _PACKAGES.isdisjoint(path.parts) or any(path.is_relative_to(root) for root in _INSTALLED)
 
 

@@ -1,6 +1,6 @@
 """Graphs and operators as documents of a checkpoint.
 
-What a user handed over for an operator (a function, a table) is not part of them: it is stored as a blob of its own.
+The user's objects (functions, tables) are not part of the document: each is stored as a separate blob.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from midstream.storage.codec import Codec, DocumentMisfit, float_from_json, floa
 __all__ = ["CODEC", "WINDOWS", "graph_from_document", "graph_to_document"]
 
 WINDOWS: Mapping[str, type] = {"tumbling": Tumbling, "sliding": Sliding, "session": Session}
-"""The names of windows in documents. They never change, whatever becomes of the classes."""
+"""The names of windows in documents. They never change, even if the classes are renamed."""
 
 
 def _column_to_json(column: Column) -> dict[str, Any]:
-    """A column of a table. Only the default of an ``object`` is the user's own, and pickled as functions are."""
+    """A column of a table. Only the default of an ``object`` is the user's own object; it is pickled like functions."""
     default: Any = column.default
     if column.kind == "double":
         default = float_to_json(default)
@@ -49,14 +49,14 @@ def _column_from_json(found: Any) -> Column:
 
 
 CODEC = Codec({Spec: SPECS, Window: WINDOWS}, {Column: (_column_to_json, _column_from_json)})
-"""Writes and reads whatever graphs are made of."""
+"""Encodes and decodes graphs and everything they consist of."""
 
 _OPERATORS = tuple[Operator, ...]
 _WRITTEN_FOR = Mapping[str, tuple[pa.Schema, ...]]
 
 
 def graph_to_document(graph: Graph) -> dict[str, Any]:
-    """The fields of a graph's document, without the user's objects; :func:`write_document` makes bytes of them.
+    """The fields of a graph's document, without the user's objects; :func:`write_document` serialises them.
 
     >>> from midstream.flow.model import Source
     >>> graph = Graph("g", (Operator("in", Source(), (), pa.schema([("n", pa.int64())])),))
@@ -72,9 +72,9 @@ def graph_to_document(graph: Graph) -> dict[str, Any]:
 
 
 def graph_from_document(found: Mapping[str, Any], what: str, payloads: Mapping[str, Any] | None = None) -> Graph:
-    """The inverse of :func:`graph_to_document`, with the user's objects if they are given.
+    """The inverse of :func:`graph_to_document`. ``payloads`` are the user's objects, if available.
 
-    ``what`` says what is read, for the :class:`~midstream.errors.CheckpointError` if it cannot be.
+    ``what`` names the document in the :class:`~midstream.errors.CheckpointError` raised if it cannot be read.
     """
     known = {"name": str, "operators": _OPERATORS, "written_for": _WRITTEN_FOR}
     fields = CODEC.decode_fields(found, known, what)

@@ -1,4 +1,4 @@
-"""What users hand over (streams, tables, sink functions), described and checked without importing Spark."""
+"""Describes and checks the user's streams, tables and sink functions, without importing Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _dataframe_schema(df: Any, what: str) -> pa.Schema:
 
 
 def describe_stream(stream: Any, what: str) -> tuple[pa.Schema, str | None]:
-    """Schema of a source's stream, and its event-time column if it has one of its own."""
+    """Schema of a source's stream, and its event-time column if the stream itself defines one."""
     if isinstance(stream, GeneratorSource | ListSource):
         return stream.schema, stream.event_time
     if not _is_dataframe(stream):
@@ -47,7 +47,7 @@ def describe_stream(stream: Any, what: str) -> tuple[pa.Schema, str | None]:
 def describe_source(
     stream: Any, what: str, *, event_time: str | None, delay: str, max_ahead: str | None, idle: str | None
 ) -> tuple[Source, pa.Schema]:
-    """A source as its stream and the user's words make it, and the schema of its rows."""
+    """Describe a source from its stream and the user's options; also returns the schema of its rows."""
     schema, known_time = describe_stream(stream, what)
     event_time = event_time or known_time
     delay_us = duration(delay, f"{what}: delay", zero=True)
@@ -56,7 +56,9 @@ def describe_source(
     if event_time is None:
         for option, value in (("delay", delay if delay_us else None), ("idle", idle)):
             if value is not None:
-                raise FlowError(f"{what}: {option}={value!r} has a meaning only with event_time=")
+                raise FlowError(
+                    f"{what}: {option}={value!r} needs event_time=; name that column, or leave out {option}="
+                )
         return Source(), schema
     require_columns(schema, [event_time], f"{what}: event_time")
     if not pa.types.is_timestamp(schema.field(event_time).type):
@@ -66,7 +68,7 @@ def describe_source(
 
 
 def describe_table(table: Any, what: str) -> tuple[Any, pa.Schema]:
-    """A lookup's table, brought into shape if it is here already, and its schema."""
+    """A lookup's table and its schema; a table that is not a Spark DataFrame is converted to a ``pyarrow.Table``."""
     if _is_dataframe(table):
         if table.isStreaming:
             raise FlowError(f"{what}: the table is a stream; a lookup needs a static table or a batch DataFrame")
@@ -84,12 +86,12 @@ def describe_table(table: Any, what: str) -> tuple[Any, pa.Schema]:
 
 
 def column_pairs(on: str | Sequence[str] | Mapping[str, str], what: str) -> tuple[tuple[str, str], ...]:
-    """Which columns of stream and table must be equal."""
+    """The pairs of columns of stream and table that must be equal."""
     if isinstance(on, str):
         return ((on, on),)
     pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((column, column) for column in on)
     if not pairs:
-        raise FlowError(f"{what}: on= names no column")
+        raise FlowError(f"{what}: on= names no column; name at least one")
     return pairs
 
 

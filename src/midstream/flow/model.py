@@ -1,10 +1,10 @@
 """The flow as data: named operators and the edges between them, frozen.
 
 The builder makes a :class:`Graph`, the planner reads it, and nothing ever changes one. An operator's description is
-kept apart from what the user handed over for it (a function, a table, a stream, a sink target): descriptions are
-small, comparable and picklable, and travel to workers; the user's objects stay on the driver until they are stored.
+separate from its *payload*, the user's object (a function, a table, a stream, a sink target): descriptions are small,
+comparable and picklable, and travel to workers; payloads stay on the driver until they are stored.
 
-The descriptions here are those that give a graph its structure; :mod:`midstream.operators` has all others.
+This module has the operators that give a graph its structure; :mod:`midstream.operators` has all others.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from midstream.storage.blobs import Blob
 
 @dataclass(frozen=True)
 class Port:
-    """One output of an operator. A route has several, one per branch; an operator with windows has one for late rows,
-    and one with ``on_error="branch"`` has one for bad rows; elsewhere ``branch`` is empty."""
+    """One output of an operator. A route has one port per branch. Operators with windows have an additional port for
+    late rows, operators with ``on_error="branch"`` one for bad rows. All other ports have an empty ``branch``."""
 
     operator: str
     branch: str = ""
@@ -37,11 +37,11 @@ class Port:
 
 @dataclass(frozen=True)
 class Source(Spec):
-    """Rows come in. ``event_time`` names the column that says when an event happened or was due, if there is one;
-    events may arrive ``delay_us`` later than others.
+    """Rows enter the flow. ``event_time`` names the column with the time at which an event happened or was due, if any;
+    events may arrive up to ``delay_us`` later than others.
 
-    Event times more than ``max_ahead_us`` ahead of the epoch's clock do not move the watermark. While the source has
-    given no row for ``idle_us``, the watermark goes by the other sources.
+    Event times more than ``max_ahead_us`` ahead of the epoch's clock do not move the watermark. When the source has
+    emitted no row for ``idle_us``, the watermark follows the other sources.
     """
 
     kind: ClassVar[str] = "source"
@@ -55,8 +55,8 @@ class Source(Spec):
 
 @dataclass(frozen=True)
 class KeyBy(Spec):
-    """Rows with equal values in ``columns`` meet in one task downstream: the operator before an exchange. Without
-    columns all rows do."""
+    """The operator before an exchange: rows with equal values in ``columns`` meet in one task downstream. Without
+    columns, all rows meet in one task."""
 
     kind: ClassVar[str] = "key_by"
 
@@ -64,27 +64,27 @@ class KeyBy(Spec):
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        """What a key_by is for."""
+        """The key columns."""
         return self.columns
 
     def check_input(self, change: InputChange) -> None:
-        """The key must stay."""
+        """The key columns must stay the same."""
         change.require(self.columns)
 
 
 @dataclass(frozen=True)
 class Union(Spec):
-    """Rows of several streams of one schema, as one stream."""
+    """Merges several streams with the same schema into one."""
 
     kind: ClassVar[str] = "union"
 
     def check_input(self, change: InputChange) -> None:
-        """Any columns will do, as long as all inputs have the same: see :meth:`derived`."""
+        """Accept any columns: :meth:`derived` checks that all inputs have the same ones."""
 
     def derived(
         self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
     ) -> tuple[Spec, pa.Schema]:
-        """The columns that all inputs have."""
+        """The common columns of all inputs."""
         for other in inputs[1:]:
             if not other.equals(inputs[0]):
                 raise SchemaError(
@@ -98,7 +98,7 @@ class Union(Spec):
 class Transform(Spec):
     """A DataFrame → DataFrame function that Catalyst runs on the epoch's rows; divides the flow.
 
-    Its payload is a pair: the function, and the one that does the same in the local runtime, or None.
+    Its payload is a pair: the function, and its equivalent for the local runtime or None.
     """
 
     kind: ClassVar[str] = "transform"
@@ -110,36 +110,37 @@ class Transform(Spec):
 
     @property
     def contract(self) -> Contract:
-        """A query gives what it likes."""
+        """A query may return any number of rows."""
         return Contract.ONE_TO_MANY
 
     @property
     def blocks(self) -> bool:
-        """It is one query over an epoch's rows."""
+        """A transform is one query over all rows of an epoch."""
         return True
 
     def begins(self, branch: str) -> bool:
-        """Nothing is known of which row came of which."""
+        """A query does not reveal which row resulted from which."""
         return True
 
     def gives_many(self, branch: str) -> bool:
-        """Whatever it makes is a source row of what follows."""
+        """Every row that it emits counts as a new source row."""
         return False
 
     @property
     def function_takes(self) -> tuple[str, ...]:
-        """What Catalyst works on."""
+        """The transform's function takes the epoch's rows as a DataFrame."""
         return ("a DataFrame",)
 
     def packed(self, payload: Any, operator: str) -> Blob | None:
-        """For those who go back to it later. It runs on the driver and may hold DataFrames, which cannot be stored."""
+        """Stored so that a later revert can restore it. The function runs on the driver and may hold DataFrames, which
+        cannot be stored."""
         try:
             return pack(payload[0], operator)
         except FunctionError:
             return None
 
     def replaced(self, function: Any, local: Any, operator: str, what: str) -> tuple[Spec, Any]:
-        """Another function for each runtime."""
+        """Replace the function of each runtime."""
         check_callable(function, operator, *self.function_takes)
         refuse_timers(function, operator)
         if local is not None:
@@ -147,12 +148,12 @@ class Transform(Spec):
         return self, (function, local)
 
     def check_input(self, change: InputChange) -> None:
-        """Whether the query can take them is for Catalyst to say."""
+        """Accept any columns: Catalyst checks whether the query can take them."""
 
 
 @dataclass(frozen=True)
 class Sink(Spec):
-    """Rows go out. ``drains`` says that its writer reads every row exactly once, so that none need be kept for it."""
+    """Rows leave the flow. ``drains``: its writer reads every row exactly once, so no row has to be kept for it."""
 
     kind: ClassVar[str] = "sink"
     is_outlet: ClassVar[bool] = True
@@ -165,14 +166,14 @@ class Sink(Spec):
         return ()
 
     def check_input(self, change: InputChange) -> None:
-        """It depends on when the change takes effect, which is looked at later."""
+        """Accept any columns: what a sink can take depends on when the change takes effect, which is checked later."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """A node of the graph. ``schema`` is that of the rows it emits (for a sink: of the rows it takes).
+    """A node of the graph. ``schema`` is the schema of the rows it emits (for a sink: of the rows it takes).
 
-    ``on_error`` says what becomes of rows that its function, key or time cannot take.
+    ``on_error`` decides what happens to rows that fail in its function or have an unusable key or time.
     """
 
     name: str
@@ -183,7 +184,7 @@ class Operator:
 
     @property
     def kind(self) -> str:
-        """The operator's kind as the user would say it."""
+        """The operator's kind, as users know it."""
         return self.spec.kind
 
     @property
@@ -194,7 +195,7 @@ class Operator:
 
     @property
     def late_branches(self) -> tuple[str, ...]:
-        """The branches for late rows, one for each input that may have some."""
+        """The branches for late rows, one for each input that may have late rows."""
         return self.spec.late_branches
 
     @property
@@ -204,7 +205,7 @@ class Operator:
 
     @property
     def contract(self) -> Contract:
-        """How many outputs one input can give, over all of the operator's ports."""
+        """How many output rows one input row can lead to, over all of the operator's ports."""
         return self.spec.contract
 
 
@@ -214,7 +215,7 @@ def port_schema(operators: Mapping[str, Operator], port: Port) -> pa.Schema:
     if port.branch in producer.late_branches:
         return port_schema(operators, producer.inputs[port.branch == LATE_RIGHT])
     if port.branch in producer.error_branches:
-        takes = producer.schema  # of a source, which has no input
+        takes = producer.schema  # a source has no input
         if producer.inputs:
             takes = port_schema(operators, producer.inputs[port.branch == ERRORS_RIGHT])
         return producer.spec.errors_schema(takes)
@@ -223,11 +224,11 @@ def port_schema(operators: Mapping[str, Operator], port: Port) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Graph:
-    """A whole flow. ``operators`` stand in an order in which inputs come before their consumers.
+    """A whole flow. ``operators`` are in topological order: inputs before their consumers.
 
-    ``payloads`` holds what the user handed over, by operator name: the function, table, stream or sink target.
-    ``written_for`` holds the columns that an operator's inputs had when it was given its function, if they have had
-    other ones since. Changes must leave the operator those, and not what happened to be added meanwhile.
+    ``payloads`` holds the user's objects by operator name: the function, table, stream or sink target. ``written_for``
+    holds the columns that an operator's inputs had when it got its function, if they have changed since. A change must
+    keep those columns, but not columns that were added later.
     """
 
     name: str
@@ -257,7 +258,7 @@ class Graph:
         return iter(self.operators)
 
     def consumers(self, port: Port) -> tuple[str, ...]:
-        """Names of the operators that read this port; several of them mean that rows are replicated."""
+        """Names of the operators that read this port; if there are several, each gets every row."""
         return self._consumers.get(port, ())
 
     def of(self, spec: type[Spec]) -> tuple[Operator, ...]:
@@ -270,7 +271,7 @@ class Graph:
         return {op.name: op.spec for op in self.operators if isinstance(op.spec, Source)}
 
     def schema_of(self, port: Port) -> pa.Schema:
-        """Schema of the rows that leave a port. Late rows are as they came in; bad ones have the reason, too."""
+        """Schema of the rows that leave a port. Late rows have the input's columns; bad rows also have the reason."""
         return port_schema(self._by_name, port)
 
     @cached_property
@@ -280,11 +281,11 @@ class Graph:
         return {name: column for name, column in found if column is not None}
 
     def event_time_of(self, port: Port) -> str | None:
-        """The same for the rows that leave a port: late and bad ones carry what came in."""
+        """The same for the rows that leave a port: late and bad rows carry the input's columns."""
         return next(iter(self._event_times[self._carrier(port)]), None)
 
     def _carrier(self, port: Port) -> str:
-        """The operator whose rows leave by a port, as far as their own columns go."""
+        """The operator that defined the columns of the rows that leave by a port."""
         op = self[port.operator]
         while op.inputs and port.branch in (*op.late_branches, *op.error_branches):
             port = op.inputs[port.branch in (LATE_RIGHT, ERRORS_RIGHT)]
@@ -306,7 +307,7 @@ class Graph:
         return above
 
     def is_keyed(self, port: Port) -> bool:
-        """Whether rows that leave by this port go to the task that owns their key. Bad rows have none."""
+        """Whether rows that leave by this port go to the task that owns their key. Bad rows have no key."""
         return self[port.operator].spec.partition_by is not None and not port.branch
 
     @property

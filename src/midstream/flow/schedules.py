@@ -26,7 +26,7 @@ from midstream.errors import FlowError
 __all__ = ["NEVER_US", "Constant", "Indexes", "Schedule", "SquareWave", "Step"]
 
 NEVER_US = 2**63 - 1
-"""``time_of`` an event that a schedule never reaches, because its last rate is 0."""
+"""The ``time_of`` an event that a schedule never reaches, because its last rate is 0."""
 
 _EVENT = 10**12
 _MAX_RATE = 10**9
@@ -46,7 +46,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def time_of(self, indexes: Indexes) -> Indexes:
-        """When each of these events is due; :data:`NEVER_US` for an event that never is."""
+        """When each of these events is due; :data:`NEVER_US` for an event that is never due."""
 
     @property
     def total(self) -> int | None:
@@ -86,7 +86,7 @@ class Constant(Schedule):
 class Step(Schedule):
     """A rate that jumps: ``steps`` are pairs (seconds since the start, events per second from then on).
 
-    Before the first step nothing happens; after the last one its rate holds for ever, and 0 ends the stream.
+    No event is due before the first step. The last rate holds forever; a last rate of 0 ends the stream.
 
     >>> ramp = Step(((0, 10), (60, 1000)))
     >>> ramp.count_until(61_000_000)
@@ -99,7 +99,9 @@ class Step(Schedule):
         object.__setattr__(self, "steps", _pairs(self.steps))
         if any(later <= earlier for earlier, later in pairwise(self._starts)):
             found = ", ".join(str(at) for at, _ in self.steps)
-            raise FlowError(f"Step: the times {found} do not rise; give each step a later time than the one before it")
+            raise FlowError(
+                f"Step: the times {found} do not increase; give each step a later time than the previous one"
+            )
         _require_some([rate for _, _, rate in self._segments], "Step")
 
     def count_until(self, elapsed_us: int) -> int:
@@ -111,7 +113,7 @@ class Step(Schedule):
         """When each of these events is due; :data:`NEVER_US` after a last rate of 0."""
         indexes = _checked(indexes)
         times = np.full(indexes.shape, NEVER_US, np.int64)
-        # The last segment whose first event is not after i: a segment without events is passed over by the next.
+        # The last segment whose first event is not after i, which skips segments without events.
         found = np.searchsorted(self._firsts, indexes, side="right") - 1
         for number in range(int(found.min(initial=0)), int(found.max(initial=0)) + 1):
             start, phase, rate = self._segments[number]
@@ -147,7 +149,7 @@ class Step(Schedule):
 
 @dataclass(frozen=True)
 class SquareWave(Schedule):
-    """``high`` events per second for the first ``duty`` of each period, ``low`` for the rest of it.
+    """``high`` events per second for the first ``duty`` of each period, ``low`` for the rest.
 
     >>> wave = SquareWave(low=0, high=100, period_s=10, duty=0.5)
     >>> wave.count_until(10_000_000), wave.time_of(np.array([499, 500])).tolist()
@@ -256,15 +258,15 @@ def _checked(indexes: Indexes) -> Indexes:
 
 
 def _events(phase: int) -> int:
-    """ceil(A): the events whose phase is below this one, since event 0 has phase 0."""
+    """ceil(A): the number of events whose phase is below this one, since event 0 has phase 0."""
     return -(-phase // _EVENT)
 
 
 def _progression(steps: Indexes, step: int, offset: int, divisor: int) -> npt.NDArray[Any]:
-    """``steps * step + offset``, about to be divided.
+    """``steps * step + offset``, as a dividend for ``divisor``.
 
-    In Python's integers where 64 bits are too few for it or for the divisor: slower (1 µs per event), never wrong.
-    Rates that are whole numbers stay clear of that.
+    Uses Python integers if dividend or divisor exceeds 64 bits: slower (1 µs per event), but exact. Rates that are
+    whole numbers never need that.
     """
     if max(int(steps.max()) * step + offset, divisor) > NEVER_US:
         return steps.astype(object) * step + offset
@@ -272,7 +274,7 @@ def _progression(steps: Indexes, step: int, offset: int, divisor: int) -> npt.ND
 
 
 def _cross(events: Indexes, lead: int, rate: int) -> Indexes:
-    """floor((events · 1 event + lead) / rate): when a line of this rate has gone so far."""
+    """floor((events · 1 event + lead) / rate): when a line with this slope reaches each event."""
     if not events.size:
         return events
     # Counting from the first event, and in the largest common unit, keeps a chunk's products within 64 bits.

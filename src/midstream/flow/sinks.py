@@ -1,9 +1,9 @@
-"""Where rows go. Each sink states what it guarantees when an epoch is run again.
+"""Where rows go. Each sink states what it guarantees when an epoch runs again.
 
-An epoch is run again after a crash, after a failure, and without a change that was rolled back; in that last case its
-rows are other ones than before. A sink that is to agree with state therefore *replaces* what it wrote of an epoch.
+An epoch runs again after a crash, after a failure, and after the rollback of a change; in that last case its rows
+differ from those of the first run. A sink that must agree with state therefore *replaces* what it wrote for an epoch.
 
-Sinks are descriptions: the runtime does the writing. Any ``callable(df, epoch)`` is a sink too.
+Sinks are descriptions: the runtime does the writing. Any ``callable(df, epoch)`` is a sink, too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ EPOCH_COLUMN = "epoch"
 """The column that sinks add to rows: a :class:`FileSink` by its folders (``epoch=0``, ``epoch=1``, …)."""
 
 EPOCHS_TABLE = "midstream_epochs"
-"""Where a :class:`DatabaseSink` notes whose table it writes to, and up to which epoch."""
+"""The table in which a :class:`DatabaseSink` records the owner of each target table and its last epoch."""
 
 PARAMSTYLES = ("qmark", "numeric", "named", "format", "pyformat")
-"""How statements name their parameters, as DB-API 2.0 calls it."""
+"""The styles of statement parameters that DB-API 2.0 defines."""
 
 
 class FileFormat(enum.StrEnum):
@@ -41,11 +41,11 @@ class FileFormat(enum.StrEnum):
 
 @dataclass(frozen=True)
 class FileSink:
-    """Writes each epoch to a folder of its own, ``path/epoch=n``; all together read as one table.
+    """Writes each epoch to a separate folder, ``path/epoch=n``; together the folders read as one table.
 
     **Guarantee: exactly once.** An epoch that runs again replaces its folder. The sink owns its path: a folder that
-    holds anything else, or another job's output, is refused before the job starts. A reader that looks while an
-    epoch is being written may see a part of that epoch; readers that must not, read up to ``job.progress``.
+    holds anything else, or another job's output, is refused before the job starts. A reader may see part of an epoch
+    that is being written; to avoid that, read only up to ``job.progress``.
 
     ``options`` are those of Spark's writer for the format, such as ``compression`` or, for csv, ``header`` and ``sep``.
 
@@ -63,7 +63,7 @@ class FileSink:
         if format not in list(FileFormat):
             raise FlowError(f"FileSink: format {format!r} is not known; allowed: {', '.join(FileFormat)}")
         if not str(path):
-            raise FlowError("FileSink: the path is empty; give a folder that this job may own")
+            raise FlowError("FileSink: the path is empty; give a folder that belongs to this job alone")
         object.__setattr__(self, "path", str(path))
         object.__setattr__(self, "format", FileFormat(format))
         object.__setattr__(self, "options", file_options(format, options))
@@ -73,7 +73,7 @@ class FileSink:
 class MemorySink:
     """Keeps every row in the driver's memory: for tests and notebooks.
 
-    **Guarantee: exactly once** within one life of the driver: an epoch that runs again replaces its rows.
+    **Guarantee: exactly once** within one driver process: an epoch that runs again replaces its rows.
 
     >>> sink = MemorySink()
     >>> sink.put(0, pa.table({"n": [1, 2]}))
@@ -107,7 +107,7 @@ class MemorySink:
 def _to_dicts(table: pa.Table) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
-    except TypeError:  # keys that are arrays, maps or structs cannot be keys of a dict: such maps come as pairs
+    except TypeError:  # keys that are arrays, maps or structs cannot be keys of a dict: such maps become lists of pairs
         rows = table.to_pylist()
     return rows
 
@@ -130,19 +130,19 @@ class ConsoleSink:
 
 @dataclass(frozen=True)
 class NoopSink:
-    """Drops all rows, after computing them: for benchmarks, and for branches that are dropped on purpose."""
+    """Drops all rows after computing them: for benchmarks, and for branches that are discarded on purpose."""
 
     drains = True
 
 
 @dataclass(frozen=True)
 class CallSink:
-    """Hands each epoch to a function, which may do anything with it, as often as it likes.
+    """Calls a function with each epoch; it may read the rows any number of times.
 
-    On Spark the function gets a DataFrame, on the local runtime a ``pyarrow.Table``. **Guarantee: at least once.** An
-    epoch that runs again is handed over again, under the same number. Its rows are the same if the flow is: after a
-    change was rolled back they are not. A function that replaces what it wrote of an epoch, in one transaction, agrees
-    with state; one that skips an epoch it has seen does not.
+    On Spark the function gets a DataFrame, on the local runtime a ``pyarrow.Table``. **Guarantee: at least once.** The
+    function is called again, with the same epoch number, when an epoch runs again. The rows are the same if the flow is
+    the same: after the rollback of a change they differ. A function that replaces what it wrote for an epoch, in one
+    transaction, agrees with state; one that skips an epoch it has seen does not.
     """
 
     function: Callable[[Any, int], Any]
@@ -152,7 +152,7 @@ class CallSink:
 
 @dataclass(frozen=True)
 class SinkOwner:
-    """Who writes to a table: a sink of a job, in one life of its driver."""
+    """The writer of a table: a sink of a job, in one driver process."""
 
     job: str
     flow: str
@@ -162,19 +162,19 @@ class SinkOwner:
 
 @dataclass(frozen=True)
 class DatabaseSink:
-    """Writes to a table of any database that has a DB-API 2.0 driver, an epoch in one transaction.
+    """Writes to a table of any database that has a DB-API 2.0 driver, each epoch in one transaction.
 
-    **Guarantee: exactly once.** In one transaction, what the job wrote of this epoch is deleted, the epoch's rows
-    are inserted with the epoch's number in ``epoch_column``, and the epoch is noted in ``epochs_table``. So rows and
-    state agree for every committed epoch: after a crash, a retry, or a change that was rolled back.
+    **Guarantee: exactly once.** One transaction deletes what the job wrote for this epoch, inserts the epoch's rows
+    with the epoch's number in ``epoch_column``, and records the epoch in ``epochs_table``. So rows and state agree for
+    every committed epoch: after a crash, a retry, or the rollback of a change.
 
-    ``connect`` is called on the driver, for each epoch, and gives a new connection that is not in autocommit mode. It
+    ``connect`` is called on the driver for each epoch and returns a new connection that is not in autocommit mode. It
     is closed after the epoch. The table must exist, with the rows' columns and ``epoch_column``. It may have other
-    columns (with defaults), and rows of yours whose ``epoch_column`` is null, which are left alone. One sink of one job
-    writes to it; ``epochs_table`` says which, and is created if it is missing.
+    columns (with defaults), and rows of your own whose ``epoch_column`` is null, which are left alone. Only one sink of
+    one job may write to it; ``epochs_table`` records which, and is created if it is missing.
 
-    A dot in ``table`` separates schema and name; a name that has a dot is given as a tuple of parts. Names are quoted
-    with ``quote`` and taken as they are. ``paramstyle`` is the driver's own unless you say otherwise.
+    A dot in ``table`` separates schema and name; give a name that contains a dot as a tuple of parts. Names are quoted
+    with ``quote`` and otherwise used unchanged. ``paramstyle`` defaults to the driver's own.
 
     >>> import os, sqlite3, tempfile
     >>> from midstream import Flow, ListSource
@@ -212,7 +212,7 @@ class DatabaseSink:
     ) -> None:
         if not callable(connect):
             raise FlowError(
-                f"DatabaseSink: connect must be a function that gives a new connection, found "
+                f"DatabaseSink: connect must be a function that returns a new connection, found "
                 f"{type(connect).__name__}; write e.g. lambda: sqlite3.connect('shop.db')"
             )
         if paramstyle is not None and paramstyle not in PARAMSTYLES:
@@ -235,7 +235,7 @@ class DatabaseSink:
             object.__setattr__(self, name, value)
 
     def owned_by(self, owner: SinkOwner) -> DatabaseSink:
-        """The same sink, as one that may write. Called by the runtime."""
+        """The same sink with an owner, which it needs to write. Called by the runtime."""
         owned = copy.copy(self)
         object.__setattr__(owned, "owner", owner)
         return owned
@@ -262,8 +262,8 @@ def check_columns(target: SinkTarget, schema: pa.Schema, what: str) -> None:
     for column in schema:
         if isinstance(target, DatabaseSink) and pa.types.is_nested(column.type):
             raise SchemaError(
-                f"{what}: column {column.name!r} is {type_name(column.type)}; a DatabaseSink writes plain columns "
-                f"only. Turn it into text with a map before the sink, e.g. by json.dumps",
+                f"{what}: column {column.name!r} is {type_name(column.type)}; a DatabaseSink writes only plain "
+                f"columns. Turn it into text in a map before the sink, e.g. with json.dumps",
                 column=column.name,
             )
 

@@ -1,7 +1,7 @@
-"""Sources that midstream brings along: an open-loop generator for load, and a list of epochs for tests.
+"""Built-in sources: an open-loop generator for load, and a list of epochs for tests.
 
-Both are descriptions. They say what every row is, whatever the engine and however it cuts the stream into epochs and
-partitions; a runtime only decides how much of them is due. That is what makes replays and restarts exact.
+Both are descriptions. They define every row, independent of the engine and of how it cuts the stream into epochs and
+partitions; a runtime only decides how many rows are due. That makes replays and restarts exact.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 BLOCK = 4096
-"""Indexes that a generator makes at once. Part of the definition of its rows: random draws are seeded per block."""
+"""The number of rows a generator makes at once. Part of the definition of its rows: random draws are seeded per block.
+"""
 
 _EVENT_TIME = pa.timestamp("us", tz="UTC")
 _SNAP_BLOCKS = 4
@@ -43,14 +44,14 @@ Make = Callable[[Indexes, np.random.Generator], pa.RecordBatch | Mapping[str, An
 class GeneratorSource:
     """An open-loop load: events are due by a schedule, whether or not the job is ready for them.
 
-    ``make(indexes, rng)`` gives the rows of these event indexes, as a record batch or a dict of columns, in the schema
-    ``returns`` (Spark DDL). A last column, ``time_column``, tells when each event was *scheduled*, so a latency that is
-    measured from it includes every wait. ``rate`` is events per second, or a schedule. The stream ends after ``limit``
-    events; ``max_rows_per_epoch`` bounds an epoch, and what is due beyond it waits for the next one.
+    ``make(indexes, rng)`` returns the rows of these event indexes, as a record batch or a dict of columns, in the
+    schema ``returns`` (Spark DDL). A last column, ``time_column``, holds the time for which each event was *scheduled*,
+    so latency measured from it includes every wait. ``rate`` is events per second, or a schedule. The stream ends after
+    ``limit`` events; ``max_rows_per_epoch`` bounds an epoch, and further due events wait for the next one.
 
     Event i is the same in every run with the same ``seed``, however the stream is cut: ``make`` is always called with
     a whole block of :data:`BLOCK` indexes and a random generator seeded by ``(seed, block)``, and rows outside the
-    wanted range (also those past ``limit``) are dropped. So ``make`` must draw on nothing but its arguments.
+    requested range (also those past ``limit``) are dropped. So ``make`` must depend only on its arguments.
 
     >>> source = GeneratorSource(lambda index, rng: {"user": index % 3}, "user bigint", rate=1000)
     >>> [batch] = source.rows(4, 6, start_us=0)
@@ -103,7 +104,7 @@ class GeneratorSource:
 
     @property
     def total(self) -> int | None:
-        """How many events the stream has in all; ``None`` when it never ends."""
+        """The total number of events; ``None`` if the stream never ends."""
         return min((n for n in (self.limit, self.schedule.total) if n is not None), default=None)
 
     def due(self, elapsed_us: int) -> int:
@@ -114,8 +115,8 @@ class GeneratorSource:
     def split(self, start_index: int, end_index: int) -> tuple[tuple[int, int], ...]:
         """The range of each partition, for an epoch of the events [start_index, end_index).
 
-        Partitions get contiguous shares of (nearly) equal size, so that events stay in order within each of them. An
-        epoch of many blocks is cut where blocks end, because a block that is cut is made twice.
+        Partitions get contiguous shares of (nearly) equal size, so that events stay in order within each partition. An
+        epoch of many blocks is cut at block boundaries, because a block that is cut has to be made twice.
 
         >>> GeneratorSource(lambda index, rng: {"n": index}, "n bigint", 10, partitions=3).split(0, 10)
         ((0, 3), (3, 6), (6, 10))
@@ -129,7 +130,7 @@ class GeneratorSource:
     def rows(self, start_index: int, end_index: int, start_us: int) -> Iterator[pa.RecordBatch]:
         """The events [start_index, end_index) of a stream that started at ``start_us`` (µs since 1970, UTC).
 
-        A generator of batches of at most :data:`BLOCK` rows, each made when it is asked for.
+        Yields batches of at most :data:`BLOCK` rows, each made on demand.
         """
         if start_index >= end_index:
             return
@@ -139,7 +140,7 @@ class GeneratorSource:
             made = self._block(block).slice(start - first, end - start)
             times = self.schedule.time_of(np.arange(start, end))
             if int(times[-1]) == NEVER_US:
-                raise SourceError(f"GeneratorSource: event {end - 1} is never due; there are {self.total} in all")
+                raise SourceError(f"GeneratorSource: event {end - 1} is never due; the stream has {self.total} events")
             event_time = pa.array(times + start_us).view(_EVENT_TIME)
             yield pa.RecordBatch.from_arrays([*made.columns, event_time], schema=self.schema)
 
@@ -161,7 +162,7 @@ class GeneratorSource:
 
 @dataclass(frozen=True, init=False)
 class ListSource:
-    """Rows given as a list of epochs, for tests. On Spark each epoch becomes one micro-batch, whatever the trigger.
+    """Rows as a list of epochs, for tests. On Spark each epoch becomes one micro-batch, whatever the trigger.
 
     ``schema`` is Spark DDL; a column that a row lacks is null. ``event_time`` names the event-time column, if any.
 
@@ -241,7 +242,7 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, what: str) 
 
 def _from_columns(columns: Mapping[str, Any], schema: pa.Schema, what: str) -> pa.RecordBatch:
     if set(columns) != set(schema.names):
-        conform(pa.RecordBatch.from_pydict({name: [] for name in columns}), schema, what)  # says what is wrong
+        conform(pa.RecordBatch.from_pydict({name: [] for name in columns}), schema, what)  # raises the error
     arrays = [_column(columns[field.name], field, what) for field in schema]
     lengths = {field.name: len(array) for field, array in zip(schema, arrays, strict=True)}
     if len(set(lengths.values())) > 1:
@@ -252,7 +253,7 @@ def _from_columns(columns: Mapping[str, Any], schema: pa.Schema, what: str) -> p
 def _column(values: Any, field: pa.Field, what: str) -> pa.Array:
     try:
         if pa.types.is_integer(field.type) and isinstance(values, Sequence):
-            # Given the type, Arrow would cut 1.5 in a list down to 1; a cast refuses to.
+            # With a type, Arrow would truncate 1.5 in a list to 1; a cast refuses.
             return pa.array(values).cast(field.type)
         array = pa.array(values, type=field.type)
         return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array

@@ -1,9 +1,9 @@
-"""What an operator is: everything that the rest of midstream asks about it, answered in one class.
+"""The description of an operator: one class that answers every question the rest of midstream has about it.
 
-A :class:`Spec` describes an operator apart from its name, its place in the graph and what the user handed over for it.
+A :class:`Spec` describes an operator without its name, its place in the graph and the user's function or table.
 Planner, engine, checkpoint and changes ask the description instead of looking at its class, so a new operator is one
-module of :mod:`midstream.operators` with a subclass of :class:`Spec`. Defaults are those of a stateless operator that
-gives at most one row for each row and has no function.
+module of :mod:`midstream.operators` with a subclass of :class:`Spec`. The defaults describe a stateless operator that
+emits at most one row per row and has no function.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from midstream.flow.model import Operator
 
 LATE = "late"
-"""The branch for rows that came too late for an operator's windows: the input's own rows."""
+"""The branch for rows that arrived too late for an operator's windows, with the input's columns."""
 
 LATE_RIGHT = "late_right"
 """The same for the right input of a join."""
 
 ERRORS = "errors"
-"""The branch for bad rows of an operator with ``on_error="branch"``: the input's own columns, and the reason."""
+"""The branch for bad rows of an operator with ``on_error="branch"``, with the input's columns and the reason."""
 
 ERRORS_RIGHT = "errors_right"
 """The same for the right input of a join."""
@@ -44,7 +44,7 @@ ERROR_COLUMN = "error"
 
 
 class OnError(enum.StrEnum):
-    """What becomes of a bad row: the epoch fails, with the row in the error; or the row leaves by a branch."""
+    """What happens to a bad row: the epoch fails, with the row in the error; or the row leaves by a branch."""
 
     FAIL = "fail"
     BRANCH = "branch"
@@ -58,7 +58,7 @@ class Form(enum.StrEnum):
 
 
 class Contract(enum.StrEnum):
-    """How many outputs one input can give; what decides which operators must change together."""
+    """How many output rows one input row can lead to; this decides which operators must change together."""
 
     ONE_TO_ONE = "one-to-one"
     ONE_TO_MANY = "one-to-many"
@@ -73,9 +73,9 @@ class How(enum.StrEnum):
 
 @dataclass(frozen=True)
 class InputChange:
-    """An input of an operator has other columns after a change than before it.
+    """An input of an operator whose columns differ before and after a change.
 
-    ``written_for`` are the columns that its function was made for; None if the change brings another function.
+    ``written_for`` are the columns that its function was written for; None if the change replaces the function.
     """
 
     operator: str
@@ -91,11 +91,11 @@ class InputChange:
         )
 
     def require(self, names: Iterable[str]) -> None:
-        """Refuse if one of these columns is gone or has another type."""
+        """Refuse if one of these columns is gone or has a different type."""
         self._require(names, self.old, ", and it needs")
 
     def require_written_for(self) -> None:
-        """Refuse if a column is missing that the function was made for, unless it is replaced."""
+        """Refuse if a column that the function was written for is missing, unless the function is replaced."""
         if self.written_for is not None:
             advice = f". Add an Update({self.operator!r}, …) to the change that can take them; it needs"
             self._require(self.written_for.names, self.written_for, advice)
@@ -110,7 +110,7 @@ class InputChange:
 _specs: dict[str, type[Spec]] = {}
 
 SPECS: Mapping[str, type[Spec]] = MappingProxyType(_specs)
-"""Every kind of operator, by the name that identifies it in a checkpoint. Complete once midstream is imported."""
+"""All kinds of operators, by the names that identify them in checkpoints. Complete once midstream is imported."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Spec:
     """The branches for bad rows, one for each input, if the operator has ``on_error="branch"``."""
 
     requires: ClassVar[tuple[str, ...]] = ()
-    """Packages that workers need for it, beyond those that midstream always needs."""
+    """Packages that workers need for this operator, beyond those that midstream always needs."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -149,7 +149,7 @@ class Spec:
 
     @property
     def divides(self) -> bool:
-        """Whether the flow's stages end and begin again at it."""
+        """Whether the flow's stages end before this operator and begin again after it."""
         return self.is_inlet and self.is_outlet
 
     @property
@@ -159,7 +159,7 @@ class Spec:
 
     @property
     def late_branches(self) -> tuple[str, ...]:
-        """The branches for late rows, one for each input that may have some."""
+        """The branches for late rows, one for each input that may have late rows."""
         return ()
 
     @property
@@ -168,14 +168,14 @@ class Spec:
         return None
 
     def errors_schema(self, takes: pa.Schema) -> pa.Schema:
-        """Schema of its bad rows: the columns that it takes, and the reason."""
+        """Schema of its bad rows: the input's columns and the reason."""
         return pa.schema([*takes, pa.field(ERROR_COLUMN, pa.string(), nullable=False)])
 
     # ── what it does with rows ────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def contract(self) -> Contract:
-        """How many outputs one input can give, over all of its ports."""
+        """How many output rows one input row can lead to, over all ports."""
         return Contract.ONE_TO_ONE
 
     @property
@@ -185,43 +185,43 @@ class Spec:
 
     @property
     def blocks(self) -> bool:
-        """Whether it gives rows at the end of an epoch too, when it no longer knows which came after a change."""
+        """Whether it also emits rows at the end of an epoch, when it cannot tell which input came after a change."""
         return False
 
     runs_whole_epochs: ClassVar[bool] = False
-    """Whether it takes all rows of an epoch at once, so that a new function has to wait for the next epoch."""
+    """Whether it processes all rows of an epoch at once, so that a new function has to wait for the next epoch."""
 
     @property
     def combinable(self) -> bool:
-        """Whether senders may add up its rows before they travel."""
+        """Whether senders may pre-aggregate its input rows before the exchange."""
         return False
 
     def begins(self, branch: str) -> bool:
-        """Whether rows that leave by a branch are those of a new source, rather than on behalf of a row that came."""
+        """Whether rows that leave by a branch count as new source rows, rather than as results of an input row."""
         return False
 
     def gives_many(self, branch: str) -> bool:
-        """Whether several rows may leave by a branch on behalf of one that came. Not asked of bad rows."""
+        """Whether several rows may leave by a branch as the result of one input row. Not called for errors branches."""
         return self.contract is Contract.ONE_TO_MANY
 
-    # ── what the user handed over, and how it changes ─────────────────────────────────────────────────────────────
+    # ── the user's function or table, and how it changes ──────────────────────────────────────────────────────────
 
     is_updatable: ClassVar[bool] = False
-    """Whether the user handed over a function or table, which a change can replace."""
+    """Whether it has a function or table of the user's, which a change can replace."""
 
     has_preflight: ClassVar[bool] = False
-    """Whether a new function is called on a few rows on the driver before a change begins."""
+    """Whether the driver calls a new function on a few rows before a change begins."""
 
     declares_columns: ClassVar[bool] = False
-    """Whether its columns are what the user says, and do not follow from its inputs."""
+    """Whether the user declares its columns, rather than midstream deriving them from its inputs."""
 
     @property
     def function_takes(self) -> tuple[str, ...]:
-        """What its function is called with, in words."""
+        """The arguments of its function, in words."""
         return ()
 
     def packed(self, payload: Any, operator: str) -> Blob | None:
-        """What the user handed over, as workers can load it. None if there is nothing, or it cannot be stored."""
+        """The payload in a form that workers can load. None if there is none, or it cannot be stored."""
         return pack(payload, operator) if self.is_updatable else None
 
     def loaded(self, data: bytes) -> Any:
@@ -235,27 +235,26 @@ class Spec:
         """
         kinds = ", ".join(sorted(kind for kind, spec in SPECS.items() if spec.is_updatable))
         raise FlowError(
-            f"{what}: a {self.kind} has no function that could be replaced. What can be updated are operators of the "
-            f"kinds {kinds}"
+            f"{what}: a {self.kind} has no function to replace. Kinds of operators that can be updated: {kinds}"
         )
 
     def check_input(self, change: InputChange) -> None:
-        """Refuse other columns in an input than before the change if the operator cannot take them."""
+        """Refuse a change of an input's columns that the operator cannot take."""
         change.require_written_for()
 
     def derived(
         self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
     ) -> tuple[Spec, pa.Schema]:
-        """The description and the columns that follow from inputs after a change; ``schema`` are those before it."""
+        """The description and the schema derived from the inputs after a change; ``schema`` is the one before it."""
         return self, inputs[0] if inputs and not self.declares_columns else schema
 
     # ── its state ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     is_stateful: ClassVar[bool] = False
-    """Whether it keeps state; then it stands behind a key_by."""
+    """Whether it keeps state; if so, it follows a key_by."""
 
     keeps_user_state: ClassVar[bool] = False
-    """Whether its state is made of the user's objects, which ``migrate=`` can bring into another layout."""
+    """Whether its state consists of the user's objects, which ``migrate=`` can convert to another layout."""
 
     @property
     def keyed_by(self) -> tuple[str, ...]:
@@ -268,11 +267,11 @@ class Spec:
         return ()
 
     def state_layout(self, takes: Sequence[pa.Schema]) -> str:
-        """What decides the bytes of its state, in words: two operators with equal texts can read each other's."""
+        """A text of all that decides the bytes of its state: operators with equal texts can read each other's state."""
         return layout_text(self, takes)
 
     def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
-        """What stored keys and values mean, as a table for people."""
+        """Stored keys and values as a human-readable table."""
         raise StateError(f"{self.kind} {operator.name!r} keeps no state")
 
     def shown_table(self, operator: Operator, table: Table, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
@@ -281,7 +280,7 @@ class Spec:
 
 
 def layout_text(spec: Spec, kept: Sequence[pa.Schema]) -> str:
-    """A description as :meth:`Spec.state_layout` gives it; ``kept`` are the columns that may be in its state."""
+    """The text of a description for :meth:`Spec.state_layout`; ``kept`` are the columns that may be in its state."""
     details = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
     shown = ", ".join(f"{name}={value!r}" for name, value in details.items() if value not in (None, False))
     return f"{spec.kind}({shown}) over ({') and ('.join(to_ddl(schema) for schema in kept)})"

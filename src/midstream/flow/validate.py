@@ -1,4 +1,4 @@
-"""What every graph must satisfy before anything is planned: checked as a list of small rules."""
+"""The rules that every graph must satisfy before anything is planned, as a list of small functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NAME = 100
 
 
 def check_name(name: object, what: str) -> str:
-    """A usable name: a string that starts with a letter, of letters, digits, ``_``, ``-``, ``.`` and spaces.
+    """Check a name: a string that starts with a letter and has letters, digits, ``_``, ``-``, ``.`` and spaces.
 
     >>> check_name("FM", "operator")
     'FM'
@@ -35,17 +35,17 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_error_column(takes: pa.Schema, what: str) -> None:
-    """The errors branch adds a column to those of the rows; they must not have one of that name."""
+    """Refuse rows with a column that has the name of the column that the errors branch adds."""
     if ERROR_COLUMN in (name.lower() for name in takes.names):
         raise SchemaError(
             f"{what}: with on_error='branch' bad rows get the column {ERROR_COLUMN!r}, but the rows have one of that "
-            f"name already ({to_ddl(takes)}); rename it in a map before",
+            f"name already ({to_ddl(takes)}); rename it in a map before this operator",
             column=ERROR_COLUMN,
         )
 
 
 def validate(graph: Graph) -> Graph:
-    """Check all rules; give the graph back. The first broken one raises :class:`FlowError`."""
+    """Check all rules and return the graph. The first broken rule raises :class:`FlowError`."""
     check_name(graph.name, "flow")
     for rule in (_unique_names, _known_inputs, _no_cycle, _has_ends, _nothing_dangles, _idle_among_others):
         rule(graph)
@@ -75,7 +75,7 @@ def _known_inputs(graph: Graph) -> None:
 
 
 def _no_cycle(graph: Graph) -> None:
-    """Operators must stand in topological order; if they cannot, there is a cycle to show."""
+    """Operators must be in topological order; if that is impossible, the error shows a cycle."""
     position = {op.name: i for i, op in enumerate(graph)}
     if all(position[port.operator] < position[op.name] for op in graph for port in op.inputs):
         return
@@ -114,9 +114,9 @@ def _has_ends(graph: Graph) -> None:
 def _nothing_dangles(graph: Graph) -> None:
     for op in graph:
         for port in op.ports:
-            # Late and bad rows are counted whether or not anyone reads them.
-            is_aside = port.branch in (*op.late_branches, *op.error_branches)
-            if not graph.consumers(port) and not is_aside:
+            # Late and bad rows need no reader, because they are always counted.
+            is_optional = port.branch in (*op.late_branches, *op.error_branches)
+            if not graph.consumers(port) and not is_optional:
                 raise FlowError(f"{_dangling(op, str(port))}; to drop its rows on purpose use .sink(name, NoopSink())")
 
 
@@ -125,8 +125,8 @@ def _idle_among_others(graph: Graph) -> None:
     for name, source in timed.items():
         if source.idle_us is not None and len(timed) == 1:
             raise FlowError(
-                f"source {name!r}: idle= lets the watermark go by the other sources, but no other source of flow "
-                f"{graph.name!r} has event times, so there is nothing to go by; leave out idle="
+                f"source {name!r}: idle= lets the watermark follow the other sources, but no other source of flow "
+                f"{graph.name!r} has event times; leave out idle="
             )
 
 

@@ -1,6 +1,6 @@
-"""Windows over event time: how rows of a key are grouped by when they happened.
+"""Windows over event time, which group the rows of a key.
 
-Windows begin at multiples of their length (or of ``every``) since 1970 in UTC; a row at the very end of a window
+Windows begin at multiples of their length (or of ``every``) since 1970 in UTC; a row exactly at the end of a window
 belongs to the next one.
 """
 
@@ -14,19 +14,19 @@ from midstream.errors import FlowError
 __all__ = ["Session", "Sliding", "Tumbling", "Window", "sessions", "sliding", "tumbling"]
 
 MAX_OVERLAP = 1000
-"""In so many sliding windows may a row be."""
+"""Most sliding windows one row may belong to."""
 
 
 @dataclass(frozen=True)
 class Tumbling:
-    """Windows of one length, side by side: each row is in one of them."""
+    """Adjacent windows of one length: each row is in exactly one."""
 
     size_us: int
 
 
 @dataclass(frozen=True)
 class Sliding:
-    """Windows of one length that begin every so often: a row is in ``size / every`` of them."""
+    """Windows of one length that begin at regular intervals: a row is in ``size / every`` of them."""
 
     size_us: int
     every_us: int
@@ -34,7 +34,7 @@ class Sliding:
 
 @dataclass(frozen=True)
 class Session:
-    """Rows of a key that follow each other within ``gap``; ends that long after its last row."""
+    """Rows of a key that follow each other within ``gap``; a session ends ``gap`` after its last row."""
 
     gap_us: int
 
@@ -43,7 +43,7 @@ Window = Tumbling | Sliding | Session
 
 
 def tumbling(size: str) -> Tumbling:
-    """Windows side by side.
+    """Adjacent windows of one length.
 
     >>> tumbling("10 seconds")
     Tumbling(size_us=10000000)
@@ -66,7 +66,7 @@ def sliding(size: str, *, every: str) -> Sliding:
 
 
 def sessions(gap: str) -> Session:
-    """Rows that follow each other within ``gap``.
+    """Sessions of rows that follow each other within ``gap``.
 
     >>> sessions(gap="5 minutes")
     Session(gap_us=300000000)

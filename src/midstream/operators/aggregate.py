@@ -1,6 +1,6 @@
 """aggregate: running totals of each key, or totals of each window of a key.
 
-:mod:`midstream.engine.aggregation` does the adding up.
+:mod:`midstream.engine.aggregation` computes the totals.
 """
 
 from __future__ import annotations
@@ -66,42 +66,42 @@ class Aggregate(TaskSpec):
 
     @property
     def contract(self) -> Contract:
-        """A row may be in several windows."""
+        """A row may belong to several windows."""
         return Contract.ONE_TO_MANY
 
     @property
     def blocks(self) -> bool:
-        """Totals are known at the end of an epoch."""
+        """Totals are known only at the end of an epoch."""
         return True
 
     @property
     def combinable(self) -> bool:
-        """Whether rows may be added up anywhere: not by windows, nor when their order counts."""
+        """Whether senders may pre-aggregate rows: not with windows, nor when the order of rows matters."""
         kinds = {aggregation.kind for _, aggregation in self.columns}
         return self.window is None and AggregationKind.LAST not in kinds
 
     def begins(self, branch: str) -> bool:
-        """Totals are rows of a new source; late rows go on as they came."""
+        """Totals are new source rows; late rows leave unchanged."""
         return not branch
 
     def gives_many(self, branch: str) -> bool:
-        """Totals are nobody's, and a late row comes out once."""
+        """Totals belong to no input row, and a late row leaves once."""
         return False
 
     def check_input(self, change: InputChange) -> None:
-        """The key must stay, and with windows the event time."""
+        """The key columns must stay the same, and with windows the event time."""
         change.require(self.keys if self.time is None else (*self.keys, self.time))
 
     def derived(
         self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
     ) -> tuple[Spec, pa.Schema]:
-        """The same columns: what has been kept so far cannot be converted."""
+        """The same columns: stored totals cannot be converted."""
         for name, aggregation in self.columns:
             found, kept = result_type(aggregation, inputs[0], f"{what}, {name}"), schema.field(name).type
             if not found.equals(kept):
                 raise SchemaError(
                     f"after the change {what} would have to keep {name!r} as {type_name(found)} instead of "
-                    f"{type_name(kept)}; what it has kept so far cannot be converted",
+                    f"{type_name(kept)}; its stored totals cannot be converted. Keep the type of that column",
                     column=name,
                 )
         return self, schema
@@ -111,11 +111,11 @@ class Aggregate(TaskSpec):
         return aggregate_at_work(operator, self, parts.takes(operator)[0], parts.state(operator), parts.times)
 
     def combiner(self, operator: Operator, takes: pa.Schema) -> Combiner:
-        """Partial totals travel instead of rows."""
+        """Senders emit partial totals instead of rows."""
         return Combiner(operator, self.keys, totals_of(operator, self, takes))
 
     def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
-        """The totals of each key, or of each open window, in the columns that it emits."""
+        """The totals of each key, or of each open window, in the columns of the result."""
         totals = totals_of(operator, self, takes[0])
         bounds: list[Any] = []
         if self.window is None:
@@ -137,7 +137,7 @@ class Aggregate(TaskSpec):
 def aggregate_at_work(
     operator: Operator, spec: Aggregate, takes: pa.Schema, state: TaskState, times: EpochTimes
 ) -> AtWork:
-    """An aggregate in place in a task: running, or by windows."""
+    """An aggregate in a task: running totals, windows or sessions."""
     over = None if spec.window is None else spec.time
     common = Aggregating(operator, spec.keys, over, takes, state, times, totals_of(operator, spec, takes))
     form: RunningTotals | Windows | Sessions
@@ -151,9 +151,9 @@ def aggregate_at_work(
 
 
 def totals_of(operator: Operator, spec: Aggregate, takes: pa.Schema) -> TotalsOf:
-    """What an aggregate keeps of a key, or of a window of a key."""
+    """The totals that an aggregate keeps for each key, or for each window of a key."""
     kept = ("first", "last") if isinstance(spec.window, Session) else ()
-    # A digest of this text is on disk, so it must not change.
+    # A digest of this text is on disk, so the text must not change.
     windows = str(CODEC.encode(spec.window, Window | None))
     return TotalsOf(spec.columns, takes, f"aggregate {operator.name!r}", windows, kept)
 
@@ -181,12 +181,12 @@ class AggregateMethods(KeyedRows):
     ) -> Stream:
         """Aggregate the rows of each key; the result has the key columns and one column per aggregation.
 
-        Without a window these are running totals: at the end of an epoch, one row for each key that had rows in it.
-        With a window (``tumbling``, ``sliding``, ``sessions``) there is one row for each window of a key, with the
-        columns ``window_start`` and ``window_end``, as soon as the watermark has passed its end. Rows that come later
-        than that leave at ``.late()``.
+        Without a window the result has running totals: at the end of an epoch, one row for each key that had rows in
+        that epoch. With a window (``tumbling``, ``sliding``, ``sessions``) it has one row for each window of a key,
+        with the columns ``window_start`` and ``window_end``, as soon as the watermark has passed the window's end. Rows
+        that arrive after that leave at ``.late()``.
 
-        :param time: the timestamp column that says when a row happened; default: the event time of the source.
+        :param time: the timestamp column with the time of a row; default: the event time of the source.
         :param on_error: with ``"branch"``, rows whose key is null or too long, or whose time is null, leave at
             :meth:`Stream.errors`.
 
@@ -212,7 +212,7 @@ class AggregateMethods(KeyedRows):
             time = self._time(time, what)
             fields += [pa.field(column, self.schema.field(time).type, nullable=False) for column in WINDOW_COLUMNS]
         elif time is not None:
-            raise FlowError(f"{what}: time={time!r} has a meaning only with a window")
+            raise FlowError(f"{what}: time={time!r} needs a window; add window=, or leave out time=")
         for column, aggregation in columns.items():
             if not isinstance(aggregation, Aggregation):
                 raise FlowError(

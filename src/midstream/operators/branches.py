@@ -1,5 +1,5 @@
-"""Branches of an operator beside its result: those of a route, late rows, bad rows; and what is said of streams that
-have none, or no key."""
+"""Branches of an operator: those of a route, late rows and bad rows; and the errors for streams that lack a branch or a
+key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class NotKeyed(FlowError, AttributeError):
-    """An operator with state was asked of a stream without a key."""
+    """A stateful operator was requested on a stream without a key."""
 
 
 class Branches(Mapping[str, "Stream"]):
@@ -48,12 +48,12 @@ class Branches(Mapping[str, "Stream"]):
         return len(self._streams)
 
     def errors(self) -> Stream:
-        """The rows for which the function raised or named no branch: see :meth:`Stream.errors`."""
+        """The rows for which the function raised or returned an unknown branch: see :meth:`Stream.errors`."""
         return next(iter(self._streams.values())).errors()
 
 
 def on_error_of(value: str, what: str) -> OnError:
-    """What the user wants done with bad rows.
+    """Parse the user's ``on_error``.
 
     >>> on_error_of("branch", "map 'm'")
     <OnError.BRANCH: 'branch'>
@@ -64,7 +64,7 @@ def on_error_of(value: str, what: str) -> OnError:
 
 
 def late_port(operator: Operator, branch: str, side: str) -> Port:
-    """The port of late rows; ``branch`` is the one that the stream at hand stands for."""
+    """The port of late rows; ``branch`` is the branch of the stream on which the user called ``late()``."""
     found = _on_side(operator.late_branches, side, (LATE, LATE_RIGHT))
     if branch or found is None:
         raise FlowError(
@@ -76,13 +76,13 @@ def late_port(operator: Operator, branch: str, side: str) -> Port:
 
 
 def error_port(operator: Operator, branch: str, side: str) -> Port:
-    """The port of bad rows. Every branch of a route has that of the route."""
+    """The port of bad rows. All branches of a route share the route's port."""
     found = _on_side(operator.error_branches, side, (ERRORS, ERRORS_RIGHT))
     if branch in (*operator.late_branches, *operator.error_branches) or found is None:
         raise FlowError(
             _none_such(operator, "errors", side, (ERRORS, ERRORS_RIGHT), operator.error_branches)
-            or f"{operator.kind} {operator.name!r} has no errors({side!r}): a bad row fails the epoch. Say "
-            f"on_error='branch' where {operator.name!r} is made, if it can have bad rows"
+            or f"{operator.kind} {operator.name!r} has no errors({side!r}): a bad row fails the epoch. Create "
+            f"{operator.name!r} with on_error='branch' if it can have bad rows"
         )
     return Port(operator.name, found)
 
@@ -105,9 +105,10 @@ def _none_such(
 
 
 def not_keyed(graph: Graph, port: Port, schema: pa.Schema, wanted: str) -> NotKeyed:
-    """The error for an operator with state on a stream without a key: what to write instead, in the user's names.
+    """The error for a stateful operator on a stream without a key. It shows what to write instead, with the user's
+    names.
 
-    The key is lost behind a key_by, as the next operator may give the key columns other values.
+    Any operator after a key_by drops the key, because it may change the values of the key columns.
     """
     between, op = list[Operator](), graph[port.operator]
     while len(op.inputs) == 1 and not (graph.is_keyed(op.inputs[0])):
@@ -128,6 +129,6 @@ def not_keyed(graph: Graph, port: Port, schema: pa.Schema, wanted: str) -> NotKe
     if set(key) <= set(schema.names):
         again = f". Or key its rows again: .key_by('{key_by.name}_again', {columns}).{wanted}(…)"
     return NotKeyed(
-        f"{what} any more: {names} stands behind key_by {key_by.name!r} and may give the key columns other values. "
+        f"{what} any more: {names} comes after key_by {key_by.name!r} and may change the values of the key columns. "
         f"Put it before the key_by: {calls}.key_by({key_by.name!r}, {columns}).{wanted}(…){again}"
     )

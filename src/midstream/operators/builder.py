@@ -1,6 +1,7 @@
-"""The fluent API: a user names operators, one after the other, and starts the result.
+"""The fluent API: a user adds named operators one after the other, and starts the result.
 
-Building runs nothing and needs no Spark. Every mistake that can be seen here is refused here, at the user's own line.
+Building runs nothing and needs no Spark. Every mistake that can be detected here is refused here, at the user's own
+line.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Flow:
 
     @property
     def graph(self) -> Graph:
-        """What has been built so far, checked and frozen."""
+        """The graph built so far, checked and frozen."""
         return validate(Graph(self.name, tuple(self._operators.values()), dict(self._payloads)))
 
     def source(
@@ -65,33 +66,33 @@ class Flow:
         idle: str | None = None,
         on_error: str = "fail",
     ) -> Stream:
-        """Rows come in from a streaming DataFrame, a :class:`GeneratorSource` or a :class:`ListSource`.
+        """Read rows from a streaming DataFrame, a :class:`GeneratorSource` or a :class:`ListSource`.
 
-        :param event_time: the timestamp column that says when an event happened (or was due); latency counts from
-            there, and windows go by it. Sources of midstream know theirs already.
+        :param event_time: the timestamp column with the time at which an event happened (or was due); latency is
+            measured from it, and windows use it. Sources of midstream define their own.
         :param delay: how much later than others an event may arrive. The watermark, which closes windows, is the
-            smallest, over all sources with event times, of the latest event time seen minus this.
+            smallest value, over all sources with event times, of the latest event time seen minus this delay.
         :param max_ahead: event times further than this ahead of the epoch's clock do not move the watermark. Their rows
-            are processed all the same, and counted as ``rows_ahead``. ``None`` takes every event time at its word.
-        :param idle: while the source has given no row for so long, by the clocks of epochs, the watermark goes by the
-            other sources. Rows that come after all may then be late. Default: windows wait for every source.
+            are processed normally, and counted as ``rows_ahead``. With ``None`` every event time moves the watermark.
+        :param idle: when the source has had no row for this long, by the clocks of epochs, the watermark follows the
+            other sources. Rows that arrive afterwards may then be late. Default: windows wait for every source.
         :param on_error: with ``"branch"``, rows whose event time is null leave at :meth:`Stream.errors`; by default
-            they go on, and the first operator that needs the time fails.
+            they pass, and the first operator that needs the time fails.
         """
         what = f"source {check_name(name, 'source')!r}"
         spec, schema = describe_source(stream, what, event_time=event_time, delay=delay, max_ahead=max_ahead, idle=idle)
         if spec.event_time is None and on_error_of(on_error, what) is OnError.BRANCH:
-            raise FlowError(f"{what}: on_error='branch' has a meaning only with event_time=")
+            raise FlowError(f"{what}: on_error='branch' needs event_time=; add that, or leave out on_error=")
         return self._add(name, spec, (), schema, stream, on_error)
 
     def table(self, name: str, *, key: str = "string", value: str = "double", default: Any = None) -> Table:
-        """A table that the transactions of a :meth:`Stream.transact` share: key → value.
+        """Declare a table that the transactions of a :meth:`Stream.transact` share: key → value.
 
         :param key: ``"bigint"`` or ``"string"``.
         :param value: ``"double"``, ``"bigint"`` or ``"boolean"``; several of them with names, as in
             ``"speed double, cars bigint"``; or ``"object"``, any Python object, which only functions given to
             ``t.call`` can look into.
-        :param default: what a key holds that was never written.
+        :param default: the value of a key that was never written.
 
         >>> Flow("bank").table("accounts", key="string", value="double", default=0.0).name
         'accounts'
@@ -116,33 +117,33 @@ class Flow:
         durable: bool = True,
         close_windows: bool = False,
     ) -> Job:
-        """Run this flow on a SparkSession; it goes on in the background until it is stopped or fails.
+        """Run this flow on a SparkSession, in the background, until it is stopped or fails.
 
         :param spark: the session to use. It is never stopped or reconfigured.
-        :param checkpoint: a folder of this job's own, on storage that driver and executors share. Starting again with
-            the same folder continues where the job was.
-        :param trigger: ``None`` starts an epoch as soon as the one before is done, ``"500 ms"`` at most that often,
-            ``"available-now"`` takes what is there, in as many epochs as needed, and ends.
-        :param partitions: tasks per stage behind an exchange; default: as many as in the last committed epoch, and at
-            first the session's parallelism.
-        :param local_state: a folder on each worker's own disk for its copy of keyed state. It is only a cache; one that
-            outlives the application makes a restart with much state faster. Default: a folder of Spark's, which Spark
-            removes when the application ends.
-        :param changes: what becomes, at a restart, of operators that were changed while the job ran: ``"keep"`` runs
-            what they were changed to, ``"drop"`` what this flow says.
-        :param audit: a column that identifies the rows of the source: have tasks record which row met which operator
+        :param checkpoint: a folder that belongs to this job alone, on storage that driver and executors share. Starting
+            again with the same folder continues where the job stopped.
+        :param trigger: ``None`` starts an epoch as soon as the previous one is done, ``"500 ms"`` at most that often,
+            ``"available-now"`` processes the available input, in as many epochs as needed, and ends.
+        :param partitions: tasks per stage behind an exchange; default: as many as in the last committed epoch, and for
+            a new job the session's parallelism.
+        :param local_state: a folder on each worker's local disk for its copy of keyed state. It is only a cache; a
+            folder that outlives the application makes a restart with much state faster. Default: a folder of Spark's,
+            which Spark removes when the application ends.
+        :param changes: what a restart does with operators that were changed while the job ran: ``"keep"`` runs their
+            changed functions, ``"drop"`` those of this flow.
+        :param audit: a column that identifies the rows of the source. Tasks then record which row met which operator
             under which revision, for :mod:`midstream.audit`. Costs time and space; for tests.
-        :param serve: let the command line of this machine's user look at the job and change it, over HTTP on the
-            loopback address: ``True`` for any port that is free, or a port. Needs ``midstream[server]``.
-        :param revert_to: a revision, to begin with what the job ran then: for a job that cannot start, or fails again
-            and again, because of a change. It goes into the history as a change. State that was migrated since needs
+        :param serve: let the command line of this machine's user inspect and change the job, over HTTP on the loopback
+            address: ``True`` for any free port, or a port number. Needs ``midstream[server]``.
+        :param revert_to: a revision whose functions the job starts with: for a job that cannot start, or fails again
+            and again, because of a change. The history records it as a change. State that was migrated since needs
             ``midstream revert CHECKPOINT REVISION --migrate …`` instead.
-        :param durable: on a local disk, what an epoch has committed survives a loss of power: files are synced before
-            anything they replace is removed. ``False`` saves the time that takes, a few milliseconds per epoch; a crash
-            of a process is survived either way.
+        :param durable: on a local disk, committed epochs survive a power failure: files are synced before anything they
+            replace is removed. ``False`` saves the time for that, a few milliseconds per epoch; the job survives the
+            crash of a process either way.
         :param close_windows: with ``trigger="available-now"``: when everything is processed, run one more epoch, which
-            has no rows, closes all windows, sessions and joins, and fires all event timers. The checkpoint is closed
-            with them: rows that came later would all be late, so the next start refuses it.
+            has no rows, closes all windows, sessions and joins, and fires all event timers. This also closes the
+            checkpoint: all later rows would be late, so the next start refuses it.
         """
         from midstream.runtime.spark.start import start
         from midstream.server.start import server_wanted

@@ -1,8 +1,8 @@
-"""distinct: the first row of each key passes, the others vanish.
+"""distinct: passes the first row of each key and drops the others.
 
-With ``within_us`` a key is remembered until the watermark has come that far beyond the time of its first row: it is
-forgotten at the end of that epoch, and the next row of the key passes again. State holds the keys, and then a mark for
-each under the time at which it is to be forgotten.
+With ``within_us`` a key is forgotten at the end of the epoch in which the watermark gets that far past the time of the
+key's first row; the next row of the key passes again. State holds the keys and, with ``within_us``, an expiry mark for
+each key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distinct(TaskSpec):
-    """The first row of each key; with ``within_us`` the key is forgotten that long after that row's ``time``."""
+    """Passes the first row of each key; with ``within_us`` the key is forgotten that long after that row's ``time``."""
 
     kind: ClassVar[str] = "distinct"
     is_stateful: ClassVar[bool] = True
@@ -54,7 +54,7 @@ class Distinct(TaskSpec):
         return self.keys
 
     def check_input(self, change: InputChange) -> None:
-        """The key must stay, and the event time if keys are forgotten by it."""
+        """The key columns must stay the same, and the event time if keys expire."""
         change.require(self.keys if self.time is None else (*self.keys, self.time))
 
     def at_work(self, operator: Operator, parts: Parts) -> AtWork:
@@ -62,7 +62,7 @@ class Distinct(TaskSpec):
         return distinct_at_work(operator, self, parts.takes(operator)[0], parts.state(operator), parts.times)
 
     def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
-        """Its keys."""
+        """The keys that were seen."""
         schema = columns_of(takes[0], self.keys)
         keys = keys_of(in_namespace(rows, Namespace.VALUE))
         return pa.Table.from_arrays(decode_keys(keys, schema), schema=schema)
@@ -71,13 +71,13 @@ class Distinct(TaskSpec):
 def distinct_at_work(
     operator: Operator, spec: Distinct, takes: pa.Schema, state: TaskState, times: EpochTimes
 ) -> AtWork:
-    """A distinct in place in a task."""
+    """A distinct in a task."""
     form = _DistinctStep(operator, spec, state, times)
     return AtWork((form.take,), form.finish, is_quiet=True)
 
 
 class _DistinctStep:
-    """Keys that were met in this epoch are remembered here; state is asked once for each, and told at the end."""
+    """Remembers the keys of this epoch in memory; state is read once per key, and written at the end."""
 
     def __init__(self, operator: Operator, spec: Distinct, state: TaskState, times: EpochTimes) -> None:
         self._operator = operator
@@ -87,10 +87,10 @@ class _DistinctStep:
         self._screen = Screen(Aside(operator), spec.keys, () if spec.time is None else (spec.time,))
         self._met: set[bytes] = set()
         self._new: dict[bytes, int] = {}
-        """The keys whose first row was in this epoch, and when it is time to forget them."""
+        """The keys whose first row was in this epoch, and the times at which they expire."""
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """The rows of a slice that are the first of their keys."""
+        """Pass the rows of a slice that are the first of their keys."""
         batch, aside = self._screen(batch)
         refuse_nulls(self._operator, batch, self._spec.keys, "a key")
         forget = self._forget_at(batch)
@@ -107,7 +107,7 @@ class _DistinctStep:
         return {ONLY: batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)), **aside}
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
-        """Remember what was new, and forget what is due. Emits nothing."""
+        """Store the new keys and delete the expired ones. Emits nothing."""
         watermark = self._times.watermark if self._spec.within_us is not None else None
         due = list(ended_by(self._state, Namespace.EXPIRY, watermark))
         if due:
@@ -135,9 +135,10 @@ class DistinctMethods(KeyedRows):
     def distinct(
         self, name: str, *, within: str | None = None, time: str | None = None, on_error: str = "fail"
     ) -> Stream:
-        """Only the first row of each key.
+        """Keep only the first row of each key.
 
-        :param within: forget a key when the watermark is so far behind that first row, so that state stays bounded.
+        :param within: forget a key when the watermark is this far past the key's first row, so that state stays
+            bounded.
         :param on_error: as in :meth:`aggregate`.
 
         >>> from midstream import Flow, ListSource, MemorySink
@@ -153,7 +154,7 @@ class DistinctMethods(KeyedRows):
         what = f"distinct {check_name(name, 'distinct')!r}"
         if within is None:
             if time is not None:
-                raise FlowError(f"{what}: time={time!r} has a meaning only with within=")
+                raise FlowError(f"{what}: time={time!r} needs within=; add that, or leave out time=")
             return self._flow._add(name, Distinct(self.keys), (self._port,), self.schema, on_error=on_error)
         spec = Distinct(self.keys, self._time(time, what), duration(within, f"{what}: within"))
         return self._flow._add(name, spec, (self._port,), self.schema, on_error=on_error)

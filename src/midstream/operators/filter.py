@@ -1,4 +1,4 @@
-"""filter: the rows for which the function says so."""
+"""filter: keeps the rows for which the function returns true."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Filter(FunctionSpec):
-    """Keeps the rows for which the function says so."""
+    """Keeps the rows for which the function returns true."""
 
     kind: ClassVar[str] = "filter"
 
@@ -34,11 +34,11 @@ class Filter(FunctionSpec):
 def filter_step(operator: Operator, spec: Filter, function: Callable[..., Any]) -> OperatorStep:
     """The step of a filter."""
 
-    def says(row: dict[str, Any]) -> bool:
-        return bool(function(row))  # here, because an answer may refuse to be true or false, as arrays do
+    def is_kept(row: dict[str, Any]) -> bool:
+        return bool(function(row))  # inside the guarded call, because bool() of an array may raise
 
     def rows(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        return kept(batch, call_on_rows(operator, says, batch))
+        return kept(batch, call_on_rows(operator, is_kept, batch))
 
     def kept(batch: pa.RecordBatch, keep: list[Any]) -> Mapping[str, pa.RecordBatch]:
         return {ONLY: batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))}
@@ -49,11 +49,11 @@ def filter_step(operator: Operator, spec: Filter, function: Callable[..., Any]) 
 
     if spec.form is Form.BATCHES:
         return batch_step(operator, batches)
-    return rows if operator.on_error is OnError.FAIL else tolerant_rows(operator, says, kept)
+    return rows if operator.on_error is OnError.FAIL else tolerant_rows(operator, is_kept, kept)
 
 
 def one_per_row(answer: Any, batch: pa.RecordBatch, wanted: pa.DataType, what: str) -> pa.Array:
-    """A function's answer as an array of one value per row, or a SchemaError that says what it gave instead."""
+    """A function's result as an array of one value per row. Raises :class:`SchemaError` if it is anything else."""
     if isinstance(answer, pa.ChunkedArray):
         answer = answer.combine_chunks()
     try:
@@ -73,9 +73,9 @@ class FilterMethods(FunctionMethods):
     """Add a filter to a stream."""
 
     def filter(self, name: str, function: Callable[[Row], bool], *, on_error: str = "fail") -> Stream:
-        """Keep the rows for which the function returns something true."""
+        """Keep the rows for which the function returns a true value."""
         return self._function(name, Filter(Form.ROWS), function, on_error=on_error)
 
     def filter_batches(self, name: str, function: Callable[[pa.RecordBatch], Any], *, on_error: str = "fail") -> Stream:
-        """Keep the rows at which the function's result, a boolean array, is true."""
+        """Keep the rows for which the function's result, a boolean array, is true."""
         return self._function(name, Filter(Form.BATCHES), function, on_error=on_error)

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FlatMap(FunctionSpec):
-    """Each row gives any number of rows."""
+    """Emits any number of rows per row."""
 
     kind: ClassVar[str] = "flat_map"
     declares_columns: ClassVar[bool] = True
 
     @property
     def contract(self) -> Contract:
-        """As many as the function likes."""
+        """The function may return any number of rows."""
         return Contract.ONE_TO_MANY
 
     def step(self, operator: Operator, function: Callable[..., Any]) -> OperatorStep:
@@ -46,7 +46,7 @@ def flat_map_step(operator: Operator, spec: FlatMap, function: Callable[..., Any
 
     def rows(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         results: list[Any] = []
-        ends: list[int] = []  # per input row, how many results there were after it
+        ends: list[int] = []  # per input row, the number of results up to and including it
         try:
             for row in to_rows(batch):
                 results.extend(_rows_of(function(row), what))
@@ -75,7 +75,7 @@ def flat_map_step(operator: Operator, spec: FlatMap, function: Callable[..., Any
 
 
 def _rows_of(result: Any, what: str) -> Any:
-    # A dict is iterable too, and would give its column names: the likeliest mistake with this operator.
+    # A dict is iterable, too, and would yield its column names: the likeliest mistake with this operator.
     if result is None or isinstance(result, dict | str):
         raise SchemaError(
             f"{what} must return an iterable of rows (a list, or yield them), found {type(result).__name__}"
@@ -95,7 +95,7 @@ class FlatMapMethods(FunctionMethods):
         adds: str | None = None,
         on_error: str = "fail",
     ) -> Stream:
-        """Each row gives any number of rows; the function may be a generator."""
+        """Call the function on each row; it returns any number of rows, and may be a generator."""
         return self._function(name, FlatMap(Form.ROWS), function, returns, adds, on_error)
 
     def flat_map_batches(
@@ -107,5 +107,5 @@ class FlatMapMethods(FunctionMethods):
         adds: str | None = None,
         on_error: str = "fail",
     ) -> Stream:
-        """Each slice of rows gives any number of rows."""
+        """Call the function on each slice of rows; it returns any number of rows."""
         return self._function(name, FlatMap(Form.BATCHES), function, returns, adds, on_error)

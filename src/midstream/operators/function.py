@@ -1,4 +1,4 @@
-"""What operators share that call a function of the user's on rows and keep no state."""
+"""Base classes of stateless operators that call a user's function on rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FunctionSpec(TaskSpec):
 
     @abstractmethod
     def step(self, operator: Operator, function: Callable[..., Any]) -> OperatorStep:
-        """Its step in a task."""
+        """The operator's step in a task."""
 
     def at_work(self, operator: Operator, parts: Parts) -> AtWork:
         """Load the function."""
@@ -42,18 +42,18 @@ class FunctionSpec(TaskSpec):
 
     @property
     def function_takes(self) -> tuple[str, ...]:
-        """A row or a slice."""
+        """The function takes a row or a slice."""
         return ("a dict (one row)" if self.form is Form.ROWS else "a pyarrow.RecordBatch",)
 
     def replaced(self, function: Any, local: Any, operator: str, what: str) -> tuple[Spec, Any]:
-        """Another function, called as the one before it was."""
+        """Replace the function by one with the same arguments."""
         check_callable(function, operator, *self.function_takes)
         refuse_timers(function, operator)
         return self, function
 
 
 class FunctionMethods(StreamRows):
-    """What the methods share that add such an operator to a stream."""
+    """Base of the methods that add such an operator to a stream."""
 
     def _function(
         self,

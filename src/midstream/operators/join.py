@@ -1,4 +1,4 @@
-"""join: pairs of rows of two keyed streams with equal keys, near each other in event time."""
+"""join: pairs rows of two keyed streams with equal keys and event times close to each other."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Join(TaskSpec):
-    """Pairs of rows of two keyed streams with equal keys, in one window or at most ``within_us`` apart.
+    """Pairs rows of two keyed streams with equal keys, in one window or at most ``within_us`` apart.
 
     ``left_keys`` and ``right_keys`` correspond by position; ``left_time`` and ``right_time`` name the event times.
-    ``unique`` is the user's promise that at most one row comes out for each row of the *source*, as of a self-join on
-    the primary key, so that a change of what stands behind it may begin there. Unlike ``one_to_one`` it says nothing of
-    the operator's own inputs, and nothing checks it while the flow runs.
+    ``unique`` is the user's promise that the join emits at most one row for each row of the *source*, as a self-join on
+    the primary key does, so that a change downstream of the join may begin there. Unlike ``one_to_one`` it promises
+    nothing about the operator's own inputs, and nothing checks it while the flow runs.
     """
 
     kind: ClassVar[str] = "join"
@@ -52,7 +52,7 @@ class Join(TaskSpec):
 
     @property
     def keyed_by(self) -> tuple[str, ...]:
-        """The key columns as the result has them."""
+        """The key columns of the result."""
         return self.left_keys
 
     @property
@@ -67,29 +67,29 @@ class Join(TaskSpec):
 
     @property
     def is_unique(self) -> bool:
-        """See the class."""
+        """Whether the user promised it."""
         return self.unique
 
     @property
     def blocks(self) -> bool:
-        """A left join gives rows without a partner when none can come any more."""
+        """A left join emits rows without a partner at the end, once none can arrive any more."""
         return self.how is How.LEFT
 
     def gives_many(self, branch: str) -> bool:
-        """A late row comes out as it came."""
+        """A row may have many partners, but a late row leaves once."""
         return not branch
 
     def check_input(self, change: InputChange) -> None:
-        """Rows are kept whole."""
+        """State holds whole rows, so their columns must stay the same."""
         raise SchemaError(
-            f"{change}. A join keeps whole rows, so they cannot change; keep the columns, or give the new ones to an "
-            f"operator behind the join"
+            f"{change}. A join stores whole rows, so its columns cannot change; keep the columns, or add the new ones "
+            f"in an operator after the join"
         )
 
     def derived(
         self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
     ) -> tuple[Spec, pa.Schema]:
-        """The same columns, as its inputs have the same."""
+        """The same columns, because the inputs cannot change."""
         return self, schema
 
     def at_work(self, operator: Operator, parts: Parts) -> AtWork:
@@ -98,11 +98,11 @@ class Join(TaskSpec):
         return join_at_work(operator, self, (left, right), parts.state(operator), parts.times)
 
     def state_layout(self, takes: Sequence[pa.Schema]) -> str:
-        """Another promise changes no byte of what it keeps."""
+        """The promise of uniqueness does not affect the stored bytes."""
         return layout_text(replace(self, unique=False), takes)
 
     def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
-        """How many bytes of rows it keeps of each key and time."""
+        """The number of bytes stored for each side, key and time."""
         schema = columns_of(takes[0], self.left_keys)
         sides = {Namespace.JOIN_LEFT: "left", Namespace.JOIN_RIGHT: "right"}
         parts = []
@@ -137,18 +137,18 @@ class JoinMethods(KeyedRows):
         unique: bool = False,
         on_error: str = "fail",
     ) -> Stream:
-        """Pairs of rows of this keyed stream and another with equal keys, near each other in event time.
+        """Pair rows of this keyed stream and another that have equal keys and event times close to each other.
 
         The result has all columns of this stream, then those of the other without its key columns. Give either
-        ``window=tumbling(…)``: both rows are in one window; or ``within="10 seconds"``: at most so far apart. Rows are
-        kept as long as the watermark allows for a partner; those that come later leave at ``.late("left")`` and
-        ``.late("right")``.
+        ``window=tumbling(…)``: both rows are in one window; or ``within="10 seconds"``: the rows are at most that far
+        apart. Rows are kept as long as the watermark allows for a partner; rows that arrive later leave at
+        ``.late("left")`` and ``.late("right")``.
 
-        :param how: ``"left"`` also gives each row of this stream that finds no partner, with nulls, when none can
-            come any more.
-        :param unique: promises at most one row for each row of the *source*, as a self-join on the primary key gives;
-            a change of what stands behind the join may then begin there, instead of where the two sides part. Not
-            checked while the flow runs; the auditor finds a promise that was broken.
+        :param how: ``"left"`` also emits each row of this stream that has no partner, with nulls, once none can arrive
+            any more.
+        :param unique: promises at most one row for each row of the *source*, as a self-join on the primary key yields;
+            a change downstream of the join may then begin there, instead of where the two sides part. Not checked while
+            the flow runs; the auditor detects a broken promise.
         :param on_error: with ``"branch"``, rows whose key is null or too long, or whose time is null, leave at
             ``.errors("left")`` and ``.errors("right")``.
 
@@ -185,7 +185,7 @@ class JoinMethods(KeyedRows):
             unique=unique,
         )
         if (self.schema.field(spec.left_time).type.tz is None) != (other.schema.field(spec.right_time).type.tz is None):
-            raise SchemaError(f"{what}: one event time has a time zone and the other has none; cast one of them before")
+            raise SchemaError(f"{what}: one event time has a time zone and the other has none; cast one of them first")
         schema = joined_schema(self.schema, other.schema, other.keys, nullable=spec.how is How.LEFT, what=what)
         return self._flow._add(name, spec, (self._port, other._port), schema, on_error=on_error)
 
@@ -199,7 +199,7 @@ class JoinMethods(KeyedRows):
         if len(other.keys) != len(self.keys):
             raise FlowError(
                 f"{what}: the left side is keyed by ({', '.join(self.keys)}), the right one by "
-                f"({', '.join(other.keys)}); both must have as many columns"
+                f"({', '.join(other.keys)}); both must have the same number of columns"
             )
         for mine, theirs in zip(self.keys, other.keys, strict=True):
             left, right = self.schema.field(mine).type, other.schema.field(theirs).type

@@ -1,9 +1,9 @@
-"""join: pairs of rows of two keyed streams that have equal keys and are near each other in event time.
+"""The step of a join.
 
-A pair is emitted when the second of its rows arrives. What has arrived in this epoch, and what state has for the keys
-that it touches, is in memory as a few sorted runs (:mod:`~midstream.engine.joining.runs`), which a slice is compared
-with in bulk. State is read when a slice first needs it and written at the end. :mod:`~midstream.engine.joining.times`
-says what near means, and when a row is late or over.
+A pair is emitted when its second row arrives. The rows of this epoch, and the stored rows of the keys that it touches,
+are in memory as a few sorted runs (:mod:`~midstream.engine.joining.runs`), with which a slice is compared in bulk.
+State is read when a slice first needs it and written at the end. :mod:`~midstream.engine.joining.times` defines which
+rows are near each other, late, or over.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ if TYPE_CHECKING:
     from midstream.operators.join import Join
 
 MAX_PAIRS = 1 << 18
-"""A slice gives about so many pairs at once. If it has more, the others follow at the end of the epoch, so that memory
-stays bounded; the runner makes its slices smaller meanwhile."""
+"""The approximate number of pairs that a slice emits at once. Further pairs follow at the end of the epoch, so that
+memory stays bounded; meanwhile the runner makes its slices smaller."""
 
 _AT_ONCE = 1 << 22  # bytes of stored rows that are decoded together when panes close
-_KEYS = 1 << 32  # more than a task has
+_KEYS = 1 << 32  # more keys than a task has
 _Integers = npt.NDArray[np.int64]
 
 
 def join_at_work(
     operator: Operator, spec: Join, takes: tuple[pa.Schema, pa.Schema], state: TaskState, times: EpochTimes
 ) -> AtWork:
-    """A join in place: the first entry takes rows of the left stream, the second those of the right one."""
+    """A join in a task: the first entry takes rows of the left stream, the second rows of the right one."""
     work = _JoinStep(operator, spec, takes, state, times)
     entries = (partial(work.enter, work.left), partial(work.enter, work.right))
     return AtWork(entries, work.finish, flush=work.flush)
 
 
 class _Numbers(dict[bytes, int]):
-    """Numbers the keys of a task in the order in which they come."""
+    """Numbers the keys of a task in the order of arrival."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[bytes, bytes]] = []
-        """What a stored key begins and ends with: the bin, and the key."""
+        """The beginning and the end of a stored key: the bin, and the key."""
 
     def __missing__(self, key: bytes) -> int:
         self.ends.append((key[:1], key[2:]))
@@ -76,7 +76,7 @@ class _Side:
         self.panes = panes
         self.screen = Screen(aside, keys, (time,))
         self.schema = panes.codec.schema
-        """Of what is remembered."""
+        """Of the stored rows."""
         self.latest = self.panes.latest
         self.arrived = SortedRuns(self.schema)
         self.read = SortedRuns(self.schema)
@@ -93,16 +93,16 @@ class _JoinStep:
         self._state = state
         self._near = Nearness.of(spec.window, spec.within_us)
         self._limits = Limits.of(self._near, times.late_before, times.watermark)
-        # What the epochs before this one have closed already.
+        # The limits up to which earlier epochs have closed panes.
         self._before = Limits.of(self._near, times.late_before, times.late_before)
         self._is_left = spec.how is How.LEFT
-        # By window, a left row has partners if there is a right pane beside its own, so it need not wait by itself.
+        # With windows, a left row has partners if its pane has a right counterpart, so no waiting row is stored for it.
         self._waits = self._is_left and self._near.reach > 0
         self._numbers = _Numbers()
         self._times: dict[int, int] = {}
         self._rest: list[Iterator[pa.RecordBatch]] = []
         self._adds = [name for name in takes[1].names if name not in spec.right_keys]
-        # The key columns of the right side are not needed again: those of a pair come from its left row.
+        # The key columns of the right side are not stored: those of a pair come from its left row.
         kept = pa.schema([column for column in takes[1] if column.name in {*self._adds, spec.right_time}])
         layout = _layout(spec, self._near)
         self.left = _Side(
@@ -121,7 +121,7 @@ class _JoinStep:
         )
 
     def enter(self, side: _Side, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """Take a slice of one side: its pairs with what is there already, its late rows and its bad ones."""
+        """Take a slice of one side; returns its pairs with the rows so far, its late rows and its bad rows."""
         batch, aside = side.screen(batch)
         results: dict[str, pa.RecordBatch] = dict(aside)
         instants = self._instants(side, batch)
@@ -142,14 +142,14 @@ class _JoinStep:
         return results
 
     def flush(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
-        """Give the pairs that were too many at once."""
+        """Emit the pairs that exceeded :data:`MAX_PAIRS`."""
         for pairs in chain.from_iterable(self._rest):
             yield {ONLY: pairs}
         self._rest.clear()
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
-        """Close what the watermark has passed, write the rest to state."""
-        # Nothing is deleted before all scans are done: they are slow in the midst of changes.
+        """Close the panes that the watermark has passed, and write the rest to state."""
+        # Nothing is deleted before all scans are done: scans are slow over modified state.
         gone: list[bytes] = []
         for rows in self._closed(gone):
             yield {ONLY: self._with_nulls(rows)}
@@ -160,7 +160,7 @@ class _JoinStep:
             self._write(side)
 
     def _closed(self, gone: list[bytes]) -> Iterator[pa.RecordBatch]:
-        """Left rows that get no partner any more, for a left join; ``gone`` grows by what state need not keep."""
+        """For a left join, the left rows that can no longer get a partner. Adds stored keys to delete to ``gone``."""
         if self._is_left:
             left = self.left.arrived.all()
             lonely = left.part(~left.matched & (left.times < self._limits.over))
@@ -173,7 +173,7 @@ class _JoinStep:
     # ── pairs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _pairs(self, side: _Side, run: SortedRun, other: _Side) -> Iterator[pa.RecordBatch]:
-        """Find all partners of a slice now, and build the rows as they are asked for."""
+        """Find all partners of a slice now, and build the pairs lazily."""
         found = []
         for theirs in (*other.read, *other.arrived):
             starts, stops = theirs.partners_of(run, self._near.reach)
@@ -201,7 +201,7 @@ class _JoinStep:
         return pa.RecordBatch.from_arrays([*taken[0].columns, *taken[1].columns], schema=self._operator.schema)
 
     def _ready(self, pairs: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """What a slice gives at once; the end of the epoch gives the rest."""
+        """The pairs that a slice emits at once; :meth:`flush` emits the rest."""
         ready, count = [], 0
         for batch in pairs:
             ready.append(batch)
@@ -224,7 +224,7 @@ class _JoinStep:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
             error = SchemaError(
                 f"the event time {side.time!r} is null; a row without a time cannot be joined. Filter such rows out "
-                f"before, or give them a time in a map"
+                f"before the join, or give them a time in a map"
             )
             raise failed(self._operator.name, error, row_at(batch, row))
         times: _Integers = column.cast(pa.timestamp("us", column.type.tz)).view(pa.int64()).to_numpy()
@@ -239,7 +239,7 @@ class _JoinStep:
         return numbers[groups.group_of_row]
 
     def _stored_keys(self, numbers: _Integers, times: _Integers, namespace: Namespace) -> tuple[list[bytes], _Integers]:
-        """Where state has something of keys (by number) and times; ascending, and in which order that is."""
+        """The stored keys for keys (by number) and times, ascending, and the permutation that sorts them."""
         distinct, ranks = np.unique(times, return_inverse=True)
         middles = [bytes([namespace]) + integer_bytes(time) for time in distinct.tolist()]
         ends = self._numbers.ends
@@ -251,7 +251,7 @@ class _JoinStep:
     # ── state ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _read(self, side: _Side, run: SortedRun) -> None:
-        """Bring those panes of one side to memory in which a slice of the other may have partners."""
+        """Load the panes of one side in which a slice of the other side may have partners."""
         if side.latest is None:
             return
         keys, starts = self._panes_of(run)
@@ -268,7 +268,7 @@ class _JoinStep:
             side.read.add(SortedRun.of(rows, keys[order][owners], self._instants(side, rows)))
 
     def _unread(self, side: _Side, keys: _Integers, starts: _Integers) -> tuple[_Integers, _Integers]:
-        """Those panes that were not asked for before; from now on they were."""
+        """The panes that have not been read before; marks them as read."""
         distinct, ranks = np.unique(starts, return_inverse=True)
         numbers = [self._times.setdefault(time, len(self._times)) for time in distinct.tolist()]
         codes, places = np.unique(np.array(numbers, np.int64)[ranks] * _KEYS + keys, return_index=True)
@@ -278,12 +278,12 @@ class _JoinStep:
         return keys[new], starts[new]
 
     def _panes_of(self, run: SortedRun) -> tuple[_Integers, _Integers]:
-        """The panes that the rows of a run are in: number of the key, and start."""
+        """The panes of the rows of a run, as numbers of keys and start times."""
         firsts = run.firsts(self._near.width)
         return run.keys[firsts], run.times[firsts] // self._near.width * self._near.width
 
     def _write(self, side: _Side) -> None:
-        """Add what has arrived to the panes of one side, unless it is over already."""
+        """Add the rows of this epoch to the panes of one side, unless they are over already."""
         run = side.arrived.all()
         run = run.part(run.times >= self._limits.over)
         if not len(run):
@@ -294,7 +294,7 @@ class _JoinStep:
         side.panes.add(stored, side.panes.codec.encode(run.taken()), firsts[order], stops[order])
 
     def _forget(self, gone: list[bytes]) -> None:
-        """Find out what there is of panes that are over."""
+        """Add the keys of panes that are over to ``gone``."""
         if self._limits.forgotten == self._before.forgotten:
             return
         for side in (self.left, self.right):
@@ -302,7 +302,7 @@ class _JoinStep:
                 gone += side.panes.keys_over(bin_id, self._limits.forgotten)
 
     def _alone(self) -> Iterator[bytes]:
-        """Rows of left panes that are over and have no right pane beside them: by window, they have no partners."""
+        """The rows of left panes that are over and have no right counterpart: with windows, they have no partners."""
         if self._limits.forgotten == self._before.forgotten:
             return
         run = self.right.arrived.all()
@@ -317,10 +317,10 @@ class _JoinStep:
                     yield rows
 
     # ── left rows that wait for a partner, where pairs are not always in one pane ─────────────────────────────────
-    # All rows of one key and instant have the same partners, so they wait, and stop waiting, together.
+    # All rows of one key and instant have the same partners, so they start and stop waiting together.
 
     def _waited(self, gone: list[bytes]) -> Iterator[bytes]:
-        """Stop the waiting of rows that have met a partner, and of those, which are returned, that will not."""
+        """End the wait of rows that have met a partner, and of rows that never will; the latter are returned."""
         met = self._met()
         gone += met
         if self._limits.over == self._before.over:
@@ -333,7 +333,7 @@ class _JoinStep:
                     yield rows
 
     def _met(self) -> set[bytes]:
-        """Those that were waiting until this epoch brought them a partner."""
+        """The keys of waiting rows that met a partner in this epoch."""
         met = set[bytes]()
         for run in self.left.read:
             matched = run.part(run.matched)
@@ -344,7 +344,7 @@ class _JoinStep:
         return met
 
     def _write_waiting(self) -> None:
-        """Let those left rows of this epoch wait that may still meet a partner."""
+        """Store the left rows of this epoch that may still meet a partner as waiting."""
         run = self.left.arrived.all()
         run = run.part(~run.matched & (run.times >= self._limits.over))
         firsts = run.firsts()
@@ -360,7 +360,7 @@ class _JoinStep:
 
 
 def _layout(spec: Join, near: Nearness) -> str:
-    """What must stay as it is for the sake of rows in state. Its digest is on disk: the text must not change either."""
+    """A text of all that must not change while rows are stored. Its digest is on disk, so the text must stay."""
     keys = ", ".join(f"{left} = {right}" for left, right in zip(spec.left_keys, spec.right_keys, strict=True))
     apart = f"within {near.reach} us" if near.grid == 1 else f"in windows of {near.grid} us"
     return f"{spec.how} join on {keys}; {spec.left_time} and {spec.right_time} {apart}"
@@ -369,7 +369,7 @@ def _layout(spec: Join, near: Nearness) -> str:
 def _in_portions(
     mine: _Integers, theirs: _Integers, starts: _Integers, counts: _Integers
 ) -> Iterator[tuple[_Integers, _Integers]]:
-    """Pairs of rows, about :data:`MAX_PAIRS` at a time: ``mine`` with as many of ``theirs`` from ``starts`` on."""
+    """Pairs of rows, about :data:`MAX_PAIRS` at a time: ``mine`` with ``counts`` of ``theirs`` from ``starts`` on."""
     ends = np.cumsum(counts)
     start = 0
     while start < len(mine):

@@ -1,4 +1,4 @@
-"""lookup: each row with its matches in a static table."""
+"""lookup: joins each row with its matches in a static table."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Lookup(TaskSpec):
 
     @property
     def contract(self) -> Contract:
-        """One to one if the keys of the table are unique, which is checked. It promises nothing of source rows."""
+        """One-to-one if the keys of the table are unique, which is checked. This is no promise about source rows."""
         return Contract.ONE_TO_ONE if self.unique else Contract.ONE_TO_MANY
 
     @property
     def table_keys(self) -> tuple[str, ...]:
-        """The columns of the table by which rows are looked up."""
+        """The table's key columns."""
         return tuple(theirs for _, theirs in self.on)
 
     def packed(self, payload: Any, operator: str) -> Blob:
@@ -55,11 +55,11 @@ class Lookup(TaskSpec):
         return table_to_blob(lookup_table(operator, self, payload))
 
     def loaded(self, data: bytes) -> pa.Table:
-        """The table."""
+        """Read a stored table."""
         return table_from_bytes(data)
 
     def replaced(self, function: Any, local: Any, operator: str, what: str) -> tuple[Spec, Any]:
-        """Another table, with the same key columns."""
+        """Replace the table by one with the same key columns."""
         table, schema = describe_table(function, what)
         for name in self.table_keys:
             wanted = self.table_schema.field(name).type
@@ -74,17 +74,17 @@ class Lookup(TaskSpec):
     def derived(
         self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
     ) -> tuple[Spec, pa.Schema]:
-        """The input's columns, and those of the table but for its keys."""
+        """The input's columns, and the table's columns without its keys."""
         nullable = self.how is How.LEFT
         return self, joined_schema(inputs[0], self.table_schema, list(self.table_keys), nullable=nullable, what=what)
 
     def at_work(self, operator: Operator, parts: Parts) -> AtWork:
-        """Load the table, indexed."""
+        """Load and index the table."""
         table = self.table_in(parts.resources, parts.program.blobs[operator.name])
         return AtWork((lookup_step(operator, self, table),))
 
     def preload(self, operator: str, digest: Digest, resources: Resources) -> None:
-        """A worker indexes each table once."""
+        """Load and index the table before a task needs it."""
         self.table_in(resources, digest)
 
     def table_in(self, resources: Resources, digest: Digest) -> LookupTable:
@@ -142,7 +142,7 @@ def lookup_table(name: str, spec: Lookup, payload: Any) -> pa.Table:
         if (twice := LookupIndex.build(table, on).duplicates()) is not None:
             raise FlowError(
                 f"lookup {name!r}: the table has more than one row for {dict(zip(on, twice, strict=True))}, but "
-                f"unique=True promises one. Remove the duplicates, or say unique=False to get a row for each match"
+                f"unique=True promises one. Remove the duplicates, or set unique=False to get a row for each match"
             )
     return table
 
@@ -173,14 +173,15 @@ class LookupMethods(StreamRows):
         unique: bool = True,
         on_error: str = "fail",
     ) -> Stream:
-        """Join each row with a static table, which every worker holds in memory; the table's columns are added.
+        """Join each row with a static table, which every worker holds in memory; adds the table's columns.
 
         :param table: a ``pyarrow.Table``, a pandas DataFrame, or a batch DataFrame, which is collected when the job
             starts.
         :param on: the columns that must be equal; ``{"stream_column": "table_column"}`` where names differ. Null
             equals nothing.
         :param how: ``"inner"`` drops rows without a match, ``"left"`` keeps them with nulls.
-        :param unique: the key is unique in the table, so that a row has at most one match; checked when the job starts.
+        :param unique: promises that keys are unique in the table, so that a row has at most one match; checked when
+            the job starts.
         :param on_error: with ``"branch"``, rows whose key is null leave at :meth:`errors`; by default they have no
             match.
         """

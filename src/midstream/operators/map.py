@@ -1,4 +1,4 @@
-"""map: exactly one row for each row."""
+"""map: emits exactly one row per row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Map(FunctionSpec):
-    """Each row gives exactly one row."""
+    """Emits exactly one row per row."""
 
     kind: ClassVar[str] = "map"
     declares_columns: ClassVar[bool] = True
@@ -53,8 +53,8 @@ def map_step(operator: Operator, spec: Map, function: Callable[..., Any]) -> Ope
         result = conform(function(batch), operator.schema, what)
         if result.num_rows != batch.num_rows:
             raise SchemaError(
-                f"{what} returned {result.num_rows} rows for {batch.num_rows}; map_batches gives exactly one row for "
-                f"each. Use filter_batches or flat_map_batches to give fewer or more"
+                f"{what} returned {result.num_rows} rows for {batch.num_rows}; map_batches must return exactly one row "
+                f"for each. Use filter_batches or flat_map_batches to return fewer or more"
             )
         return {ONLY: result}
 
@@ -75,7 +75,7 @@ class MapMethods(FunctionMethods):
         adds: str | None = None,
         on_error: str = "fail",
     ) -> Stream:
-        """Each row gives exactly one row."""
+        """Call the function on each row; it returns exactly one row."""
         return self._function(name, Map(Form.ROWS), function, returns, adds, on_error)
 
     def map_batches(
@@ -87,5 +87,5 @@ class MapMethods(FunctionMethods):
         adds: str | None = None,
         on_error: str = "fail",
     ) -> Stream:
-        """Each slice of rows gives as many rows, in the same order; the number is checked."""
+        """Call the function on each slice of rows; it returns as many rows in the same order. The number is checked."""
         return self._function(name, Map(Form.BATCHES), function, returns, adds, on_error)

@@ -1,4 +1,4 @@
-"""process: a user's function over each key's rows and what it remembers of them."""
+"""process: calls a user's function on the rows and the state of each key."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _VIEWS = pa.schema([("view", pa.string()), ("item", pa.string()), ("time", pa.ti
 
 @dataclass(frozen=True)
 class Process(TaskSpec):
-    """A user's function over each key's rows and state. ``keys`` are the columns of the key_by before it.
+    """Calls a user's function on the rows and the state of each key. ``keys`` are the columns of the key_by before it.
 
-    ``ttl_us``: state of a key that was not written for so long is gone. ``unique`` is as in a
+    State of a key that was not written for ``ttl_us`` expires. ``unique`` is as in a
     :class:`~midstream.operators.join.Join`.
     """
 
@@ -59,28 +59,28 @@ class Process(TaskSpec):
 
     @property
     def contract(self) -> Contract:
-        """What the user promises."""
+        """One-to-one if the user promised it."""
         return Contract.ONE_TO_ONE if self.one_to_one else Contract.ONE_TO_MANY
 
     @property
     def is_unique(self) -> bool:
-        """What the user promises."""
+        """Whether the user promised it."""
         return self.unique
 
     def errors_schema(self, takes: pa.Schema) -> pa.Schema:
-        """Where a timer fails there is no row, only a key, so the other columns may be null."""
+        """A timer that fails has a key but no row, so the other columns may be null."""
         columns = [column if column.name in self.keys else column.with_nullable(True) for column in takes]
         return super().errors_schema(pa.schema(columns))
 
     @property
     def function_takes(self) -> tuple[str, ...]:
-        """A row or a slice, with what is remembered of its keys."""
+        """The function takes a key, a row and the key's state, or their counterparts for a slice."""
         if self.form is Form.ROWS:
             return ("a key", "a dict (one row)", "its state")
         return ("keys", "a pyarrow.RecordBatch", "its state")
 
     def replaced(self, function: Any, local: Any, operator: str, what: str) -> tuple[Spec, Any]:
-        """Another function, which may have timers or not."""
+        """Replace the function by one with or without timers."""
         check_callable(function, operator, *self.function_takes)
         on_timer = getattr(function, "on_timer", None)
         if on_timer is not None:
@@ -88,12 +88,12 @@ class Process(TaskSpec):
         return replace(self, has_timers=on_timer is not None), function
 
     def check_input(self, change: InputChange) -> None:
-        """The key must stay, and what the function was made for."""
+        """The key columns must stay the same, and the columns that the function was written for."""
         change.require(self.keys)
         change.require_written_for()
 
     def at_work(self, operator: Operator, parts: Parts) -> AtWork:
-        """Load the function; revisions of it share the handles of a task."""
+        """Load the function. All its revisions share the state handles of a task."""
         [takes] = parts.takes(operator)
         migrations = parts.migrations(operator)
         if operator.name not in parts.keepers:
@@ -112,11 +112,11 @@ class Process(TaskSpec):
         )
 
     def state_layout(self, takes: Sequence[pa.Schema]) -> str:
-        """It may have another function, form, promises and time to live; what it stores are its own objects."""
+        """Function, form, promises and time to live may change: state holds the user's own objects."""
         return layout_text(Process(self.keys, Form.ROWS), [columns_of(takes[0], self.keys)])
 
     def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
-        """A row for all that its function remembers: which view, which item or time in it, and the value as text."""
+        """One row per stored entry: its view, its item or time within the view, and its value as text."""
         schema = columns_of(takes[0], self.keys)
         shown = list(_remembered(ObjectCodec(f"process {operator.name!r}"), rows))
         keys = pa.array([key for key, *_ in shown], pa.binary())
@@ -129,12 +129,12 @@ class Process(TaskSpec):
 
 
 def _remembered(codec: ObjectCodec, rows: pa.Table) -> Iterator[tuple[bytes, str, str | None, int | None, str | None]]:
-    """Key, view, item, time and value of everything."""
+    """Key, view, item, time and value of each stored entry."""
 
     def show(stored: bytes, data: bytes) -> str:
         try:
             return repr(codec.decode(data, stored).value)
-        except StateError as error:  # a class that is not here is no reason not to show the rest
+        except StateError as error:  # a missing class must not hide the other entries
             return f"<{error}>"
 
     views: dict[Namespace, Callable[[bytes, bytes], tuple[bytes, str, str | None, int | None, str | None]]] = {
@@ -180,20 +180,20 @@ class ProcessMethods(KeyedRows):
         ttl: str | None = None,
         on_error: str = "fail",
     ) -> Stream:
-        """Call ``function(key, row, state)`` for each row, in order; what it returns goes on.
+        """Call ``function(key, row, state)`` for each row, in order, and emit the rows that it returns.
 
         ``key`` is the value of the key column, a tuple if there are several. The function returns a row, several, or
-        None. ``state`` holds what it remembers of this key: see :class:`midstream.State`. If the function is an object
-        with a method ``on_timer(key, time, state)``, that is called when a timer fires, at the end of an epoch.
+        None. ``state`` holds the state of this key: see :class:`midstream.State`. If the function is an object with a
+        method ``on_timer(key, time, state)``, that method is called when a timer fires, at the end of an epoch.
 
         :param returns: the result's columns in Spark's DDL; default: the input's.
-        :param one_to_one: promises at most one row for each (checked), which lets changes apply to fewer operators.
-        :param unique: promises at most one row for each row of the *source*, however many of its descendants come in
-            here; a change of what stands behind this operator may then begin there. Not checked while the flow runs;
-            the auditor finds a promise that was broken.
-        :param ttl: state of a key that was not written for so long (by the driver's clock) is gone.
-        :param on_error: with ``"branch"``, rows on which the function raises leave at :meth:`Stream.errors`, and what
-            it had changed of the key's state until then is undone; see there for timers.
+        :param one_to_one: promises at most one row per row (checked), which lets changes apply to fewer operators.
+        :param unique: promises at most one row for each row of the *source*, however many of its descendants arrive
+            here; a change downstream of this operator may then begin there. Not checked while the flow runs; the
+            auditor detects a broken promise.
+        :param ttl: state of a key that was not written for this long (by the driver's clock) expires.
+        :param on_error: with ``"branch"``, rows on which the function raises leave at :meth:`Stream.errors`, and its
+            changes to the key's state are undone; see there for timers.
 
         >>> from midstream import Flow, ListSource, MemorySink
         >>> from midstream.testing import run_local
@@ -223,10 +223,11 @@ class ProcessMethods(KeyedRows):
     ) -> Stream:
         """Call ``function(keys, batch, state)`` for each slice of rows, many keys at a time.
 
-        ``keys`` are the distinct keys of the slice and ``keys.group_of_row`` says which of them each row has;
-        ``state.get(default)`` gives a list with one value for each of ``keys``, ``state.set(values)`` takes one.
-        Parameters are as in :meth:`process`; ``one_to_one`` then means no more rows than the slice had. With
-        ``on_error="branch"``, a slice on which the function raises is halved, and state undone, until it is one row.
+        ``keys`` are the distinct keys of the slice and ``keys.group_of_row`` holds the index of each row's key;
+        ``state.get(default)`` returns a list with one value for each of ``keys``, ``state.set(values)`` takes one.
+        Parameters are as in :meth:`process`; ``one_to_one`` means no more rows than the slice has. With
+        ``on_error="branch"``, if the function raises, its changes to state are undone and the slice is halved, down to
+        single rows.
         """
         return self._process(name, Form.BATCHES, function, returns, one_to_one, unique, ttl, on_error)
 

@@ -1,4 +1,4 @@
-"""process: a user's function over each key's rows and what it remembers of them."""
+"""The step of a process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def keeper_of(
     operator: Operator, spec: Process, takes: pa.Schema, state: TaskState, times: EpochTimes, *, has_levels: bool
 ) -> HandleKeeper:
-    """The handles of a process in a task; all revisions of its function share them."""
+    """The state handles of a process in a task; all revisions of its function share them."""
     key_schema = columns_of(takes, spec.keys)
 
     def show(stored: bytes) -> object:
@@ -63,7 +63,7 @@ def process_at_work(
     *,
     has_event_times: bool = True,
 ) -> AtWork:
-    """A process in place."""
+    """A process in a task."""
     key_schema = columns_of(takes, spec.keys)
     steps = [(number, partial(_migrate, operator, key_schema, function)) for number, function in migrations]
     idle = idle_timers(function, has_timers=spec.has_timers, has_event_times=has_event_times)
@@ -74,12 +74,12 @@ def process_at_work(
 
 
 def idle_timers(function: Callable[..., Any], *, has_timers: bool, has_event_times: bool) -> dict[Namespace, str]:
-    """Which timers would never do anything for a function, and why."""
+    """The kinds of timers that could never fire for a function, with the reasons."""
     names = {Namespace.EVENT_TIMER: "event_timer", Namespace.CLOCK_TIMER: "clock_timer"}
     if not has_timers:
         why = (
-            f"was called, but {label_of(function)} has no method on_timer(key, time, state) that could be called when "
-            f"the time has come. Give an object with __call__ and on_timer"
+            f"was called, but {label_of(function)} has no method on_timer(key, time, state) to call when the timer "
+            f"fires. Give an object with __call__ and on_timer"
         )
         return {namespace: f"{name} {why}" for namespace, name in names.items()}
     if not has_event_times:
@@ -157,19 +157,19 @@ class _ProcessStep:
         try:
             return {ONLY: self._called(groups, states, batch)}
         except USER_ERRORS as error:
-            # Not called again on halves to find the row: its state would have changed meanwhile.
+            # Not called again on halves to find the row, because the first call may have changed state.
             raise failed(self._operator.name, error, None) from error
 
     def _called(self, groups: SortedKeys, states: list[State], batch: pa.RecordBatch) -> pa.RecordBatch:
-        """What a function for batches gives."""
+        """Call a batch function and check its result."""
         keys = Keys(self._keys(groups), groups.group_of_row)
         result = conform(self._function(keys, batch, BatchState(states, self._what)), self._operator.schema, self._what)
         if self._spec.one_to_one and result.num_rows > batch.num_rows:
-            raise SchemaError(f"{self._what} is one_to_one but gave {result.num_rows} rows for {batch.num_rows}")
+            raise SchemaError(f"{self._what} is one_to_one but returned {result.num_rows} rows for {batch.num_rows}")
         return result
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
-        """Fire the timers that are due, then write what has changed."""
+        """Fire the timers that are due, then write changed state."""
         if self._spec.has_timers:
             yield from self._fire()
         try:
@@ -211,7 +211,7 @@ class _ProcessStep:
                 f"several dicts"
             ) from None
         if self._spec.one_to_one and len(rows) > 1:
-            raise SchemaError(f"{self._what} is one_to_one but gave {len(rows)} rows for one")
+            raise SchemaError(f"{self._what} is one_to_one but returned {len(rows)} rows for one")
         return rows
 
     def _groups(self, batch: pa.RecordBatch) -> SortedKeys:
@@ -236,7 +236,7 @@ class _ProcessStep:
 
 
 class _TolerantProcess(_ProcessStep):
-    """A process whose bad rows go aside. What the function did to state before it failed on a row is undone."""
+    """A process whose bad rows leave by the errors branch. If the function fails, its changes to state are undone."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -265,7 +265,7 @@ class _TolerantProcess(_ProcessStep):
         return {ONLY: self._emitted(results, self._what), **self._aside.rows(batch, reasons)}
 
     def batches(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """Call the function for the slice, and for halves of what it cannot take."""
+        """Call the function for the slice; if it raises, for the halves."""
         reasons = self._screen.reasons(batch)
         places, good = _others(batch, reasons)
 
@@ -314,7 +314,7 @@ class _TolerantProcess(_ProcessStep):
         return fired
 
     def _attempt(self, function: Callable[..., Any], *given: Any) -> list[dict[str, Any]] | str:
-        """The rows that a call gives, or why it failed; then it has changed nothing."""
+        """The rows that a call returns, or the reason why it failed. A failed call leaves state unchanged."""
         self._undo.begin()
         try:
             result = function(*given)
@@ -332,7 +332,7 @@ class _TolerantProcess(_ProcessStep):
 
 
 def _others(batch: pa.RecordBatch, reasons: Reasons) -> tuple[Sequence[int], pa.RecordBatch]:
-    """The rows of a batch that are not bad, and where they are in it."""
+    """The positions of the rows of a batch that are not bad, and these rows."""
     if not reasons:
         return range(batch.num_rows), batch
     places = [place for place in range(batch.num_rows) if place not in reasons]
@@ -340,7 +340,7 @@ def _others(batch: pa.RecordBatch, reasons: Reasons) -> tuple[Sequence[int], pa.
 
 
 class Keys(Sequence[Any]):
-    """The distinct keys of a slice, for batch functions; ``group_of_row`` says which of them each row has."""
+    """The distinct keys of a slice, for batch functions; ``group_of_row`` holds the index of each row's key."""
 
     def __init__(self, keys: list[Any], group_of_row: npt.NDArray[np.int64]) -> None:
         self._keys = keys
@@ -361,11 +361,11 @@ class BatchState:
         self._what = what
 
     def get(self, default: Any = None) -> list[Any]:
-        """One value per key, the default where there is none."""
+        """One value per key; the default for keys without one."""
         return [state.get(default) for state in self._states]
 
     def set(self, values: Sequence[Any]) -> None:
-        """Remember one value per key."""
+        """Store one value per key."""
         if len(values) != len(self._states):
             raise StateError(
                 f"{self._what}: {len(values)} values were set for {len(self._states)} keys; give one for each"
@@ -374,10 +374,10 @@ class BatchState:
             state.set(value)
 
     def __getitem__(self, index: int) -> State:
-        """The state of one of the keys, with all that a row function could do with it."""
+        """The state of one of the keys, as a row function gets it."""
         return self._states[index]
 
 
 def _plain(key: tuple[Any, ...]) -> Any:
-    """A key as functions see it: the value itself if there is one column."""
+    """A key as functions get it: the value itself if there is one column."""
     return key[0] if len(key) == 1 else key

@@ -1,4 +1,4 @@
-"""route: each row to exactly one branch."""
+"""route: sends each row to exactly one branch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from midstream.operators.rows import Row, StreamRows
 
 @dataclass(frozen=True)
 class Route(FunctionSpec):
-    """Each row goes to exactly one branch."""
+    """Sends each row to exactly one branch."""
 
     kind: ClassVar[str] = "route"
 
@@ -34,7 +34,7 @@ class Route(FunctionSpec):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """One for each branch."""
+        """The branches, in the user's order."""
         return self.branches
 
     def step(self, operator: Operator, function: Callable[..., Any]) -> OperatorStep:
@@ -90,7 +90,7 @@ class RouteMethods(StreamRows):
     def route(
         self, name: str, function: Callable[[Row], str], *, branches: Sequence[str], on_error: str = "fail"
     ) -> Branches:
-        """Each row goes to exactly one branch, the one whose name the function returns: ``routed["branch"]``.
+        """Send each row to the branch whose name the function returns: ``routed["branch"]``.
 
         With ``on_error="branch"`` bad rows leave at ``routed.errors()``.
         """

@@ -1,4 +1,4 @@
-"""What the methods that add operators to a stream have to work with."""
+"""Base classes of the methods that add operators to a stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BatchFunction = Callable[[pa.RecordBatch], pa.RecordBatch]
 class StreamRows:
     """The rows that leave an operator: the base of each operator's methods, which make up a ``Stream``.
 
-    A method checks what it was given, at the user's own line, and calls ``self._flow._add`` with a description.
+    A method checks its arguments, at the user's own line, and calls ``self._flow._add`` with a description.
     """
 
     _flow: Flow
@@ -41,7 +41,7 @@ class KeyedRows(StreamRows):
     event_time: str | None
 
     def _time(self, time: str | None, what: str) -> str:
-        """The event-time column of this stream: the one that was named, or the source's if it is still there."""
+        """The event-time column of this stream: the named one, or the source's if the rows still have it."""
         time = time or self.event_time
         if time is None:
             raise FlowError(

@@ -1,7 +1,7 @@
-"""Streams of the fluent API: what can be done with the rows of an operator, and with rows that have a key.
+"""Streams of the fluent API: the operations on the rows of an operator, and on rows with a key.
 
-The bases of the two classes list all operators that have a module of their own; the methods here add those that give a
-flow its structure. Every mistake that a method can see is refused there, at the user's own line.
+The bases of the two classes list all operators that have their own module; the methods here add those that give a flow
+its structure. A method refuses every mistake that it can detect, at the user's own line.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 
 class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMethods, TransactMethods):
-    """The rows that leave an operator. Each method adds one operator behind it and gives back *its* rows.
+    """The rows that leave an operator. Each method adds one operator that reads them and returns *its* rows.
 
     Using one stream several times replicates its rows. Functions come in two forms: for rows, which are dicts, and
     for batches (the methods whose names end in ``_batches``), which are ``pyarrow.RecordBatch``. ``returns`` is the
-    schema of the result in Spark's DDL, by default the input's; ``adds`` names only the columns that a function puts
-    behind those of its input. What functions return is held to it.
+    schema of the result in Spark's DDL, by default the input's; ``adds`` names only the columns that a function appends
+    to those of its input. The results of functions are checked against that schema.
 
     With ``on_error="branch"``, rows that an operator cannot take leave at :meth:`errors`; by default they fail the job.
     """
@@ -69,7 +69,7 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
     def __repr__(self) -> str:
         return f"Stream({str(self._port)!r}, {to_ddl(self.schema)!r})"
 
-    if not TYPE_CHECKING:  # mypy would take any name for an attribute
+    if not TYPE_CHECKING:  # otherwise mypy would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             if hasattr(KeyedStream, name) and not name.startswith("_"):
@@ -77,20 +77,20 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def late(self, side: str = "left") -> Stream:
-        """The rows that came too late for this operator's windows, as they came in; of a join, those of one side."""
+        """The rows that arrived too late for this operator's windows, unchanged; for a join, those of one side."""
         operator = self._flow._operators[self._port.operator]
         return self._branch(late_port(operator, self._port.branch, side))
 
     def errors(self, side: str = "left") -> Stream:
-        """The rows that this operator could not take, as they came in, and why: a column ``error`` behind theirs.
+        """The bad rows of this operator: the input's columns, and the reason in the column ``error``.
 
-        The operator must have been made with ``on_error="branch"``. Bad rows are those for which its function raised or
-        returned something that is not of the declared columns, whose key is null or too long, or whose event time is
-        null. They change no state. Nobody has to read them: ``errors`` of the operator's metrics counts them. Of a
-        join, ``side`` says which input's rows are meant.
+        The operator must have been created with ``on_error="branch"``. Bad rows are rows for which its function raised
+        or returned other columns than declared, whose key is null or too long, or whose event time is null. They change
+        no state. The branch needs no reader: ``errors`` in the operator's metrics counts bad rows. For a join, ``side``
+        selects the input.
 
-        A timer that fails has no row: its error has the columns of the key, null in the others, and the timer's time in
-        its text. A timer fires once, so it is gone.
+        A timer that fails has no row: its error row has the columns of the key, nulls in the others, and the timer's
+        time in the reason. A timer fires once, so it is gone.
 
         >>> from midstream import Flow, ListSource, MemorySink
         >>> from midstream.testing import run_local
@@ -109,11 +109,11 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
         return self._branch(error_port(operator, self._port.branch, side))
 
     def key_by(self, name: str, *columns: str, on_error: str = "fail") -> KeyedStream:
-        """Rows with equal values in these columns meet in one task downstream, in a deterministic order.
+        """Bring rows with equal values in these columns together in one task downstream, in a deterministic order.
 
-        What comes back has the operators that keep state per key: ``process``, ``aggregate``, ``distinct``, ``join``.
-        With ``on_error="branch"``, rows whose key is null or too long leave at :meth:`errors`; by default they go on,
-        and the first operator that keeps state fails.
+        The result has the operators that keep state per key: ``process``, ``aggregate``, ``distinct``, ``join``. With
+        ``on_error="branch"``, rows whose key is null or too long leave at :meth:`errors`; by default they pass, and the
+        first operator that keeps state fails.
         """
         check_name(name, "key_by")
         if not columns:
@@ -125,7 +125,7 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
         return KeyedStream(self._flow, Port(name), self.schema, tuple(columns))
 
     def union(self, name: str, *others: Stream) -> Stream:
-        """Rows of this stream and the others, which must have the same columns, as one stream."""
+        """Merge this stream and the others, which must have the same columns, into one stream."""
         check_name(name, "union")
         if not others:
             raise FlowError(f"union {name!r}: name at least one other stream")
@@ -147,7 +147,7 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
         """Run any DataFrame → DataFrame function on the epoch's rows: Spark SQL, joins with tables, ML pipelines.
 
         Catalyst runs it inside the epoch's plan, and the flow's stages end and start at it. It sees one epoch at a
-        time. ``local`` does the same on a ``pyarrow.Table``, for the local runtime, which has no Spark.
+        time. ``local`` is the equivalent on a ``pyarrow.Table``, for the local runtime, which has no Spark.
         """
         check_callable(function, check_name(name, "transform"), "a DataFrame")
         if local is not None:
@@ -156,7 +156,7 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
         return self._flow._add(name, Transform(), (self._port,), schema, (function, local))
 
     def sink(self, name: str, target: SinkTarget | Callable[[Any, int], Any]) -> None:
-        """Rows go out: to a :class:`FileSink`, a :class:`DatabaseSink`, … or any ``callable(df, epoch)``."""
+        """Write the rows to a :class:`FileSink`, a :class:`DatabaseSink`, … or any ``callable(df, epoch)``."""
         what = f"sink {check_name(name, 'sink')!r}"
         if not isinstance(target, FileSink | DatabaseSink | MemorySink | ConsoleSink | NoopSink | CallSink):
             if not callable(target):
@@ -173,7 +173,7 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
         if isinstance(target, MemorySink):
             for other, known in self._flow._payloads.items():
                 if known is target:  # each would replace what the other one wrote
-                    raise FlowError(f"{what}: its MemorySink is that of sink {other!r}; give each sink one of its own")
+                    raise FlowError(f"{what}: sink {other!r} has the same MemorySink; give each sink its own")
         check_columns(target, self.schema, what)
         self._flow._add(name, Sink(target.drains), (self._port,), self.schema, target)
 
@@ -196,7 +196,7 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
 
 
 class KeyedStream(ProcessMethods, AggregateMethods, DistinctMethods, JoinMethods, Stream):
-    """The rows that leave a key_by. A stream like any other, and with operators that keep state per key."""
+    """The rows that leave a key_by: a stream with additional operators that keep state per key."""
 
     def __init__(self, flow: Flow, port: Port, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         super().__init__(flow, port, schema)

@@ -1,4 +1,4 @@
-"""transact: each row triggers a transaction over tables that all of them share."""
+"""transact: each row triggers a transaction over shared tables."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _ARROW = {"double": pa.float64(), "bigint": pa.int64(), "boolean": pa.bool_(), "
 
 @dataclass(frozen=True)
 class Transact(TaskSpec):
-    """Each row triggers a transaction over tables that all of them share, in the order of the column ``order_by``.
+    """Each row triggers a transaction over shared tables, in the order of the column ``order_by``.
 
-    ``which`` is the column that says by name which of the ``transactions`` a row triggers; rows that agree in the
-    column ``domain`` have tables of their own. ``timed``: ``order_by`` is the event time of the source, so rows of
-    before the watermark are late. What users hand over is traced, which is all that can be tried without the tables.
+    The column ``which`` holds the name of the transaction that a row triggers; each value of the column ``domain`` has
+    its own tables. ``timed``: ``order_by`` is the event time of the source, so rows older than the watermark are late.
+    There is no preflight: without the tables, transactions can be traced but not run.
     """
 
     kind: ClassVar[str] = "transact"
@@ -60,7 +60,7 @@ class Transact(TaskSpec):
 
     @property
     def keyed_by(self) -> tuple[str, ...]:
-        """The columns by which rows were brought together: none if all of them were."""
+        """The columns of the key_by before it; none if all rows meet in one task."""
         return () if self.domain is None else (self.domain,)
 
     @property
@@ -75,21 +75,21 @@ class Transact(TaskSpec):
 
     @property
     def shared_tables(self) -> tuple[Table, ...]:
-        """Its state."""
+        """The tables of its transactions."""
         return self.tables
 
     def replaced(self, function: Any, local: Any, operator: str, what: str) -> tuple[Spec, Any]:
-        """Other transactions, one or a list. They are traced when the columns of their events are known."""
+        """Replace the transactions by one or a list. They are traced once the columns of their events are known."""
         handed = function if isinstance(function, list | tuple) else (function,)
         return self, transactions_of(handed, what)
 
     def check_input(self, change: InputChange) -> None:
-        """It is traced anew: see :meth:`derived`."""
+        """Accept any columns: :meth:`derived` traces the transactions again."""
 
     def derived(
         self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
     ) -> tuple[Spec, pa.Schema]:
-        """With other transactions, or with events of other columns. Its tables stay as they are."""
+        """Trace the transactions over the new columns. Existing tables must stay the same."""
         [events] = inputs
         check_events(self, events, what)
         types = traced(payload, events, what)
@@ -99,12 +99,12 @@ class Transact(TaskSpec):
             if known.get(table.name, table) != table:
                 raise SchemaError(
                     f"after the change {what} would have the table {table.name!r} as {table!r} instead of "
-                    f"{known[table.name]!r}; what it holds cannot be converted. Give the new table another name"
+                    f"{known[table.name]!r}; its contents cannot be converted. Give the new table another name"
                 )
         return revised, schema_of(events, types, what)
 
     def at_work(self, operator: Operator, parts: Parts) -> AtWork:
-        """Load the transactions; what runs them is made once in each worker."""
+        """Load the transactions; each worker creates their engine once."""
         [takes] = parts.takes(operator)
         transactions: Any = parts.function(operator)
         engine = parts.resources.made(
@@ -116,11 +116,11 @@ class Transact(TaskSpec):
         return transact_at_work(operator, self, engine, parts.state(operator), parts.times, parts.revision)
 
     def state_layout(self, takes: Sequence[pa.Schema]) -> str:
-        """It may have other transactions, and more or fewer tables; those are compared one by one."""
+        """Transactions and the set of tables may change; tables are compared one by one."""
         return layout_text(Transact((), (), order_by="", domain=self.domain), [columns_of(takes[0], self.keyed_by)])
 
     def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
-        """The rows of all its tables, keys and values as text."""
+        """The rows of all tables, with keys and values as text."""
         parts = []
         for table in self.tables:
             shown = self.shown_table(operator, table, takes, rows)
@@ -135,7 +135,7 @@ class Transact(TaskSpec):
         return pa.concat_tables(parts)
 
     def shown_table(self, operator: Operator, table: Table, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
-        """The domain's column if there is one, ``key``, and the columns of the table's value."""
+        """One table: the domain's column if there is one, ``key``, and the columns of the value."""
         found = rows_of(table, rows, f"transact {operator.name!r}")
         schema = columns_of(takes[0], self.keyed_by)
         domains = decode_keys(pa.array(found.domains, pa.binary()), schema)
@@ -159,21 +159,20 @@ class TransactMethods(StreamRows):
         domain: str | None = None,
         on_error: str = "fail",
     ) -> Stream:
-        """Each row triggers a transaction over tables that all of them share; it comes out committed or aborted.
+        """Each row triggers a transaction over shared tables, which commits or aborts.
 
-        The result of an epoch equals running its transactions one after the other in the order of ``order_by`` (of
-        equal ones, in the order of arrival). A transaction one of whose conditions fails has no effect at all. Rows
-        come out with their own columns, those that the transaction returned (null where it was aborted), ``committed``
-        and ``reason``, the text of the condition that failed.
+        The result of an epoch equals running its transactions one after the other in the order of ``order_by`` (ties in
+        the order of arrival). A transaction has no effect at all if one of its conditions fails. The result has the
+        columns of the row, the columns that the transaction returned (null if it aborted), ``committed`` and
+        ``reason``, the text of the condition that failed.
 
-        :param transactions: functions of ``t`` and ``e``, usually made with ``@transaction``: see
+        :param transactions: functions of ``t`` and ``e``, usually decorated with ``@transaction``: see
             :class:`midstream.Access`. They are called once, on symbols for whole columns.
         :param order_by: a timestamp or whole number that orders the rows. If it is the event time of the source, rows
-            of before the watermark leave at ``.late()`` and trigger nothing.
-        :param which: the column that says, by the function's name, which transaction a row triggers; needed if there
-            are several.
-        :param domain: rows that agree in this column have tables of their own, and domains run in parallel. Without it
-            there is one domain: one task runs all transactions, on all of its machine's cores.
+            older than the watermark leave at ``.late()`` and trigger nothing.
+        :param which: the column with the name of the function that a row triggers; needed if there are several.
+        :param domain: each value of this column has its own tables, and domains run in parallel. Without it there is
+            one domain: one task runs all transactions, on all of its machine's cores.
         :param on_error: with ``"branch"``, rows that cannot trigger a transaction, and those for which a function given
             to ``t.call`` raises, leave at :meth:`errors` and have no effect.
 

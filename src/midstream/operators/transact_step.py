@@ -1,7 +1,7 @@
-"""transact: the rows of an epoch as one batch of transactions over shared tables.
+"""The step of a transact: runs the rows of an epoch as one batch of transactions over shared tables.
 
-Rows wait until the epoch's last one is there, because only then it is known in which order they have to run. They come
-out in the order of arrival. What the transactions changed is in the tables when the epoch is committed, and not before.
+Rows wait for the last row of the epoch, because only then their order is known. They are emitted in the order of
+arrival. The tables have the changes of the transactions once the epoch is committed, and not before.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ __all__ = ["engine_of", "transact_at_work"]
 _log = logging.getLogger("midstream")
 
 ONLY_DOMAIN = bytes([0, Namespace.VALUE])
-"""The stored key of the domain of all rows."""
+"""The stored key of the single domain of a transact without ``domain``."""
 
 Array = npt.NDArray[Any]
 
 
 def engine_of(operator: Operator, spec: Transact, transactions: Sequence[Transaction], takes: pa.Schema) -> Engine:
-    """What runs the transactions of an operator. Domains share a machine's cores; a single one has them all."""
-    # Here, because numba takes half a second to import, and only those who transact have it.
+    """The engine of an operator's transactions. Domains share a machine's cores; a single domain uses them all."""
+    # Imported here, because numba takes half a second to import, and only flows with transactions need it.
     from midstream.txn import Engine, Program
     from midstream.txn.calibration import load_calibration
 
@@ -55,7 +55,7 @@ def engine_of(operator: Operator, spec: Transact, transactions: Sequence[Transac
     threads = None if spec.domain is None else 1
     try:
         calibration = load_calibration()
-    except SchemaError as error:  # it only decides how fast; no job should fail of it
+    except SchemaError as error:  # calibration affects only speed, so no job should fail because of it
         _log.warning("%s; prices of a common machine are assumed", error)
         calibration = None
     return Engine(Program.of(*types), threads=threads, calibration=calibration)
@@ -64,7 +64,7 @@ def engine_of(operator: Operator, spec: Transact, transactions: Sequence[Transac
 def transact_at_work(
     operator: Operator, spec: Transact, engine: Engine, state: TaskState, times: EpochTimes, revision: Revision
 ) -> AtWork:
-    """A transact in place in a task."""
+    """A transact in a task."""
     form = _TransactStep(operator, spec, engine, state, times, revision)
     return AtWork((form.take,), form.finish, note=form.note)
 
@@ -93,7 +93,7 @@ class _TransactStep:
         self._explanations: dict[str, int] = {}
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """Keep a slice for the end; rows of before the watermark, and bad ones, are emitted as they are."""
+        """Keep a slice for the end; emits late rows and bad rows at once."""
         batch, aside = self._screened(batch)
         refuse_nulls(self._operator, batch, [self._spec.order_by], "what rows are ordered by")
         late = self._late(batch)
@@ -105,7 +105,7 @@ class _TransactStep:
         return {LATE: batch.filter(pa.array(late)), **aside}
 
     def _screened(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]:
-        """Rows that can trigger a transaction, and the others."""
+        """The rows that can trigger a transaction, and the bad rows."""
         reasons = self._screen.reasons(batch)
         if self._screen.is_on and self._spec.which is not None:
             unknown = self._found(batch).is_null().to_numpy(zero_copy_only=False)
@@ -114,7 +114,7 @@ class _TransactStep:
         return without(batch, reasons), self._aside.rows(batch, reasons)
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
-        """Run everything, one domain after the other, and emit what became of each row."""
+        """Run all transactions, one domain after the other, and emit the outcome of each row."""
         waiting, self._waiting = self._waiting, []
         for domain, members in self._domains(waiting):
             if self._screen.is_on:
@@ -124,7 +124,7 @@ class _TransactStep:
                 yield {ONLY: outcome}
 
     def note(self) -> str:
-        """By which strategies the batches of this epoch were run, and why."""
+        """The strategies that ran the batches of this epoch, with the reasons."""
         return "; ".join(
             text if count == 1 else f"{text} ({count} domains)" for text, count in self._explanations.items()
         )
@@ -137,7 +137,7 @@ class _TransactStep:
         return late if late.any() else None
 
     def _domains(self, waiting: list[pa.RecordBatch]) -> Iterator[tuple[bytes, list[pa.RecordBatch]]]:
-        """The rows of each domain, in the order of arrival, and its stored key."""
+        """The stored key of each domain, and its rows in the order of arrival."""
         if not waiting:
             return
         if self._spec.domain is None:
@@ -152,12 +152,12 @@ class _TransactStep:
             yield domain, [together.slice(at, min(BLOCK, end - at)) for at in range(start, end, BLOCK)]
 
     def _run(self, domain: bytes, members: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the rows of a domain. They stay in the portions in which they came: only what counts is put together."""
+        """Run the rows of a domain. Rows stay in the batches they came in: only the columns needed are concatenated."""
         try:
             added = self._executed(domain, members, self._forget())
         except OperatorFailed:
             raise
-        except USER_ERRORS as error:  # functions that were given to t.call are the user's
+        except USER_ERRORS as error:  # from the user's functions in t.call
             raise failed(self._operator.name, error, None) from error
         start = 0
         for rows in members:
@@ -168,9 +168,9 @@ class _TransactStep:
     def _executed(
         self, domain: bytes, members: Sequence[pa.RecordBatch], forget: Mapping[str, int | None]
     ) -> list[pa.Array]:
-        """The columns that transactions add to their rows, once these have run and their tables are written.
+        """Run transactions, write their tables, and return the columns that they add to their rows.
 
-        What the user's functions raise comes through, and then nothing has changed.
+        Errors of the user's functions propagate, and then nothing has changed.
         """
         from midstream.engine.tables import StoredTables
         from midstream.txn import Batch
@@ -183,7 +183,7 @@ class _TransactStep:
         result = self._engine.execute(Batch.of(columns, order_by=self._spec.order_by, kinds=kinds), tables)
         try:
             tables.apply(result, program.tables, forget=forget)
-        except USER_ERRORS as error:  # too late to leave out a row
+        except USER_ERRORS as error:  # too late to skip a row
             raise failed(self._operator.name, error, None) from error
         text = result.explanation
         self._explanations[text] = self._explanations.get(text, 0) + 1
@@ -192,11 +192,11 @@ class _TransactStep:
     def _run_tolerantly(self, domain: bytes, rows: pa.RecordBatch) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """Run the rows of a domain without those for which a function raises.
 
-        A batch that fails is divided in the order in which its transactions run: the first half runs and is applied
-        before the second, so the result is that of running one after the other and skipping the bad ones.
+        A batch that fails is halved in the order in which its transactions run: the first half runs and is applied
+        before the second, so the result equals running them one after the other and skipping the bad ones.
         """
         order = np.argsort(_numbers(rows.column(self._spec.order_by)), kind="stable")
-        # What windows of the rows that are still to run may look back at must not be forgotten before.
+        # Windows of the rows that have yet to run may look back at the past of tables, so only the last part forgets.
         keep = dict.fromkeys(self._forget(), None)
 
         def attempt(start: int, stop: int) -> tuple[Array, pa.RecordBatch]:
@@ -219,13 +219,13 @@ class _TransactStep:
             yield self._aside.rows(rows, reasons)
 
     def _found(self, rows: pa.RecordBatch) -> pa.Array:
-        """The number of the transaction that each row names; null where there is none."""
+        """The number of the transaction that each row names; null if there is no such transaction."""
         return pc.index_in(rows.column(self._spec.which), value_set=pa.array(self._spec.transactions, pa.string()))
 
     def _unknown(self, rows: pa.RecordBatch, row: int) -> SchemaError:
         name = rows.column(self._spec.which)[row].as_py()
         return SchemaError(
-            f"column {self._spec.which!r} names the transaction {name!r}; there is "
+            f"column {self._spec.which!r} names the transaction {name!r}; the transactions are "
             f"{', '.join(self._spec.transactions)}",
             column=self._spec.which,
         )
@@ -240,7 +240,7 @@ class _TransactStep:
         return numbers
 
     def _forget(self) -> dict[str, int | None]:
-        """For each table with a past, the time up to which no window will look back any more."""
+        """For each table with a past, the time up to which no window will look back."""
         sizes: dict[str, int] = {}
         program = self._engine.program
         for kind in program.types:
@@ -251,7 +251,7 @@ class _TransactStep:
         return {table: None if watermark is None else watermark - size for table, size in sizes.items()}
 
     def _added(self, result: Result) -> list[pa.Array]:
-        """The columns behind those of the rows."""
+        """The columns that are appended to those of the rows."""
         program = self._engine.program
         added = []
         for name in returned_by(program.types):
@@ -266,7 +266,7 @@ def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _reasons(result: Result) -> pa.Array:
-    """Why each row was aborted; null where it was not."""
+    """Why each row aborted; null if it committed."""
     if result.committed.all():
         return pa.nulls(len(result.committed), pa.string())
     texts = [text for kind in result.texts for text in kind]

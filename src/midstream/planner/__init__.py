@@ -1,1 +1,1 @@
-"""Decisions about a flow, all of them pure: which stages run it, where its rows travel."""
+"""Pure decisions about a flow: its stages, the paths of its rows, and the scope of a change."""

@@ -1,8 +1,8 @@
 """Assignments: which partition of a stage owns which bin of the key space.
 
-A configuration has one for each stage that is behind an exchange. What a task *owns* is its own stage's assignment;
-where it *sends* rows of a key is the assignment of the stage that they are for. Operators of one stage are partitioned
-alike, so their state moves together.
+A configuration has an assignment for each stage behind an exchange. The assignment of a task's own stage decides which
+bins it *owns*; the assignment of the receiving stage decides where it *sends* the rows of a key. All operators of a
+stage share its assignment, so their state moves together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from midstream.ids import BINS, BinId, PartitionId, StageIndex
 __all__ = ["MAX_BINS", "Assignment", "assign", "check_partitions", "spread"]
 
 MAX_BINS = 1 << 16
-"""Most bins that a key space can have."""
+"""The largest number of bins that a key space can have."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Assignment:
     >>> Assignment(2, (0, 2))
     Traceback (most recent call last):
     ...
-    midstream.errors.FlowError: bin 1 belongs to partition 2, but there are only the partitions 0 to 1
+    midstream.errors.FlowError: bin 1 belongs to partition 2, but the partitions are 0 to 1
     """
 
     partitions: int
@@ -41,11 +41,11 @@ class Assignment:
         if not 1 <= bins <= MAX_BINS or bins & (bins - 1):
             raise FlowError(f"{bins} bins: the number of bins must be a power of two from 1 to {MAX_BINS}")
         if not 1 <= self.partitions <= MAX_BINS:
-            raise FlowError(f"{self.partitions} partitions: a stage has from 1 to {MAX_BINS}")
+            raise FlowError(f"{self.partitions} partitions: the number of partitions must be from 1 to {MAX_BINS}")
         for number in {min(self.owners), max(self.owners)} - set(range(self.partitions)):
             raise FlowError(
-                f"bin {self.owners.index(number)} belongs to partition {number}, but there are only the partitions 0 "
-                f"to {self.partitions - 1}"
+                f"bin {self.owners.index(number)} belongs to partition {number}, but the partitions are 0 to "
+                f"{self.partitions - 1}"
             )
 
     @property
@@ -59,7 +59,7 @@ class Assignment:
 
 
 def spread(partitions: int, bins: int = BINS) -> Assignment:
-    """Every partition owns as many bins as every other, give or take one.
+    """Spread bins evenly: the partitions own equal numbers of bins, give or take one.
 
     >>> spread(2, bins=4)
     Assignment(partitions=2, owners=(0, 1, 0, 1))
@@ -72,14 +72,14 @@ def assign(
 ) -> dict[StageIndex, Assignment]:
     """An assignment for each of these stages: the recorded one if there is one, else bins spread over ``partitions``.
 
-    The number of bins is that of the recorded ones, because state is addressed by bin.
+    New assignments have as many bins as the recorded ones, because state is addressed by bin.
     """
     bins = next((each.bins for each in recorded.values()), BINS)
     return {stage: recorded.get(stage) or spread(partitions, bins) for stage in stages}
 
 
 def check_partitions(partitions: int) -> int:
-    """Refuse a number of partitions that a user cannot mean."""
+    """Refuse a number of partitions that is not a whole number from 1 to :data:`BINS`."""
     if type(partitions) is not int or not 1 <= partitions <= BINS:
         raise FlowError(
             f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space"

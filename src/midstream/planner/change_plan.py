@@ -1,14 +1,15 @@
 """Plans a change of a running job: which operators change together, where the change begins, and when.
 
-The updated operators, and those above them that may split a row (:mod:`~midstream.planner.pruning`), span components
-(:mod:`~midstream.planner.mcs`), and the change begins at their heads. A row that passes a head after this has switched
-is of the new revision, and every member behind takes it as such; a row that passed before, or came past all heads, is
-of the old one.
+The updated operators, and the operators upstream that may split a row (:mod:`~midstream.planner.pruning`), span
+components (:mod:`~midstream.planner.mcs`), and the change begins at their heads. A row that passes a head after the
+head has switched belongs to the new revision, and every member downstream processes it under that revision. A row that
+passed before the switch, or did not pass a head, belongs to the old revision.
 
-Why no row meets a mixture: let one source row cause two operations on updated operators. Either one of the two stands
-above the other on the row's path, or there is an operator at which the row was split. In both cases that operator is a
-member of one component with both, no head stands behind it, and so both operations have the revision that the row had
-there. An operator that splits rows is left out only if one of these at most meets the change.
+Why no row meets a mixture of revisions: suppose one source row causes two operations on updated operators. Either one
+operator is upstream of the other on the row's path, or some operator split the row. In both cases that upstream or
+splitting operator is in one component with both, no head is downstream of it, and so both operations use the revision
+that the row had there. An operator that splits rows is left out only if at most one of the resulting rows meets the
+change.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ __all__ = ["ChangePlan", "Component", "Pruned", "Rule", "Scheduler", "crossings"
 
 
 class Scheduler(enum.StrEnum):
-    """How a change is brought about."""
+    """How a change takes effect."""
 
     FRIES = "fries"
-    """Begins as near to the updated operators as consistency allows."""
+    """Begins as close to the updated operators as consistency allows."""
 
     FRIES_UNPRUNED = "fries-unpruned"
-    """The same, but at every one-to-many operator above them, needed or not; for comparison."""
+    """The same, but begins at every one-to-many operator upstream, needed or not; for comparison."""
 
     MARKER = "marker"
-    """Begins at all sources above the updated operators, in the midst of an epoch: the barrier of Chi."""
+    """Begins at all sources upstream of the updated operators, during an epoch: the barrier of Chi."""
 
     EPOCH = "epoch"
-    """From the next epoch: what a micro-batch engine can do by nature."""
+    """Begins with the next epoch: what every micro-batch engine can do."""
 
     REPLAY = "replay"
-    """The running epoch is cancelled and run again wholly after the change: no row that is not committed is spared."""
+    """Cancels the running epoch and runs it again after the change: the change applies to every uncommitted row."""
 
 
 @dataclass(frozen=True)
 class ChangePlan:
-    """What a change of ``updated`` involves; operators are in the graph's order.
+    """The scope of a change of ``updated``; operators are in the graph's order.
 
-    ``crosses`` names the blocking operators that the change would have to cross. These speak at the end of an epoch,
-    when it cannot be told any more which of their rows came after the change; so it waits for the next epoch.
+    ``crosses`` names the blocking operators that the change would have to cross. They emit rows at the end of an epoch,
+    when they can no longer tell which input came after the change, so the change waits for the next epoch.
     """
 
     scheduler: Scheduler
@@ -74,7 +75,7 @@ class ChangePlan:
 
     @property
     def from_next_epoch(self) -> bool:
-        """Whether the running epoch is finished without the change; one that is run again has it from its start."""
+        """Whether the running epoch finishes without the change. False for an epoch that runs again with the change."""
         return self.scheduler is not Scheduler.REPLAY and (bool(self.crosses) or self.scheduler is Scheduler.EPOCH)
 
     def describe(self) -> str:
@@ -95,7 +96,7 @@ class ChangePlan:
         >>> print(plan_change(graph, ["FM", "MC"]).describe())
         change of FM, MC by scheduler fries
           component 1: FM, MC; begins at FM
-          pruned: payments (edge-wise one-to-one: it gives each reader one row at most, and only 'FM' leads to the
+          pruned: payments (edge-wise one-to-one: it emits at most one row to each reader, and only 'FM' leads to the
                   change)
           takes effect in the running epoch, as soon as the tasks of FM have finished their slices
         """
@@ -110,10 +111,10 @@ class ChangePlan:
 
     def _effect(self) -> str:
         if self.scheduler is Scheduler.REPLAY:
-            return "takes effect for the running epoch as a whole, which is cancelled and run again"
+            return "takes effect for the whole running epoch, which is cancelled and run again"
         if self.crosses:
             return (
-                f"takes effect from the next epoch, because {', '.join(self.crosses)} can give rows at an epoch's end"
+                f"takes effect from the next epoch, because {', '.join(self.crosses)} can emit rows at an epoch's end"
             )
         if self.from_next_epoch:
             return "takes effect from the next epoch"
@@ -142,15 +143,15 @@ def plan_change(graph: Graph, updated: Collection[str], scheduler: Scheduler = S
     names = _checked(graph, updated)
     components, pruned = _PLANNERS[scheduler](graph, names)
     members = {name for component in components for name in component.operators}
-    # What was pruned may lie between members all the same.
+    # A pruned operator may still lie between members.
     pruned = tuple(each for each in pruned if each.operator not in members)
     return ChangePlan(scheduler, names, components, pruned, _crossed(graph, components))
 
 
 def crossings(plan: Plan, change: ChangePlan) -> tuple[Wire, ...]:
-    """The exchanges that the change has to travel through: wires between members of a component in different stages.
+    """The exchanges that the change travels through: wires between members of a component in different stages.
 
-    There are none for a change that applies to whole epochs.
+    A change that applies to whole epochs has none.
     """
     if change.from_next_epoch or change.scheduler is Scheduler.REPLAY:
         return ()
@@ -163,9 +164,9 @@ def crossings(plan: Plan, change: ChangePlan) -> tuple[Wire, ...]:
 
 
 def _checked(graph: Graph, updated: Collection[str]) -> tuple[str, ...]:
-    """The names in the graph's order, if they make sense."""
+    """The names in the graph's order. Raises :class:`FlowError` if one is unknown or repeated, or there is none."""
     if isinstance(updated, str):
-        raise FlowError(f"the operators to change are given as a list of names, found the string {updated!r}")
+        raise FlowError(f"the operators to change must be a list of names, found the string {updated!r}")
     if not updated:
         raise FlowError(f"a change of flow {graph.name!r} names no operator; name at least one of {_known(graph)}")
     for name, count in Counter(updated).items():
@@ -176,7 +177,7 @@ def _checked(graph: Graph, updated: Collection[str]) -> tuple[str, ...]:
                 f"flow {graph.name!r} has no operator {name!r} to change{hint} Its operators are {_known(graph)}."
             )
         if count > 1:
-            raise FlowError(f"a change names operator {name!r} {count} times; one update of each is all it can have")
+            raise FlowError(f"a change names operator {name!r} {count} times; it can update each operator only once")
     wanted = frozenset(updated)
     return tuple(op.name for op in graph if op.name in wanted)
 
@@ -207,7 +208,7 @@ _PLANNERS: dict[Scheduler, Callable[[Graph, tuple[str, ...]], tuple[tuple[Compon
     Scheduler.EPOCH: _by_forks,
     Scheduler.REPLAY: _by_forks,
 }
-"""How each scheduler finds the components of a change, and what it leaves out. Tests put wrong ones here."""
+"""How each scheduler finds the components of a change and the pruned operators. Tests replace entries by wrong ones."""
 
 
 def _sources_above(graph: Graph, names: Collection[str]) -> set[str]:
@@ -219,11 +220,11 @@ def _sources_above(graph: Graph, names: Collection[str]) -> set[str]:
 
 
 def _crossed(graph: Graph, components: Collection[Component]) -> tuple[str, ...]:
-    """Blocking operators between members, updated ones with members behind, and updated transforms and transacts.
+    """Blocking operators between members, updated ones with members downstream, and updated transforms and transacts.
 
-    A transform is one query over an epoch's rows, a transact runs them as one batch. Other blocking operators may well
-    end a component, as they take rows in the order of revisions; or be heads if they are not updated, as all that they
-    give is then of one revision.
+    A transform is one query over an epoch's rows, and a transact runs them as one batch. Other blocking operators may
+    end a component, because they take rows in the order of revisions. They may be heads if they are not updated,
+    because all their output then belongs to one revision.
     """
     entered = {head for component in components for _, head in component.edges}
     left = {tail for component in components for tail, _ in component.edges}

@@ -1,11 +1,11 @@
-"""The minimal covering sub-DAG (MCS) of a set of operators, and the components it falls into.
+"""The minimal covering sub-DAG (MCS) of a set of operators, and its connected components.
 
-The MCS of operators M has every operator and every edge on a path between two of them. Its *components* (what hangs
-together, whichever way the edges point) can change independently of each other; a component's *heads* are where a
-change of it begins, and from there it travels along the component's edges.
+The MCS of operators M has every operator and every edge on a path between two of them. Its *components* (weakly
+connected: the direction of edges does not matter) can change independently of each other. A change of a component
+begins at the component's *heads* and travels along its edges.
 
-An operator is in the MCS exactly if it can be reached from M and can reach M, and so is every edge between two such
-operators. Two sweeps over the graph find them, one down and one up: O(V + E).
+An operator is in the MCS exactly if it is reachable from M and M is reachable from it; an edge is in the MCS exactly if
+both its ends are. Two sweeps over the graph find them, one down and one up: O(V + E).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Component", "components_of", "covering"]
 class Component:
     """Operators that change together, in the graph's order.
 
-    ``edges`` are those along which the change travels, ``heads`` the members that it begins at (no edge leads to them
-    from inside), ``updated`` the members that get something new; the others only pass on how far the change has come.
+    The change travels along ``edges``. It begins at ``heads``, the members that no edge of the component leads to.
+    ``updated`` are the members that get a new function; the others only pass the revision on.
 
-    No member stands above a head: rows that reach a head have met nothing of the change yet.
+    No member is upstream of a head: rows that reach a head have not met the change yet.
     """
 
     operators: tuple[str, ...]
@@ -38,7 +38,7 @@ class Component:
 
 
 def covering(graph: Graph, chosen: Collection[str]) -> frozenset[str]:
-    """The operators of the MCS of the chosen ones.
+    """The operators in the MCS of the chosen operators.
 
     >>> import pyarrow as pa
     >>> from midstream.flow.model import Operator, Port, Sink, Source
@@ -68,7 +68,7 @@ def covering(graph: Graph, chosen: Collection[str]) -> frozenset[str]:
 
 
 def components_of(graph: Graph, members: Collection[str], updated: Collection[str]) -> tuple[Component, ...]:
-    """Divide members into components, ordered by their first operators. ``members`` is what :func:`covering` gave."""
+    """Divide members into components, ordered by their first operators. ``members`` comes from :func:`covering`."""
     edges = dict.fromkeys(
         (port.operator, consumer) for port, consumer in graph.edges if port.operator in members and consumer in members
     )

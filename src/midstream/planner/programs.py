@@ -1,7 +1,7 @@
-"""Stage programs: what a worker needs to know to run a stage, linked and ready to store.
+"""Stage programs: everything a worker needs to run a stage, linked and ready to store.
 
-The planner's stage says what runs where; linking adds the digests of the functions and tables that the operators
-use. A program is itself a blob, so a task is told one digest and has everything.
+The planner's stage decides what runs where; linking adds the digests of the operators' functions and tables. A program
+is itself a blob, so one digest is all that a task needs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class StateMigration:
 class StageProgram:
     """One stage, self-contained.
 
-    ``inputs`` gives the schemas of the rows each operator takes, one per input, ``event_times`` the column by which
-    each one's latency is measured, ``onward`` the wires that the next stage will see.
+    ``inputs`` are the schemas of the rows each operator takes, one per input; ``event_times`` the columns from which
+    the operators' latencies are measured; ``onward`` the wires that the next stage receives or carries.
     """
 
     stage: Stage
@@ -47,16 +47,18 @@ class StageProgram:
     blobs: Mapping[str, Digest]
     onward: frozenset[WireId]
     assignments: Mapping[StageIndex, Assignment]
-    """Of this stage, of the next one, and of those that wires from here lead to, as far as they have one."""
+    """Of this stage, the next one, and the stages that wires from here lead to; only those behind an exchange have one.
+    """
     combines: Mapping[WireId, Operator]
-    """Wires that start here and lead to nothing but one operator whose rows may be added up before."""
+    """Wires that start here and lead to a single operator, which allows pre-aggregation of its rows."""
     migrations: Mapping[str, tuple[StateMigration, ...]]
-    """How operators bring state that older revisions have left up to date, oldest first."""
+    """The migrations of each operator's state from older revisions, oldest first."""
     has_event_times: bool = True
-    """Whether any source of the flow has event times. Without, there is never a watermark."""
+    """Whether any source of the flow has event times. If not, there is never a watermark."""
 
     def runs_of(self, name: str) -> tuple[object, ...]:
-        """All that decides what an operator does, whoever feeds it; equal if it does the same in two programs."""
+        """All that decides what an operator does, apart from where its rows come from. Equal results for two programs
+        mean that the operator does the same in both."""
         return (
             replace(self.operator(name), inputs=()),
             self.inputs[name],
@@ -65,7 +67,7 @@ class StageProgram:
         )
 
     def digests_of(self, name: str) -> tuple[Digest, ...]:
-        """The blobs of an operator: its function or table, if it has one, and what brings its state up to date."""
+        """The blobs of an operator: its function or table, if it has one, and its migrations."""
         own = (self.blobs[name],) if name in self.blobs else ()
         return (*own, *(step.function for step in self.migrations.get(name, ())))
 
@@ -84,17 +86,17 @@ class StageProgram:
 
     @property
     def timed(self) -> dict[str, Source]:
-        """The sources of this stage that have event times, which watermarks are made of."""
+        """The sources of this stage that have event times, from which watermarks are computed."""
         sources = ((op.name, op.spec) for op in self.operators if isinstance(op.spec, Source))
         return {name: source for name, source in sources if source.event_time is not None}
 
     def to_blob(self) -> Blob:
-        """The program as a blob of the store: a document, the same for equal programs."""
+        """The program as a blob of the store. Equal programs have equal blobs."""
         return Blob.of(write_document(CODEC.encode(self, StageProgram)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StageProgram:
-        """Read a stored program; refuses one that another version of midstream wrote in another way."""
+        """Read a stored program; refuses one that another version of midstream wrote in another format."""
         program: StageProgram = CODEC.decode(read_document(data, _WHAT), cls, _WHAT)
         return program
 
@@ -156,7 +158,7 @@ def _combinable(plan: Plan, stage: Stage) -> dict[WireId, Operator]:
 
 
 def _input_schemas(graph: Graph, op: Operator) -> tuple[pa.Schema, ...]:
-    """A transform's rows enter a stage as its result, so an inlet takes what it emits."""
+    """The schemas of an operator's inputs. An inlet takes the rows it emits: a transform's results enter a stage."""
     if op.spec.is_inlet:
         return (op.schema,)
     return tuple(graph.schema_of(port) for port in op.inputs)

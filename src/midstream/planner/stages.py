@@ -2,14 +2,14 @@
 
 The vocabulary, from large to small:
 
-* A *segment* is a stretch of the flow that no ``transform`` interrupts. Transforms run between segments, in Catalyst.
-* A *stage* is the operators of one segment that need equally many exchanges before them (their *depth*). Stages of a
-  segment form one straight chain with a single exchange between neighbours, whatever the shape of the graph.
+* A *segment* is a part of the flow without a ``transform``. Transforms run between segments, in Catalyst.
+* A *stage* holds the operators of one segment that need the same number of exchanges before them (their *depth*). The
+  stages of a segment form one chain with a single exchange between neighbours, whatever the shape of the graph.
 * A *wire* carries the rows of one output port to a later place: a later stage, or an *outlet* (a transform or sink at
   the end of a segment). Consumers in one place share a wire, so rows that are needed twice there travel once. Port and
-  place make a wire what it is: it has the same number in all plans of a job.
+  place identify a wire: it has the same number in all plans of a job.
 
-:func:`compile_plan` is a list of passes, each a pure function of what the ones before it found.
+:func:`compile_plan` is a list of passes, each a pure function of the results of earlier passes.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from midstream.ids import StageIndex, WireId
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where an operator runs: its segment, and its depth within it. Ordered as rows meet them."""
+    """Where an operator runs: its segment, and its depth within it. Ordered as rows pass them."""
 
     segment: int
     depth: int
 
 
 class Leaves(enum.StrEnum):
-    """How a stage hands over its rows."""
+    """How rows leave a stage."""
 
     EXCHANGE = "exchange"
     """As frames, through one Spark exchange, to the next stage of the segment."""
 
     FRAMES = "frames"
-    """As frames that several readers (transforms, sinks, later segments) pick from; kept until the epoch is done."""
+    """As frames that several readers (transforms, sinks, later segments) select from; kept until the epoch is done."""
 
     TYPED = "typed"
-    """As plain columns, straight to the one sink that reads everything there is."""
+    """As plain columns, directly to the single sink that reads all rows."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """Rows of ``port`` on their way from the stage that makes them to ``consumers``.
+    """Rows of ``port`` on their way from the stage that emits them to ``consumers``.
 
-    ``target`` is the stage of the consumers; ``None`` says that they are outlets at the end of segment ``segment``.
+    ``target`` is the stage of the consumers; ``None`` means that they are outlets at the end of segment ``segment``.
     ``key`` names the columns that decide the destination partition; without a key rows stay in their partition.
     """
 
@@ -68,7 +68,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class NumberedWire:
-    """What makes a wire the same in two plans, where it leads (None: to outlets) included, and its number."""
+    """A wire's number and its identity across plans: its port and the place it leads to (None: outlets)."""
 
     port: Port
     target: Place | None
@@ -77,7 +77,7 @@ class NumberedWire:
 
 @dataclass(frozen=True)
 class WireNumbers:
-    """Which wires have had which numbers in a job: ``wires`` are those of its newest plan, ``used`` counts all."""
+    """The numbers of wires in a job: ``wires`` are those of its newest plan, ``used`` counts all numbers ever used."""
 
     wires: tuple[NumberedWire, ...] = ()
     used: int = 0
@@ -90,8 +90,8 @@ _NO_WIRES = WireNumbers()
 class Stage:
     """One link of the chain.
 
-    ``operators`` stand in the graph's order. ``inlets`` are those of them (sources, and transforms of the segment
-    before) whose rows enter here as plain columns; ``receives`` are the wires that end here, ``carries`` those that
+    ``operators`` are in the graph's order. ``inlets`` are the operators (sources, and transforms of the previous
+    segment) whose rows enter here as plain columns; ``receives`` are the wires that end here, ``carries`` those that
     only pass through, ``emits`` those that start here.
     """
 
@@ -114,7 +114,7 @@ class Stage:
 class Plan:
     """A compiled flow: stages in the order they run, the wires between them, and each outlet's input.
 
-    ``feeds`` says, for every transform and sink, which wire or which other transform its rows come from.
+    ``feeds`` maps every transform and sink to the wire or the other transform that its rows come from.
     """
 
     graph: Graph
@@ -133,7 +133,7 @@ class Plan:
 
     @property
     def exchanged(self) -> tuple[StageIndex, ...]:
-        """The stages behind an exchange. The others have as many partitions as what they read."""
+        """The stages behind an exchange. The others have as many partitions as their input."""
         return tuple(after.index for stage, after in pairwise(self.stages) if stage.leaves is Leaves.EXCHANGE)
 
     @property
@@ -142,7 +142,7 @@ class Plan:
         return 1 + max(stage.segment for stage in self.stages)
 
     def describe(self) -> str:
-        """The plan as text: what snapshot tests compare and ``midstream graph --stages`` builds on."""
+        """The plan as text, for snapshot tests and ``midstream graph --stages``."""
         lines: list[str] = []
         for stage in self.stages:
             lines.append(f"stage {stage.index} (segment {stage.segment}) leaves as {stage.leaves}")
@@ -165,8 +165,8 @@ class Plan:
 def compile_plan(graph: Graph, before: WireNumbers = _NO_WIRES) -> Plan:
     """Compile a validated graph.
 
-    ``before`` are the numbers of the job's plan until now: wires that were there keep theirs, and no number is ever
-    given to another wire, so that rows on their way are never mistaken for others.
+    ``before`` are the wire numbers of the job's current plan: existing wires keep their numbers, and no number is ever
+    reused for another wire, so that rows in transit are never mistaken for others.
 
     >>> import pyarrow as pa
     >>> from midstream.flow.model import KeyBy, Source
@@ -203,14 +203,14 @@ def compile_plan(graph: Graph, before: WireNumbers = _NO_WIRES) -> Plan:
 def place_operators(graph: Graph) -> dict[str, Place]:
     """Pass 1: an operator runs at the first place that all of its inputs can reach.
 
-    Behind a key_by that is one exchange deeper; behind a transform it is the start of the next segment. An outlet is
-    placed where its rows are, because Catalyst shuffles for itself.
+    After a key_by that is one exchange deeper; after a transform it is the start of the next segment. An outlet is
+    placed where its rows are, because Catalyst does its own shuffling.
     """
     places: dict[str, Place] = {}
     for op in graph:
         place = max((_arrival(graph, places, port, op) for port in op.inputs), default=Place(0, 0))
         keyed = any(graph.is_keyed(port) for port in op.inputs) and not op.spec.is_outlet
-        # Where a segment starts there is no exchange, so rows keyed in an earlier one would not have met yet.
+        # A segment does not start with an exchange, so rows keyed in an earlier segment would not have met yet.
         places[op.name] = Place(place.segment, 1) if keyed and place.depth == 0 else place
     return places
 
@@ -225,7 +225,7 @@ def _arrival(graph: Graph, places: Mapping[str, Place], port: Port, consumer: Op
 
 
 def number_stages(graph: Graph, places: Mapping[str, Place]) -> dict[str, tuple[StageIndex, int]]:
-    """Pass 2: number the places at which something runs; gives each operator its stage and segment.
+    """Pass 2: number the places at which operators run; returns the stage and segment of each operator.
 
     Sinks have no stage. A transform has one if other operators consume it: its rows enter the next segment there.
     """
@@ -248,7 +248,7 @@ def lay_wires(
 ) -> tuple[tuple[Wire, ...], WireNumbers]:
     """Pass 3: one wire for each port and each later place that consumes it, in the graph's order.
 
-    A wire that was there before keeps its number; others are given the next that no wire has had.
+    An existing wire keeps its number; a new wire gets the next number that was never used.
     """
     known = {(each.port, each.target): each.id for each in before.wires}
     used = before.used
@@ -288,7 +288,7 @@ def lay_wires(
 
 
 def feed_outlets(graph: Graph, wires: Iterable[Wire]) -> dict[str, WireId | str]:
-    """Pass 4: where each transform and sink takes its rows from."""
+    """Pass 4: find the input of each transform and sink."""
     by_consumer = {name: wire.id for wire in wires if wire.target is None for name in wire.consumers}
     return {op.name: by_consumer.get(op.name, op.inputs[0].operator) for op in graph if op.spec.is_outlet}
 
@@ -296,7 +296,7 @@ def feed_outlets(graph: Graph, wires: Iterable[Wire]) -> dict[str, WireId | str]
 def assemble_stages(
     graph: Graph, runs_at: Mapping[str, tuple[StageIndex, int]], wires: tuple[Wire, ...]
 ) -> tuple[Stage, ...]:
-    """Pass 5: gather what runs, enters, passes and leaves at each stage."""
+    """Pass 5: collect what runs in, enters, passes through and leaves each stage."""
     segment_of = dict(sorted(set(runs_at.values())))
     last_of_segment = {segment: index for index, segment in segment_of.items()}  # in order, so the last one stays
     stages: list[Stage] = []
@@ -322,12 +322,12 @@ def assemble_stages(
 
 
 def _end(wire: Wire, last_of_segment: Mapping[int, StageIndex]) -> int:
-    """First stage that no longer sees the wire: its target, or the one after the segment it leaves from."""
+    """The first stage that does not carry the wire: its target, or the first stage after its segment."""
     return last_of_segment[wire.segment] + 1 if wire.target is None else wire.target
 
 
 def _leaves(graph: Graph, wires: tuple[Wire, ...]) -> Leaves:
-    """Typed only for the one sink that reads every row once; all others need frames that can be read again."""
+    """Typed only for a single sink that reads every row once; all other readers need frames they can read again."""
     if len(wires) == 1 and wires[0].target is None and len(wires[0].consumers) == 1:
         spec = graph[wires[0].consumers[0]].spec
         if isinstance(spec, Sink) and spec.drains:
