@@ -171,7 +171,7 @@ class Job:
             return
         steps = {}
         if aim["layout"] != expected["layout"]:
-            with pytest.raises(FlowError, match="say how it gets back"):
+            with pytest.raises(FlowError, match="pass a migration back"):
                 self.undoing(revision, {})
             steps["P"] = Marked(mark)
         undone = self.undoing(revision, steps)

@@ -281,7 +281,7 @@ def check_history(case: ChangingCase, run: LocalRun) -> None:
         if record.outcome in TAKEN_BACK or was_tried:
             assert record.error is not None
             reasons = [*change.functions, *(["time limit"] if is_hurried else [])]
-            reasons += ["no worker could be had"] if case.faults.lose_run else []
+            reasons += ["no worker is available"] if case.faults.lose_run else []
             assert any(reason in record.error for reason in reasons), record.error
 
 

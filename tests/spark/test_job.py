@@ -233,7 +233,7 @@ def test_what_is_not_a_classic_session_is_refused(tmp_path: Path) -> None:
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(SetupError, match="Spark Connect"):
         flow_of(endless()).start(connect, checkpoint=str(tmp_path / "c"))
-    with pytest.raises(FlowError, match="takes a SparkSession first, found str"):
+    with pytest.raises(FlowError, match="must be a SparkSession, found str"):
         flow_of(endless()).start("local[2]", checkpoint=str(tmp_path / "c"))
     assert not (tmp_path / "c").exists()
 

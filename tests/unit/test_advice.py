@@ -19,7 +19,7 @@ from midstream.runtime.local.data import source_epochs
 from midstream.testing import ChangeAt, run_local
 
 EPOCHS = [[{"n": 10 * epoch + n} for n in range(6)] for epoch in range(4)]
-GOES_ON = "The job goes on as revision 3, with what it ran before the change."
+GOES_ON = "The job continues as revision 3, with what it ran before the change."
 OF_A_JOB_THAT_ENDED = "start the flow again"
 
 
@@ -75,10 +75,10 @@ def test_of_a_sink_that_fails_the_changed_operator_is_named():
     [
         (
             RunFailure("", is_overdue=True),
-            "Make the new A, B faster or give a longer time_limit, and request the change again.",
+            "Make the new A, B faster or set a longer time_limit, and request the change again.",
         ),
         (RunFailure("", is_lost=True), "No function failed: Spark lost workers"),
-        (RunFailure(""), "What got the rows of the new A, B failed: a sink or a transform."),
+        (RunFailure(""), "A sink or a transform failed on rows of the new A, B."),
     ],
     ids=["time limit", "lost workers", "something else"],
 )

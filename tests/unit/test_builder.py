@@ -395,7 +395,7 @@ def test_a_transform_without_local_is_refused_by_the_local_runtime_before_it_sta
     called = []
     rows.transform("sql", same).sink("out", MemorySink())
     rows.sink("other", lambda table, epoch: called.append(epoch))
-    with pytest.raises(FlowError, match=r"transform 'sql' needs Spark. To run it on the local runtime give it local="):
+    with pytest.raises(FlowError, match=r"transform 'sql' needs Spark. To run it on the local runtime, pass local="):
         run_local(flow)
     assert not called
 

@@ -432,7 +432,7 @@ def test_a_timeout_tells_a_stuck_driver_from_nobody_there():
         with Client(server.address, timeout=LONG) as client:
             assert revision(client.request(started(1))) == 1, "there is a connection, however long that took"
             client.timeout = 0.1
-            with pytest.raises(ChannelError, match="the connection stands"):
+            with pytest.raises(ChannelError, match="the connection is up"):
                 client.request(started(2))
         go_on.set()
     with Client(server.address, timeout=0.1) as client, pytest.raises(ChannelError, match="nobody answers there"):
@@ -623,7 +623,7 @@ def test_a_closed_client_says_so():
         client = Client(server.address)
         client.close()
         client.close()
-        with pytest.raises(ChannelError, match="is closed; open another one"):
+        with pytest.raises(ChannelError, match="is closed; open a new one"):
             client.request(started())
 
 
@@ -647,5 +647,5 @@ def test_the_server_listens_on_the_given_name_or_address_only():
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1"])
 def test_a_host_that_is_no_address_of_the_driver_is_refused(host):
-    with pytest.raises(ChannelError, match=f"cannot listen on '{host}'.*give an address of the driver"):
+    with pytest.raises(ChannelError, match=f"cannot listen on '{host}'.*pass an address of the driver"):
         Server(echo, host=host)

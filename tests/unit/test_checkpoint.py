@@ -197,7 +197,7 @@ def test_an_epoch_whose_files_of_state_are_gone_is_no_epoch_to_go_back_to(runnin
         running.manifest(Epoch(2))
     for epoch in (0, 1):
         (tmp_path / "epochs" / f"{epoch:010d}").unlink()
-    with pytest.raises(CheckpointError, match=r"there is no earlier epoch.*must begin anew"):
+    with pytest.raises(CheckpointError, match=r"there is no earlier epoch.*must start from the beginning"):
         running.manifest(Epoch(2))
 
 
@@ -248,7 +248,7 @@ def test_two_jobs_are_never_the_same(tmp_path):
 def test_another_flow_is_refused(tmp_path):
     claimed(tmp_path)
     with pytest.raises(
-        CheckpointError, match="belongs to the flow 'fraud', not to 'clicks'; give each flow a checkpoint"
+        CheckpointError, match="belongs to the flow 'fraud', not to 'clicks'; use a separate checkpoint"
     ):
         Checkpoint.look(str(tmp_path), graph_of("clicks"))
 
@@ -270,7 +270,7 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path):
 
 def test_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="file' is a file; give a folder"):
+    with pytest.raises(CheckpointError, match="file' is a file; it must be a folder"):
         Checkpoint.look(str(tmp_path / "file"), graph_of())
 
 

@@ -163,7 +163,7 @@ def test_status_says_when_the_checkpoint_cannot_be_swept(job):
     assert "sweeping" not in call("status", "fraud").stdout
     job.metrics = JobMetrics(sweep=SweepStats(removed=5, failed=1234, overdue=3, error="cannot remove 'x'"))
     assert (
-        "sweeping the checkpoint failed 1,234 times, 3 of what it met are still to be removed: cannot remove 'x'"
+        "sweeping the checkpoint failed 1,234 times, 3 files are still to be removed: cannot remove 'x'"
         in call("status", "fraud").stdout
     )
 
@@ -196,7 +196,9 @@ def test_an_unknown_job_is_refused_with_a_list_of_served_jobs(two, command):
     more = {"explain": ["FM", "models/new.py:triple"], "update": ["FM", "models/new.py:triple"], "revert": ["1"]}
     result = call(*command, "frauds", *more.get(command[0], []))
     assert result.exit_code == 2
-    assert result.stderr == "Error: there is no job 'frauds'. Served are fraud (01234567), clicks (0127aaaa).\n"
+    assert (
+        result.stderr == "Error: there is no job 'frauds'. The served jobs are fraud (01234567), clicks (0127aaaa).\n"
+    )
 
 
 def test_an_unknown_job_is_refused_when_none_is_served():
@@ -304,7 +306,7 @@ def test_ctrl_c_stops_waiting_but_not_the_change(job, monkeypatch):
     monkeypatch.setattr(JobClient, "wait", interrupted)
     result = call("update", "fraud", "FM", "models/new.py:triple")
     assert result.exit_code == 1
-    assert "no longer waiting for revision 2 (FM); 'midstream history fraud' tells the outcome" in result.stderr
+    assert "no longer waiting for revision 2 (FM); 'midstream history fraud' shows the outcome" in result.stderr
     assert job.on_trial is not None
 
 
@@ -328,8 +330,8 @@ def _ended_at_once(changes):
 
 
 WRONG = [
-    (["FM"], "'FM' stands alone: give an operator and a function in turn"),
-    (["FM", "models/new.py:triple", "rates"], "'rates' stands alone"),
+    (["FM"], "'FM' has no partner: write operators and functions in pairs"),
+    (["FM", "models/new.py:triple", "rates"], "'rates' has no partner"),
     (["FM", "triple"], "'triple' does not name a function. Write MODULE:FUNCTION"),
     (["FM", "models/new.py:"], "does not name a function"),
     (["FM", "models/old.py:triple"], "there is no file 'models/old.py'"),

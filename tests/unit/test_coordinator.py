@@ -208,7 +208,7 @@ def test_a_started_task_gets_the_program_of_its_stage():
 
 def test_a_stage_that_is_not_in_the_plan_is_refused_and_not_waited_for():
     coordinator = running(stages=2)
-    assert tell(coordinator, TaskStarted(task(stage=2))) == [Refused("the plan has 2 stages; there is no 2")]
+    assert tell(coordinator, TaskStarted(task(stage=2))) == [Refused("the plan has 2 stages; there is no stage 2")]
     assert isinstance(seal(coordinator), Commit)
 
 
@@ -467,7 +467,7 @@ def test_a_protocol_error_tells_what_came_before():
     with pytest.raises(ProtocolError) as caught:
         coordinator.handle(opened(epoch=8))
     assert caught.value.message.splitlines() == [
-        "EpochOpened(epoch 8.0) makes no sense now: epoch 7.0 is still running. What came before:",
+        "EpochOpened(epoch 8.0) makes no sense now: epoch 7.0 is still running. Events before it:",
         "  WorkerJoined(host/42)",
         "  EpochOpened(epoch 7.0)",
         "  TaskStarted(epoch 7.0 stage 0 partition 0 attempt 12)",

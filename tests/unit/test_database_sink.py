@@ -234,7 +234,7 @@ class Handed:
 def test_a_driver_that_does_not_tell_its_style_is_told_about(tmp_path: Path) -> None:
     database = Sqlite(tmp_path / "d")
     database.run("CREATE TABLE out (n BIGINT, name TEXT, epoch BIGINT)")
-    with pytest.raises(SetupError, match=r"sink 'out0': a connection of type .*Handed does not tell .* paramstyle="):
+    with pytest.raises(SetupError, match=r"sink 'out0': a connection of type .*Handed does not show .* paramstyle="):
         claimed(DatabaseSink(lambda: Handed(database.connect()), "out"))
     replace_epoch(
         claimed(DatabaseSink(lambda: Handed(database.connect()), "out", paramstyle="qmark")), batches(1), Epoch(0)
@@ -298,13 +298,13 @@ def test_a_column_that_is_missing_is_told(database: Database) -> None:
 
 
 def test_an_epoch_column_that_is_missing_is_told(out: Database) -> None:
-    says = r"the table 'out' has no column 'batch' \(it takes the number of the epoch\); it has n, name, epoch"
+    says = r"the table 'out' has no column 'batch' \(for the number of the epoch\); it has n, name, epoch"
     assert_refused(out, SchemaError, says, out.sink(epoch_column="batch"))
 
 
 def test_a_connection_in_autocommit_mode_is_refused(out: Database) -> None:
     sink = DatabaseSink(out.connect_with_autocommit, "out")
-    assert_refused(out, SetupError, r"sink 'out0': connect gives a connection of \w+ in autocommit mode", sink)
+    assert_refused(out, SetupError, r"sink 'out0': connect returns a connection of \w+ in autocommit mode", sink)
 
 
 def test_autocommit_mode_is_found_out_when_the_driver_does_not_tell(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_a_driver_that_was_replaced_may_not_write_any_more(out: Database) -> Non
     replace_epoch(old, batches(1), Epoch(0))
     new = claimed(out.sink())
     for epoch in (0, 1):
-        with pytest.raises(CheckpointError, match=r"is no longer written by this driver: job .* was started anew"):
+        with pytest.raises(CheckpointError, match=r"is no longer written by this driver: job .* was restarted"):
             replace_epoch(old, batches(2), Epoch(epoch))
     assert found(out) == {0: [1]}
     replace_epoch(new, batches(3), Epoch(1))

@@ -301,7 +301,7 @@ def test_an_epoch_that_is_overdue_when_its_sinks_are_done_is_not_committed(tmp_p
         run = run_local(tally_flow(Tally(1), slow), checkpoint=str(tmp_path / "c"), changes=[change])
     assert run.history[0].outcome is Outcome.ROLLED_BACK
     assert "was not done within the time limit of 1 s" in str(run.history[0].error)
-    assert "Make the new P faster or give a longer time_limit" in str(run.history[0].error)
+    assert "Make the new P faster or set a longer time_limit" in str(run.history[0].error)
     assert out.totals() == state_totals(tmp_path / "c") == {"a": 12, "b": 12}
 
 
@@ -449,7 +449,7 @@ def test_a_change_is_blamed_for_the_third_run_that_is_lost(
 
     def lost(runtime: Any) -> None:
         if moment.at(runtime):
-            raise local._RunLost("no worker could be had")
+            raise local._RunLost("no worker is available")
 
     monkeypatch.setattr(local._Runtime, "_pause", lost)
     run = run_local(tally_flow(Tally(1), out), checkpoint=str(tmp_path / "c"), changes=[changed_in_1()])
@@ -484,7 +484,7 @@ def test_a_log_of_the_engine_that_leads_back_to_swept_state_is_refused(tmp_path:
     epochs = [[{"k": "ab"[n % 2]} for n in range(6)] for _ in range(80)]
     flow, checkpoint = tally_flow(Tally(1), MemorySink(), epochs=epochs), str(tmp_path / "c")
     run_local(flow, checkpoint=checkpoint)
-    message = "goes on with epoch 20, but state was committed up to epoch 79, and"
+    message = "continues with epoch 20, but state was committed up to epoch 79, and"
     with (
         local.runtime_of(flow.graph, checkpoint=checkpoint) as runtime,
         pytest.raises(CheckpointError, match=message),

@@ -233,7 +233,7 @@ def test_nothing_to_revert_to_what_is_on_trial(world: World):
     world.request(Update("FM", two))
     with pytest.raises(FlowError, match="the job runs what it ran at revision 2; there is nothing to revert"):
         revert(world, 2)
-    with pytest.raises(FlowError, match=r"the job has run 1 \(the script\), 2 \(FM: two, on its way\)"):
+    with pytest.raises(FlowError, match=r"the job has run 1 \(the script\), 2 \(FM: two, pending\)"):
         revert(world, 7)
 
 
@@ -331,7 +331,7 @@ def test_the_newest_function_that_cannot_be_loaded_tells_the_ways_out(world: Wor
     with pytest.raises(CheckpointError) as caught:
         world.restart(committed=3)
     for part in (
-        "operator 'FM' was changed while the job ran, to Gone, which cannot be loaded any more: ModuleNotFoundError",
+        "operator 'FM' was changed while the job ran, to Gone, which can no longer be loaded: ModuleNotFoundError",
         "flow.start(…, revert_to=2)",
         "'midstream revert CHECKPOINT 2'",
         "1 (the script), 2 (FM: two)",
@@ -385,7 +385,7 @@ def test_a_change_that_was_on_trial_is_rolled_back_and_those_behind_it_refused(w
     assert found.record is not None
     assert (found.record.revision, found.record.updates) == (5, ())
     assert world.outcomes() == ["applied", "rolled back", "refused", "applied"]
-    assert world.log.records()[1].error == "bob@host took it back: back to revision 2, offline"
+    assert world.log.records()[1].error == "bob@host reverted it: back to revision 2, offline"
     restarted = world.restart(committed=2)
     assert restarted.pending is None
     assert world.runs("FM", two)
@@ -498,7 +498,7 @@ def test_a_decision_that_cannot_be_loaded_changes_no_record(world: World, gone: 
     gone()
     records = world.log.records()
     found = taken_back(records, Revision(2), Revision(3), world.store, {}, by="bob", now=0.0, how="at a start")
-    with pytest.raises(CheckpointError, match="which cannot be loaded any more"):
+    with pytest.raises(CheckpointError, match="which can no longer be loaded"):
         restart_of(world.first, world.store, found.records, Revision(3))
     assert world.log.records() == records
 

@@ -331,7 +331,7 @@ def test_wait_wakes_when_the_outcome_is_known(client, job):
     waiting.join(30)
     [record] = found
     assert record.outcome is Outcome.ROLLED_BACK
-    assert (record.error or "").startswith("ValueError: the new model is broken\n\nThe job goes on as revision 3")
+    assert (record.error or "").startswith("ValueError: the new model is broken\n\nThe job continues as revision 3")
 
 
 def test_wait_ends_with_the_job(client, job):
@@ -339,7 +339,7 @@ def test_wait_ends_with_the_job(client, job):
     job.changes.abandon("job 'fraud' has ended")
     found = client.wait(number)
     assert found.outcome is Outcome.PENDING
-    assert (found.error or "").startswith("job 'fraud' has ended; the next start with the same checkpoint goes on")
+    assert (found.error or "").startswith("job 'fraud' has ended; the next start with the same checkpoint continues")
 
 
 def test_an_older_change_is_found_in_the_history(client, job):

@@ -450,7 +450,7 @@ def test_when_the_job_ends_a_change_stays_pending_for_the_next_start_and_those_b
     assert (first.wait(), second.wait()) == (Outcome.PENDING, Outcome.REFUSED)
     assert world.outcomes() == ["pending", "refused"]
     on_trial, waiting = (record.error for record in world.log.records())
-    assert on_trial == "stopped; the next start with the same checkpoint goes on with the change, unless changes='drop'"
+    assert on_trial == "stopped; the next start with the same checkpoint continues the change, unless changes='drop'"
     assert waiting == "stopped before it was this change's turn; request it again once the job runs"
 
 
@@ -618,7 +618,7 @@ def test_a_pending_change_of_which_nothing_is_left_is_refused(world: World):
     world.request(Update("FM", two))
     found = world.restart(committed=1, graph=world.graph(without="FM"))
     assert found.pending is None
-    assert world.log.records()[0].error == "the flow has no such operator now"
+    assert world.log.records()[0].error == "the flow lacks its operators now"
 
 
 def test_nor_does_its_number_come_again(world: World):
@@ -633,7 +633,9 @@ def test_a_function_that_cannot_be_loaded_says_what_to_do(world: World):
     damaged = world.store.put(Blob.of(b"no pickle"))
     update = msgspec.structs.replace(record.updates[0], function=damaged)
     world.log.keep(msgspec.structs.replace(record, edits=(update,)))
-    with pytest.raises(CheckpointError, match="'FM' was changed while the job ran, to two, which cannot be loaded any"):
+    with pytest.raises(
+        CheckpointError, match="'FM' was changed while the job ran, to two, which can no longer be loaded"
+    ):
         world.restart(committed=2)
 
 
@@ -642,7 +644,7 @@ def test_a_change_that_does_not_fit_the_script_any_more_says_what_to_do(world: W
     flow = Flow("f")
     rows = flow.source("in", ListSource([[]], DDL)).map("FM", one)
     rows.key_by("key", "k").process("P", count).union("MC", rows).sink("out", NoopSink())
-    with pytest.raises(CheckpointError, match=r"does not fit the flow any more: .* changes='drop'"):
+    with pytest.raises(CheckpointError, match=r"no longer fit the flow: .* changes='drop'"):
         world.restart(committed=2, graph=flow.graph)
 
 
@@ -765,7 +767,7 @@ def test_migrated_state_needs_a_way_back(world: World):
 
 def test_a_migration_must_belong_to_what_is_undone(world: World):
     world.applied(Update("FM", two))
-    assert refusal(world, 1, MC=migrate) == "migrate= names MC; what is reverted are FM"
+    assert refusal(world, 1, MC=migrate) == "migrate= names MC; the revert affects FM"
 
 
 def test_there_is_no_way_back_over_a_drop(world: World):

@@ -1,1 +1,1 @@
-"""Changes of a running job: prepared, enacted, tried, kept on record; what both runtimes share of them."""
+"""Changes of a running job, for both runtimes: preparation, preflight, trial, history, restart and revert."""

@@ -1,4 +1,4 @@
-"""What a user holds of a change that was requested: where it is, and how it ended."""
+"""The user's handle on a requested change: its progress and its outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Change", "TrialProgress"]
 
 @dataclass(frozen=True)
 class TrialProgress:
-    """How far a change's trial is.
+    """Progress of a change's trial.
 
     It ends when no operator is ``unmet`` any more, or after ``at_most`` committed epochs.
     """
@@ -32,7 +32,7 @@ class TrialProgress:
 
 
 class Change:
-    """A change of a job, on its way or ended. Made by :meth:`midstream.runtime.spark.job.Job.update`.
+    """A change of a job, in progress or ended. Made by :meth:`midstream.runtime.spark.job.Job.update`.
 
     All methods may be called from any thread.
     """
@@ -52,23 +52,23 @@ class Change:
 
     @property
     def revision(self) -> Revision:
-        """The number of the configuration that it leads to."""
+        """The revision that this change leads to."""
         return self._record.revision
 
     @property
     def plan(self) -> ChangePlan:
-        """What changes together, and where it begins."""
+        """The operators that change together, and where the change begins."""
         return self._plan
 
     @property
     def prepared(self) -> PreparedChange:
-        """What it was prepared as. Only until it has ended: handles may be kept for long, functions need not be."""
+        """The prepared change, dropped when this one has ended: users may keep handles long after that."""
         assert self._prepared is not None, f"{self!r} has ended"
         return self._prepared
 
     @property
     def record(self) -> ChangeRecord:
-        """All that is known of it so far, as it is kept in the history."""
+        """Its record in the history, up to now."""
         return self._record
 
     @property
@@ -78,22 +78,22 @@ class Change:
 
     @property
     def trial(self) -> TrialProgress | None:
-        """How far its trial is; None while it waits for a change before it."""
+        """Progress of its trial; None while it waits for an earlier change."""
         return self._trial
 
     @property
     def time_limit_s(self) -> float | None:
-        """How long an epoch on trial may take from when the change takes effect in it."""
+        """Seconds that an epoch on trial may take, counted from when the change takes effect in it."""
         return self._record.time_limit_s
 
     @property
     def delay_ms(self) -> float | None:
-        """The time from the request until it was in effect; None if it is not yet."""
+        """Milliseconds from the request until it was in effect; None if it is not in effect yet."""
         return self._record.delay_ms
 
     @property
     def events(self) -> tuple[ChangeEvent, ...]:
-        """What happened, task by task."""
+        """The events of the change, task by task."""
         return self._record.events
 
     @property
@@ -102,9 +102,9 @@ class Change:
         return self._record.error
 
     def wait(self, timeout: float | None = None) -> Outcome:
-        """Wait until the outcome is known; it is still pending if the time is up or the job ended before.
+        """Wait until the outcome is known, and return it; pending if the time runs out or the job ends first.
 
-        Applied means that its trial is over: epochs that ran wholly under it are committed. Does not raise when the
+        Applied means that its trial is over: epochs that ran entirely under it are committed. Does not raise if the
         change failed: see :attr:`outcome` and :attr:`error`, or use :meth:`require`.
         """
         with self._moved:
@@ -112,7 +112,7 @@ class Change:
         return self.outcome
 
     def wait_effect(self, timeout: float | None = None) -> float | None:
-        """Wait until it is in effect in every task, or has failed; gives :attr:`delay_ms`."""
+        """Wait until it is in effect in every task, or has failed; return :attr:`delay_ms`."""
         with self._moved:
             self._moved.wait_for(lambda: self.delay_ms is not None or self._is_over, timeout)
         return self.delay_ms
@@ -128,12 +128,12 @@ class Change:
             )
         return self
 
-    # ── what the job tells it ─────────────────────────────────────────────────────────────────────────────────────
+    # ── called by the job ─────────────────────────────────────────────────────────────────────────────────────────
 
     def note(
         self, what: str, task: str | None = None, operators: tuple[str, ...] = (), *, in_effect: bool = False
     ) -> None:
-        """Something happened. Called from several threads."""
+        """Add an event to the record. Called from several threads."""
         at_ms = round(1000 * (self._stopwatch() - self._began), 3)
         with self._moved:
             fields: dict[str, object] = {"events": (*self._record.events, ChangeEvent(at_ms, what, task, operators))}
@@ -142,19 +142,19 @@ class Change:
             self._set(**fields)
 
     def took_effect_in(self, epoch: Epoch) -> None:
-        """The first epoch in which it has an effect."""
+        """Record the first epoch in which it is in effect."""
         with self._moved:
             if self._record.epoch is None:
                 self._set(epoch=epoch)
 
     def progressed(self, trial: TrialProgress) -> None:
-        """Its trial has begun, or has come further."""
+        """Its trial has begun or advanced."""
         with self._moved:
             self._trial = trial
             self._moved.notify_all()
 
     def replan(self, prepared: PreparedChange) -> ChangeRecord:
-        """It was prepared anew, because what it waited for came out otherwise; gives the record."""
+        """Replace the prepared change, because an earlier one that it waited for failed; return the record."""
         with self._moved:
             self._prepared, self._plan = prepared, prepared.plan
             self._set(
@@ -166,7 +166,7 @@ class Change:
             return self._record
 
     def end(self, outcome: Outcome, error: str | None, keep: Callable[[ChangeRecord], None]) -> None:
-        """It has ended. Whoever waits may look at the history next, so the record is kept before they are told."""
+        """End the change. The record is kept before waiting threads wake up: they may read the history next."""
         with self._moved:
             ended = msgspec.structs.replace(self._record, outcome=outcome, error=error)
             keep(ended)
@@ -176,6 +176,6 @@ class Change:
             self._moved.notify_all()
 
     def _set(self, **fields: object) -> None:
-        """Only with the lock held, or what two threads tell at once could get lost."""
+        """Update the record. The caller holds the lock: otherwise one of two concurrent updates could be lost."""
         self._record = msgspec.structs.replace(self._record, **fields)
         self._moved.notify_all()

@@ -1,4 +1,4 @@
-"""What a job runs at a revision, and how that is written down."""
+"""The configuration of a job at a revision, and its document in the checkpoint."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _FIELDS = {
     "migrations": Mapping[str, tuple[StateMigration, ...]],
     "wires": WireNumbers,
 }
-"""Of a configuration's document, beside the graph's own."""
+"""Fields of a configuration's document, in addition to the graph's."""
 
 
 @dataclass(frozen=True)
 class Configuration:
     """A compiled plan, the functions and tables of its operators, and who owns which bin of which stage.
 
-    ``assignments`` are those of the stages behind an exchange. ``blobs`` names the stored function or table of each
-    operator that has one, ``migrations`` what brings its state up to date. The programs and the document follow from
-    these; they are in the store once :meth:`store` has put them there.
+    ``assignments`` has the stages behind an exchange. ``blobs`` holds the digest of each operator's function or table,
+    ``migrations`` the migrations that bring its state up to date. The programs and the document follow from
+    these; :meth:`store` puts them into the blob store.
     """
 
     plan: Plan
@@ -52,12 +52,12 @@ class Configuration:
 
     @cached_property
     def programs(self) -> tuple[Digest, ...]:
-        """One for each stage."""
+        """The digest of each stage's program."""
         return tuple(blob.digest for blob in self._linked)
 
     @cached_property
     def document(self) -> Blob:
-        """All of it but the revision's number and the user's objects, so that equal configurations share a blob."""
+        """Everything except the revision's number and the user's objects, so that equal configurations share a blob."""
         return Blob.of(write_document({**graph_to_document(self.graph), **self._encoded()}))
 
     def _encoded(self) -> dict[str, object]:
@@ -75,7 +75,7 @@ class Configuration:
         return tuple(program.to_blob() for program in programs)
 
     def store(self, store: BlobStore) -> Configuration:
-        """Put the programs and the document where workers and restarts find them."""
+        """Put the programs and the document into the blob store, for workers and restarts."""
         for blob in (*self._linked, self.document):
             store.put(blob)
         return self
@@ -86,12 +86,12 @@ class Configuration:
         return frozenset({self.document.digest, *self.programs, *self.blobs.values(), *steps})
 
     def as_revision(self, revision: Revision) -> Configuration:
-        """The same under another number."""
+        """The same configuration under another revision."""
         return replace(self, revision=revision)
 
 
 def read_configuration(data: bytes, revision: Revision) -> Configuration:
-    """What a document says. The user's objects are not loaded: the graph has no payloads."""
+    """Read a configuration from its document. The user's objects are not loaded: the graph has no payloads."""
     found = read_document(data, _WHAT)
     own = {name: found.pop(name) for name in _FIELDS if name in found}
     fields = CODEC.decode_fields(own, _FIELDS, _WHAT)
@@ -101,7 +101,7 @@ def read_configuration(data: bytes, revision: Revision) -> Configuration:
 
 
 def configuration_of(manifest: Manifest, store: BlobStore) -> Configuration:
-    """What the job ran at the end of a committed epoch."""
+    """The configuration of the job at the end of a committed epoch."""
     return read_configuration(store.get(manifest.configuration), manifest.revision)
 
 
@@ -113,10 +113,10 @@ def first_configuration(
     recorded: Mapping[StageIndex, Assignment] | None = None,
     wires: WireNumbers | None = None,
 ) -> Configuration:
-    """What a flow runs as it was written, stored. ``blobs`` may have been packed before.
+    """Store and return the configuration of a flow as written. ``blobs`` may have been packed before.
 
-    Stages whose assignment is ``recorded`` go on with it; the others spread their bins over ``partitions``. ``wires``
-    are those that the job had before.
+    Stages whose assignment is ``recorded`` keep it; the others spread their bins over ``partitions``. ``wires``
+    are the wire numbers that the job had before.
     """
     packed = pack_blobs(graph) if blobs is None else blobs
     digests = {name: store.put(blob) for name, blob in packed.items()}

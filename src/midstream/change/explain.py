@@ -1,4 +1,4 @@
-"""A change as it would be: for people, before it is made."""
+"""Explains a change to the user before it is made."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from midstream.planner.change_plan import ChangePlan, Scheduler, crossings
 __all__ = ["Explanation"]
 
 MESSAGE_MS = 3.0
-"""About what it takes to tell a task and hear from it (measured: 1.5 to 5 ms under load)."""
+"""Approximate round trip of a message to a task (measured: 1.5 to 5 ms under load)."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a change would do. ``epoch_ms`` is what an epoch takes at the moment, if that is known."""
+    """The effect that a change would have. ``epoch_ms`` is the current duration of an epoch, if known."""
 
     prepared: PreparedChange
     epoch_ms: float | None = None
 
     @property
     def plan(self) -> ChangePlan:
-        """What changes together, and where it begins."""
+        """The operators that change together, and where the change begins."""
         return self.prepared.plan
 
     @property
     def expected_wait_ms(self) -> tuple[float, float | None]:
-        """How long it would take to be in effect: at least, and at most (None if that is not known)."""
+        """The least and the most milliseconds until it would be in effect; the most is None if not known."""
         soon = TARGET_NS / 1e6 + MESSAGE_MS
         if self.plan.scheduler is Scheduler.REPLAY:
             return soon, self.epoch_ms
@@ -38,7 +38,7 @@ class Explanation:
         return (soon, self.epoch_ms) if crossings(self.prepared.after.plan, self.plan) else (soon, soon)
 
     def to_svg(self) -> str:
-        """The flow as a picture, with what changes together in colour."""
+        """A picture of the flow, with the operators that change together in colour."""
         return change_to_svg(self.prepared.after.graph, self.plan)
 
     def __str__(self) -> str:

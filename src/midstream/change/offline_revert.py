@@ -1,4 +1,4 @@
-"""Taking changes back of a job that is not running: its checkpoint is all that is needed, and nothing is loaded."""
+"""Reverts changes of a job that is not running. Needs only its checkpoint, and loads no functions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def revert_offline(
     *,
     by: str | None = None,
 ) -> TakenBack:
-    """Let the next start of a job run what it ran at ``revision``, and put that on record.
+    """Make the next start of a job run what it ran at ``revision``, and record that.
 
-    Behind ``midstream revert CHECKPOINT``. Refused while a job holds the checkpoint's lock; storage that is not local
-    has no locks, so there the caller must know that no job runs. Whatever is refused leaves all as it was, but for
+    Used by ``midstream revert CHECKPOINT``. Refused while a job holds the checkpoint's lock; storage that is not local
+    has no locks, so the caller must know that no job runs. A refusal changes nothing, except that it may leave
     stored functions that nothing refers to.
     """
     checkpoint = Checkpoint.of_any_flow(location)
@@ -64,7 +64,7 @@ def revert_offline(
 def _stored(
     checkpoint: Checkpoint, newest: Manifest | None, migrate: Mapping[str, Callable[[Any, Any], None]]
 ) -> dict[str, Digest]:
-    """Check migrations and store them. Nothing has been kept if there is no committed epoch."""
+    """Check migrations and store them. Without a committed epoch there is no state to migrate."""
     if not migrate:
         return {}
     layouts = {} if newest is None else stored_layouts(checkpoint, newest)

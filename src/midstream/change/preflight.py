@@ -1,8 +1,8 @@
-"""Preflight: the driver calls new functions on a few real rows, and the state of their keys, before anything is sent.
+"""Preflight: the driver calls new functions on a few real rows, with the state of their keys, before it sends anything.
 
-Rows are those that an operator met in the last committed epoch, and the state is what that epoch left of their keys. So
-a function that cannot take what it will be given, or whose state has another layout, is found here, where it costs
-nothing. What only some rows bring about is found by the trial on all of them, see :mod:`.trial`.
+The rows are some that the operator processed in the last committed epoch, with the state that this epoch left for their
+keys. So a function that cannot take its input, or that expects its state in another layout, is found here, where it
+costs nothing. Failures on other rows are found by the trial, see :mod:`.trial`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _NONE = Epoch(-1)
 
 @dataclass(frozen=True)
 class Samples:
-    """A few rows that each operator met in an epoch, and the files of what the epoch changed of its state.
+    """A few rows that each operator processed in an epoch, and the files with the epoch's changes of its state.
 
-    The epoch began and ended under ``revision``; so the state that it wrote has the layout of that time.
+    The epoch began and ended under ``revision``, so the state that it wrote has that revision's layout.
     """
 
     epoch: Epoch = _NONE
@@ -51,11 +51,11 @@ class Samples:
     deltas: Mapping[str, tuple[FileRef, ...]] = field(default_factory=dict)
 
     def files(self) -> frozenset[str]:
-        """The names of the files of state that the next preflight reads."""
+        """The names of the state files that the next preflight reads."""
         return frozenset(delta.name for deltas in self.deltas.values() for delta in deltas)
 
     def after(self, commit: Commit) -> Samples:
-        """With those of one more epoch; one without rows, or in the midst of which was a change, leaves the earlier."""
+        """The samples after one more epoch; without rows, or with a change within it, the earlier ones stay."""
         if not commit.samples or commit.switches:
             return self
         deltas = {
@@ -66,7 +66,7 @@ class Samples:
 
 
 def changed_transforms(prepared: PreparedChange) -> tuple[str, ...]:
-    """The transforms that a change updates, or gives other columns. Only the runtime can try them."""
+    """The transforms that a change updates or whose columns it changes. Only the runtime can check them."""
     before, after = prepared.before.graph, prepared.after.graph
     return tuple(
         op.name
@@ -79,7 +79,7 @@ def changed_transforms(prepared: PreparedChange) -> tuple[str, ...]:
 def run_preflight(prepared: PreparedChange, samples: Samples, store: BlobStore, files: StateFiles) -> tuple[str, ...]:
     """Call each new function on the samples of its operator. Raises :class:`FunctionError` if one fails.
 
-    Gives a line for each function that could not be checked, and why.
+    Returns a line for each function that could not be checked, with the reason.
     """
     unchecked = []
     resources = Resources(store)
@@ -98,17 +98,17 @@ def _check(
     prepared: PreparedChange, name: str, samples: Samples, resources: Resources, files: StateFiles
 ) -> str | None:
     if name not in samples.rows:
-        return "no row has met it yet"
+        return "it has processed no row yet"
     rows = decode_rows(pa.py_buffer(samples.rows[name]))
     after = prepared.after
     program = _since(resources.program(after.programs[stage_of(after.plan)[name]]), samples.revision)
     operator = program.operator(name)
     if not rows.schema.equals(program.inputs[name][0]):
-        return "it will be given other columns than before"
+        return "its input columns change"
     try:
         resources.function(program.blobs[name], name)
     except OperatorFailed as error:
-        # What it needs may be on the workers only; the trial will tell.
+        # It may need something that only workers have; the trial will show.
         return f"it cannot be opened on the driver: {error.error}"
     try:
         with _state_of(name, operator, samples, files) as states:
@@ -122,13 +122,13 @@ def _check(
     except OperatorFailed as error:
         raise _refusal(prepared, name, samples, rows.num_rows, error) from error
     except (CheckpointError, StateError) as error:
-        # Nothing is known against the function.
+        # This is no fault of the function.
         return f"the state of these rows cannot be read any more: {error}"
     return None
 
 
 def _was_bad(prepared: PreparedChange, name: str, samples: Samples, resources: Resources, files: StateFiles) -> bool:
-    """Whether the function that runs now cannot take any of the rows either."""
+    """Whether the current function cannot take any of the rows either."""
     rows, before = decode_rows(pa.py_buffer(samples.rows[name])), prepared.before
     program = _since(resources.program(before.programs[stage_of(before.plan)[name]]), samples.revision)
     with _state_of(name, program.operator(name), samples, files) as states:
@@ -137,11 +137,11 @@ def _was_bad(prepared: PreparedChange, name: str, samples: Samples, resources: R
 
 
 def _all_bad(name: str, bad: pa.RecordBatch) -> OperatorFailed:
-    """An operator with an errors branch never fails on a row; but a function that takes none of them is a mistake."""
+    """The error for a function that sends every row to its errors branch: it never fails, but must be a mistake."""
     [first, *_] = to_rows(bad)
     reason = first.pop(ERROR_COLUMN)
     return OperatorFailed(
-        f"all of the rows would go to the errors branch of {name!r}, the first, {first!r:.200}, for: {reason}",
+        f"all rows would go to the errors branch of {name!r}; the reason for the first, {first!r:.200}: {reason}",
         operator=name,
         error=reason,
         row=first,
@@ -150,7 +150,7 @@ def _all_bad(name: str, bad: pa.RecordBatch) -> OperatorFailed:
 
 
 def _since(program: StageProgram, revision: Revision) -> StageProgram:
-    """Without the migrations that the samples have behind them: the files of one epoch may not tell their level."""
+    """Drop the migrations that the samples have already been through: one epoch's files may not show their level."""
     later = {
         name: tuple(step for step in steps if step.revision > revision) for name, steps in program.migrations.items()
     }
@@ -164,7 +164,7 @@ def _call(
     states: Mapping[str, TaskState],
     rows: pa.RecordBatch,
 ) -> pa.RecordBatch | None:
-    """Call it on rows; gives those that went to its errors branch, if it has one."""
+    """Call the function on rows; return those that went to its errors branch, if it has one."""
     parts = Parts(program, resources, states, EpochTimes(clock=0), FIRST_REVISION)
     work = at_work(operator, parts)
     results = work.entries[0](rows)
@@ -173,7 +173,7 @@ def _call(
 
 @contextlib.contextmanager
 def _state_of(name: str, operator: Operator, samples: Samples, files: StateFiles) -> Iterator[dict[str, TaskState]]:
-    """The state that the sample's epoch left, in a folder of its own; nothing is written back."""
+    """The state that the sample's epoch left, in a temporary folder; nothing is written back."""
     if not operator.spec.keeps_user_state:
         yield {}
         return
@@ -192,9 +192,9 @@ def _refusal(prepared: PreparedChange, name: str, samples: Samples, rows: int, e
     record = next(update for update in prepared.edits if update.operator == name)
     if prepared.after.graph[name].spec.keeps_user_state:
         hint = (
-            "If it expects its state in another layout, give migrate=, which brings a key's state into it"
+            "If it expects its state in another layout, pass migrate=, a function that converts a key's state"
             if record.migrate is None
-            else "It was called after migrate= had brought the state of these keys into its new layout"
+            else "It was called after migrate= had converted the state of these keys"
         )
     return FunctionError(
         f"operator {name!r}: {record.label} fails in preflight, on {rows} row(s) of epoch {samples.epoch}; nothing "

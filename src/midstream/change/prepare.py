@@ -1,4 +1,4 @@
-"""From edits to a change that can be enacted: all that can be wrong is found here, before anything is sent."""
+"""Prepares a change from edits. All mistakes are found here, before anything is sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["PreparedChange", "StoredEdits", "apply", "prepare", "scheduler_of", 
 class PreparedChange:
     """A change that fits the job, and whose functions are stored.
 
-    ``waits_for`` says why it takes effect from the next epoch although its plan would not need to wait.
+    ``waits_for`` is the reason if it takes effect from the next epoch although its plan would not need to wait.
     """
 
     before: Configuration
@@ -42,12 +42,12 @@ class PreparedChange:
 
     @property
     def from_next_epoch(self) -> bool:
-        """Whether the running epoch is finished without the change."""
+        """Whether the running epoch finishes without the change."""
         return self.plan.from_next_epoch or self.waits_for is not None
 
     @property
     def begun(self) -> ChangeBegun:
-        """What the coordinator is told."""
+        """The event for the coordinator."""
         stages = stage_of(self.after.plan)
         followers = [
             name
@@ -75,7 +75,7 @@ class PreparedChange:
         )
 
     def describe(self) -> str:
-        """The plan, and what else there is to know before it is enacted."""
+        """The plan, and the reason if it waits."""
         text = self.plan.describe()
         return text if self.waits_for is None else f"{text}\n  but waits for the next epoch: {self.waits_for}"
 
@@ -89,7 +89,7 @@ def scheduler_of(name: str | Scheduler) -> Scheduler:
 
 @dataclass(frozen=True)
 class StoredEdits:
-    """Where the functions and migrations that some edits bring are stored, by operator."""
+    """The digests of the functions and migrations in some edits, by operator."""
 
     functions: Mapping[str, Digest]
     migrations: Mapping[str, Digest]
@@ -103,10 +103,10 @@ def store_edits(
     stored: Mapping[str, Digest] | None = None,
     migrates: Mapping[str, Digest] | None = None,
 ) -> StoredEdits:
-    """Pack and store what edits of ``graph`` bring, but for what is stored already.
+    """Pack and store the functions and migrations in edits of ``graph``, unless they are stored already.
 
-    Apart from :func:`prepare` because only this runs code of the user's (``__getstate__``, a table's Spark job), which
-    may take its time. Raises :class:`FlowError` and stores nothing when the edits do not fit.
+    Separate from :func:`prepare` because only this runs the user's code (``__getstate__``, a table's Spark job), which
+    may take long. Raises :class:`FlowError` and stores nothing if the edits do not fit.
     """
     updates = as_updates(edits)
     return _stored(revise(graph, updates), updates, store, stored or {}, migrates or {})
@@ -115,12 +115,12 @@ def store_edits(
 def apply(
     configuration: Configuration, edits: Sequence[Edit], stored: StoredEdits, revision: Revision
 ) -> Configuration:
-    """The configuration that edits lead to. Pure: what they bring is stored already, and nothing else is.
+    """The configuration after edits. Pure: their functions are stored already, and nothing else is stored.
 
-    Raises :class:`FlowError` when the edits do not fit.
+    Raises :class:`FlowError` if the edits do not fit.
     """
     graph = revise(configuration.graph, as_updates(edits))
-    # What could not be stored must not leave the digest of the function before it.
+    # An operator whose function could not be stored must not keep the digest of its old function.
     blobs = {**configuration.blobs, **stored.functions}
     migrations = dict(configuration.migrations)
     for name, function in stored.migrations.items():
@@ -144,10 +144,10 @@ def prepare(
     stored: Mapping[str, Digest] | None = None,
     migrates: Mapping[str, Digest] | None = None,
 ) -> PreparedChange:
-    """Check a change against what the job runs, and store its functions and the configuration that it leads to.
+    """Check a change against the job's configuration, and store its functions and the new configuration.
 
     ``stored`` and ``migrates`` are functions and migrations that are in the store already, by operator (see
-    :func:`store_edits`). Raises :class:`FlowError` and stores nothing when the change does not fit.
+    :func:`store_edits`). Raises :class:`FlowError` and stores nothing if the change does not fit.
     """
     updates = as_updates(edits)
     graph = revise(current.graph, updates)
@@ -175,12 +175,12 @@ def prepare(
 
 
 def _declared(op: Operator) -> str | None:
-    """The columns of an operator, if they are what the user says they are."""
+    """The columns of an operator, if the user declares them."""
     return to_ddl(op.schema) if op.spec.declares_columns else None
 
 
 def _state_that_waits(before: Graph, after: Graph) -> str | None:
-    """Built-in operators with state have one layout of rows in an epoch."""
+    """Why a change must wait for a built-in operator with state, which takes one layout of rows per epoch."""
     for op in before:
         has_layout = op.spec.is_stateful and not op.spec.keeps_user_state
         if has_layout and _takes(before, op) != _takes(after, after[op.name]):
@@ -189,12 +189,12 @@ def _state_that_waits(before: Graph, after: Graph) -> str | None:
 
 
 def _check_outlets(before: Graph, after: Graph) -> None:
-    """What Spark itself reads has one schema in an epoch: its plan is made when the epoch begins."""
+    """Refuse new columns for what Spark itself reads within an epoch: its plan is made when the epoch begins."""
     for op in before:
         if op.spec.is_outlet and _takes(before, op) != _takes(after, after[op.name]):
             [found] = _takes(after, after[op.name])
             raise SchemaError(
-                f"the change gives {op.kind} {op.name!r} other columns, ({to_ddl(found)}), in the midst of an epoch; "
+                f"the change gives {op.kind} {op.name!r} other columns, ({to_ddl(found)}), within an epoch; "
                 f"use scheduler='epoch' or 'replay', so that every epoch has rows of one kind"
             )
 
@@ -221,7 +221,7 @@ def _stored(
         if name in stored:
             blobs[name] = stored[name]
         else:
-            # A transform may hold DataFrames, which cannot be stored. Then a restart goes by the script.
+            # A transform may hold DataFrames, which cannot be stored. Then a restart uses the script's function.
             packed = spec.packed(graph.payloads[name], name)
             blobs[name] = NOT_STORED if packed is None else packed
         if update.migrate is not None:
@@ -245,9 +245,9 @@ def _label(function: Any) -> str:
 
 
 def _source(function: Any) -> str:
-    """The function's own text, as far as it can be found; for people who read the history.
+    """The function's source text, if it can be found; shown in the history.
 
-    Of an object it is what is called: to find the text of a class, Python would parse its whole module.
+    For an object, the text of its ``__call__``: to find the text of a class, Python would parse its whole module.
     """
     if isinstance(function, list | tuple):
         return "\n".join(_source(one) for one in function)

@@ -1,4 +1,4 @@
-"""What a job runs when it is started again: its script, and the changes that were made while it ran."""
+"""What a job runs after a restart: its script, with the changes that were made while it ran."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class Restart:
-    """What to go on with; ``messages`` are for the user, ``settled`` the records whose outcome is known only now."""
+    """What to run after a restart; ``messages`` are for the user, ``settled`` has the records that got an outcome."""
 
     configuration: Configuration
     pending: Pending | None
@@ -46,7 +46,7 @@ class Restart:
 
 
 def restored(first: Configuration, store: BlobStore, log: ChangeLog, committed: Revision | None) -> Restart:
-    """What to run, see :func:`restart_of`; and keep on record what became of changes that were on their way."""
+    """What to run, see :func:`restart_of`; also records the outcome of changes that were in progress."""
     restart = restart_of(first, store, log.records(), committed)
     for record in restart.settled:
         log.keep(record)
@@ -58,10 +58,10 @@ def restart_of(
 ) -> Restart:
     """What to run, given the script's configuration, all changes, and the revision of the last committed epoch.
 
-    Operators that were changed run the newest function that is on record, and only that is loaded: what came before it
-    may be gone by now. A change whose outcome is open goes on trial again. If it is the revision of the last committed
-    epoch, then that epoch was one of its own, or it took effect in a part of it: so it keeps its number, by which the
-    levels of state go. If it is an older one, then the driver died before it could write down that it was applied.
+    Operators that were changed run the newest recorded function, and only that is loaded: older ones may have been
+    removed. A pending change goes on trial again. If it led to the revision of the last committed epoch, it was in
+    effect in all or part of that epoch; so it keeps its number, on which the levels of state depend. If it led to an
+    older revision, it was applied, and the driver died before it could record that.
     """
     outcomes, pending = settled(records, committed)
     applied = [record for record in outcomes if record.outcome is Outcome.APPLIED]
@@ -73,7 +73,7 @@ def restart_of(
     configuration = _in_force(first, store, known, applied, revision)
     resumed = None if pending is None else _resumed(configuration, pending, store, outcomes)
     if pending is not None and resumed is None:
-        refused = msgspec.structs.replace(pending, outcome=Outcome.REFUSED, error="the flow has no such operator now")
+        refused = msgspec.structs.replace(pending, outcome=Outcome.REFUSED, error="the flow lacks its operators now")
         outcomes = [refused if record.number == pending.number else record for record in outcomes]
         configuration = configuration.as_revision(Revision(max(revision, committed or 0)))
     if resumed is not None:
@@ -89,7 +89,7 @@ def _in_force(
     applied: Sequence[ChangeRecord],
     revision: Revision,
 ) -> Configuration:
-    """The script with the newest function of each operator that was changed."""
+    """The script's configuration with the newest function of each operator that was changed."""
     if not applied:
         return first.as_revision(revision)
     stored = {name: course for name, course in known.items() if course.newest.update.function != NOT_STORED}
@@ -107,13 +107,13 @@ def _in_force(
         steps = [course.newest for course in known.values()]
         what = ", ".join(f"{step.update.operator} by revision {step.record.revision}" for step in steps)
         raise CheckpointError(
-            f"what was changed while the job ran ({what}) does not fit the flow any more: {error}. Start a flow that "
-            f"it fits; {_ways_out(applied, min(step.record.revision for step in steps))}"
+            f"the changes made while the job ran ({what}) no longer fit the flow: {error}. Start a flow that "
+            f"they fit; {_ways_out(applied, min(step.record.revision for step in steps))}"
         ) from error
 
 
 def _written_for(graph: Graph, stored: Mapping[str, Course]) -> dict[str, tuple[pa.Schema, ...]]:
-    """The columns that recorded functions were written for, where their inputs have more by now."""
+    """The columns that recorded functions were written for, where their inputs have more columns now."""
     found = {}
     for name, course in stored.items():
         update = course.newest.update
@@ -133,7 +133,7 @@ def _is_part_of(part: pa.Schema, whole: pa.Schema) -> bool:
 def _resumed(
     configuration: Configuration, pending: ChangeRecord, store: BlobStore, records: Sequence[ChangeRecord]
 ) -> Pending | None:
-    """A change that goes on trial again, on the flow as the script has it now; None if nothing of it is left."""
+    """A change that goes on trial again, on the script's current flow; None if none of its operators is left."""
     record = msgspec.structs.replace(pending, revision=Revision(max(pending.revision, configuration.revision + 1)))
     known = [
         update for update in record.updates if update.operator in configuration.graph and update.function != NOT_STORED
@@ -156,15 +156,15 @@ def _resumed(
         )
     except MidstreamError as error:
         raise CheckpointError(
-            f"the change to revision {record.revision} ({', '.join(record.operators)}), which was on its way when the "
-            f"driver ended, does not fit the flow any more: {error}. Start a flow that it fits; "
+            f"the change to revision {record.revision} ({', '.join(record.operators)}), which was in progress when the "
+            f"driver ended, no longer fits the flow: {error}. Start a flow that it fits; "
             f"{_ways_out(records, pending.revision)}"
         ) from error
     return Pending(record, prepared, is_committed=False)
 
 
 def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | None, *, by: str, now: float) -> None:
-    """Put on record that the job goes by its script from here on. How state is brought up to date stays as it is."""
+    """Record that the job runs its script from now on. Migrations of state stay in force."""
     records = log.records()
     if not any(record.updates and not record.drops for record in records):
         return
@@ -187,7 +187,7 @@ def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | Non
 def _load(
     step: RevisionStep, graph: Graph, store: BlobStore, returns: str | None, records: Iterable[ChangeRecord]
 ) -> Update:
-    """A recorded update, as a user would give it. Its migration is loaded only if it has yet to be checked."""
+    """Load a recorded update, as a user would pass it. Its migration is loaded only if it was not checked yet."""
     update, spec = step.update, graph[step.update.operator].spec
     try:
         function = spec.loaded(store.get(update.function))
@@ -195,32 +195,32 @@ def _load(
         migrate = pickle.loads(store.get(update.migrate)) if is_new and update.migrate is not None else None
     except Exception as error:  # a user's module may raise anything when it is imported
         raise CheckpointError(
-            f"operator {update.operator!r} was changed while the job ran, to {update.label}, which cannot be loaded "
-            f"any more: {type(error).__name__}: {error}. Bring back what it needs; "
+            f"operator {update.operator!r} was changed while the job ran, to {update.label}, which can no longer be "
+            f"loaded: {type(error).__name__}: {error}. Bring back what it needs; "
             f"{_ways_out(records, step.record.revision)}"
         ) from error
     return Update(update.operator, function, migrate=migrate, returns=returns if spec.declares_columns else None)
 
 
 def _ways_out(records: Iterable[ChangeRecord], revision: Revision) -> str:
-    """What to do about a change that keeps a job from starting."""
+    """The remedies for a change that keeps a job from starting."""
     earlier = {known: what for known, what in known_revisions(records).items() if known < revision}
     target = max(earlier, default=FIRST_REVISION)
     return (
-        f"or take it back: flow.start(…, revert_to={target}) or 'midstream revert CHECKPOINT {target}' (it has run "
-        f"{listed(earlier)}); or start with changes='drop', which goes by the script alone"
+        f"or revert it: flow.start(…, revert_to={target}) or 'midstream revert CHECKPOINT {target}' (the job has run "
+        f"{listed(earlier)}); or start with changes='drop', which runs the script alone"
     )
 
 
 def _is_scripts(first: Configuration, operator: str, course: Course) -> bool:
-    """Whether changes have led an operator back to what the script says."""
+    """Whether changes have led an operator back to the script's function."""
     update = course.newest.update
     ddl = to_ddl(first.graph[operator].schema)
     return update.function == first.blobs.get(operator) and (not course.changed_columns or update.returns == ddl)
 
 
 def _warnings(first: Configuration, known: Mapping[str, Course], resumed: Pending | None) -> tuple[str, ...]:
-    """One sentence for each operator that does not run what the script says, or what was requested last."""
+    """One sentence for each operator that does not run the script's function, or not the one requested last."""
     found = {name: _differs(course.newest) for name, course in known.items() if not _is_scripts(first, name, course)}
     if resumed is not None:
         on_trial = {update.operator for update in resumed.prepared.edits}

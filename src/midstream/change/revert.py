@@ -1,4 +1,4 @@
-"""Going back: which updates undo what was changed since a revision, of a job that runs and of one that does not."""
+"""Reverts: the updates that undo all changes since a revision, for a job that is running or stopped."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Migrate = Mapping[str, Callable[[Any, Any], None]]
 
 @dataclass(frozen=True)
 class _Back:
-    """What one operator ran at the revision to go back to, and what it has been through since."""
+    """What one operator ran at the revision to go back to, and what has changed since."""
 
     function: Digest
     returns: str | None
-    """The columns that it had; None if no change has touched them since."""
+    """The columns that it had; None if no change has altered them since."""
     newest: UpdateRecord
     layout: int
-    """The layout that its state is in; see :func:`_layouts`."""
+    """The current layout of its state; see :func:`_layouts`."""
     migrated_by: ChangeRecord | None
-    """If that is not the layout of the function to go back to: the change that migrated the state last."""
+    """The change that migrated the state last, if the function to go back to has another layout."""
 
     @classmethod
     def of(cls, course: Course, number: int) -> _Back | None:
-        """The way back of an operator to a change; None if nothing has happened to it since."""
+        """How an operator gets back to a change; None if nothing has changed since."""
         since = Course(tuple(step for step in course.steps if step.record.number > number))
         if not since.steps:
             return None
@@ -54,15 +54,15 @@ class _Back:
 
     @property
     def is_there(self) -> bool:
-        """Whether the operator runs that function already, with those columns, and on state that it knows."""
+        """Whether the operator already runs that function, with those columns and its own layout of state."""
         is_same = self.function == self.newest.function and self.returns in (None, self.newest.returns)
         return is_same and self.migrated_by is None
 
 
 def _layouts(course: Course) -> list[int]:
-    """The layout of an operator's state before its first update and after each one: by the change that brought it.
+    """The layout of an operator's state before its first update and after each one, named by the change that made it.
 
-    A migration that comes with a function which ran before brings back the layout that this one knew.
+    A migration that comes with an earlier function restores that function's layout.
     """
     layouts, known = [0], {course.first.before: 0}
     for step in course.steps:
@@ -79,9 +79,9 @@ def _layouts(course: Course) -> list[int]:
 class Undoing:
     """The updates that lead back to a revision, and where their functions are stored.
 
-    ``number`` is the change that led to the revision, 0 for the script; ``migrated`` the layouts that the updates lead
-    state back from, by operator. While a revert waits for its turn, changes before it may fail, or be given
-    another revision: :meth:`again` tells what is left to undo.
+    ``number`` is the change that led to the revision, 0 for the script; ``migrated`` has the layouts from which the
+    updates migrate state back, by operator. While a revert waits for its turn, earlier changes may fail or get another
+    revision: :meth:`again` returns what is left to undo.
     """
 
     revision: Revision
@@ -91,10 +91,10 @@ class Undoing:
     migrated: Mapping[str, int]
 
     def again(self, records: Iterable[ChangeRecord]) -> Undoing:
-        """The same with the outcomes that are known now; ``records`` are those of the changes before the revert.
+        """The same, given the outcomes known now; ``records`` are those of the changes before the revert.
 
-        Runs none of the user's code. Raises :class:`FlowError` when nothing is left to undo, the revision came to
-        nothing, or state is not in the layout that ``migrate=`` was given for.
+        Runs none of the user's code. Raises :class:`FlowError` if nothing is left to undo, the change to the revision
+        failed, or state is not in the layout that ``migrate=`` was written for.
         """
         records = list(records)
         target = next((record for record in records if record.number == self.number), None)
@@ -115,12 +115,12 @@ class Undoing:
         migrate, now = update.migrate, back.migrated_by
         expected = self.migrated.get(update.operator)
         if now is None and expected is not None:
-            migrate = None  # what it was for has been rolled back
+            migrate = None  # the migration that it undoes has been rolled back
         elif now is not None and back.layout != expected:
             raise FlowError(
-                f"a change before this one has failed, so the state of {update.operator!r} is in the layout of "
-                f"revision {now.revision}, and not in the one that was to be brought back to revision {self.revision}. "
-                f"Revert again, with a migrate= for that layout"
+                f"an earlier change has failed, so the state of {update.operator!r} is in the layout of revision "
+                f"{now.revision}, which migrate= was not written for. "
+                f"Revert to revision {self.revision} again, with a migrate= for that layout"
             )
         return replace(update, migrate=migrate, returns=None if update.returns is None else back.returns)
 
@@ -132,10 +132,10 @@ def undoing(
     store: BlobStore,
     migrate: Migrate | None = None,
 ) -> Undoing:
-    """What leads a running job back to ``revision``, over changes that are on their way as well.
+    """The updates that lead a running job back to ``revision``; they undo changes in progress, too.
 
-    ``current`` is what the job runs once these have taken effect. Loads functions, so the user's code runs here. Raises
-    :class:`FlowError` when there is no way, or nothing to be done.
+    ``current`` is what the job runs once those have taken effect. Loads functions, so the user's code runs here. Raises
+    :class:`FlowError` if there is no way back, or nothing to undo.
     """
     records = list(records)
     number = _number_of(revision, records)
@@ -156,7 +156,7 @@ def undoing(
             raise
         except Exception as error:  # a user's module may raise anything when it is imported
             raise FlowError(
-                f"what {operator!r} ran at revision {revision} cannot be loaded any more: {type(error).__name__}: "
+                f"what {operator!r} ran at revision {revision} can no longer be loaded: {type(error).__name__}: "
                 f"{error}. Bring back what it needs, or update the operator to something else"
             ) from error
         returns = each.returns if spec.declares_columns else None
@@ -172,9 +172,9 @@ def undoing(
 
 @dataclass(frozen=True)
 class TakenBack:
-    """All records after changes were taken back of a job that is not running; ``changed`` are those to be kept.
+    """All records after the revert of a job that is not running; ``changed`` are those to write.
 
-    ``record`` is None if the job goes on with that revision anyway.
+    ``record`` is None if the job would run that revision anyway.
     """
 
     records: tuple[ChangeRecord, ...]
@@ -193,13 +193,13 @@ def taken_back(
     now: float,
     how: str,
 ) -> TakenBack:
-    """Decide what the next start of a job runs: what it ran at ``revision``.
+    """Decide how the next start of a job runs what it ran at ``revision``.
 
-    Goes by the records and ``committed``, the revision of the last committed epoch, alone; nothing is loaded and
-    nothing written. A change that was on its way when the driver died ends here. ``migrates`` are stored functions.
+    Uses only the records and ``committed``, the revision of the last committed epoch; loads and writes nothing. A
+    change that was in progress when the driver died ends here. ``migrates`` are stored functions.
     """
     note = f"back to revision {revision}, {how}"
-    settled = ended(records, committed, f"{by} took it back: {note}")
+    settled = ended(records, committed, f"{by} reverted it: {note}")
     number = _number_of(revision, settled)
     back = _way_back(settled, number)
     if all(each.is_there for each in back.values()):
@@ -254,15 +254,15 @@ def _way_back(records: Iterable[ChangeRecord], number: int) -> dict[str, _Back]:
 
 
 def _number_of(revision: Revision, records: Sequence[ChangeRecord]) -> int:
-    """The change that led to a revision, 0 for the script; an error if what ran then is not known."""
+    """The change that led to a revision, 0 for the script; raises if what ran then is not known."""
     if revision in known_revisions(records):
         return 0 if revision == FIRST_REVISION else next(r.number for r in in_force(records) if r.revision == revision)
-    # A change that was refused has the revision that ran at the time.
+    # The record of a refused change has the revision that ran at the time.
     found = next((r for r in records if r.revision == revision and r.outcome is not Outcome.REFUSED), None)
     if revision == FIRST_REVISION or (found is not None and found.outcome is Outcome.APPLIED):
         raise FlowError(
-            f"the job was started with changes='drop' after revision {revision}, so what ran then is not what the "
-            f"script says; update the operators one by one instead. It can go back to "
+            f"the job was started with changes='drop' after revision {revision}, so what ran then is no longer known; "
+            f"update the operators one by one instead. It can go back to "
             f"{listed(known_revisions(records))}"
         )
     raise _no_revision(revision, records, found)
@@ -284,7 +284,7 @@ def _require_work(back: Mapping[str, _Back], revision: Revision) -> None:
 
 
 def reachable_revisions(records: Sequence[ChangeRecord], is_stored: Callable[[Digest], bool]) -> dict[Revision, str]:
-    """The revisions whose functions are all still stored, and what each one was."""
+    """The revisions whose functions are all still stored, with a description of each."""
     return {
         revision: what
         for revision, what in known_revisions(records).items()
@@ -316,11 +316,11 @@ def _not_stored(operator: str, revision: Revision) -> FlowError:
 
 def _check_steps(steps: Mapping[str, Any], back: Mapping[str, _Back]) -> None:
     if strangers := sorted(set(steps) - set(back)):
-        raise FlowError(f"migrate= names {', '.join(strangers)}; what is reverted are {', '.join(back) or 'none'}")
+        raise FlowError(f"migrate= names {', '.join(strangers)}; the revert affects {', '.join(back) or 'none'}")
     for operator, each in back.items():
         if each.migrated_by is not None and operator not in steps:
             raise FlowError(
                 f"the state of {operator!r} was migrated by revision {each.migrated_by.revision}, so its old function "
-                f"could not read it; say how it gets back: migrate={{{operator!r}: function(key, state)}}, or "
+                f"could not read it; pass a migration back: migrate={{{operator!r}: function(key, state)}}, or "
                 f"midstream revert … --migrate {operator}=MODULE:FUNCTION"
             )

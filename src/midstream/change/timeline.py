@@ -1,6 +1,6 @@
-"""What the records of changes tell: which revisions a job has run, and what happened to each operator since.
+"""The timeline of a job, from the records of its changes: the revisions it has run, and the updates of each operator.
 
-Pure: records in, answers out. Restarts and reverts both go by it, so that they mean the same by "revision 3".
+Pure. Restarts and reverts both use it, so that they mean the same by "revision 3".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 LISTED = 10
-"""How many revisions a message lists."""
+"""Most revisions that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,22 @@ class Course:
 
     @property
     def first(self) -> UpdateRecord:
-        """The oldest: it tells what was there before."""
+        """The oldest update; it records what the operator ran before."""
         return self.steps[0].update
 
     @property
     def newest(self) -> RevisionStep:
-        """What is in force."""
+        """The update in force."""
         return self.steps[-1]
 
     @property
     def changed_columns(self) -> bool:
-        """Whether changes gave the operator other columns. If not, its columns are what the flow says."""
+        """Whether changes altered the operator's columns. If not, the flow determines them."""
         return any(step.update.returns != step.update.returned for step in self.steps)
 
 
 def in_force(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:
-    """The changes that were applied; those that are on their way count as if they were.
+    """The changes that were applied; pending ones count as applied.
 
     >>> in_force([ChangeRecord(1, Revision(2), 0.0, "ann@host", "fries", (), "", Outcome.ROLLED_BACK)])
     []
@@ -72,7 +72,7 @@ def in_force(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:
 
 
 def courses(records: Iterable[ChangeRecord]) -> dict[str, Course]:
-    """What happened to each operator since the script alone was last in force."""
+    """The updates of each operator since the script alone was last in force."""
     found: dict[str, list[RevisionStep]] = {}
     for record in records:
         if record.drops:
@@ -83,7 +83,7 @@ def courses(records: Iterable[ChangeRecord]) -> dict[str, Course]:
 
 
 def migrations_of(records: Iterable[ChangeRecord]) -> dict[str, tuple[StateMigration, ...]]:
-    """All that state may have to go through, by operator, oldest first. It outlives the functions it was made for."""
+    """All migrations that state may need, by operator, oldest first. They outlive the functions they came with."""
     found: dict[str, tuple[StateMigration, ...]] = {}
     for record in records:
         for update in record.updates:
@@ -94,7 +94,7 @@ def migrations_of(records: Iterable[ChangeRecord]) -> dict[str, tuple[StateMigra
 
 
 def known_revisions(records: Iterable[ChangeRecord]) -> dict[Revision, str]:
-    """The revisions whose functions are known, and what each one was. What ran before ``changes="drop"`` is not."""
+    """The revisions whose functions are known, with descriptions; none from before ``changes="drop"``."""
     known = {FIRST_REVISION: "the script"}
     for record in in_force(records):
         if record.drops:
@@ -105,7 +105,7 @@ def known_revisions(records: Iterable[ChangeRecord]) -> dict[Revision, str]:
 
 
 def listed(known: Mapping[Revision, str]) -> str:
-    """For messages; of very many, the first one and the newest.
+    """The revisions as text for a message; of very many, the first one and the newest.
 
     >>> listed({Revision(1): "the script", Revision(2): "FM: score"})
     '1 (the script), 2 (FM: score)'
@@ -119,11 +119,11 @@ def listed(known: Mapping[Revision, str]) -> str:
 def settled(
     records: Iterable[ChangeRecord], committed: Revision | None
 ) -> tuple[list[ChangeRecord], ChangeRecord | None]:
-    """The records of a job whose driver has ended, with the outcomes that are known; and the change that goes on trial.
+    """The records of a job whose driver has ended, with their known outcomes; and the change that goes on trial.
 
     ``committed`` is the revision of the last committed epoch. A change on trial that is older was applied; the driver
-    died before it could write that down. Changes behind the one on trial were never sent to a task. Nor was one whose
-    revision is lower than that of a change before it: it waited to be prepared anew.
+    died before it could record that. Changes after the one on trial were never sent to a task. Nor was one whose
+    revision is lower than that of an earlier change: it was waiting to be prepared again.
     """
     found: list[ChangeRecord] = []
     pending: ChangeRecord | None = None
@@ -146,7 +146,7 @@ def settled(
 
 
 def ended(records: Iterable[ChangeRecord], committed: Revision | None, why: str) -> list[ChangeRecord]:
-    """The same, after the change that would have gone on trial has been taken off it."""
+    """The records as in :func:`settled`, but the change that would go on trial again ends instead."""
     found, pending = settled(records, committed)
     if pending is not None:
         _replace(found, _taken_off(pending, committed, why))
@@ -154,10 +154,10 @@ def ended(records: Iterable[ChangeRecord], committed: Revision | None, why: str)
 
 
 def _taken_off(pending: ChangeRecord, committed: Revision | None, why: str) -> ChangeRecord:
-    """How a change on trial ends that is not to go on.
+    """The record of a change on trial that is not continued.
 
-    If it was in effect in a committed epoch, it was applied: its rows, and the state that it migrated, are there to
-    stay. If not, it is as if it had never been.
+    If it was in effect in a committed epoch, it was applied: its rows and the state that it migrated stay. If not, it
+    has left no trace.
     """
     if committed is not None and pending.revision <= committed:
         return msgspec.structs.replace(pending, outcome=Outcome.APPLIED, error=None)
@@ -171,4 +171,4 @@ def _replace(records: list[ChangeRecord], record: ChangeRecord) -> None:
 def _described(record: ChangeRecord) -> str:
     what = ", ".join(f"{update.operator}: {update.label}" for update in record.updates)
     text = "; ".join(part for part in (record.note, what) if part)
-    return f"{text}, on its way" if record.outcome is Outcome.PENDING else text
+    return f"{text}, pending" if record.outcome is Outcome.PENDING else text

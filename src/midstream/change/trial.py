@@ -1,17 +1,17 @@
-"""The changes of a job: what it runs now, which change is on trial, which ones wait, and how each one ends.
+"""The changes of a job: its current configuration, the change on trial, the queue behind it, and their outcomes.
 
-One change is on its way at a time. It is *on trial* from the moment it is enacted until every operator that it updates
-has met rows in epochs that began under it and are committed, or :data:`TRIAL_EPOCHS` such epochs are.
+One change is in progress at a time. It is *on trial* from the moment it is enacted until every operator that it updates
+has processed rows in committed epochs that began under it, or until :data:`TRIAL_EPOCHS` such epochs are committed.
 
-If a run fails meanwhile, the question is who is to blame:
+If a run fails during the trial, the cause decides:
 
-* A run that began under an older revision: not the change, unless one of its functions failed. The epoch is run again,
-  wholly under the change, which may well be the fix.
-* Nobody's function (a worker was lost): the epoch is run again, :data:`LOSSES_BEFORE_BLAME` times.
-* Otherwise the change. It is rolled back: the job runs the epoch again with what it ran before, under yet another
-  revision. What was committed under the change stays; so if that includes state in a new layout, there is no way back.
+* The run began under an older revision, and no function of the change failed: the epoch is run again, entirely under
+  the change, which may well be the fix.
+* No function failed (a worker was lost): the epoch is run again, :data:`LOSSES_BEFORE_BLAME` times.
+* Otherwise the change is to blame, and is rolled back: the job runs the epoch again with what it ran before, under
+  another new revision. What was committed under the change stays; so after state was migrated, there is no way back.
 
-No threads, no Spark: the driver calls in with a lock held, and does what the answers say.
+No threads, no Spark: the driver calls these methods with a lock held, and acts on their results.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from midstream.storage.blobs import BlobStore
 __all__ = ["LOSSES_BEFORE_BLAME", "TRIAL_EPOCHS", "Changes", "Request", "RunFailure"]
 
 TRIAL_EPOCHS = 10
-"""Most epochs that a change is on trial for, if an operator that it updates meets no rows."""
+"""Most epochs that a change is on trial for, if an operator that it updates processes no rows."""
 LOSSES_BEFORE_BLAME = 2
-"""How often an epoch is run again under a change when a run was lost through nobody's function."""
+"""How often an epoch is run again under a change after a run failed without a function's failing."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A change as it was asked for."""
+    """A change as the user requested it."""
 
     edits: tuple[Edit, ...]
     scheduler: Scheduler
@@ -56,12 +56,12 @@ class Request:
     migrates: Mapping[str, Digest] = field(default_factory=dict)
     """Migrations that are in the store already, by operator."""
     time_limit_s: float | None = None
-    """How long an epoch may take from when the change takes effect in it, as long as it is on trial."""
+    """Seconds that an epoch on trial may take, counted from when the change takes effect in it."""
     preflight: bool = True
     """Whether new functions are called on a few real rows, on the driver, before anything is sent."""
     note: str | None = None
     back_to: Undoing | None = None
-    """For a revert: what it undoes, which depends on how the changes before it end."""
+    """For a revert: what it undoes, which depends on the outcomes of earlier changes."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class RunFailure:
     revisions: frozenset[Revision] = frozenset()
     """The revisions under which functions failed in tasks."""
     is_lost: bool = False
-    """Nobody's function failed: Spark lost a worker, or could not run its tasks."""
+    """No function failed: Spark lost a worker, or could not run its tasks."""
     is_overdue: bool = False
     """The time limit of the change on trial was reached."""
     operator: str | None = None
@@ -85,11 +85,11 @@ class _Trial:
     epochs: int = 0
     """Committed epochs that began under it."""
     met: set[str] = field(default_factory=set)
-    """Operators that have met rows in these epochs."""
+    """Operators that have processed rows in these epochs."""
     losses: int = 0
-    """Runs under it that were lost through nobody's function, since the last commit."""
+    """Runs under it that failed without a function's failing, since the last commit."""
     is_committed: bool = False
-    """An epoch in all or part of which it was in effect is committed."""
+    """Whether a committed epoch ran under it, in whole or in part."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Queued:
 
 
 class Changes:
-    """See the module's text."""
+    """The changes of a job; see the module's docstring."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Changes:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.configuration = configuration
-        """What an epoch that begins now runs."""
+        """The configuration of an epoch that begins now."""
         self._store = store
         self._log = log
         self._stopwatch = stopwatch
@@ -126,35 +126,35 @@ class Changes:
         return None if self._trial is None else self._trial.change
 
     def store(self, request: Request) -> Request:
-        """Pack and store what a change brings. The user's code runs here, so it is called without the job's lock."""
+        """Pack and store a change's functions. Runs the user's code, so it is called without the job's lock."""
         stored = store_edits(
             self.newest().graph, request.edits, self._store, stored=request.stored, migrates=request.migrates
         )
         return replace(request, stored=stored.functions, migrates=stored.migrations)
 
     def live(self) -> frozenset[Digest]:
-        """The blobs of all that can be run without another request: the configuration, the one that a change on trial
-        would go back to, and what waits for its turn."""
+        """The blobs of all configurations that can run without another request: the current one, the one that a
+        roll-back would restore, and those of the changes that wait."""
         configurations = [self.configuration, *(queued.change.prepared.after for queued in self._queue)]
         if self._trial is not None:
             configurations.append(self._trial.change.prepared.before)
         return frozenset().union(*(configuration.digests() for configuration in configurations))
 
     def check(self, request: Request) -> PreparedChange:
-        """What a change would be, if it were requested now. Stores programs, but changes nothing; needs no lock."""
+        """Prepare a change as if it were requested now. Stores programs, but changes nothing; needs no lock."""
         return self._prepare(self.newest(), request)
 
     def is_current(self, prepared: PreparedChange) -> bool:
-        """Whether nothing has changed since this was checked."""
+        """Whether nothing has changed since this was prepared."""
         return prepared.before is self.newest() and prepared.after.revision > self._highest
 
     def newest(self) -> Configuration:
-        """What the job runs once all changes that wait have taken effect."""
+        """The configuration once all changes that wait have taken effect."""
         queue = tuple(self._queue)
         return queue[-1].change.prepared.after if queue else self.configuration
 
     def request(self, request: Request, prepared: PreparedChange, preparation_ms: float) -> Change:
-        """Take a change that was checked; it waits if another one is on its way. The caller enacts what is ready."""
+        """Take a checked change; it waits if another one is in progress. The caller enacts what is ready."""
         record = ChangeRecord(
             number=self._log.next_number(),
             revision=prepared.after.revision,
@@ -178,7 +178,7 @@ class Changes:
         return change
 
     def refuse(self, request: Request, error: Exception) -> None:
-        """Put on record that a change was not taken."""
+        """Record that a change was refused."""
         record = ChangeRecord(
             number=self._log.next_number(),
             revision=self.configuration.revision,
@@ -193,7 +193,7 @@ class Changes:
         self._log.keep(record)
 
     def resume(self, pending: Pending) -> Change:
-        """Go on with a change that was on trial when the driver died."""
+        """Continue with a change that was on trial when the driver died."""
         change = Change(pending.prepared, pending.record, self._stopwatch)
         self._highest = Revision(max(self._highest, change.revision))
         self._trial = _Trial(change, is_committed=pending.is_committed)
@@ -206,10 +206,10 @@ class Changes:
         self.configuration = change.prepared.after
         self._tell_progress(self._trial)
 
-    # ── what happens to it ────────────────────────────────────────────────────────────────────────────────────────
+    # ── events of the run ─────────────────────────────────────────────────────────────────────────────────────────
 
     def opened(self, epoch: Epoch) -> Revision | None:
-        """An epoch begins with :attr:`configuration`; gives the revision on trial."""
+        """An epoch begins with :attr:`configuration`; returns the revision on trial."""
         trial = self._trial
         if trial is None:
             return None
@@ -218,7 +218,7 @@ class Changes:
         return trial.change.revision
 
     def noted(self, noted: ChangeNoted) -> None:
-        """The coordinator has something to tell of a change."""
+        """The coordinator reports an event of a change."""
         trial = self._trial
         if trial is None or trial.change.revision != noted.revision:
             return
@@ -249,10 +249,10 @@ class Changes:
             self._tell_progress(trial)
 
     def failed(self, failure: RunFailure, opened: Configuration) -> bool:
-        """A run that began with ``opened`` has failed. Whether the epoch is to be run again, with or without a change.
+        """A run that began with ``opened`` has failed; returns whether to run the epoch again, with or without changes.
 
-        Each answer of True leaves less that may be tried: a run under the change instead of one before it, one loss
-        more, or no change on trial any more. So an epoch that always fails fails the job in the end.
+        This terminates: each True uses something up. The next run is under the change instead of the old revision, or
+        one more loss is counted, or no change is on trial any more. So an epoch that always fails fails the job.
         """
         trial = self._trial
         if trial is None:
@@ -264,7 +264,7 @@ class Changes:
                 return True
             if failure.is_lost and trial.losses < LOSSES_BEFORE_BLAME:
                 trial.losses += 1
-                change.note("the run was lost through no function; it runs again")
+                change.note("the run failed, but no function did; it runs again")
                 return True
         if trial.is_committed and any(update.migrate for update in change.record.updates):
             change.note(f"failed, and cannot be rolled back because state was migrated: {failure.why}")
@@ -279,9 +279,9 @@ class Changes:
         return True
 
     def abandon(self, why: str) -> None:
-        """The job ends: nothing that is on its way will come to its end here.
+        """The job ends: end all changes that are in progress.
 
-        The change on trial stays pending in the log, and a restart goes on with it.
+        The change on trial stays pending in the log, and a restart continues with it.
         """
         trial, self._trial = self._trial, None
         if trial is not None:
@@ -290,7 +290,7 @@ class Changes:
             self._end(self._queue.popleft().change, Outcome.REFUSED, never_sent(why))
 
     def _unmet(self, trial: _Trial) -> tuple[str, ...]:
-        """Updated operators that have met no rows. What a transform meets is not counted: Catalyst runs it."""
+        """Updated operators that have processed no rows. Rows of transforms are not counted: Catalyst runs them."""
         graph = trial.change.prepared.after.graph
         return tuple(
             name for name in trial.change.plan.updated if name not in trial.met and not graph[name].spec.divides
@@ -308,16 +308,16 @@ class Changes:
         self._next()
 
     def _next(self) -> None:
-        """Put the next one that waits on trial."""
+        """Put the next change of the queue on trial."""
         self._prepare_anew()
         if self._queue:
             self._put_on_trial(self._queue.popleft().change)
 
     def _prepare_anew(self) -> None:
-        """What waits was prepared on top of what was to come before it, which may have been rolled back meanwhile.
+        """Prepare the queue again, if an earlier change on which it was prepared has been rolled back.
 
-        All of it at once, so that the log and :meth:`newest` never tell of a change that has failed. What no longer
-        fits is refused.
+        The whole queue at once, so that the log and :meth:`newest` never include a failed change. A change that no
+        longer fits is refused.
         """
         base, waiting = self.configuration, tuple(self._queue)
         self._queue.clear()
@@ -335,7 +335,7 @@ class Changes:
             self._queue.append(queued)
 
     def _prepare(self, base: Configuration, request: Request, number: int | None = None) -> PreparedChange:
-        """Prepare a change; of one that is in the log already, by its number, what it undoes is found anew."""
+        """Prepare a change. ``number`` is given if the log has it already; what a revert undoes is then found again."""
         if request.back_to is not None:
             records = [record for record in self._log.records() if number is None or record.number < number]
             undone = request.back_to.again(records)

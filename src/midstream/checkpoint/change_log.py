@@ -1,12 +1,12 @@
 """The log of changes in the checkpoint location: entries are added, and never changed or removed.
 
-An entry is a file: a record as it was at some moment, and a checksum. A change has an entry for when it was requested
-and one for each thing that became of it; of a number, the last entry counts. The entries themselves are numbered
-without gaps, so that one that is missing is noticed.
+An entry is a file: the record of a change at some moment, and a checksum. A change has an entry for its request and one
+for each later event; the last entry of a change counts. The entries themselves are numbered without gaps, so that a
+missing one is noticed.
 
-A process that writes an entry has it on disk before anybody is told of it. So a torn *last* entry is one that nobody
-was told of: it is left out, and set aside by the next entry. Any other damage is an error, because a lost change would
-bring back the function that it replaced; ``changes="drop"``, which wants none of the changes, can do without.
+An entry is on disk before anybody is told about it. So a torn *last* entry was never reported to anybody: it is left
+out, and set aside by the next entry. Any other damage is an error, because a lost change would bring back the function
+that it replaced; only ``changes="drop"``, which needs none of the changes, can continue.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class ChangeLog:
         self.location = location
         self._durable = durable
         self._fs, self._root = filesystem_of(location)
-        # Entries never change, so each is read once. `_read` counts those that were.
+        # Entries never change, so each is read once. `_read` counts them.
         self._records: dict[int, ChangeRecord] = {}
         self._read = 0
         self._torn: str | None = None
         self._lock = threading.Lock()
 
     def keep(self, record: ChangeRecord) -> None:
-        """Add an entry; from now on it counts for the record's number."""
+        """Add an entry, which replaces the earlier ones of this record."""
         with self._lock:
             self._catch_up()
             if self._torn is not None:
@@ -61,7 +61,7 @@ class ChangeLog:
             self._add(record)
 
     def records(self) -> list[ChangeRecord]:
-        """All records, oldest first, each as its last entry has it."""
+        """All records, oldest first, each from its last entry."""
         with self._lock:
             self._catch_up()
             return [self._records[number] for number in sorted(self._records)]
@@ -73,7 +73,7 @@ class ChangeLog:
             return max(self._records, default=0) + 1
 
     def set_damage_aside(self) -> list[str]:
-        """Go on without the entries that are damaged or missing; what was done, for the user."""
+        """Set aside the entries that are damaged or missing; return what was done, as lines for the user."""
         found: dict[int, str] = {}
         with self._lock:
             entries = self._entries()
@@ -87,12 +87,12 @@ class ChangeLog:
             self._records, self._read, self._torn = {}, 0, None
         return [
             f"entry {entry} of the log of changes in {self.location!r} is {what}. It is left out, with any migration "
-            f"of state that it held"
+            f"of state in it"
             for entry, what in found.items()
         ]
 
     def _catch_up(self) -> None:
-        """Read the entries that were added since; nearly always there are none, which costs one look."""
+        """Read the entries that were added since; usually there are none, which costs one file system request."""
         if self._read and self._fs.get_file_info(self._path(self._read + 1)).type == pafs.FileType.NotFound:
             return
         entries = self._entries()
@@ -110,7 +110,7 @@ class ChangeLog:
             else:
                 raise CheckpointError(
                     f"entry {entry} of the log of changes in {self.location!r}, {self._name(entry)!r}, is "
-                    f"{'damaged' if name else 'missing'}, and later ones are there. Restore it from a copy; or start "
+                    f"{'damaged' if name else 'missing'}, and later entries exist. Restore it from a copy; or start "
                     f"the flow with changes='drop', which leaves all earlier changes out"
                 )
 
@@ -129,11 +129,11 @@ class ChangeLog:
         self._read += 1
 
     def _entries(self) -> dict[int, str]:
-        """The names of all entries that there are or were, by number."""
+        """The names of all entries, including those set aside, by number."""
         selector = pafs.FileSelector(self._root, allow_not_found=True)
         names = (posixpath.basename(info.path) for info in self._fs.get_file_info(selector))
         found = {}
-        for name in sorted(names, reverse=True):  # one that was set aside may have a successor, which is seen later
+        for name in sorted(names, reverse=True):  # an entry set aside may have a successor, which comes later
             number = name.removesuffix(ASIDE).removesuffix(".json")
             if number.isdigit():
                 found[int(number)] = name

@@ -16,7 +16,7 @@ __all__ = ["NOT_STORED", "ChangeEvent", "ChangeRecord", "EditRecord", "Outcome",
 
 
 NOT_STORED = Digest("")
-"""Stands for a function that could not be stored, as that of a transform which holds a DataFrame."""
+"""Digest of a function that could not be stored, such as a transform that holds a DataFrame."""
 
 
 def whoami() -> str:
@@ -29,17 +29,17 @@ def whoami() -> str:
 
 
 class Outcome(enum.StrEnum):
-    """How a change ended, or that it has not yet."""
+    """How a change ended, or that it is still pending."""
 
     PENDING = "pending"
-    """Waits for a change before it, or for rows to meet it."""
+    """It waits for an earlier change, or for rows to reach it."""
     APPLIED = "applied"
-    """Its trial is over: epochs that ran wholly under it are committed."""
+    """Its trial is over: epochs that ran entirely under it are committed."""
     ROLLED_BACK = "rolled back"
     """It failed; the epoch was run again without it, and nothing of it was ever committed."""
     REVERTED = "reverted"
-    """It failed after an epoch in which it was in effect had been committed. That epoch stays as it is; the job went
-    back to what it ran before."""
+    """It failed after an epoch in which it was in effect had been committed. That epoch stays as it is; the job
+    returned to what it ran before."""
     REFUSED = "refused"
     """It was never sent to a task."""
 
@@ -47,9 +47,9 @@ class Outcome(enum.StrEnum):
 class UpdateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="update"):
     """An :class:`~midstream.Update` of one operator. Functions are in the blob store, by digest.
 
-    ``before`` and ``returned`` are its function and columns until then: what a revert goes back to. Columns are None if
-    they follow from its inputs'. ``takes`` are the columns that each of its inputs had after the change: what the
-    function was written for.
+    ``before`` and ``returned`` are its previous function and columns, to which a revert goes back. Columns are None if
+    they follow from its inputs. ``takes`` are the columns of each of its inputs after the change, for which the
+    function was written.
     """
 
     operator: str
@@ -68,7 +68,7 @@ EditRecord = UpdateRecord
 
 
 class ChangeEvent(msgspec.Struct, frozen=True):
-    """What happened in one task (``task``), or on the driver, so many milliseconds after the request."""
+    """An event in one task (``task``) or on the driver, ``at_ms`` milliseconds after the request."""
 
     at_ms: float
     what: str
@@ -79,8 +79,8 @@ class ChangeEvent(msgspec.Struct, frozen=True):
 class ChangeRecord(msgspec.Struct, frozen=True):
     """One change of a job.
 
-    ``delay_ms`` is the time from the request, its functions checked and stored (which took ``preparation_ms``), until
-    no row met an updated operator as it was before. ``epoch`` is the first with an effect of it.
+    ``delay_ms`` is the time from when its functions were checked and stored (which took ``preparation_ms``), until
+    no row met the old version of an updated operator. ``epoch`` is the first in which it was in effect.
     """
 
     number: int
@@ -98,16 +98,15 @@ class ChangeRecord(msgspec.Struct, frozen=True):
     error: str | None = None
     note: str | None = None
     time_limit_s: float | None = None
-    """How long an epoch on trial may take from when the change takes effect in it."""
+    """Seconds that an epoch on trial may take, counted from when the change takes effect in it."""
     configuration: Digest | None = None
-    """The blob of the configuration that it leads to. Of a change that was refused, or made while the job was not
-    running, there is none."""
+    """The blob of the new configuration; None if the change was refused, or made while the job was not running."""
     drops: bool = False
-    """It took all earlier changes back: the job was started by its script alone."""
+    """Whether it dropped all earlier changes: the job was started with its script alone."""
 
     @property
     def updates(self) -> tuple[UpdateRecord, ...]:
-        """Those of the edits that gave operators other functions."""
+        """The edits that gave operators other functions."""
         return self.edits
 
     @property

@@ -1,4 +1,4 @@
-"""Looking at the committed state of a job, running or not: only its checkpoint is read."""
+"""Reads the committed state of a job, running or not, from its checkpoint alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class HeldState:
-    """What an operator holds: for an overview."""
+    """A summary of an operator's state, for an overview."""
 
     operator: str
     kind: str
@@ -34,12 +34,12 @@ class HeldState:
 
 
 def read_state(location: str, operator: str, key: tuple[Any, ...] | None = None) -> pa.Table:
-    """The committed state of an operator, or of one of its keys, of a job that may be running."""
+    """The committed state of an operator, or of one of its keys; the job may be running."""
     for _ in range(ATTEMPTS - 1):
         try:
             return StateReader.at(location).table(operator, key)
         except CheckpointError as error:
-            # A running job removes files that its newer epochs do not need; then there is a newer manifest to read.
+            # A running job removes files that its newer epochs do not need; then a newer manifest exists.
             if "file" not in error.fields:
                 raise
     return StateReader.at(location).table(operator, key)
@@ -54,17 +54,17 @@ class StateReader:
 
     @classmethod
     def at(cls, location: str) -> StateReader:
-        """Of a checkpoint, whoever uses it."""
+        """The reader of a checkpoint, whether or not a job uses it."""
         checkpoint = Checkpoint.of_any_flow(location)
         return cls(checkpoint, checkpoint.newest_manifest())
 
     @property
     def epoch(self) -> Epoch | None:
-        """The epoch after which this is the state."""
+        """The newest committed epoch."""
         return None if self.manifest is None else self.manifest.epoch
 
     def overview(self) -> list[HeldState]:
-        """What each operator that keeps state holds."""
+        """A summary for each operator that keeps state."""
         found = []
         for name, layout in self._layouts().items():
             files = [entry.file for entry in self._lineage(name).entries]
@@ -101,7 +101,7 @@ class StateReader:
         return columns_of(layout.takes[0], layout.keys)
 
     def layout(self, operator: str) -> StateLayout:
-        """The description of an operator that keeps state; an error if there is none of this name."""
+        """The layout of an operator's state; raises if no operator of this name keeps state."""
         layouts = self._layouts()
         if operator not in layouts:
             near = closest(operator, [*layouts, *self.tables()])

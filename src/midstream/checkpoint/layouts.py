@@ -1,4 +1,4 @@
-"""Whether the state that is there fits the flow that wants to go on with it."""
+"""Checks that stored state fits the flow that is to continue with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from midstream.planner.stages import Plan
 
 @dataclasses.dataclass(frozen=True)
 class StateLayout:
-    """What decides the bytes of an operator's state: its description, and the columns it takes."""
+    """What determines the format of an operator's state: its description, and its input columns."""
 
     operator: Operator
     takes: tuple[pa.Schema, ...]
@@ -27,7 +27,7 @@ class StateLayout:
         return self.operator.spec.keyed_by
 
     def describe(self) -> str:
-        """In words, as far as it matters to the state."""
+        """A text of everything that matters to the state."""
         return self.operator.spec.state_layout(self.takes)
 
 

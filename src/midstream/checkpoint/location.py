@@ -1,4 +1,4 @@
-"""The checkpoint location: whose it is, and what each committed epoch was.
+"""The checkpoint location: the identity of its flow, and the manifests of committed epochs.
 
 Layout::
 
@@ -6,15 +6,15 @@ Layout::
     blobs/ab/ab12…        functions, tables and stage programs, by digest
     epochs/0000000007     manifest of epoch 7, written before Spark commits the batch
     changes/0000000001.json  an entry of the log of changes that were made while the job ran
-    audit/…               which rows met which operator under which revision, if that was wanted
-    state/FC/…            what tasks changed of an operator's state, and snapshots of it
+    audit/…               in audit mode: which operator processed which row under which revision
+    state/FC/…            deltas and snapshots of an operator's state
     lock                  held by the driver that uses this checkpoint, on file systems that have locks
     journal/0000000008.0  journal of a run of epoch 8 that failed; the newest few are kept
     spark/                Spark's own checkpoint: offsets and commits
 
 On a local disk, unless that is turned off, everything that a manifest names is on disk before the manifest is, and the
 manifest is on disk before anything that it supersedes is removed (:mod:`midstream.storage.disk`). So after a loss of
-power the newest manifest is whole and can be gone on from.
+power the newest manifest is whole, and the job can continue from it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _UNFINISHED_IDENTITY = re.compile(r"midstream\.json\.\d+\.tmp")
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Whose checkpoint this is, and which version of midstream made it."""
+    """The flow that owns a checkpoint, and the version of midstream that made it."""
 
     version: str
     job: str
@@ -74,13 +74,13 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a committed epoch was: enough to say from where a restart goes on."""
+    """The record of a committed epoch: enough for a restart to continue from it."""
 
     epoch: Epoch
     revision: Revision
     programs: tuple[Digest, ...]
     configuration: Digest
-    """The document of what the job ran: graph, functions, and for each stage who owns which bin."""
+    """The document of the job's configuration: graph, functions, and the owner of each bin of each stage."""
     committed_at: float
     rows: dict[str, tuple[int, int]]
     """Per operator: rows in, rows out."""
@@ -89,20 +89,20 @@ class Manifest(msgspec.Struct, frozen=True):
     event_times: dict[str, int] = {}
     """Per source: the latest event time seen, in microseconds."""
     offsets: str = ""
-    """Identifies the rows of the epoch: a digest of what Spark's log says of them."""
+    """Identifies the rows of the epoch: a digest of their entry in Spark's log."""
     heard: dict[str, int] = {}
-    """Per source: the clock of the last epoch in which it gave rows, in microseconds."""
+    """Per source: the clock of the last epoch in which it had rows, in microseconds."""
     watermark: int | None = None
     """The watermark after this epoch."""
     closing: bool = False
-    """Whether this epoch has closed all windows, so that no other can follow."""
+    """Whether this epoch closed all windows, so that no other epoch can follow."""
 
 
 class Checkpoint:
-    """The checkpoint location of one flow. :meth:`look` reads and refuses; :meth:`claim` is what first writes.
+    """The checkpoint location of one flow. :meth:`look` only reads, and may refuse; :meth:`claim` writes first.
 
-    Spark numbers a query's sources by position, so a flow whose sources changed cannot go on from old offsets: it is
-    refused, as is a flow of another name. Everything else about a flow may change between two lives of a job.
+    Spark numbers a query's sources by position, so a flow whose sources changed cannot continue from old offsets: it is
+    refused, as is a flow with another name. Everything else about a flow may change from one start to the next.
 
     ``durable``: what was committed on a local disk survives a loss of power. Without it, only crashes of processes.
     """
@@ -113,7 +113,7 @@ class Checkpoint:
         self.durable = durable
         self._fs, self._root = filesystem_of(location)
         self._is_claimed = False
-        # Workers have a working directory of their own, so a relative path must not reach them.
+        # Workers have their own working directory, so a relative path must not reach them.
         self._shared = self._root if is_local(self._fs) else location
         self.blobs = BlobStore(below(self._shared, "blobs"), durable=durable)
         self.states = StateFiles(below(self._shared, "state"), durable=durable)
@@ -125,13 +125,13 @@ class Checkpoint:
     def spark_location(self) -> str:
         """Where Spark keeps its own checkpoint.
 
-        Always beside ours, because its offsets and our manifests are worth nothing without each other.
+        Always next to ours, because its offsets and our manifests are useless without each other.
         """
         return below(spark_path(self._shared), "spark")
 
     @classmethod
     def look(cls, location: str, graph: Graph, *, durable: bool = True) -> Checkpoint:
-        """The checkpoint of a flow: the one that is there, or a new one for an empty or missing folder."""
+        """The checkpoint of a flow: the existing one, or a new one for an empty or missing folder."""
         fs, root = filesystem_of(location)
         sources = tuple(sorted(op.name for op in graph.of(Source)))
         path = posixpath.join(root, "midstream.json")
@@ -147,7 +147,7 @@ class Checkpoint:
 
     @classmethod
     def of_any_flow(cls, location: str) -> Checkpoint:
-        """A checkpoint that is there, to be looked at."""
+        """An existing checkpoint, to be read."""
         fs, root = filesystem_of(location)
         try:
             found = _read_identity(fs, posixpath.join(root, "midstream.json"), location)
@@ -160,8 +160,8 @@ class Checkpoint:
     def claim(self) -> None:
         """Make the location this flow's own, and keep other drivers out until :meth:`release`.
 
-        What an earlier process left to the kernel is on disk from here on: it may have been killed between two steps,
-        or not have cared for durability.
+        Also syncs to disk what an earlier process left in the kernel's cache: it may have been killed between two
+        steps, or have run without durability.
         """
         self._lock = _lock(self._fs, posixpath.join(self._root, "lock"), self.location, self.durable)
         try:
@@ -181,26 +181,26 @@ class Checkpoint:
         if is_local(self._fs) and self.durable:
             if not is_new:
                 disk.sync_filesystem(self._root)
-            for name in FOLDERS:  # so that workers find them made and on disk
+            for name in FOLDERS:  # so that they exist, on disk, before workers use them
                 disk.make_folder(posixpath.join(self._root, name), durable=True)
 
     def release(self) -> None:
-        """Let other drivers use it. The system does so, too, when this process dies."""
+        """Release the lock for other drivers. The system does so, too, when this process dies."""
         self._is_claimed = False
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def commit(self, manifest: Manifest) -> None:
-        """Write an epoch's manifest; from here on the epoch's results count."""
+        """Write an epoch's manifest; from then on the epoch's results count."""
         data = with_checksum(write_struct(manifest))
         write_atomically(self._fs, self._manifest_path(manifest.epoch), data, durable=self.durable)
 
     def manifest(self, epoch: Epoch) -> Manifest | None:
-        """The manifest of an epoch, if it was committed and not yet removed.
+        """The manifest of an epoch, if it was committed and has not been removed.
 
-        The newest one may be torn, of an epoch that Spark has not committed: then there is none, and the epoch is run
-        again. If the checkpoint is claimed, it is set aside.
+        The newest one may be torn if Spark has not committed its epoch: then this returns None, and the epoch is run
+        again. If the checkpoint is claimed, the torn file is set aside.
         """
         data = _content(self._fs, self._manifest_path(epoch))
         if data is None:
@@ -227,22 +227,22 @@ class Checkpoint:
         return read_struct(content, Manifest, f"the manifest of epoch {epoch} in {self.location!r}")
 
     def manifest_before(self, epoch: Epoch) -> Manifest | None:
-        """What an epoch goes on from: the manifest of the one before; None before the first."""
+        """The manifest of the previous epoch, from which this one continues; None before the first."""
         if epoch == 0:
             return None
         found = self.manifest(Epoch(epoch - 1))
         if found is None:
             raise CheckpointError(
-                f"the checkpoint {self.location!r} has no manifest of epoch {epoch - 1}, from which epoch {epoch} goes "
-                f"on. Restore epochs/{epoch - 1:010d} from a copy{self._way_back(Epoch(epoch - 1))}"
+                f"the checkpoint {self.location!r} has no manifest of epoch {epoch - 1}, which epoch {epoch} needs. "
+                f"Restore epochs/{epoch - 1:010d} from a copy{self._way_back(Epoch(epoch - 1))}"
             )
         return found
 
     def newest_manifest(self) -> Manifest | None:
-        """The manifest of the last epoch that was committed here; of a crash, Spark may still run that epoch again."""
+        """The manifest of the last committed epoch; after a crash, Spark may still run that epoch again."""
         epochs = self._epochs()
         found = self.manifest(epochs[-1]) if epochs else None
-        if found is None and len(epochs) > 1:  # the newest was torn; the one before it must not be
+        if found is None and len(epochs) > 1:  # the newest was torn; the previous one must not be
             return self.manifest(epochs[-2])
         return found
 
@@ -251,24 +251,24 @@ class Checkpoint:
         return _numbered(self._fs, posixpath.join(self._root, "epochs"))
 
     def _may_run_again(self, epoch: Epoch) -> bool:
-        """Whether an epoch without a manifest is simply run again: it is the newest, and Spark has not committed it.
+        """Whether an epoch without a manifest can simply run again: it is the newest, and Spark has not committed it.
 
-        A manifest is on disk before the next epoch begins, so a crash can tear one of them. If the next one was set
-        aside, this is the second, and other things are wrong.
+        A manifest is on disk before the next epoch begins, so a crash can tear at most one. If the next one was set
+        aside, this would be the second, so the cause must be another one.
         """
         later = self._manifest_path(Epoch(epoch + 1))
         found = self._fs.get_file_info([later, f"{later}{ASIDE}"])
         return all(info.type == pafs.FileType.NotFound for info in found) and not self._spark_committed(epoch)
 
     def _spark_committed(self, epoch: Epoch) -> bool:
-        """Whether Spark's log says so. Spark does not sync it, so its last entries may be torn, which is no word."""
+        """Whether Spark's log has the commit. Spark does not sync it, so the last entries may be torn: no commit."""
         return _is_whole_entry(_content(self._fs, posixpath.join(self._root, "spark", "commits", str(epoch))))
 
     def _mend_spark_log(self) -> None:
         """Set aside the newest commit, and the newest offsets, if they are torn: Spark would not start with them.
 
-        Without a commit, Spark asks for that epoch again, and finds it committed if it has a manifest. Offsets are on
-        disk before the manifest of their epoch is; without them the epoch is planned anew.
+        Without a commit, Spark requests that epoch again, and we skip it if it has a manifest. Offsets are on disk
+        before the manifest of their epoch is; without them the epoch is planned again.
         """
         for log in ("commits", "offsets"):
             folder = posixpath.join(self._root, "spark", log)
@@ -281,7 +281,7 @@ class Checkpoint:
                 )
 
     def _way_back(self, epoch: Epoch) -> str:
-        """For an epoch whose manifest is lost: from where the job could go on, and what to do about it."""
+        """For an epoch whose manifest is lost: from which epoch the job could continue, and what to do."""
         for earlier in reversed([each for each in self._epochs() if each < epoch]):
             content = without_checksum(_content(self._fs, self._manifest_path(earlier)) or b"")
             if content is None:
@@ -295,44 +295,44 @@ class Checkpoint:
                     f"Epochs after {earlier} are then run again"
                 )
         return (
-            "; there is no earlier epoch whose manifest and files of state are all there, so without a copy the job "
-            "must begin anew"
+            "; there is no earlier epoch whose manifest and state files all exist, so without a copy the job "
+            "must start from the beginning"
         )
 
     def require_open(self) -> None:
-        """Refuse to go on behind an epoch that has closed all windows."""
+        """Refuse to continue after an epoch that has closed all windows."""
         newest = self.newest_manifest()
         if newest is not None and newest.closing:
             raise CheckpointError(
                 f"the windows of the checkpoint {self.location!r} were closed by its last run (close_windows=True, "
-                f"epoch {newest.epoch}); every row that came now would be late. Give a new checkpoint"
+                f"epoch {newest.epoch}); every further row would be late. Use a new checkpoint"
             )
 
     def keep_journal(self, epoch: Epoch, run: Run, data: bytes) -> str:
-        """Keep the journal of a run that failed; returns where."""
+        """Keep the journal of a run that failed; return its path."""
         path = posixpath.join(self._root, "journal", f"{epoch:010d}.{run}")
         write_atomically(self._fs, path, data, durable=False)  # for people, not for a restart
         return path
 
-    # ── what is too old ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── removal ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stale_manifests(self, newest: Epoch) -> list[Epoch]:
-        """The epochs whose manifests are not among the newest that are kept."""
+        """The epochs whose manifests are too old to keep."""
         return [epoch for epoch in self._epochs() if epoch <= newest - KEPT_MANIFESTS]
 
     def remove_manifest(self, epoch: Epoch) -> None:
-        """Remove a manifest, if it is there."""
+        """Remove a manifest, if it exists."""
         self._remove(self._manifest_path(epoch))
 
     def stale_journals(self) -> list[str]:
-        """The names of journals that are not among the newest that are kept."""
+        """The names of journals that are too old to keep."""
         selector = pafs.FileSelector(posixpath.join(self._root, "journal"), allow_not_found=True)
-        # Clocks of file systems are coarse: of several in one tick, the name tells which is the newest.
+        # Clocks of file systems are coarse: among several in one tick, the name shows which is the newest.
         kept = sorted(self._fs.get_file_info(selector), key=lambda info: (info.mtime_ns or 0, info.path))
         return [posixpath.basename(info.path) for info in kept[:-KEPT_JOURNALS]]
 
     def remove_journal(self, name: str) -> None:
-        """Remove a journal, if it is there."""
+        """Remove a journal, if it exists."""
         self._remove(posixpath.join(self._root, "journal", name))
 
     def _remove(self, path: str) -> None:
@@ -344,7 +344,7 @@ class Checkpoint:
 
 
 def _content(fs: pafs.FileSystem, path: str) -> bytes | None:
-    """What a file holds; None if there is none."""
+    """The content of a file; None if there is no file."""
     try:
         with fs.open_input_stream(path) as stream:
             return bytes(stream.read())
@@ -353,7 +353,7 @@ def _content(fs: pafs.FileSystem, path: str) -> bytes | None:
 
 
 def _is_whole_entry(data: bytes | None) -> bool:
-    """Whether this is a file of Spark's log: a line that says the version, a line of JSON, and perhaps more."""
+    """Whether this is a whole file of Spark's log: a line with the version, a line of JSON, and perhaps more."""
     lines = (data or b"").split(b"\n")
     try:
         return lines[0].startswith(b"v") and isinstance(msgspec.json.decode(lines[1]), dict)
@@ -362,7 +362,7 @@ def _is_whole_entry(data: bytes | None) -> bool:
 
 
 def _numbered(fs: pafs.FileSystem, folder: str) -> list[Epoch]:
-    """The epochs after which files in a folder are named, ascending."""
+    """The epochs that name files in a folder, ascending."""
     names = (
         posixpath.basename(info.path) for info in fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
     )
@@ -370,7 +370,7 @@ def _numbered(fs: pafs.FileSystem, folder: str) -> list[Epoch]:
 
 
 def _lock(fs: pafs.FileSystem, path: str, location: str, durable: bool) -> IO[bytes] | None:
-    """Lock a file for as long as it is open. File systems other than local ones have no such thing."""
+    """Lock a file for as long as it is open. Only local file systems have locks."""
     if not is_local(fs):
         return None
     try:
@@ -386,8 +386,8 @@ def _lock(fs: pafs.FileSystem, path: str, location: str, durable: bool) -> IO[by
         holder = file.read(100).decode(errors="replace").strip()
         file.close()
         raise CheckpointError(
-            f"the checkpoint {location!r} is in use by {holder or 'another process'}; stop that job first, or give "
-            f"this one a checkpoint of its own",
+            f"the checkpoint {location!r} is in use by {holder or 'another process'}; stop that job first, or use "
+            f"another checkpoint for this one",
             holder=holder or "another process",
         ) from None
     file.truncate(0)
@@ -407,24 +407,24 @@ def _read_identity(fs: pafs.FileSystem, path: str, location: str) -> Identity | 
 def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
     info = fs.get_file_info(root)
     if info.type == pafs.FileType.File:
-        raise CheckpointError(f"the checkpoint {location!r} is a file; give a folder")
+        raise CheckpointError(f"the checkpoint {location!r} is a file; it must be a folder")
     if info.type == pafs.FileType.NotFound:
         return
     names = {posixpath.basename(entry.path) for entry in fs.get_file_info(pafs.FileSelector(root))}
-    # What a first start leaves that was killed at once: the lock, and an identity that was not written to its end.
+    # A first start that was killed immediately leaves the lock, and an identity that was only partly written.
     held = sorted(name for name in names if name != "lock" and not _UNFINISHED_IDENTITY.fullmatch(name))
     if held:
         raise CheckpointError(
             f"the checkpoint {location!r} holds other things ({', '.join(held[:5])}{', …' if len(held) > 5 else ''}) "
-            f"and no midstream.json; give an empty folder, or the checkpoint of this flow"
+            f"and no midstream.json; use an empty folder, or the checkpoint of this flow"
         )
 
 
 def _require_same(found: Identity, flow: str, sources: tuple[str, ...], location: str) -> None:
     if found.flow != flow:
         raise CheckpointError(
-            f"the checkpoint {location!r} belongs to the flow {found.flow!r}, not to {flow!r}; give each flow a "
-            f"checkpoint of its own"
+            f"the checkpoint {location!r} belongs to the flow {found.flow!r}, not to {flow!r}; use a "
+            f"separate checkpoint for each flow"
         )
     if found.sources != sources:
         raise CheckpointError(

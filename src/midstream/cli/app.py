@@ -46,7 +46,7 @@ FlowArgument = Annotated[
     typer.Argument(
         metavar="MODULE:FLOW",
         help="A dotted module or a .py file, and in it a Flow or a function that returns one "
-        "(given the SparkSession if it takes a parameter).",
+        "(it is called with the SparkSession if it takes a parameter).",
         show_default=False,
     ),
 ]
@@ -114,15 +114,15 @@ def run(
     trigger: Annotated[
         str | None, typer.Option(help="When epochs start: '500 ms', 'available-now'. Default: one after the other.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option("--for", min=0, help="Stop after so many seconds.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Stop after so many epochs.")] = None,
+    seconds: Annotated[float | None, typer.Option("--for", min=0, help="Stop after this many seconds.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Stop after this many epochs.")] = None,
     master: Annotated[str, typer.Option(help="Spark's master.")] = "local[*]",
     conf: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark; may be repeated.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="One line per epoch instead of a live table.")] = False,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Let 'midstream update' and its like reach the job while it runs.")
+        bool, typer.Option("--serve", help="Let 'midstream update' and other commands reach the running job.")
     ] = False,
 ) -> None:
     """Run a flow on Spark until it ends, a limit is reached, or Ctrl-C."""
@@ -140,7 +140,7 @@ def run(
 def doctor(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only problems.")] = False,
 ) -> None:
-    """Look whether everything is here that midstream and Spark need."""
+    """Check that everything midstream and Spark need is installed."""
     findings = checks.diagnose()
     shown = [finding for finding in findings if not (quiet and finding.ok)]
     if shown:
@@ -152,14 +152,14 @@ def doctor(
 @app.command()
 def state(
     checkpoint: Annotated[str, typer.Argument(help="The folder of a job, running or not.")],
-    operator: Annotated[str | None, typer.Argument(help="Show what this operator, or table, holds.")] = None,
+    operator: Annotated[str | None, typer.Argument(help="Show the state of this operator or table.")] = None,
     key: Annotated[
         str | None, typer.Argument(help="Show only this key; several columns are separated by commas.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most so many rows.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many rows.")] = 20,
     trust: TrustOption = False,
 ) -> None:
-    """Look at the keyed state of a job, as of its last committed epoch. This unpickles what lies in the checkpoint."""
+    """Show the keyed state of a job after its last committed epoch. This unpickles objects from the checkpoint."""
     with errors_told():
         require_trust(checkpoint, trust)
         reader = StateReader.at(checkpoint)
@@ -174,7 +174,7 @@ def state(
 def journal(
     file: Annotated[Path, typer.Argument(help="A file below journal/ of a checkpoint.", exists=True, dir_okay=False)],
 ) -> None:
-    """Tell what happened in a run of an epoch that failed, event by event."""
+    """Show the events of a failed run of an epoch."""
     with errors_told():
         typer.echo(tell(read(file.read_bytes())))
 

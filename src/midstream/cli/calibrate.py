@@ -17,7 +17,7 @@ __all__ = ["calibrate"]
 
 
 def calibrate() -> None:
-    """Measure this machine, so that transactions are run in the way that is fastest here."""
+    """Measure this machine, so that transactions run in the way that is fastest here."""
     try:
         from midstream.txn import calibration
     except ImportError as error:
@@ -32,7 +32,7 @@ def calibrate() -> None:
 
 
 def _table(prices: Calibration) -> Table:
-    table = Table("step", "ns", title="what steps cost on this machine", title_justify="left")
+    table = Table("step", "ns", title="cost of steps on this machine", title_justify="left")
     table.columns[1].justify = "right"
     for name, seconds in asdict(prices).items():
         table.add_row(name, f"{1e9 * seconds:,.0f}")

@@ -34,21 +34,22 @@ PairsArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="OPERATOR MODULE:FUNCTION ...",
-        help="What each operator is to run instead: a function, a callable object or a table, in a dotted module or a "
+        help="What each operator runs instead: a function, a callable object or a table, in a dotted module or a "
         ".py file; MODULE:make() calls make first.",
         show_default=False,
     ),
 ]
-SchedulerOption = Annotated[Scheduler, typer.Option(help="How the change is brought about.")]
+SchedulerOption = Annotated[Scheduler, typer.Option(help="How the change is enacted.")]
 MigrateOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="OPERATOR=MODULE:FUNCTION", help="What brings a process's state into its new layout; may be repeated."
+        metavar="OPERATOR=MODULE:FUNCTION",
+        help="A function that converts a process's state to its new layout; may be repeated.",
     ),
 ]
 ReturnsOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="OPERATOR=DDL", help="The columns that a new function gives; may be repeated."),
+    typer.Option(metavar="OPERATOR=DDL", help="The columns that a new function returns; may be repeated."),
 ]
 NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="Do not wait for the outcome.")]
 
@@ -63,7 +64,7 @@ def jobs() -> None:
 
 
 def status(job: JobArgument) -> None:
-    """Show where a job is: its recent epochs, and the change on trial."""
+    """Show the status of a job: its recent epochs, and the change on trial."""
     with errors_told():
         entry = find_job(job)
         print_state(entry, JobClient(entry.url, entry.token).status(), Console())
@@ -75,9 +76,9 @@ def explain(
     migrate: MigrateOption = None,
     returns: ReturnsOption = None,
     scheduler: SchedulerOption = Scheduler.FRIES,
-    svg: Annotated[Path | None, typer.Option(help="File to draw the change to.", show_default=False)] = None,
+    svg: Annotated[Path | None, typer.Option(help="File for a drawing of the change.", show_default=False)] = None,
 ) -> None:
-    """Say what a change would do, without doing it."""
+    """Explain a change without making it."""
     with errors_told():
         client = client_of(job)
         explained = client.explain(*updates_of(updates, migrate or [], returns or []), scheduler=scheduler)
@@ -98,10 +99,10 @@ def update(
     time_limit: Annotated[
         str | None, typer.Option(help="Roll back if an epoch on trial takes longer than this, e.g. '5 seconds'.")
     ] = None,
-    note: Annotated[str | None, typer.Option(help="Why, for the history.")] = None,
+    note: Annotated[str | None, typer.Option(help="The reason, for the history.")] = None,
     no_wait: NoWaitOption = False,
 ) -> None:
-    """Replace functions of a running job: all or none, and back by itself if they fail."""
+    """Replace functions of a running job: all or none, and rolled back automatically if they fail."""
     with errors_told():
         client = client_of(job)
         wanted = updates_of(updates, migrate or [], returns or [])
@@ -113,9 +114,9 @@ def history(
     job: Annotated[
         str, typer.Argument(metavar="JOB|CHECKPOINT", help="A served job, or the folder of any job, running or not.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="All that is recorded, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the full records as JSON.")] = False,
 ) -> None:
-    """Show all changes of a job: who, when, what, and what became of it."""
+    """Show all changes of a job: who, when, what, and the outcome."""
     with errors_told():
         records = _records(job)
         if as_json:
@@ -131,7 +132,7 @@ def revert(
         str,
         typer.Argument(
             metavar="JOB|CHECKPOINT",
-            help="A served job; or the folder of one that is not running, whose next start is to go back.",
+            help="A served job; or the folder of a job that is not running, whose next start goes back.",
             show_default=False,
         ),
     ],
@@ -140,7 +141,7 @@ def revert(
     scheduler: Annotated[Scheduler, typer.Option(help="How a running job is changed.")] = Scheduler.FRIES,
     no_wait: NoWaitOption = False,
 ) -> None:
-    """Go back to what a job ran at an earlier revision: while it runs, or if it cannot start any more."""
+    """Go back to an earlier revision of a job: while it runs, or if it can no longer start."""
     with errors_told():
         steps = named_functions(migrate or [])
         client = _client_of_job_or_folder(job)
@@ -158,7 +159,7 @@ def _tell_outcome(client: JobClient, record: ChangeRecord, job: str, no_wait: bo
             with Console(stderr=True).status(f"waiting for {what}"):
                 record = client.wait(record.number)
         except KeyboardInterrupt:
-            raise failed(f"no longer waiting for {what}; 'midstream history {job}' tells the outcome.", 1) from None
+            raise failed(f"no longer waiting for {what}; 'midstream history {job}' shows the outcome.", 1) from None
     typer.echo(outcome_of(record))
     if record.outcome is not Outcome.APPLIED and not no_wait:
         raise typer.Exit(1)

@@ -45,9 +45,9 @@ class Functions:
 
 
 def updates_of(pairs: Sequence[str], migrate: Sequence[str], returns: Sequence[str]) -> tuple[Update, ...]:
-    """The updates of a command line: operators and functions in turn, and options by operator."""
+    """The updates of a command line: pairs of operator and function, and options by operator."""
     if len(pairs) % 2:
-        raise TargetError(f"{pairs[-1]!r} stands alone: give an operator and a function in turn. {_HOW}")
+        raise TargetError(f"{pairs[-1]!r} has no partner: write operators and functions in pairs. {_HOW}")
     functions = Functions()
     operators = pairs[::2]
     steps = named_functions(migrate, functions)

@@ -26,10 +26,10 @@ def find_job(text: str) -> ServedEntry:
     found = [entry for entry in entries if text in (entry.name, entry.job)]
     found = found or [entry for entry in entries if text and entry.job.startswith(text)]
     if not found:
-        served = f"Served are {_listed(entries)}." if entries else NONE_SERVED
+        served = f"The served jobs are {_listed(entries)}." if entries else NONE_SERVED
         raise NoSuchJob(f"there is no job {text!r}. {served}")
     if len(found) > 1:
-        raise TargetError(f"{text!r} may be {_listed(found)}; say which by the beginning of its id.")
+        raise TargetError(f"{text!r} may be {_listed(found)}; use the beginning of its id.")
     return found[0]
 
 

@@ -51,6 +51,6 @@ def parse_key(text: str, schema: pa.Schema) -> tuple[Any, ...]:
             values.append(pa.scalar(part).cast(field.type).as_py())
         except pa.ArrowInvalid as error:
             raise StateError(
-                f"{part!r} is no {type_name(field.type)}, which the key column {field.name!r} is: {error}"
+                f"the key column {field.name!r} needs a {type_name(field.type)}, found {part!r}: {error}"
             ) from error
     return tuple(values)

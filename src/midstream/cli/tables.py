@@ -54,7 +54,7 @@ def print_state(entry: ServedEntry, state: JobState, console: Console) -> None:
         lines.append(f"failed: {state.error}")
     if state.sweep.failed:
         lines.append(
-            f"sweeping the checkpoint failed {state.sweep.failed:,} times, {state.sweep.overdue:,} of what it met are "
+            f"sweeping the checkpoint failed {state.sweep.failed:,} times, {state.sweep.overdue:,} files are "
             f"still to be removed: {state.sweep.error}"
         )
     for stats in state.progress[-1].operators if state.progress else ():

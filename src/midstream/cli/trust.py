@@ -14,7 +14,8 @@ from midstream.storage.ownership import others_can_write_checkpoint
 __all__ = ["TrustOption", "require_trust"]
 
 TrustOption = Annotated[
-    bool, typer.Option("--trust", help="Read it although others can write there, and so run code in this command.")
+    bool,
+    typer.Option("--trust", help="Read it although others can write there, which lets them run code in this command."),
 ]
 
 
@@ -28,6 +29,6 @@ def require_trust(location: str, trusted: bool) -> None:
         return
     if (why := others_can_write_checkpoint(path)) is not None:
         raise CheckpointError(
-            f"the checkpoint {location!r} {why}. To show its state means to unpickle what lies there, and a pickle can "
-            f"run any code as you. If you trust everybody who can write there, give --trust"
+            f"the checkpoint {location!r} {why}. Showing its state unpickles objects from there, and a pickle can run "
+            f"any code as you. If you trust everybody who can write there, pass --trust"
         )

@@ -2,11 +2,11 @@
 
 The :class:`Server` holds a ROUTER, each :class:`Client` a DEALER. A job makes one key pair for the server and one for
 all its clients; the :class:`Address` carries what a client needs and travels in Spark's task closure. A peer without
-the clients' key is turned away in the handshake, before any of its bytes are decoded. Of those that do not even begin
-with it, only so many are kept: see :mod:`midstream.control.connection_limit`.
+the clients' key is refused in the handshake, before any of its bytes are decoded. The number of peers that do not
+finish the handshake is limited: see :mod:`midstream.control.connection_limit`.
 
-A packet is a request number (eight bytes; 0 says that no answer is wanted, or none is given) and a message in msgpack.
-An answer carries the number of its request, so one that comes too late is never taken for the answer to the next.
+A packet is a request number (eight bytes; 0 if it neither wants an answer nor is one) and a message in msgpack. An
+answer carries the number of its request, so a late answer is never taken for the answer to the next request.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ Handler = Callable[[bytes, FromTask], Iterable[tuple[bytes, ToTask]]]
 _NUMBER = struct.Struct(">Q")
 _UNASKED = 0
 _EVENT = struct.Struct("=H")  # pyzmq's own reader would import asyncio into every worker
-# What can answer a request. Everything else the coordinator says is unsolicited, whenever it says it.
+# The messages that can answer a request. All other messages of the coordinator are unsolicited.
 _ANSWERS = (TaskOrder, Accepted, Refused, Stay)
 _from_task: msgspec.msgpack.Decoder[FromTask] = msgspec.msgpack.Decoder(FromTask)
 _to_task: msgspec.msgpack.Decoder[ToTask] = msgspec.msgpack.Decoder(ToTask)
 
-# A peer that vanished without a farewell (power, network) is noticed after this many milliseconds. libzmq's own
-# threads answer heartbeats, so a process that only computes for long is never mistaken for a dead one.
+# Milliseconds after which a peer that vanished (power, network) is noticed. libzmq's own threads answer heartbeats, so
+# a process that only computes for long is never mistaken for a dead one.
 _HEARTBEAT_EVERY, _HEARTBEAT_LIMIT = 1_000, 5_000
 # Milliseconds a close waits for the last packets to leave; a peer that has stopped reading costs no more than this.
 _LINGER = 500
 
 _REFUSALS = 20  # attempts to connect, 100 ms apart
-_OTHER_KEY = "what listens there has not this address's server key: has the driver been started anew?"
-# What a client knows of its connection, by the last event that libzmq told; it begins with the first of these.
+_OTHER_KEY = "the process there presents a different server key: has the driver been restarted?"
+# What a client knows about its connection, by the last event from libzmq; the first entry is the initial one.
 _KNOWN = {
     zmq.Event.CLOSED: "nobody answers there: is the driver alive, and can this host reach its address?",
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: _OTHER_KEY,
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: _OTHER_KEY,
     zmq.Event.HANDSHAKE_FAILED_AUTH: "the coordinator refused this client's key: use the address of the running job",
-    zmq.Event.HANDSHAKE_SUCCEEDED: "the connection stands: is the driver stuck, or its midstream of another version?",
+    zmq.Event.HANDSHAKE_SUCCEEDED: "the connection is up: is the driver stuck, or is its midstream another version?",
     zmq.Event.DISCONNECTED: "the connection was lost: the driver has closed it or died",
 }
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the coordinator listens and the keys to speak with it. Hashable and picklable; its repr hides the secret.
+    """The coordinator's endpoint and the keys to connect to it. Hashable and picklable; its repr hides the secret.
 
     >>> Address("tcp://127.0.0.1:5000", b"server", b"public", b"secret")
     Address(endpoint='tcp://127.0.0.1:5000', server_key=b'server')
@@ -82,11 +82,11 @@ _TERM_PATIENCE_S = 5.0
 
 
 class Server(contextlib.AbstractContextManager["Server"]):
-    """The coordinator's end. A daemon thread calls ``handle(peer, message)`` and sends what that gives back.
+    """The coordinator's end. A daemon thread calls ``handle(peer, message)`` and sends the messages that it returns.
 
-    The first `TaskOrder`, `Accepted` or `Refused` among it that is for the sender answers the sender's request; the
-    rest is unsolicited. ``handle`` runs in the server's thread only. When it raises, ``error`` keeps the first
-    exception, the sender is refused, and the server lives on. ``dropped`` counts packets that could not be decoded,
+    The first `TaskOrder`, `Accepted` or `Refused` among them that is for the sender answers the sender's request; the
+    rest are unsolicited. ``handle`` runs in the server's thread only. If it raises, ``error`` keeps the first
+    exception, the sender is refused, and the server continues. ``dropped`` counts packets that could not be decoded,
     ``undelivered`` messages for peers that are gone or have stopped reading, ``crowded_out`` connections that were
     closed because too many had not shown the clients' key.
 
@@ -123,7 +123,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
             end.set_hwm(0)  # send() never blocks its caller
         self._outlet.bind("inproc://outgoing")
         self._inlet.connect("inproc://outgoing")
-        # Bound before any peer can connect: libzmq admits everybody as long as nobody checks.
+        # Bound before any peer can connect: libzmq admits every peer until something checks the keys.
         self._zap.bind("inproc://zeromq.zap.01")
         _keep_alive(self._router)
         self._router.curve_server = True
@@ -139,20 +139,20 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
     @property
     def crowded_out(self) -> int:
-        """Connections without the clients' key that were one too many."""
+        """Connections without the clients' key that were closed because there were too many."""
         return self._limit.closed
 
     def send(self, peer: bytes, message: ToTask) -> None:
-        """Give a peer an unsolicited message. Any thread may call this; it returns at once."""
+        """Send a peer an unsolicited message. Any thread may call this; it returns at once."""
         self._tell_thread([peer, _pack(_UNASKED, message)])
 
     def close(self) -> None:
-        """Send what is left to send, stop the thread and free the port. Harmless when repeated or in a forked child."""
+        """Send what is queued, stop the thread and free the port. Harmless when repeated or in a forked child."""
         if os.getpid() == self._pid:
             with contextlib.suppress(ChannelError):
                 self._tell_thread([b"close"])
             self._thread.join()
-            # Under heavy load libzmq was seen to wait for ever here, for the connection of a client that had left with
+            # Under heavy load libzmq was seen to wait forever here, for the connection of a client that had left with
             # requests unanswered. All sockets are closed by now, so a job need not wait for it.
             ending = threading.Thread(target=self._context.term, name="midstream-channel-end", daemon=True)
             ending.start()
@@ -165,7 +165,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
         with self._lock:
             if self._inlet.closed or os.getpid() != self._pid:
                 at = f"{self.address.endpoint} of process {self._pid}"
-                raise ChannelError(f"the server at {at} is closed, or this is a fork of that process; open another one")
+                raise ChannelError(f"the server at {at} is closed, or this is a fork of that process; open a new one")
             self._inlet.send_multipart(frames)
             if len(frames) == 1:
                 self._inlet.close()
@@ -178,7 +178,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
             poller.register(socket, zmq.POLLIN)
         serving = True
         while serving:
-            # One packet of each socket per round, so that a flood on one does not hold up the others.
+            # One packet from each socket per round, so that a flood on one does not delay the others.
             for socket, _ in poller.poll():
                 first, *rest = socket.recv_multipart()
                 if socket is self._router:
@@ -213,7 +213,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
         for to, reply in self._handle(peer, message):
             if not answered and to == peer and isinstance(reply, _ANSWERS):
                 answered = True
-                if number != _UNASKED:  # nobody waits for the answer to a post
+                if number != _UNASKED:  # no client waits for the answer to a post
                     yield peer, _pack(number, reply)
             else:
                 yield to, _pack(_UNASKED, reply)
@@ -237,8 +237,8 @@ class Client(contextlib.AbstractContextManager["Client"]):
     """A worker's end. Connects in the background; opening one never blocks.
 
     Keep one per process and address: each costs two threads and a handshake. It serves one thread at a time; a thread
-    that waits for unsolicited messages while another makes requests needs a client of its own. ``timeout`` is how many
-    seconds :meth:`request` waits.
+    that waits for unsolicited messages while another makes requests needs its own client. :meth:`request` waits
+    ``timeout`` seconds.
     """
 
     def __init__(self, address: Address, timeout: float = 10.0) -> None:
@@ -250,13 +250,13 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self._inbox: deque[ToTask] = deque()
         self._known = zmq.Event.CLOSED
         self._refusals = 0
-        self._broken: zmq.Event | None = None  # how the connection broke, until somebody has been told
+        self._broken: zmq.Event | None = None  # how the connection broke, until an error has reported it
         self._linger = _LINGER
         self._context = zmq.Context()
         socket = self._socket = self._context.socket(zmq.DEALER)
         _keep_alive(socket)
         socket.set_hwm(0)  # a request waits for its answer, never for room to be sent
-        socket.linger = _LINGER  # a client that nobody closed must not hold up the garbage collector for ever
+        socket.linger = _LINGER  # a client that was never closed must not block the garbage collector forever
         socket.ipv6 = "[" in address.endpoint
         socket.routing_id = uuid.uuid4().hex.encode()
         socket.curve_serverkey = address.server_key
@@ -268,10 +268,10 @@ class Client(contextlib.AbstractContextManager["Client"]):
         socket.connect(address.endpoint)
 
     def request(self, message: FromTask) -> ToTask:
-        """Send a message and wait for its own answer. What else arrives meanwhile is kept for :meth:`receive`."""
+        """Send a message and wait for its answer. Other messages that arrive meanwhile are kept for :meth:`receive`."""
         with self._alone():
             self._watch()
-            self._broken = None  # what broke was an earlier connection; this request goes out on the next one
+            self._broken = None  # an earlier connection broke; this request goes out on the next one
             self._number += 1
             self._socket.send(_pack(self._number, message))
             deadline = time.monotonic() + self.timeout
@@ -285,14 +285,14 @@ class Client(contextlib.AbstractContextManager["Client"]):
             raise self._error(f"no answer to {type(message).__name__} within {self.timeout:g} s")
 
     def post(self, message: FromTask) -> None:
-        """Send a message that wants no answer. It is lost when the coordinator cannot be reached."""
+        """Send a message that needs no answer. It is lost if the coordinator cannot be reached."""
         with self._alone():
             self._socket.send(_pack(_UNASKED, message))
 
     def receive(self, timeout: float = 0.0) -> ToTask | None:
-        """Give the oldest unsolicited message, or ``None`` when there is none within so many seconds.
+        """Return the oldest unsolicited message, or ``None`` if none arrives within ``timeout`` seconds.
 
-        Raises :class:`~midstream.errors.ChannelError`, once, when the connection is lost and nothing is left to read.
+        Raises :class:`~midstream.errors.ChannelError`, once, if the connection is lost and nothing is left to read.
         """
         with self._alone():
             if self._inbox:
@@ -305,7 +305,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
             return None
 
     def close(self) -> None:
-        """Leave, when what was posted is sent. Harmless when repeated or in a forked child."""
+        """Disconnect once all posted messages are sent. Harmless when repeated or in a forked child."""
         if os.getpid() == self._pid:
             with self._lock:
                 self._monitor.close(linger=0)
@@ -325,7 +325,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
             raise ChannelError(f"{mine} is in use by another thread; open one for each thread")
         try:
             if self._socket.closed:
-                raise ChannelError(f"{mine} is closed; open another one")
+                raise ChannelError(f"{mine} is closed; open a new one")
             yield
         finally:
             self._lock.release()
@@ -335,7 +335,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         while True:
             left = max(0.0, deadline - time.monotonic())
             if self._poller.poll(0 if self._broken else math.ceil(left * 1000)) or self._broken:
-                # Events are noted before the socket is read: what came before the connection broke is still delivered.
+                # Events are noted before the socket is read: packets that arrived before the break are still delivered.
                 self._watch()
                 with contextlib.suppress(zmq.Again):
                     return _unpack(_to_task, self._socket.recv_multipart(zmq.NOBLOCK))
@@ -345,13 +345,13 @@ class Client(contextlib.AbstractContextManager["Client"]):
                 return None
 
     def _watch(self) -> None:
-        """Note what libzmq tells of the connection."""
+        """Note libzmq's events of the connection."""
         while self._monitor.poll(0):
             event = zmq.Event(_EVENT.unpack_from(self._monitor.recv_multipart()[0])[0])
-            # After a failed handshake it only says that the connection ended, which tells less than is known already.
+            # After a failed handshake libzmq only reports that the connection ended: less than is known already.
             if event is not zmq.Event.DISCONNECTED or self._known is zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._known = event
-            # The driver listens before it starts any task: if nobody does, again and again, then it is gone.
+            # The driver listens before it starts any task: if repeated attempts find no listener, it is gone.
             self._refusals = self._refusals + 1 if event is zmq.Event.CLOSED else 0
             if self._known in (zmq.Event.DISCONNECTED, zmq.Event.HANDSHAKE_FAILED_AUTH) or (
                 self._refusals >= _REFUSALS
@@ -360,7 +360,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     def _error(self, what: str) -> ChannelError:
         known, self._broken = self._broken or self._known, None
-        self._linger = 0  # what still waits to be sent is of no use to anyone
+        self._linger = 0  # queued packets are of no use any more
         return ChannelError(f"{what}, at {self.address.endpoint}: {_KNOWN[known]}")
 
 
@@ -383,13 +383,13 @@ def _keep_alive(socket: zmq.Socket[bytes]) -> None:
 
 
 def _bind(router: zmq.Socket[bytes], host: str) -> str:
-    """Bind to a free port of this address only; give the endpoint that clients connect to."""
+    """Bind to a free port of this address only; return the endpoint that clients connect to."""
     try:
         ip = ipaddress.ip_address(sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0][4][0])
         if ip.is_unspecified:
-            raise ValueError("it stands for every address, and clients need one")
+            raise ValueError("it means every address, and clients need a single one")
         router.ipv6 = ip.version == 6
         router.bind(f"tcp://[{ip}]:*" if ip.version == 6 else f"tcp://{ip}:*")
     except (OSError, ValueError, zmq.ZMQError) as error:
-        raise ChannelError(f"cannot listen on {host!r}: {error}; give an address of the driver") from error
+        raise ChannelError(f"cannot listen on {host!r}: {error}; pass an address of the driver's host") from error
     return router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")

@@ -1,12 +1,12 @@
-"""A bound on connections to the control channel that have not shown the job's key.
+"""A limit on connections to the control channel that have not shown the job's key.
 
-libzmq accepts everybody who connects, without a limit, and waits ``ZMQ_HANDSHAKE_IVL`` for the handshake. Whoever can
-reach the port could so use up the driver's descriptors. A :class:`ConnectionLimit` listens to libzmq's own events and
-closes the oldest strangers as soon as there are too many. A task's handshake takes milliseconds, so it is never among
-the oldest for long; if it is closed all the same, libzmq connects again by itself.
+libzmq accepts every connection, without a limit, and waits ``ZMQ_HANDSHAKE_IVL`` for the handshake. So anyone who can
+reach the port could use up the driver's descriptors. A :class:`ConnectionLimit` listens to libzmq's events and closes
+the oldest strangers as soon as there are too many. A task's handshake takes milliseconds, so it is never among the
+oldest for long; if it is closed nevertheless, libzmq reconnects by itself.
 
 How far libzmq can run ahead: its I/O thread waits when :data:`LEAD` events have not been read, however long Python
-takes. So at no moment are there more than :data:`STRANGERS` + ``LEAD`` of them.
+takes. So there are never more than :data:`STRANGERS` + ``LEAD`` strangers.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ STRANGERS = 1_024
 """Connections that may be in their handshake at the same time, or an eighth of all descriptors if that is less."""
 
 LEAD = 1_000
-"""libzmq's high-water mark of the socket that it tells events on; it cannot be set."""
+"""libzmq's high-water mark of the socket on which it sends events; it cannot be set."""
 
 HANDSHAKE_MS = 10_000
 """How long a handshake may take. It needs the driver's Python, which may be busy for seconds."""
 
 BACKLOG = 1_024
-"""Connections that wait in the kernel, at no cost of descriptors; the system may allow fewer."""
+"""Connections that may wait in the kernel, where they cost no descriptors; the system may allow fewer."""
 
-_ROUND = 500  # events that are noted before anybody is closed, so that nobody is closed for what is over already
+_ROUND = 500  # events to note before any connection is closed, so that none is closed after its handshake is over
 _EVENT = struct.Struct("=Hi")
 _ENDED = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
 _FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
@@ -45,7 +45,7 @@ _WATCHED = zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.MONITO
 
 
 class Strangers:
-    """The connections that are in their handshake, by descriptor, oldest first. Decides who is one too many.
+    """The connections that are in their handshake, by descriptor, oldest first. Decides which ones to close.
 
     >>> strangers = Strangers(limit=2)
     >>> for fd in (7, 8, 9, 10):
@@ -65,13 +65,13 @@ class Strangers:
         return len(self._waiting)
 
     def note(self, event: zmq.Event, fd: int) -> None:
-        """Something happened to a connection."""
+        """Note an event of a connection."""
         self._waiting.pop(fd, None)
         if event is zmq.Event.ACCEPTED:
             self._waiting[fd] = None
 
     def surplus(self) -> Iterator[int]:
-        """Those who must go, oldest first; they are forgotten."""
+        """Remove and return the connections to close, oldest first."""
         while len(self._waiting) > self._limit:
             fd = next(iter(self._waiting))
             del self._waiting[fd]
@@ -79,9 +79,9 @@ class Strangers:
 
 
 class ConnectionLimit:
-    """Watches a router, which must not be bound yet; a thread begins with :meth:`start`, when it is.
+    """Watches a router, which must not be bound yet; call :meth:`start`, which starts a thread, once it is.
 
-    ``closed`` counts the connections that were one too many. ``descriptors`` is how many this process may have.
+    ``closed`` counts the connections that it closed. ``descriptors`` is this process's limit.
     """
 
     def __init__(self, router: zmq.Socket[bytes], descriptors: int) -> None:
@@ -91,19 +91,19 @@ class ConnectionLimit:
         router.backlog = BACKLOG
         self._strangers = Strangers(self.allowed)
         self._monitor = router.get_monitor_socket(_WATCHED)
-        self._monitor.rcvhwm = 1  # else libzmq may run ahead twice as far
+        self._monitor.rcvhwm = 1  # otherwise libzmq may run ahead twice as far
 
     def start(self, endpoint: str) -> None:
-        """Begin to watch, now that the router listens."""
+        """Start to watch, now that the router listens."""
         self._endpoint = endpoint
-        # Opened here, while there are descriptors: the thread needs none when there are none left.
+        # Opened here, so that the thread needs no descriptor when none is left.
         self._nothing = os.open(os.devnull, os.O_RDONLY)
         self._handle = os.dup(self._nothing)
         self._thread = threading.Thread(target=self._watch, name="midstream-connections", daemon=True)
         self._thread.start()
 
     def stop(self, router: zmq.Socket[bytes]) -> None:
-        """Stop watching; to be called by the router's thread before it closes the router."""
+        """Stop watching. The router's thread calls this before it closes the router."""
         router.disable_monitor()
         self._thread.join()
 
@@ -155,15 +155,15 @@ class ConnectionLimit:
         self.closed += 1
         if self.closed == 1:
             _log.warning(
-                "more than %d connections to %s have not shown the job's key; the oldest are closed. Who connects "
-                "there? Only this job's tasks should. This is said once",
+                "more than %d connections to %s have not shown the job's key; the oldest are closed. Find out who "
+                "connects there: only this job's tasks should. This warning appears once",
                 self.allowed,
                 self._endpoint,
             )
 
 
 def allowed(descriptors: int) -> int:
-    """How many strangers a process may have that may have this many descriptors (negative: any number).
+    """Most strangers for a process with this limit of descriptors (negative: unlimited).
 
     >>> allowed(1_024), allowed(4_096), allowed(65_536), allowed(-1)
     (128, 512, 1024, 1024)
@@ -172,7 +172,7 @@ def allowed(descriptors: int) -> int:
 
 
 def _is_peer_of(connection: socket.socket, endpoint: str) -> bool:
-    """Whether this is a connection that was accepted at an endpoint such as ``tcp://[::1]:5000``."""
+    """Whether this connection was accepted at an endpoint such as ``tcp://[::1]:5000``."""
     connection.getpeername()  # raises if there is none
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     found = connection.getsockname()

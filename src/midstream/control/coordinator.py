@@ -1,6 +1,6 @@
 """The decider on the driver: a pure state machine. Events in, instructions out; no sockets, no clock, no Spark.
 
-State and what moves it::
+States and transitions::
 
                  EpochOpened                 EpochSealed, whole → Commit
     ┌──────┐ ───────────────────► ┌─────────┐ ───────────────────────► ┌──────┐
@@ -11,10 +11,10 @@ State and what moves it::
                         TaskStarted, TaskFinished, TaskFailed, ChangeBegun, SwitchRequested, Reached, Exhausted
 
 Messages of tasks are legal in every state, because tasks outlive the runs they belong to: outside their run they are
-refused, which fences them. Driver events in the wrong state are errors, told with the story of what came before.
+refused, which fences them. Driver events in the wrong state are errors, which list the most recent events.
 
-The coordinator itself only fences and hands on. What is known of the run is in its :class:`RunBook`; what is done to
-its tasks while they run is an :class:`Operation`, of which it holds a list.
+The coordinator itself only fences and dispatches. Its :class:`RunBook` has what is known about the run; whatever is
+done to its tasks while they run is an :class:`Operation`, of which the coordinator holds a list.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Coordinator:
         return tuple(self._story)
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take one event, change state, say what must be done about it."""
+        """Take one event, change state, and return the instructions that follow."""
         self._story.append(line_of(event))
         match event:
             case Received(peer, message):
@@ -135,7 +135,7 @@ class Coordinator:
         return book
 
     def _begin(self, event: ChangeBegun) -> list[Instruction]:
-        """Nothing when no epoch is running: the next one begins with the new revision."""
+        """Begin an operation. Nothing to do if no epoch is running: the next one begins with the new revision."""
         book = self._book
         if book is None:
             return []
@@ -161,7 +161,7 @@ class Coordinator:
 
     def _lost(self, event: Event, found: str) -> ProtocolError:
         story = "\n  ".join(self._story)
-        return ProtocolError(f"{line_of(event)} makes no sense now: {found}. What came before:\n  {story}")
+        return ProtocolError(f"{line_of(event)} makes no sense now: {found}. Events before it:\n  {story}")
 
     # ── messages of tasks ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -174,7 +174,7 @@ class Coordinator:
             self._workers.pop(message.worker, None)
             return []
         book = self._book
-        if book is None or not book.is_of(message.task):  # a task may speak only while its own run is in progress
+        if book is None or not book.is_of(message.task):  # messages are taken only from tasks of the run in progress
             return [] if isinstance(message, Posted) else [Send(peer, _refusal(book, message.task))]
         match message:
             case TaskStarted(task, worker):

@@ -1,8 +1,8 @@
-"""How many files and connections this process may have open.
+"""The limit of files and connections that this process may have open.
 
-The control channel and the server of a job accept connections from strangers before they know that they are strangers.
-Each costs a descriptor, and a process without free descriptors cannot write a manifest. Both bound their strangers;
-this module makes sure that the bounds fit into the limit.
+The control channel and the server of a job must accept a connection before they can reject a stranger. Each costs a
+descriptor, and a process without free descriptors cannot write a manifest. Both limit the number of strangers; this
+module makes sure that these numbers fit into the process's limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["make_room"]
 _log = logging.getLogger("midstream")
 
 WANTED = 65_536
-"""More than this is not asked for: some libraries walk through all possible descriptors."""
+"""The limit is not raised above this: some libraries walk through all possible descriptors."""
 
 ENOUGH = 2_048
 """With fewer, a burst of strangers can use up all descriptors for a moment: libzmq accepts up to 1,000 connections
@@ -24,7 +24,7 @@ before it can be told to close any (see :mod:`midstream.control.connection_limit
 
 
 def make_room() -> int:
-    """Raise the soft limit of open files as far as the system allows, and give it. Whoever listens calls this first.
+    """Raise the soft limit of open files as far as the system allows, and return it. Call this before listening.
 
     Harmless when repeated. Warns, once in a process, if even the raised limit is small.
     """
@@ -33,7 +33,7 @@ def make_room() -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-        except (OSError, ValueError):  # macOS has one more limit, which getrlimit does not tell
+        except (OSError, ValueError):  # macOS has another limit, which getrlimit does not report
             pass
     if _unlimited(soft) < ENOUGH:
         _warn(soft)
@@ -41,7 +41,7 @@ def make_room() -> int:
 
 
 def raised(soft: int, hard: int) -> int:
-    """The soft limit to ask for; never less than the present one.
+    """The soft limit to set; never less than the current one.
 
     >>> raised(1_024, 524_288), raised(1_024, 4_096), raised(100_000, 524_288)
     (65536, 4096, 100000)

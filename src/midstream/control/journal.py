@@ -1,7 +1,7 @@
-"""The journal: the events of a run, in the order in which the coordinator took them.
+"""The journal: the events of a run, in the order in which the coordinator handled them.
 
-The coordinator is pure, so its events are the whole truth about its decisions: replaying a journal gives the same
-coordinator, step by step, on any machine. The journal of a run that failed is kept in the checkpoint location.
+The coordinator is pure, so its events determine all its decisions: replaying a journal reproduces the coordinator, step
+by step, on any machine. The journal of a run that failed is kept in the checkpoint location.
 
 The file is a msgpack array of two: the version of the format, and the events, each tagged with its name.
 """
@@ -20,7 +20,7 @@ from midstream.version import __version__
 
 
 class _File(msgspec.Struct):
-    """What is in a file. Events are named after their classes, so only the version that wrote them can replay them."""
+    """The content of a file. Events are named after their classes, so only the version that wrote it can replay it."""
 
     format: int
     version: str
@@ -44,9 +44,9 @@ class Journal:
         self._events: list[Event] = []
 
     def append(self, event: Event) -> None:
-        """Note an event before it is handled. The opening of a run starts a new journal.
+        """Add an event before it is handled. The opening of a run starts a new journal.
 
-        Samples are left out: they are rows of users, and no decision depends on them.
+        Samples are left out: they are users' rows, and no decision depends on them.
         """
         match event:
             case EpochOpened():
@@ -56,13 +56,13 @@ class Journal:
         self._events.append(event)
 
     def to_bytes(self) -> bytes:
-        """The journal as it is kept in a file."""
+        """The journal as the content of a file."""
         events = msgspec.Raw(msgspec.msgpack.encode(self._events))
         return msgspec.msgpack.encode(_File(FORMAT, __version__, events))
 
 
 def read(data: bytes) -> list[Event]:
-    """The events of a journal that was kept."""
+    """The events of a journal file."""
     version = "another version"
     try:
         file = msgspec.msgpack.decode(data, type=_File)
@@ -77,7 +77,7 @@ def read(data: bytes) -> list[Event]:
 
 
 def replay(events: Iterable[Event]) -> Coordinator:
-    """A coordinator that has taken these events."""
+    """A coordinator that has handled these events."""
     coordinator = Coordinator()
     for event in events:
         coordinator.handle(event)

@@ -46,14 +46,14 @@ class WorkerId(msgspec.Struct, frozen=True, order=True):
 
 
 class TaskStarted(msgspec.Struct, frozen=True, tag=True):
-    """A task asks what to run. ``worker`` is where it can be told of changes."""
+    """A task asks what to run. ``worker`` is the process to notify of changes."""
 
     task: TaskId
     worker: WorkerId | None = None
 
 
 class SwitchRequested(msgspec.Struct, frozen=True, tag=True):
-    """A task asks to switch to a revision at this position, before it has emitted anything of it."""
+    """A task asks to switch to a revision at this position, before it has emitted any row under it."""
 
     task: TaskId
     revision: Revision
@@ -61,7 +61,7 @@ class SwitchRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reached(msgspec.Struct, frozen=True, tag=True):
-    """Rows of a revision have reached these operators in a task. Posted: nobody waits for an answer."""
+    """Rows of a revision have reached these operators in a task. Posted: there is no answer."""
 
     task: TaskId
     revision: Revision
@@ -69,15 +69,15 @@ class Reached(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exhausted(msgspec.Struct, frozen=True, tag=True):
-    """A task that was to switch has taken all of its input, and calls no function any more: it only has to write what
-    it knows. Posted, as :class:`Reached` is."""
+    """A task that was to switch has taken all of its input and calls no more functions: it only has to write its
+    state. Posted, as :class:`Reached` is."""
 
     task: TaskId
     revision: Revision
 
 
 class StateChange(msgspec.Struct, frozen=True):
-    """What a task did to the state of one operator: the file of its changes, and files that replace older ones."""
+    """A task's changes to the state of one operator: the file of its changes, and files that replace older ones."""
 
     delta: FileRef | None
     rewrites: tuple[Rewrite, ...] = ()
@@ -87,9 +87,9 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     """A task has emitted everything.
 
     Rows by wire: ``received`` and ``sent`` let the coordinator prove that none was lost between stages, ``emitted``
-    counts those put on each wire that starts in this stage. ``states`` tells by operator where its changes are,
-    ``event_times`` by source the latest that was seen; ``widest_row`` how many bytes the rows of a source were at most,
-    on average over a batch.
+    counts those put on each wire that starts in this stage. ``states`` has the files of changes by operator,
+    ``event_times`` the latest event time seen by source; ``widest_row`` is the largest average of bytes per row over
+    a batch of a source.
     """
 
     task: TaskId
@@ -101,13 +101,13 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     event_times: dict[str, int] = {}
     widest_row: int = 0
     audit: str | None = None
-    """The file of what was recorded for the auditor, if that was wanted."""
+    """The file with the operations recorded for the auditor, in audit mode."""
     samples: dict[str, bytes] = {}
-    """A few rows that operators met, encoded as frames are."""
+    """A few rows that operators processed, encoded like frames."""
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
-    """Why the user's code failed, ready to show: no object in it needs the user's classes to be read."""
+    """Why the user's code failed, as text: reading it needs none of the user's classes."""
 
     operator: str
     error: str
@@ -127,7 +127,7 @@ class TaskFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
-    """A worker process listens: for changes, and for the end of the job, when it closes its functions."""
+    """A worker process has begun to listen for changes, and for the end of the job, when it closes its functions."""
 
     worker: WorkerId
 
@@ -142,17 +142,17 @@ class WorkerReleased(msgspec.Struct, frozen=True, tag=True):
 
 
 class AuditOrder(msgspec.Struct, frozen=True):
-    """Tasks are to record their operations for the auditor: by which column rows are told apart, and where to write."""
+    """Tasks must record their operations for the auditor: the column that identifies rows, and where to write."""
 
     column: str
     location: str
 
 
 class StageChange(msgspec.Struct, frozen=True):
-    """What the tasks of a stage must know of a change that takes effect within an epoch.
+    """What the tasks of a stage must know about a change that takes effect within an epoch.
 
-    ``program`` is the stage's under the new revision. Chunks that pass one of ``heads`` after it has switched carry the
-    new revision; all other operators go by the revision that a chunk carries.
+    ``program`` is the stage's program under the new revision. Chunks that pass one of ``heads`` after it has switched
+    carry the new revision; all other operators use the revision that a chunk carries.
     """
 
     revision: Revision
@@ -161,13 +161,13 @@ class StageChange(msgspec.Struct, frozen=True):
 
 
 class TaskOrder(msgspec.Struct, frozen=True, tag=True):
-    """What a task runs: the configuration, never guessed, always given.
+    """What a task runs. A task never guesses its configuration.
 
-    ``program`` is the digest of the stage's program in the blob store, which also says which bins the task owns and
-    where it sends rows. ``lineages`` holds, encoded, the state from which the stage's operators go on. If a change is
-    on its way, ``switch_at`` says where the task's heads switch: nowhere (None), or as soon as the rows of a wire are
+    ``program`` is the digest of the stage's program in the blob store, which also has the bins that the task owns and
+    the destinations of its rows. ``lineages`` holds the encoded lineages of the stage's operators. If a change is
+    in progress, ``switch_at`` is where the task's heads switch: nowhere (None), or as soon as the rows of a wire are
     at this position, which for a wire that is not named is before its first row.
-    ``live`` names all blobs that some task may still be told to use; a worker forgets what it has loaded of others.
+    ``live`` names all blobs that a task may still need; a worker drops all others that it has loaded.
     """
 
     revision: Revision
@@ -181,14 +181,14 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
-    """The fast control message: a running task is to switch as soon as it can, and to say where it did."""
+    """The fast control message: a running task must switch as soon as it can, and report where it did."""
 
     task: TaskId
     change: StageChange
 
 
 class Stay(msgspec.Struct, frozen=True, tag=True):
-    """The task must not switch after all, or nobody wants it to: it goes on under the revision that it has."""
+    """The task must not switch, or no longer has to: it continues under its current revision."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -206,7 +206,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 
 OperationMessage = SwitchRequested | Reached | Exhausted
-"""What tasks say to an operation. Those of them that are :data:`Posted` expect no answer."""
+"""Messages from tasks to an operation. Those that are :data:`Posted` expect no answer."""
 Posted = Reached | Exhausted
 FromTask = TaskStarted | TaskFinished | TaskFailed | OperationMessage | WorkerJoined | WorkerReleased
 ToTask = TaskOrder | Switch | Stay | Accepted | Refused | Release
@@ -219,8 +219,8 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     """The driver starts a run of an epoch.
 
     ``programs`` holds one digest per stage, in order, ``partitions`` the number of partitions of each stage behind an
-    exchange, ``lineages`` by stage the state of its operators. ``clock`` is the driver's, ``watermarks`` are those of
-    the epoch before. ``on_trial`` is the revision that can still be rolled back, if there is one. ``live`` names the
+    exchange, ``lineages`` the lineages of each stage's operators. ``clock`` is the driver's, ``watermarks`` are those
+    of the previous epoch. ``on_trial`` is the revision that can still be rolled back, if any. ``live`` names the
     blobs of all configurations that the driver may still open an epoch with.
     """
 
@@ -236,14 +236,14 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     audit: AuditOrder | None = None
     live: tuple[Digest, ...] = ()
     closing: bool = False
-    """No rows will follow: what is open is closed, whatever the watermark."""
+    """No rows will follow: all open windows close, whatever the watermark."""
 
 
 class ChangeBegun(msgspec.Struct, frozen=True, tag=True):
     """The driver wants a change to take effect within the run in progress.
 
-    ``programs`` are the stages' under the new revision. Operators by stage: ``heads``, which are told to switch, and
-    ``followers``, which are updated but behind an exchange: rows bring them the news.
+    ``programs`` are the stages' programs under the new revision. Operators by stage: ``heads``, which are told to
+    switch, and ``followers``, which are updated but behind an exchange: the rows carry the new revision to them.
     """
 
     revision: Revision
@@ -251,27 +251,27 @@ class ChangeBegun(msgspec.Struct, frozen=True, tag=True):
     heads: dict[StageIndex, tuple[str, ...]]
     followers: dict[StageIndex, tuple[str, ...]]
     has_side_entrance: bool = False
-    """Rows can come to an updated operator past the heads; these meet it as it was before until the epoch ends."""
+    """Rows can reach an updated operator without passing a head; they meet its old version until the epoch ends."""
     live: tuple[Digest, ...] = ()
-    """The blobs of the configuration that it leads to."""
+    """The blobs of the new configuration."""
 
 
 class EpochSealed(msgspec.Struct, frozen=True, tag=True):
-    """Spark says that every job of the epoch succeeded; the coordinator must agree before it is committed."""
+    """Spark reports that every job of the epoch succeeded; the coordinator must agree before it is committed."""
 
     epoch: Epoch
     run: Run
 
 
 class EpochAbandoned(msgspec.Struct, frozen=True, tag=True):
-    """The run will not be finished: it failed or was cancelled. Its tasks are fenced from here on."""
+    """The run will not be finished: it failed or was cancelled. Its tasks are fenced from now on."""
 
     epoch: Epoch
     run: Run
 
 
 class JobEnding(msgspec.Struct, frozen=True, tag=True):
-    """No epoch will be opened any more; workers are to close what they hold."""
+    """No more epochs will be opened; workers must close their functions."""
 
 
 class Received(msgspec.Struct, frozen=True, tag=True):
@@ -296,7 +296,7 @@ class SwitchPoint(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Give a message to a peer."""
+    """Send a message to a peer."""
 
     peer: bytes
     message: ToTask
@@ -305,7 +305,7 @@ class Send(msgspec.Struct, frozen=True):
 class Commit(msgspec.Struct, frozen=True):
     """The epoch is whole: write its manifest, then let Spark commit the batch.
 
-    ``revision`` is the one that the next epoch begins with; ``switches`` tells where tasks switched to it.
+    ``revision`` is the one that the next epoch begins with; ``switches`` has the points where tasks switched to it.
     """
 
     epoch: Epoch
@@ -331,7 +331,7 @@ class Reject(msgspec.Struct, frozen=True):
 class ChangeNoted(msgspec.Struct, frozen=True):
     """Something happened to the change in progress, in one task or (``task`` is None) in the whole run.
 
-    ``in_effect`` says that from here on no row of this epoch meets an updated operator as it was before.
+    ``in_effect`` means that from now on no row of this epoch meets the old version of an updated operator.
     """
 
     revision: Revision
@@ -342,7 +342,7 @@ class ChangeNoted(msgspec.Struct, frozen=True):
 
 
 class GiveUpRun(msgspec.Struct, frozen=True):
-    """A revision that can still be rolled back has failed: no use in letting Spark retry its tasks."""
+    """A revision that can still be rolled back has failed, so Spark need not retry its tasks."""
 
     epoch: Epoch
     run: Run

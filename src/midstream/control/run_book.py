@@ -1,7 +1,6 @@
-"""The books of one run of an epoch: which attempts have started and ended, what they reported, whether it is whole.
+"""The record of one run of an epoch: the attempts that started and ended, their reports, and whether it is whole.
 
-Pure. The coordinator opens a book with each run and writes every report into it; operations read its
-:class:`Attempts`, and nothing else.
+Pure. The coordinator opens a book for each run and enters every report; operations read only its :class:`Attempts`.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from midstream.metrics import merge
 __all__ = ["Attempts", "Place", "RunBook"]
 
 Place = tuple[StageIndex, PartitionId]
-"""A partition of a stage: what attempts have in common."""
+"""A partition of a stage: what all its attempts share."""
 
 
 @dataclass
 class Attempts:
-    """The attempts of a run, by place: those that started, and the places of which one has finished."""
+    """The attempts of a run, by place: those that started, and the places where one has finished."""
 
     started: dict[Place, set[TaskId]] = field(default_factory=dict)
     over: set[TaskId] = field(default_factory=set)
-    """Finished or failed. One that was killed is not among them: nobody said so."""
+    """Attempts that finished or failed. Killed ones are not included: nobody reports them."""
     finished: set[Place] = field(default_factory=set)
 
     def alive(self, place: Place) -> set[TaskId]:
@@ -51,17 +50,17 @@ class Attempts:
 
 @dataclass
 class RunBook:
-    """What is known of a run. Used by the coordinator, from the run's opening until it is sealed or abandoned."""
+    """What is known about a run. Used by the coordinator, from the run's opening until it is sealed or abandoned."""
 
     opened: EpochOpened
     attempts: Attempts = field(default_factory=Attempts)
     workers: dict[TaskId, WorkerId] = field(default_factory=dict)
-    """Where each attempt runs, if its worker can be told of changes."""
+    """The worker of each attempt, if it can be notified of changes."""
     failures: list[TaskFailed] = field(default_factory=list)
-    # Per place, the reports of all attempts that finished. The first one is counted. Attempts are replays of one
-    # another, so it hardly matters which of them Spark kept; but it need not be the first.
+    # Per place, the reports of all attempts that finished. The first one counts. Attempts are replays of one
+    # another, so it hardly matters that Spark may have kept another one.
     _finished: dict[Place, list[TaskFinished]] = field(default_factory=dict)
-    # Decided when the first task with state asks, and then the same for all of them.
+    # Decided when the first task with state asks; the same for all others.
     _watermarks: Watermarks | None = None
 
     def __str__(self) -> str:
@@ -72,10 +71,10 @@ class RunBook:
         return (task.epoch, task.run) == (self.opened.epoch, self.opened.run)
 
     def start(self, task: TaskId, worker: WorkerId | None) -> TaskOrder | Refused:
-        """An attempt has started; gives what it runs. An operation may add to that."""
+        """An attempt has started; returns its order, to which an operation may add."""
         opened = self.opened
         if task.stage >= len(opened.programs):
-            return Refused(f"the plan has {len(opened.programs)} stages; there is no {task.stage}")
+            return Refused(f"the plan has {len(opened.programs)} stages; there is no stage {task.stage}")
         self.attempts.started.setdefault((task.stage, task.partition), set()).add(task)
         if worker is not None:
             self.workers[task] = worker
@@ -101,7 +100,7 @@ class RunBook:
         self.attempts.over.add(report.task)
 
     def seal(self) -> Commit | Reject:
-        """What to commit, or why the epoch is not whole. An operation may add to the commit."""
+        """The commit, to which an operation may add; or the reason why the epoch is not whole."""
         opened, reports = self.opened, [reports[0] for reports in self._finished.values()]
         if problem := self._problem():
             return Reject(opened.epoch, problem)
@@ -128,10 +127,10 @@ class RunBook:
         )
 
     def _times(self, stage: StageIndex) -> EpochTimes:
-        """The times that a task of this stage is told.
+        """The times for a task of this stage.
 
-        Tasks with state stand behind an exchange, so all sources have been read and reported when the first one asks.
-        Others may start earlier, and have no use for the epoch's own watermark.
+        Tasks with state are behind an exchange, so all sources have been read and reported when the first one asks.
+        Other tasks may start earlier, and do not need the epoch's own watermark.
         """
         before = self.opened.watermarks
         now = before
@@ -143,7 +142,7 @@ class RunBook:
         return EpochTimes(self.opened.clock, before.watermark, watermark)
 
     def _seen(self) -> Watermarks:
-        """The watermarks with all event times that were reported."""
+        """The watermarks after all event times reported so far."""
         latest: dict[str, int] = {}
         for reports in self._finished.values():
             for source, time in reports[0].event_times.items():
@@ -153,10 +152,10 @@ class RunBook:
     def _problem(self) -> str | None:
         """Why the epoch is not whole, or ``None``.
 
-        Spark has told us that all its tasks succeeded. Two things are checked on top: every partition that started has
-        reported, and on every wire a stage received the rows that the stage before sent. Where several attempts of a
+        Spark has reported that all its tasks succeeded. Two more things are checked: every partition that started has
+        reported, and on every wire a stage received the rows that the stage before sent. If several attempts of a
         partition finished with different counts (a function that is not deterministic), any of them may be the one
-        that counts, so the two sides need only be able to agree.
+        that counts, so it is enough that the two sides can agree.
         """
         if silent := sorted(set(self.attempts.started) - set(self._finished)):
             shown = ", ".join(f"stage {stage} partition {partition}" for stage, partition in silent[:5])

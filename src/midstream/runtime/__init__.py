@@ -1,1 +1,1 @@
-"""Where a flow meets the world: Spark, or the local runtime without a JVM. The only package that imports pyspark."""
+"""The runtimes of a flow: Spark, and the local runtime without a JVM. The only package that imports pyspark."""

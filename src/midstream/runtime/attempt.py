@@ -1,4 +1,4 @@
-"""The life of one attempt of a task, the same on both runtimes: ask what to run, run it, listen meanwhile, report."""
+"""The life of one attempt of a task, on both runtimes: ask what to run, run it while listening for changes, report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["TaskHost", "run_attempt"]
 
 
 class TaskHost(Protocol):
-    """The worker process that an attempt runs in, or what stands for it."""
+    """The worker process that an attempt runs in, or its stand-in on the local runtime."""
 
     name: WorkerId
     resources: Resources
@@ -32,26 +32,26 @@ class TaskHost(Protocol):
     clock: Clock
 
     def ask(self, message: FromTask) -> ToTask:
-        """The coordinator's answer. Raises :class:`~midstream.errors.Fenced` if it refuses."""
+        """Return the coordinator's answer. Raises :class:`~midstream.errors.Fenced` if it refuses."""
 
     def sizer(self, program: Digest) -> SliceSizer:
-        """Decides how long slices are."""
+        """The sizer of slices for a program."""
 
     def forget_all_but(self, live: Collection[Digest]) -> None:
-        """Let go of what no task of the job will use any more."""
+        """Drop everything that no task of the job will use any more."""
 
     def attending(self, task: TaskId, work: TaskRun) -> AbstractContextManager[SwitchLock]:
-        """Inside, the task hears of changes."""
+        """Inside, the task is notified of changes."""
 
     def after_task(self, program: Digest) -> None:
-        """A task has reported; nobody waits for this process now."""
+        """A task has reported, so this process may tidy up."""
 
 
 def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch]) -> Generator[list[pa.RecordBatch]]:
     """Run one attempt. Never runs on a guessed configuration.
 
-    Yields what is ready to leave, which may be nothing. The pauses are where the runtime may do other things; between
-    slices the task can be switched in them. If it is closed in one, the attempt has died there.
+    Yields the batches that are ready to leave, perhaps none. At each yield the runtime may do other things, and may
+    switch the task if it is between slices. Closing the generator kills the attempt there.
     """
     assignment = host.ask(TaskStarted(task, host.name))
     assert isinstance(assignment, TaskOrder)
@@ -67,7 +67,7 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
                     with lock.waiting():
                         yield ready
                 report = work.finish()
-                yield []  # its changes are written, but nobody knows yet
+                yield []  # its changes are written, but not reported yet
             finally:
                 revision = work.revision
     except OperatorFailed as error:

@@ -1,8 +1,8 @@
 """Writes database sinks, on both runtimes: an epoch replaces what it wrote before, in one transaction.
 
-The table of epochs has one row for each table that a job writes to: which sink of which job owns it, which life of the
-driver may write, and the newest epoch that is in it. Epochs come in order, so the newest one tells of all. The row is
-locked first in every transaction. So a driver that was replaced, but does not know it yet, is refused; and only an
+The table of epochs has one row for each table that a job writes to: the sink and job that own it, the driver process
+that may write, and the newest epoch in it. Epochs are written in order, so the newest one is enough. Every transaction
+locks the row first. So a driver that was replaced, but does not know it yet, is refused; and only an
 epoch that is not newer than the newest one has anything to delete.
 """
 
@@ -28,7 +28,7 @@ from midstream.ids import Epoch
 __all__ = ["check_tables", "claim_tables", "replace_epoch"]
 
 PORTION_ROWS = 10_000
-"""Rows that are turned into Python values at a time."""
+"""Rows that are converted to Python values at a time."""
 
 _PARAMETER = "\0"  # in the text of statements; no name has it
 
@@ -44,7 +44,7 @@ def check_tables(graph: Graph, job: str) -> None:
         if place in tables:
             raise FlowError(
                 f"the sinks {tables[place]!r} and {name!r} both write to the table {_shown(sink.table)!r}; a table has "
-                f"one owner. Unite the streams before the sink, or give each a table of its own"
+                f"one owner. Unite the streams before the sink, or use a separate table for each"
             )
         tables[place] = name
         with _told(name), _connection(sink) as database:
@@ -54,7 +54,7 @@ def check_tables(graph: Graph, job: str) -> None:
 
 
 def claim_tables(graph: Graph, job: str) -> Graph:
-    """Make the tables this job's own, for this life of its driver; the graph whose sinks may write."""
+    """Claim the tables for this job and this driver process; return the graph whose sinks may write."""
     driver = uuid.uuid4().hex
     payloads = dict(graph.payloads)
     for name, sink, _ in _database_sinks(graph):
@@ -62,13 +62,13 @@ def claim_tables(graph: Graph, job: str) -> Graph:
         with _told(name):
             _create_epochs_table(owned)
             with _connection(owned) as database:
-                database.claim()  # closed without a commit, and by that undone
+                database.claim()  # closed without a commit, which must undo it
             with _connection(owned) as database:
                 found = database.entry()
                 if found is not None and found.driver == driver:
                     raise SetupError(
                         "the database kept what was not committed: connections are in autocommit mode, or their driver "
-                        "has no transactions. Let connect give connections with transactions"
+                        "has no transactions. connect must return connections with transactions"
                     )
                 database.claim()
                 database.commit()
@@ -89,12 +89,12 @@ def _check_columns(sink: DatabaseSink, schema: pa.Schema, database: _Database) -
     except Exception as error:
         raise SetupError(
             f"the table {table!r} cannot be read: {_first_line(error)}. Create it with the columns "
-            f"{', '.join([*schema.names, sink.epoch_column])}; names are taken as they are, capitals included"
+            f"{', '.join([*schema.names, sink.epoch_column])}; names are case-sensitive"
         ) from error
     for column in [*schema.names, sink.epoch_column]:
         if column not in found:
             near = closest(column, found)
-            why = " (it takes the number of the epoch)" if column == sink.epoch_column else ""
+            why = " (for the number of the epoch)" if column == sink.epoch_column else ""
             raise SchemaError(
                 f"the table {table!r} has no column {column!r}{why}; it has {', '.join(found)}"
                 + (f". Did you mean {near!r}?" if near else ""),
@@ -109,12 +109,12 @@ def _check_owner(name: str, sink: DatabaseSink, job: str, database: _Database) -
         if (newest := database.newest_epoch()) is not None:
             raise CheckpointError(
                 f"the table {table!r} holds rows of epochs (up to {newest}), but {epochs_table!r} does "
-                f"not say which job wrote them. Give another table, or set their {sink.epoch_column!r} to null"
+                f"not say which job wrote them. Use another table, or set their {sink.epoch_column!r} to null"
             )
     elif (found.job, found.sink) != (job, name):
         raise CheckpointError(
             f"the table {table!r} belongs to sink {found.sink!r} of flow {found.flow!r} (job {found.job[:8]}), not to "
-            f"this job ({job[:8]}). Give another table; or, to go on with that job, start with its checkpoint; or, if "
+            f"this job ({job[:8]}). Use another table; or, to continue that job, start with its checkpoint; or, if "
             f"it is gone for good, delete its rows and its entry in {epochs_table!r}"
         )
 
@@ -128,7 +128,7 @@ def _create_epochs_table(sink: DatabaseSink) -> None:
 
 @contextlib.contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Errors of the driver, as ours, with the name of the sink."""
+    """Raise errors of the database's driver as ours, with the name of the sink."""
     try:
         yield
     except MidstreamError as error:
@@ -143,11 +143,11 @@ def _told(name: str) -> Iterator[None]:
 
 
 def replace_epoch(sink: DatabaseSink, batches: Iterable[pa.RecordBatch], epoch: Epoch) -> None:
-    """Write an epoch in one transaction. If it raises, nothing has changed, unless the commit itself got lost.
+    """Write an epoch in one transaction. If it raises, nothing has changed, unless the answer to the commit was lost.
 
-    Numbered as it happens: 1. lock the table's entry, and see that no other driver has taken over; 2. delete what
-    there is of this epoch, and of later ones if the job went back; 3. insert the rows, a portion at a time; 4. note the
-    epoch; 5. commit.
+    In this order: 1. lock the table's entry, and check that no other driver has taken over; 2. delete the rows of this
+    epoch, and of later ones if the job went back; 3. insert the rows, a portion at a time; 4. note the epoch;
+    5. commit.
     """
     with _connection(sink) as database:
         newest = database.lock()  # 1.
@@ -173,13 +173,13 @@ class _LedgerRow:
 
 @contextlib.contextmanager
 def _connection(sink: DatabaseSink) -> Iterator[_Database]:
-    """A new connection, for one transaction. What is not committed inside is undone."""
+    """A new connection, for one transaction. Changes that are not committed inside are undone."""
     connection = sink.connect()
     try:
         yield _Database(sink, connection, sink.paramstyle or _paramstyle(connection))
         connection.rollback()  # after a commit this undoes nothing
     except BaseException:
-        with contextlib.suppress(Exception):  # the first error says what happened
+        with contextlib.suppress(Exception):  # the first error is the one to report
             connection.rollback()
         raise
     finally:
@@ -202,20 +202,20 @@ class _Database:
         self._connection.commit()
 
     def require_transactions(self) -> None:
-        """Of drivers that tell. Others are found out when the table is claimed."""
+        """Refuse autocommit mode, if the driver reports it. Other drivers are caught when the table is claimed."""
         connection = self._connection
         by_attribute = getattr(connection, "autocommit", None) is True
         by_level = self._driver == "sqlite3" and connection.isolation_level is None
         if by_attribute or (by_level and getattr(connection, "autocommit", -1) == -1):
             raise SetupError(
-                f"connect gives a connection of {self._driver} in autocommit mode; a DatabaseSink writes an epoch in "
+                f"connect returns a connection of {self._driver} in autocommit mode; a DatabaseSink writes an epoch in "
                 f"one transaction. Leave out autocommit=True or isolation_level=None"
             )
 
     # ── the table of epochs ───────────────────────────────────────────────────────────────────────────────────────
 
     def has_epochs_table(self) -> bool:
-        """Whether it is there. If not, what came before in this transaction is undone: some databases insist on it."""
+        """Whether it exists. If not, the transaction is rolled back, as some databases require."""
         try:
             self.columns(self._sink.epochs_table)
         except Exception:
@@ -229,14 +229,14 @@ class _Database:
         self._run(f"CREATE TABLE {self._epochs} ({key} VARCHAR(255) NOT NULL PRIMARY KEY, {texts}, {epoch} BIGINT)")
 
     def entry(self) -> _LedgerRow | None:
-        """Of the sink's table."""
+        """The row for the sink's table."""
         names = [self._name((name,)) for name in ("job", "flow", "sink", "driver", "epoch")]
         self._run(f"SELECT {', '.join(names)} FROM {self._epochs} WHERE {self._is_ours()}", _shown(self._sink.table))
         found = self._cursor.fetchall()
         return _LedgerRow(*found[0]) if found else None
 
     def claim(self) -> None:
-        """Let this life of the driver be the one that writes. The table was seen to be ours, or nobody's."""
+        """Make this driver process the one that writes. A check has found that the table is ours or has no owner."""
         owner, table = self._owner, _shown(self._sink.table)
         found = self.entry()
         if found is None:
@@ -257,15 +257,15 @@ class _Database:
             )
 
     def lock(self) -> int | None:
-        """Keep others out until the transaction ends; the newest epoch in the table."""
+        """Keep others out until the transaction ends; return the newest epoch in the table."""
         driver = self._name(("driver",))
         self._run(f"UPDATE {self._epochs} SET {driver} = {driver} WHERE {self._is_ours()}", _shown(self._sink.table))
         found = self.entry()
         if found is None or found.driver != self._owner.driver:
             raise CheckpointError(
                 f"the table {_shown(self._sink.table)!r} is no longer written by this driver: "
-                + ("its entry is gone" if found is None else f"job {found.job[:8]} was started anew elsewhere")
-                + f" (see {_shown(self._sink.epochs_table)!r}). One driver at a time may run a job"
+                + ("its entry is gone" if found is None else f"job {found.job[:8]} was restarted elsewhere")
+                + f" (see {_shown(self._sink.epochs_table)!r}). Only one driver at a time may run a job"
             )
         return found.epoch
 
@@ -286,12 +286,12 @@ class _Database:
     # ── the sink's own table ──────────────────────────────────────────────────────────────────────────────────────
 
     def columns(self, table: tuple[str, ...]) -> list[str]:
-        """Of any table, without reading a row."""
+        """The columns of any table, without reading a row."""
         self._run(f"SELECT * FROM {self._name(table)} WHERE 1 = 0")
         return [str(column[0]) for column in self._cursor.description]
 
     def newest_epoch(self) -> int | None:
-        """Of the rows that are there."""
+        """The newest epoch of the rows in the table."""
         self._run(f"SELECT MAX({self._name((self._sink.epoch_column,))}) FROM {self._table}")
         found: int | None = self._cursor.fetchall()[0][0]
         return found
@@ -316,12 +316,12 @@ class _Database:
             self._cursor.executemany(statement, [self._parameters(row) for row in rows])
 
     def _copy(self, into: str, batch: pa.RecordBatch, epoch: Epoch) -> None:
-        """PostgreSQL's way to take many rows: 7 times as fast as ``executemany`` (200,000 rows of 5 columns)."""
+        """Insert with PostgreSQL's COPY: 7 times as fast as ``executemany`` (200,000 rows of 5 columns)."""
         columns = [_hex(column) if _is_bytes(column.type) else column for column in batch.columns]
         epochs = pa.repeat(pa.scalar(int(epoch), pa.int64()), batch.num_rows)
         rows = pa.record_batch([epochs, *columns], [str(i) for i in range(1 + len(columns))])
         out = io.BytesIO()
-        # Texts are quoted and nulls are not, which is how COPY tells an empty text from a null.
+        # Texts are quoted and nulls are not, so that COPY can distinguish an empty text from a null.
         pacsv.write_csv(rows, out, pacsv.WriteOptions(include_header=False))
         with self._cursor.copy(f"COPY {into} FROM STDIN (FORMAT csv)") as copy:
             copy.write(out.getbuffer())
@@ -339,7 +339,7 @@ class _Database:
             self._cursor.execute(text)
 
     def _statement(self, text: str) -> str:
-        """With parameters as this driver writes them."""
+        """The statement with parameters in this driver's style."""
         first, *rest = text.split(_PARAMETER)
         if self._paramstyle in ("format", "pyformat"):
             first, rest = first.replace("%", "%%"), [part.replace("%", "%%") for part in rest]
@@ -366,25 +366,25 @@ def _parameter(paramstyle: str, number: int) -> str:
 
 
 def _paramstyle(connection: Any) -> str:
-    """What the driver's module says; the module is found by the connection's class."""
+    """The parameter style of the driver's module, which is found by the connection's class."""
     for module in _modules_of(connection):
         found = getattr(sys.modules.get(module), "paramstyle", None)
         if found in PARAMSTYLES:
             return str(found)
     raise SetupError(
-        f"a connection of type {type(connection).__module__}.{type(connection).__qualname__} does not tell how its "
-        f"driver names parameters; give the DatabaseSink paramstyle=, one of {', '.join(PARAMSTYLES)}"
+        f"a connection of type {type(connection).__module__}.{type(connection).__qualname__} does not show how its "
+        f"driver names parameters; pass paramstyle= to the DatabaseSink, one of {', '.join(PARAMSTYLES)}"
     )
 
 
 def _package_of(connection: Any) -> str:
-    """The driver's package: of the connection's class, or of the one that it is derived from."""
+    """The driver's package: that of the connection's class or of its base class."""
     packages = [module for module in _modules_of(connection) if hasattr(sys.modules.get(module), "paramstyle")]
     return packages[0] if packages else type(connection).__module__
 
 
 def _modules_of(connection: Any) -> Iterator[str]:
-    """Modules that may be the driver's, the likely ones first: those of the class and its parents, and around them."""
+    """Modules that may be the driver's, most likely first: those of the class and its bases, and their packages."""
     for kind in type(connection).__mro__:
         module = kind.__module__
         while module:
@@ -397,7 +397,7 @@ def _as_is(values: list[Any]) -> list[Any]:
 
 
 def _as_text(values: list[Any]) -> list[Any]:
-    """SQLite has neither times nor decimals; Python's own conversion of times is deprecated."""
+    """Times and decimals as text for SQLite, which has neither; Python's own conversion of times is deprecated."""
     kind = next((type(value) for value in values if value is not None), None)
     convert: Callable[[Any], str] | None = _TO_TEXT.get(kind.__name__) if kind else None
     return values if convert is None else [None if value is None else convert(value) for value in values]
@@ -415,7 +415,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _hex(column: pa.Array) -> pa.Array:
-    """Bytes as PostgreSQL reads them in text."""
+    """Bytes in PostgreSQL's text format."""
     return pa.array([None if value is None else "\\x" + value.hex() for value in column.to_pylist()], pa.string())
 
 

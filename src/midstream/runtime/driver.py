@@ -1,7 +1,7 @@
-"""The driver of a job's epochs and changes: what to run, whether it counts, and what follows from a failure.
+"""The driver of a job's epochs and changes: what to run, whether it counts, and what to do after a failure.
 
 Both runtimes use it, so that simulations run what production runs. It knows neither Spark nor sockets: a runtime
-computes the epochs, says what became of them, and lends it a control plane and a few hands (:class:`Edge`).
+computes the epochs, reports their results, and provides a control plane and an :class:`Edge`.
 
 An epoch goes through these steps (:meth:`Driver.run`)::
 
@@ -11,8 +11,8 @@ An epoch goes through these steps (:meth:`Driver.run`)::
       │                             └──► run again, or the job fails
       └──► None: the epoch has a manifest already, so nothing is owed (a crash came before Spark's own commit)
 
-Two kinds of threads meet here: the runtime's, which runs epochs, and users', which request changes. A lock keeps them
-apart at the few moments that count. It is not held while an epoch is computed, nor while code of the user's runs.
+Two kinds of threads meet here: the runtime's, which runs epochs, and users', which request changes. A lock protects
+the short critical sections. It is not held while an epoch is computed, nor while the user's code runs.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ _log = logging.getLogger("midstream")
 
 
 class ProcessEnded(BaseException):
-    """Raised by tests in place of the end of this process: nothing handles it, as nothing could handle that."""
+    """Raised by tests instead of killing this process; nothing handles it."""
 
 
 class DriverCrashed(ProcessEnded):
-    """The same, for the local runtime, which starts the driver again."""
+    """Raised by tests of the local runtime, which then starts the driver again."""
 
 
 class Control(Protocol):
-    """The coordinator, as the driver speaks to it."""
+    """The driver's interface to the coordinator."""
 
     def tell(self, event: Event) -> Sequence[Instruction]:
-        """Have the coordinator take an event and send what it has for tasks; gives what the driver must know."""
+        """Have the coordinator handle an event and send its messages to tasks; return what concerns the driver."""
 
     @property
     def failures(self) -> tuple[TaskFailed, ...]:
@@ -82,34 +82,34 @@ class Control(Protocol):
 
 
 class Edge(Protocol):
-    """What only the runtime can do."""
+    """The runtime's part in the driver's work."""
 
     def make_ready(self) -> None:
         """A run of an epoch is about to begin."""
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether a run that failed so was lost through no function, as when Spark cannot run its jobs."""
+        """Whether a run failed without a function's failing, as when Spark cannot run its jobs."""
 
     def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
-        """Make the runtime stop computing this run, soon; it reports a failure then. Returns at once.
+        """Make the runtime stop computing this run soon; it then reports a failure. Returns at once.
 
-        ``interrupt`` includes functions of the user's that run on the driver.
+        ``interrupt`` includes the user's functions that run on the driver.
         """
 
     def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
-        """Call ``then`` after so many seconds, instead of what was to be called before."""
+        """Call ``then`` after ``seconds``; this replaces an earlier timer."""
 
     def stop_timer(self) -> None:
-        """Call nothing."""
+        """Stop the timer."""
 
     def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
         """Call transforms on no rows; raises :class:`~midstream.errors.FlowError` if one cannot work."""
 
     def sweep(self, sweeper: Sweeper) -> None:
-        """Have the sweeper remove what is due, now or beside the epochs to come."""
+        """Have the sweeper remove what is due, now or during the next epochs."""
 
     def secure(self, run: OpenRun) -> None:
-        """Have what the engine's own log says of this run on disk, because a manifest is about to refer to it."""
+        """Sync the engine's own log of this run to disk, because a manifest is about to refer to it."""
 
     def at(self, step: str) -> None:
         """The driver is at this step of a commit. For tests, which may make it crash there."""
@@ -117,14 +117,14 @@ class Edge(Protocol):
 
 @dataclass(frozen=True)
 class BatchEntry:
-    """What the engine's own log says of an epoch; the same in every try, also after a restart."""
+    """The entry of an epoch in the engine's own log; the same in every run, also after a restart."""
 
     clock: int
     """When the epoch was planned, in microseconds since 1970."""
     offsets: str = ""
     """Identifies the rows of the epoch."""
     closing: bool = False
-    """Whether the epoch closes what is open; it has no rows, and is the job's last."""
+    """Whether the epoch closes all windows; it has no rows, and is the job's last."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class OpenRun:
 
 
 class Driver:
-    """See the module's text."""
+    """Runs a job's epochs and enacts its changes; see the module's docstring."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Driver:
         self._stopwatch = stopwatch
         self.sweeper = Sweeper(checkpoint)
         self._samples = Samples()
-        self._committed: CommittedState | None = None  # known when the runtime says with which epoch it goes on
+        self._committed: CommittedState | None = None  # known once the runtime begins its first epoch
         newest = checkpoint.newest_manifest()
         self._found = Epoch(-1) if newest is None else newest.epoch
         """The newest epoch that has a manifest from before this start."""
@@ -233,20 +233,20 @@ class Driver:
             return run
 
     def _commit(self, run: OpenRun, duration_ms: float) -> bool:
-        """The runtime has computed a run and written its sinks. False if the epoch is to be run again all the same.
+        """The runtime has computed a run and written its sinks. False if the epoch must be run again nevertheless.
 
-        The order is what makes an epoch exactly once: nothing that follows from the epoch happens before 5, and all
-        that the manifest refers to is there before it.
+        The order makes an epoch count exactly once: nothing that follows from the epoch happens before 5, and all that
+        the manifest refers to exists before it.
 
-        1. A run that was given up meanwhile is not committed, although it came to its end.
-        2. The coordinator agrees that the epoch is whole. From here on its tasks are fenced.
-        3. The index of what tasks recorded for the auditor is written.
-        4. The engine's own log of the epoch is on disk: without it, the manifest would speak of rows that nobody knows.
-        5. The manifest is written. From here on the epoch counts, whatever happens.
-        6. The changes learn of it, before anything that depends on whether one is still on trial.
+        1. A run that was given up meanwhile is not committed, although it finished.
+        2. The coordinator agrees that the epoch is whole. From now on its tasks are fenced.
+        3. The index of the histories for the auditor is written.
+        4. The engine's own log of the epoch is on disk: without it, nobody would know the manifest's rows.
+        5. The manifest is written. From now on the epoch counts, whatever happens.
+        6. The changes are notified, before anything that depends on whether one is still on trial.
         7. What nobody needs any more is removed: after 5, which says what is superseded, and after 6, which says what
            can still be gone back to.
-        8. Users are told, last, because their code may fail.
+        8. Users are notified last, because their code may fail.
         """
         with self._lock:
             # 1.
@@ -296,7 +296,7 @@ class Driver:
             return True
 
     def _warn_of_times_ahead(self, commit: Commit) -> None:
-        """Once for each source: windows that never close should not be a riddle."""
+        """Warn once for each source, so that users learn why windows do not close."""
         for stats in commit.operators:
             if stats.rows_ahead and stats.operator not in self._warned_of:
                 self._warned_of.add(stats.operator)
@@ -316,9 +316,9 @@ class Driver:
                 self._edge.cancel(self._open)
 
     def _failed(self, run: OpenRun, error: BaseException, *, is_lost: bool = False) -> None:
-        """A run has failed. Returns if the epoch is to be run again, else raises :class:`~midstream.errors.JobFailed`.
+        """A run has failed. Returns if the epoch must be run again, else raises :class:`~midstream.errors.JobFailed`.
 
-        ``is_lost`` says that the error is no function's, if no task has reported one.
+        ``is_lost``: no function caused the error, unless a task has reported one.
         """
         with self._lock:
             failures = self._control.failures
@@ -331,10 +331,10 @@ class Driver:
     def _judge(
         self, run: OpenRun, error: BaseException, failures: tuple[TaskFailed, ...], *, is_lost: bool = False
     ) -> None:
-        """Returns if the epoch is to be run again, else raises."""
+        """Returns if the epoch must be run again, else raises."""
         failed = explain(run.configuration.graph.name, run.epoch, error, failures)
         if not self._is_stopping:
-            with contextlib.suppress(CheckpointError, OSError):  # what failed matters more than its record
+            with contextlib.suppress(CheckpointError, OSError):  # the failure matters more than its journal
                 self._checkpoint.keep_journal(run.epoch, run.run, self._control.journal())
                 self.sweeper.after_failure()
             failure = RunFailure(
@@ -346,7 +346,7 @@ class Driver:
             )
             if self.changes.failed(failure, run.configuration):
                 return
-        # A failure that a task reported brings its traceback; others (of a sink, a transform) keep theirs.
+        # A failure that a task reported includes its traceback; others (of a sink, a transform) keep theirs.
         raise failed from (None if failures else error)
 
     def _over(self, run: OpenRun) -> None:
@@ -355,7 +355,7 @@ class Driver:
         self._edge.stop_timer()
 
     def _committed_before(self, epoch: Epoch) -> CommittedState:
-        """What the epoch goes on from. Read only after a start; from then on the job knows."""
+        """The state from which the epoch continues. Read from the checkpoint only after a start."""
         if self._committed is None or self._committed.epoch != epoch - 1:
             graph = self.changes.configuration.graph
             self._committed = CommittedState.of(graph, self._checkpoint.manifest_before(epoch))
@@ -365,16 +365,16 @@ class Driver:
         return self._committed
 
     def _sweep(self, committed: CommittedState) -> None:
-        """Let what nobody needs from here on be removed."""
+        """Have everything removed that nobody needs any more."""
         self.sweeper.after(committed, live=self.changes.live(), samples=self._samples.files())
         self._edge.sweep(self.sweeper)
 
     def _adoptable(self, epoch: Epoch, entry: BatchEntry) -> Manifest | None:
         """The manifest of an epoch that was committed before this start, for the same rows.
 
-        Sinks were written before the manifest, so nothing is owed: to run the epoch again could only make sinks and
-        state differ, if the script, a function or a pending change is another one now. For other rows (the engine's
-        log was lost, and the epoch planned anew) the manifest says nothing.
+        Sinks were written before the manifest, so nothing is left to do: running the epoch again could only make sinks
+        and state differ, if the script, a function or a pending change differs now. For other rows (the engine's
+        log was lost, and the epoch planned again) the manifest does not count.
         """
         manifest = self._checkpoint.manifest(epoch)
         if manifest is None or manifest.offsets != entry.offsets:
@@ -382,11 +382,11 @@ class Driver:
         return manifest
 
     def _require_state(self, epoch: Epoch, committed: CommittedState) -> None:
-        """The engine's log leads back further than a crash can; the state of that time may have been swept."""
+        """Refuse an engine's log that is further back than a crash can explain, if the state of that time was swept."""
         entries = (entry for lineage in committed.lineages.values() for entry in lineage.entries)
         if missing := self._checkpoint.states.lacks(entry.file for entry in entries):
             raise CheckpointError(
-                f"Spark's log in the checkpoint {self._checkpoint.location!r} goes on with epoch {epoch}, but state "
+                f"Spark's log in the checkpoint {self._checkpoint.location!r} continues with epoch {epoch}, but state "
                 f"was committed up to epoch {self._found}, and {len(missing)} file(s) that epoch {epoch} needs are "
                 f"gone, such as {missing[0]!r}. Restore the folder 'spark' as it was after epoch {self._found}"
             )
@@ -394,18 +394,18 @@ class Driver:
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self, request: Request) -> PreparedChange:
-        """What a change would be, if it were requested now."""
+        """Prepare a change as if it were requested now."""
         return self.changes.check(self.changes.store(request))
 
     def request(self, request: Request) -> Change:
-        """Check a change and let it take effect as soon as it can. What does not fit is refused, and put on record."""
-        with self._checkpoint.blobs.holds.preparing():  # until what it stores is on record
+        """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
+        with self._checkpoint.blobs.holds.preparing():  # until its blobs are on record
             return self._request(request)
 
     def _request(self, request: Request) -> Change:
         began = self._stopwatch()
         try:
-            # All that the user's code has a part in comes first, without the lock; epochs go on meanwhile.
+            # Everything that runs the user's code comes first, without the lock; epochs continue meanwhile.
             request = self.changes.store(request)
             prepared = self.changes.check(request)
             if request.preflight:
@@ -451,7 +451,7 @@ class Driver:
             self._start_timer()
 
     def hear(self, instructions: Sequence[Instruction]) -> None:
-        """The coordinator has decided something. Called by the channel's thread, which must not wait: no lock."""
+        """The coordinator has made a decision. Called by the channel's thread, which must not wait: no lock."""
         for instruction in instructions:
             match instruction:
                 case ChangeNoted():
@@ -466,7 +466,7 @@ class Driver:
     # ── time limits, and the end ──────────────────────────────────────────────────────────────────────────────────
 
     def _start_timer(self) -> None:
-        """An epoch on trial has so much time, from when the change takes effect in it."""
+        """Start the time limit of an epoch on trial, when the change takes effect in it."""
         change, run = self.changes.on_trial, self._open
         if change is not None and run is not None and change.time_limit_s is not None:
             self._edge.start_timer(change.time_limit_s, lambda: self._time_is_up(change, run))
@@ -482,10 +482,10 @@ class Driver:
             self._edge.cancel(run, interrupt=True)
 
     def stopping(self) -> None:
-        """The job is being stopped: failures are no longer anybody's fault, and no change is taken any more."""
+        """The job is being stopped: failures no longer count, and no more changes are taken."""
         with self._lock:
             self._is_stopping = True
-            if self._open is not None and self._open.entry.closing:  # others end with their query
+            if self._open is not None and self._open.entry.closing:  # other epochs end with their query
                 self._edge.cancel(self._open)
 
     def _require_not_stopping(self) -> None:
@@ -496,7 +496,7 @@ class Driver:
             )
 
     def ended(self, why: str) -> None:
-        """The job is over; so are its changes."""
+        """The job has ended; end its changes."""
         with self._lock:
             self._edge.stop_timer()
             self.changes.abandon(why)

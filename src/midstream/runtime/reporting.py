@@ -1,4 +1,4 @@
-"""What users are told: of an epoch that was committed, and of one that failed. Shared by both runtimes."""
+"""Reports to users about committed and failed epochs, for both runtimes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from midstream.planner.stages import Plan
 
 
 def failure_of(error: OperatorFailed) -> TaskFailure:
-    """The error as a message. The row goes as text: the driver may lack the classes of its values."""
+    """The error as a message. The row is text, because the driver may lack the classes of its values."""
     row = None if error.row is None else f"{error.row!r:.{MAX_ROW_TEXT}}"
     return TaskFailure(error.operator, error.error, row, error.user_traceback)
 
 
 def epoch_progress(plan: Plan, commit: Commit, committed_at: float, duration_ms: float) -> EpochProgress:
-    """An epoch's measurements, as users see them. Rows that a transform hands straight to a sink are not counted."""
+    """An epoch's measurements for users. Rows that go from a transform straight to a sink are not counted."""
     stats = {each.operator: each for each in commit.operators}
     sinks = {op.name for op in plan.graph.of(Sink)}
     written = {wire.id: len(sinks & set(wire.consumers)) for wire in plan.wires if wire.target is None}
@@ -36,7 +36,7 @@ def epoch_progress(plan: Plan, commit: Commit, committed_at: float, duration_ms:
 
 
 def explain(name: str, epoch: Epoch, error: BaseException, failures: tuple[TaskFailed, ...]) -> JobFailed:
-    """The user's own failure, if a task reported one, or a sink on the driver; else Spark's, shortened."""
+    """The failure of the user's code, if a task or a sink on the driver reported one; else Spark's, shortened."""
     if failures:
         last = failures[-1]
         return _users_failure(name, epoch, last.task.partition, last.failure)
@@ -46,7 +46,7 @@ def explain(name: str, epoch: Epoch, error: BaseException, failures: tuple[TaskF
 
 
 def cause_of(failed: JobFailed) -> str:
-    """Why a run failed, for the record of a change that is taken back: the job itself goes on."""
+    """Why a run failed, for the record of a change that is rolled back: the job itself continues."""
     fields = failed.fields
     if "operator" not in fields:
         return f"epoch {fields['epoch']} failed: {fields['cause']}" if "cause" in fields else str(failed)
@@ -85,7 +85,7 @@ def unexpected(name: str, epoch: Epoch | None, error: BaseException) -> JobFaile
 def summary(error: BaseException, limit: int = 2_000) -> str:
     """An error in a few lines.
 
-    Spark's carry whole stack traces: of the JVM, where the first lines tell, or of Python, where the last ones do.
+    Spark's errors have whole stack traces: the JVM's, where the first lines matter, or Python's, where the last do.
     """
     text = str(error)
     java: Any = getattr(error, "java_exception", None)

@@ -1,12 +1,12 @@
-"""The switch lock: a task can be switched at any moment but within a slice, by whichever thread gets to it first.
+"""The switch lock: a task can be switched at any moment except within a slice, by whichever thread is first.
 
-Between slices a task waits: for Spark to give it more rows, and to take what it has. Waiting for a source's next batch
-can take a hundred milliseconds, in which the task's own thread sees nothing. So it lets go of a lock whenever it waits,
-and the thread that hears of a change switches the task if it can have that lock; else the task does so itself, when it
-has finished its slice.
+Between slices a task waits for Spark to deliver more rows and to take its output. Waiting for a source's next batch can
+take a hundred milliseconds, during which the task's own thread is blocked. So it releases a lock whenever it waits, and
+the thread that listens for changes switches the task if it can take that lock; otherwise the task does so itself, when
+it has finished its slice.
 
-Both runtimes use it. On Spark the lock is a real one, between the task's thread and the one that listens. On the local
-runtime there is one thread, which plays the listener wherever a real one could get in between, within slices included.
+Both runtimes use it. On Spark it is a real lock between the task's thread and the listener. On the local runtime there
+is one thread, which plays the listener wherever a real one could run, also within slices.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["Lock", "SwitchLock"]
 
 
 class Lock(Protocol):
-    """What is needed of a :class:`threading.Lock`."""
+    """The methods of a :class:`threading.Lock` that are needed here."""
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Take it; whether that could be done."""
+        """Take the lock; return whether that succeeded."""
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
 
 
 class SwitchLock:
     """The lock around the slices of one task. A context manager: inside, the task's thread holds it.
 
-    ``ask`` raises what keeps the task from going on; ``post`` expects no answer.
+    ``ask`` raises if the task cannot continue; ``post`` expects no answer.
     """
 
     def __init__(
@@ -59,22 +59,22 @@ class SwitchLock:
         self._lock.release()
 
     def tell(self, change: StageChange, post: Callable[[FromTask], None]) -> None:
-        """The task is to switch. Called by another thread than the task's, which has a way of its own to ``post``."""
-        # Noted first: if the task is at work now, it looks before it lets go of the lock.
+        """Tell the task to switch. Called by another thread than the task's, with its own way to ``post``."""
+        # Noted first: if the task is within a slice now, it checks before it releases the lock.
         self._told = change
         if self._lock.acquire(blocking=False):
             try:
                 self._switch()
-            except Exception as error:  # the task's own thread has to fail, not this one
+            except Exception as error:  # the task's own thread must fail, not this one
                 self._failure = error
             finally:
                 self._lock.release()
         elif (exhausted := self._work.exhausted(change)) is not None:
-            # It is busy with nothing but writing what it knows, which can take as long as hundreds of slices.
+            # The task is only writing its state, which can take as long as hundreds of slices.
             post(exhausted)
 
     def attend(self) -> None:
-        """Between slices, by the task's thread: switch if told so, and tell what the new revision has reached."""
+        """Called by the task's thread between slices: switch if told to, and report what the revision has reached."""
         if self._failure is not None:
             raise self._failure
         self._switch()
@@ -83,7 +83,7 @@ class SwitchLock:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the task's thread waits for somebody, and others may switch the task."""
+        """Inside, the task's thread waits, and others may switch the task."""
         self.attend()
         self._lock.release()
         try:

@@ -1,4 +1,4 @@
-"""One attempt of a task, on whatever runtime: from its order to its report."""
+"""One attempt of a task, on any runtime: from its order to its report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from midstream.state.task import TaskState
 
 
 class TaskRun:
-    """Runs a task as it was assigned. Used once; what it holds open is closed by :meth:`close`."""
+    """Runs a task by its order. Used once; :meth:`close` releases what it holds."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class TaskRun:
 
     @property
     def revision(self) -> Revision:
-        """The revision of what is being processed."""
+        """The revision of the rows being processed."""
         return self._runner.at_work_under
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-        """Process all input; yields after every slice what is ready to leave."""
+        """Process all input; yield the batches that are ready to leave after every slice."""
         if self._change is not None:
             self._prepare(self._change)
             if self._switch_at is not None:
@@ -87,7 +87,7 @@ class TaskRun:
         return self._runner.run(batches)
 
     def offer(self, change: StageChange) -> SwitchRequested | Exhausted | None:
-        """What to ask the coordinator when the task was told to switch; nothing if it is too late for that.
+        """The request to the coordinator when the task was told to switch; None if it is too late.
 
         Only between slices. If the coordinator agrees, :meth:`switch` comes next, else :meth:`stay`.
         """
@@ -100,19 +100,19 @@ class TaskRun:
         return SwitchRequested(self._task, change.revision, self._runner.position)
 
     def exhausted(self, change: StageChange) -> Exhausted | None:
-        """What to tell the coordinator if the change makes no difference to this task any more; at any time."""
+        """The message to the coordinator if the change can no longer affect this task; may be called at any time."""
         return Exhausted(self._task, change.revision) if self._runner.is_exhausted else None
 
     def switch(self) -> None:
-        """Run under the new revision from here on."""
+        """Run under the new revision from now on."""
         self._runner.switch()
 
     def stay(self) -> None:
-        """Run to the end as if nobody had told of the change, as other attempts of the task may have to."""
+        """Run to the end as if there were no change, as other attempts of the task may have to."""
         self._runner.stay()
 
     def reached(self) -> Reached | None:
-        """What to tell the coordinator of rows of the new revision that have come since this was last asked."""
+        """The report of operators that rows of the new revision have reached since the last call, or None."""
         operators = self._runner.newly_reached()
         return Reached(self._task, self.revision, operators) if operators else None
 
@@ -120,13 +120,13 @@ class TaskRun:
         self._runner.prepare(RevisedStage(change.revision, self._program(change.program), frozenset(change.heads)))
 
     def _program(self, digest: Digest) -> StageProgram:
-        """A program, which nobody else makes this process forget before the task is over."""
+        """Load a program, and hold it in this process until the task is over."""
         self._resources.hold(digest)
         self._held.append(digest)
         return self._resources.program(digest)
 
     def finish(self) -> TaskFinished:
-        """Write what has changed of the state, and report. Only after :meth:`run`."""
+        """Write the changes of state, and return the report. Only after :meth:`run`."""
         report = self._runner.report()
         return TaskFinished(
             task=self._task,
@@ -150,7 +150,7 @@ class TaskRun:
         return name
 
     def close(self) -> None:
-        """Let go of state and of what was loaded."""
+        """Release the state and everything that was loaded."""
         for state in self._states.values():
             state.close()
         while self._held:

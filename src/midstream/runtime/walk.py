@@ -1,7 +1,7 @@
 """The walk of an epoch: segment by segment through its plan, and out to its sinks. Both runtimes follow it.
 
-The walk decides the order of steps, and what reads what. An :class:`EpochEngine` carries the steps out: on Spark most
-of them only describe what is to be computed, and jobs start when a sink reads; the local runtime does each at once.
+The walk decides the order of steps, and what reads what. An :class:`EpochEngine` executes the steps: on Spark most
+of them only describe what to compute, and jobs start when a sink reads; the local runtime executes each at once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ L = TypeVar("L")
 class EpochEngine(Protocol[R, L]):
     """Runs the parts of a plan, for one run of an epoch.
 
-    ``R`` is what a stage or an outlet reads, rows or frames; ``L`` is what a stage has left.
+    ``R`` is the input of a stage or an outlet, rows or frames; ``L`` is the output of a stage.
     """
 
     def run(self, stage: Stage, rows: R) -> L:
-        """Run the first stage of a segment on all that enters it."""
+        """Run the first stage of a segment on all its input."""
 
     def run_next(self, stage: Stage, before: L) -> L:
-        """Run another stage, on what the one before it has left, through an exchange."""
+        """Run another stage on the output of the one before it, through an exchange."""
 
     def keep(self, left: L) -> L:
-        """Have it computed once, in full, however often and however far it is read."""
+        """Compute it once, in full, however often and however much of it is read."""
 
     def frames(self, left: L, wires: Sequence[WireId]) -> R:
         """The frames of some wires."""
@@ -44,30 +44,30 @@ class EpochEngine(Protocol[R, L]):
         """The rows of a stage that leaves plain columns."""
 
     def unite(self, inlets: Sequence[R], frames: R | None) -> R:
-        """All that enters a segment, in the shape of :mod:`midstream.engine.intake`."""
+        """All input of a segment, in the shape of :mod:`midstream.engine.intake`."""
 
     def transform(self, operator: Operator, rows: R, *, is_kept: bool) -> R:
-        """What a transform makes of rows; kept if it is read more than once."""
+        """Apply a transform to rows; keep the result if it is read more than once."""
 
     def drain(self, rows: R) -> None:
-        """Have all of it computed, whoever reads it afterwards."""
+        """Compute all rows, whether or not anything reads them."""
 
     def write(self, sink: Operator, rows: R) -> None:
         """Write a sink."""
 
     def release(self) -> None:
-        """Let go of what was kept."""
+        """Free what was kept."""
 
 
 def walk(plan: Plan, engine: EpochEngine[R, L], rows: R) -> None:
-    """Compute an epoch and write its sinks. ``rows`` is all that enters the first stage.
+    """Compute an epoch and write its sinks. ``rows`` is the input of the first stage.
 
-    1. In each segment, the stages run one behind the other.
+    1. In each segment, the stages run one after the other.
     2. If its last stage leaves frames, they are kept: several readers pick from them, and a transform may stop early.
     3. The transforms whose rows leave the segment are called, before the next segment, which reads them.
-    4. When all segments are through, sinks are written, those first that read every row. If none does, the rows are
-       computed in full before a sink gets to see them: a sink's curiosity must not decide what the flow computes.
-    5. What was kept is let go of, also when something fails.
+    4. After all segments, the sinks are written, those that read every row first. If none does, the rows are
+       computed in full before a sink sees them: how much a sink reads must not decide what the flow computes.
+       5. What was kept is freed, also if something fails.
     """
     way = _Way(plan, engine)
     try:
@@ -94,7 +94,7 @@ def walk(plan: Plan, engine: EpochEngine[R, L], rows: R) -> None:
 
 
 class _Way(Generic[R, L]):
-    """How far a walk has come: what segments have left, and what transforms have given."""
+    """The progress of a walk: the outputs of segments and transforms so far."""
 
     def __init__(self, plan: Plan, engine: EpochEngine[R, L]) -> None:
         self._plan = plan
@@ -107,13 +107,13 @@ class _Way(Generic[R, L]):
         return self._plan.segment(segment)[-1].leaves is Leaves.TYPED
 
     def entering(self, first: Stage) -> R:
-        """All that enters the first stage of the next segment: what transforms gave, and frames that passed them by."""
+        """The input of the first stage of the next segment: outputs of transforms, and frames that bypassed them."""
         inlets = [self._transformed[name] for name in first.inlets]
         frames = self._engine.frames(self.left[-1], (*first.receives, *first.carries)) if first.takes_frames else None
         return self._engine.unite(inlets, frames)
 
     def transform(self) -> None:
-        """Call the transforms whose rows are there now, in the graph's order: one may read what another gave."""
+        """Call the transforms whose input is available now, in the graph's order: one may read another's output."""
         graph, feeds = self._plan.graph, self._plan.feeds
         for op in graph.of(Transform):
             if op.name not in self._transformed and self._is_there(feeds[op.name]):
@@ -126,7 +126,7 @@ class _Way(Generic[R, L]):
         return self._plan.wire(feed).segment < len(self.left)
 
     def rows_of(self, feed: WireId | str) -> R:
-        """The rows that an outlet reads: what a transform gave, or those of a wire at the end of its segment."""
+        """The rows that an outlet reads: a transform's output, or those of a wire at the end of its segment."""
         if isinstance(feed, str):
             return self._transformed[feed]
         segment = self._plan.wire(feed).segment

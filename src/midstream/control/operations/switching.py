@@ -1,19 +1,19 @@
-"""A change that takes effect within a run of an epoch: which tasks switch, where, and whether all have.
+"""A change that takes effect within a run of an epoch: which tasks switch, where, and whether all of them have.
 
 The rule that makes replays safe: for each partition of a stage that hosts heads there is one switch point, fixed once.
 All attempts of the partition switch there, or none does. A point is fixed
 
-* at a position, when the only attempt there is asks to switch (:meth:`Switching.apply`);
+* at a position, when the partition's only attempt asks to switch (:meth:`Switching.apply`);
 * at the beginning, when the first attempt starts after the change began;
 * nowhere, when an attempt has taken all of its input under the old revision, or a second one starts while the first may
   be anywhere.
 
-What stays behind in this way takes effect with the next epoch, which begins under the new revision.
+Partitions that do not switch run the change in the next epoch, which begins under the new revision.
 
-Whether a task knows of the change decides the revision of what it says at its end (timers, totals). So this, too, is
-decided once for each partition, in stages without heads as well: all attempts know of the change if the first one
-started after it began or has switched; else none does. Those that do not know of it meet no rows of the new revision:
-when the first attempt of a stage starts, the stage before has finished, and computing that again gives the same.
+Whether a task knows about the change decides the revision of its end-of-epoch output (timers, totals). So this, too, is
+decided once for each partition, also in stages without heads: all attempts know about the change if the first one
+started after it began or has switched; otherwise none does. Those that do not know about it get no rows of the new
+revision: when the first attempt of a stage starts, the stage before has finished, and a recomputation gives the same.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Switching:
         self._reached: set[Place] = set()
         self._exhausted: set[Place] = set()
         self._started_before = frozenset(attempts.started)
-        # What a later stage has begun to process was made before, by tasks that had not switched.
+        # If a later stage has started, its input was computed before, by tasks that had not switched.
         self._too_late = any(attempts.places(stage) for stage in begun.followers)
         for stage in begun.heads:
             for place in attempts.places(stage):
@@ -71,11 +71,11 @@ class Switching:
 
     @property
     def points(self) -> tuple[SwitchPoint, ...]:
-        """All points that were fixed, in order."""
+        """All fixed points, in order."""
         return tuple(SwitchPoint(*place, position) for place, position in sorted(self._points.items()))
 
     def to_tell(self) -> list[tuple[TaskId, StageChange]]:
-        """The running tasks that are to switch."""
+        """The running tasks to notify."""
         return [
             (task, self.stage_change(stage))
             for stage, heads in self.begun.heads.items()
@@ -86,10 +86,10 @@ class Switching:
         ]
 
     def stage_change(self, stage: StageIndex) -> StageChange:
-        """The change as a task of this stage must know it."""
+        """What a task of this stage must know about the change."""
         return StageChange(self.begun.revision, self.begun.programs[stage], self.begun.heads.get(stage, ()))
 
-    # ── what happens in the run ───────────────────────────────────────────────────────────────────────────────────
+    # ── events of the run ─────────────────────────────────────────────────────────────────────────────────────────
 
     def on_begun(self, listening: Mapping[TaskId, bytes]) -> list[Instruction]:
         """Tell the running tasks."""
@@ -105,7 +105,7 @@ class Switching:
         return f"the change to revision {self.begun.revision} is in progress"
 
     def on_task_started(self, task: TaskId, assignment: TaskOrder) -> TaskOrder:
-        """Say whether the attempt knows of the change, and where it switches."""
+        """Decide whether the attempt knows about the change, and where it switches."""
         place = (task.stage, task.partition)
         switch_at = self.start(place)
         return msgspec.structs.replace(
@@ -116,7 +116,7 @@ class Switching:
         )
 
     def on_message(self, peer: bytes, message: OperationMessage) -> list[Instruction] | None:
-        """A task asks to switch, or tells how far the change has come in it."""
+        """A task asks to switch, or reports its progress with the change."""
         if message.revision != self.begun.revision:
             return None
         task = message.task
@@ -134,7 +134,7 @@ class Switching:
                 return [self._noted(task, "has no rows left")]
 
     def on_task_ended(self, report: TaskFinished | TaskFailed) -> list[Instruction]:
-        """A failure under the new revision is the change's: there is no use in letting Spark retry the task."""
+        """A failure under the new revision is caused by the change, so Spark need not retry the task."""
         task = report.task
         if isinstance(report, TaskFailed):
             return [GiveUpRun(task.epoch, task.run)] if report.revision == self.begun.revision else []
@@ -157,11 +157,11 @@ class Switching:
         return self._points.setdefault(place, None if place in self._started_before else {})
 
     def is_known_at(self, place: Place) -> bool:
-        """Whether attempts of this place know of the change. Ask after :meth:`start`."""
+        """Whether attempts of this place know about the change. Call this after :meth:`start`."""
         return place not in self._started_before or self._points.get(place) is not None
 
     def apply(self, place: Place, position: InputPosition) -> bool:
-        """Whether a task that asks to switch here may."""
+        """Whether a task may switch here, as it has asked."""
         return self._points.setdefault(place, position) == position
 
     def finish(self, place: Place) -> None:
@@ -175,12 +175,12 @@ class Switching:
         self._exhausted.add(place)
 
     def reach(self, place: Place) -> None:
-        """Rows of the new revision have arrived there."""
+        """Rows of the new revision have reached this place."""
         self._reached.add(place)
 
     @property
     def in_effect(self) -> bool:
-        """Whether no row of this run meets an updated operator as it was before, from now on."""
+        """Whether from now on no row of this run meets the old version of an updated operator."""
         if self._too_late or self.begun.has_side_entrance:
             return False
         finished = self._attempts.finished
@@ -188,6 +188,6 @@ class Switching:
         told = [place for stage in self.begun.heads for place in self._attempts.places(stage) if place not in over]
         if not all(self._points.get(place) is not None for place in told):
             return False
-        # Behind an exchange, tasks process what is left of the old revision first.
+        # Behind an exchange, tasks process the remaining rows of the old revision first.
         done = Counter(stage for stage, _ in self._reached | finished)
         return all(done[stage] >= self._partitions[stage] for stage in self.begun.followers)

@@ -1,1 +1,1 @@
-"""The edge towards a runtime in this process, with seeds and faults, for tests and simulation."""
+"""The local runtime, in this process, with seeds and faults, for tests and simulation."""

@@ -29,7 +29,7 @@ class LocalControl:
         return self._journal.to_bytes()
 
     def tell(self, event: Event) -> list[Instruction]:
-        """Hand an event to the coordinator; gives all that follows, answers to tasks included."""
+        """Pass an event to the coordinator; return all its instructions, including answers to tasks."""
         self._journal.append(event)
         instructions = self.coordinator.handle(event)
         self._deliver(instructions)

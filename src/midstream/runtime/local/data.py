@@ -1,4 +1,4 @@
-"""Data between tasks of the local runtime: record batches by partition, in the shapes that Spark would hand over."""
+"""Data between tasks of the local runtime: record batches by partition, in the same shapes as on Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from midstream.ids import WireId
 
 @dataclass(frozen=True)
 class LocalData:
-    """What a DataFrame would hold: batches, by partition."""
+    """The local counterpart of a DataFrame: batches, by partition."""
 
     partitions: Sequence[Sequence[pa.RecordBatch]]
 
@@ -36,7 +36,7 @@ class LocalData:
 
     @classmethod
     def united(cls, inlets: Sequence[LocalData], frames: LocalData | None) -> LocalData:
-        """All that enters a stage, in the shape of :mod:`midstream.engine.intake`; partitions side by side."""
+        """All input of a stage, in the shape of :mod:`midstream.engine.intake`; the partitions are concatenated."""
         parts = [*inlets] if frames is None else [*inlets, frames]
         if len(parts) == 1:
             return parts[0]
@@ -51,7 +51,7 @@ class LocalData:
         )
 
     def struct_type(self) -> pa.DataType:
-        """The type of a row, as a struct; frames when there is no row to tell."""
+        """The type of a row, as a struct; that of a frame if there is no row."""
         schema = next((batch.schema for partition in self.partitions for batch in partition), FRAME_SCHEMA)
         return pa.struct(list(schema))
 
@@ -83,7 +83,7 @@ def _mixed(batch: pa.RecordBatch, number: int, names: Sequence[str], types: Sequ
 
 
 def by_destination(frames: LocalData, partitions: int, order: Sequence[str], rng: random.Random) -> LocalData:
-    """An exchange: every frame to its destination, sorted there. Frames arrive in any order, as they do on Spark."""
+    """An exchange: send every frame to its destination and sort there. Frames arrive in any order, as on Spark."""
     batches = [batch for partition in frames.partitions for batch in partition]
     rng.shuffle(batches)
     table = pa.Table.from_batches(batches, FRAME_SCHEMA).sort_by([(column, "ascending") for column in order])
@@ -103,7 +103,7 @@ def _local_function(graph: Graph, op: Operator) -> Callable[[pa.Table], Any]:
     _, local = graph.payloads[op.name]
     if local is None:
         raise FlowError(
-            f"transform {op.name!r} needs Spark. To run it on the local runtime give it local=, a function that "
+            f"transform {op.name!r} needs Spark. To run it on the local runtime, pass local=, a function that "
             f"does the same on a pyarrow.Table"
         )
     function: Callable[[pa.Table], Any] = local
@@ -111,7 +111,7 @@ def _local_function(graph: Graph, op: Operator) -> Callable[[pa.Table], Any]:
 
 
 def transform(graph: Graph, op: Operator, rows: LocalData) -> LocalData:
-    """What a transform's local function makes of rows, held to the declared schema."""
+    """Apply a transform's local function to rows, and check the result against the declared schema."""
     result = _local_function(graph, op)(rows.table(graph.schema_of(op.inputs[0])))
     if not isinstance(result, pa.Table):
         raise SchemaError(f"transform {op.name!r}: local must return a pyarrow.Table, found {type(result).__name__}")
@@ -132,7 +132,7 @@ def check_transforms(graph: Graph, names: Iterable[str]) -> None:
 
 
 def source_epochs(graph: Graph) -> Iterator[Mapping[str, LocalData]]:
-    """The rows of every source, epoch by epoch; a source that has ended gives none."""
+    """The rows of every source, epoch by epoch; none from a source that has ended."""
     cuts = {op.name: list(_epochs_of(op.name, graph.payloads[op.name])) for op in graph.of(Source)}
     for epoch in range(max(map(len, cuts.values()))):
         yield {name: LocalData(epochs[epoch] if epoch < len(epochs) else [[]]) for name, epochs in cuts.items()}
@@ -145,7 +145,9 @@ def _epochs_of(name: str, source: Any) -> Iterator[list[list[pa.RecordBatch]]]:
                 yield [[source.batches(epoch, partition)] for partition in range(source.partitions)]
         case GeneratorSource():
             if source.total is None:
-                raise SourceError(f"source {name!r} never ends; on the local runtime give its GeneratorSource a limit=")
+                raise SourceError(
+                    f"source {name!r} never ends; on the local runtime its GeneratorSource needs a limit="
+                )
             size = source.max_rows_per_epoch or source.total
             for start in range(0, source.total, size):
                 ranges = source.split(start, min(start + size, source.total))

@@ -1,4 +1,4 @@
-"""The engine of the local runtime: runs the parts of a plan at once, in this process."""
+"""The engine of the local runtime: runs the parts of a plan immediately, in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midstream.runtime.local.sinks import write
 __all__ = ["LocalEngine"]
 
 RunTasks = Callable[[StageIndex, StageInput, Sequence[int]], Mapping[int, list[pa.RecordBatch]]]
-"""Run the tasks of some partitions of a stage; gives their output."""
+"""Runs the tasks of some partitions of a stage and returns their output."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class LocalEngine:
     rng: random.Random
     run_tasks: RunTasks
     is_output_lost: Callable[[], bool]
-    """Whether something is gone of kept frames that are read now."""
+    """Whether some of the kept frames are lost when they are read."""
     on_written: Callable[[], None]
-    """Called when a sink was written."""
+    """Called after a sink was written."""
 
     def run(self, stage: Stage, rows: StageInput) -> StageOutput:
         """Run a stage."""
@@ -65,11 +65,11 @@ class LocalEngine:
         return left.data
 
     def unite(self, inlets: Sequence[LocalData], frames: LocalData | None) -> LocalData:
-        """All that enters a segment."""
+        """All input of a segment."""
         return LocalData.united(inlets, frames)
 
     def transform(self, operator: Operator, rows: LocalData, *, is_kept: bool) -> LocalData:
-        """Call the function that does without Spark."""
+        """Call the transform's local function."""
         return transform(self.plan.graph, operator, rows)
 
     def drain(self, rows: LocalData) -> None:
@@ -81,4 +81,4 @@ class LocalEngine:
         self.on_written()
 
     def release(self) -> None:
-        """Nothing is held but memory."""
+        """Nothing to free but memory."""

@@ -17,10 +17,10 @@ __all__ = ["Exchanged", "StageInput", "StageOutput"]
 
 
 class StageInput(Protocol):
-    """What the tasks of a stage read."""
+    """The input of a stage's tasks."""
 
     def __len__(self) -> int:
-        """How many partitions the stage has."""
+        """The number of partitions of the stage."""
 
     def of(self, partition: int) -> Sequence[pa.RecordBatch]:
         """What an attempt that starts now reads."""
@@ -28,7 +28,7 @@ class StageInput(Protocol):
 
 @dataclass
 class StageOutput:
-    """What the tasks of a stage gave, by partition; ``read`` is what the stage itself has read."""
+    """The output of a stage's tasks, by partition; ``read`` is the stage's own input."""
 
     stage: StageIndex
     read: StageInput
@@ -36,15 +36,15 @@ class StageOutput:
 
     @property
     def data(self) -> LocalData:
-        """All of it, as it is now."""
+        """The current output of all partitions."""
         return LocalData(tuple(self.batches))
 
 
 class Exchanged:
     """The output of a stage as the tasks of the next one read it: sorted by destination, revision and sender.
 
-    When the output of a task is replaced by that of another attempt, readers that have read before keep what they have,
-    so that readers can mix attempts of one task.
+    When another attempt's output replaces that of a task, earlier readers keep what they have read, so that
+    different readers can see different attempts of one task.
     """
 
     def __init__(self, output: StageOutput, partitions: int, rng: random.Random) -> None:
@@ -65,7 +65,7 @@ class Exchanged:
         return self._rng.randrange(len(self.output.batches))
 
     def replace(self, sender: int, batches: list[pa.RecordBatch]) -> None:
-        """From now on, what another attempt of a sender gave is read."""
+        """From now on, readers get the output of another attempt of a sender."""
         self.output.batches[sender] = batches
         self._sorted = self._sort()
 

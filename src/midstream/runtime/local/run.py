@@ -1,4 +1,4 @@
-"""A run on the local runtime, as tests describe it: what goes wrong, what is changed meanwhile, and what came of it."""
+"""A test's description of a run on the local runtime: faults and changes, and the result."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ __all__ = ["ChangeAt", "Faults", "LocalRun"]
 
 @dataclass(frozen=True)
 class Faults:
-    """Chances of things going wrong, each per step of a task. An epoch has dozens of steps, or thousands.
+    """Probabilities of faults, each per step of a task. An epoch has dozens of steps, or thousands.
 
-    Faults thin out where they come again and again, so that every run ends: at 3% per step, an epoch of 300 steps would
-    get through once in ten thousand runs. What ends a run of an epoch (``give_up``, ``overdue``, ``lose_run``,
-    ``crash_driver``) comes half as often with every run after the first four of that epoch; what ends an attempt of a
+    Repeated faults become rarer, so that every run ends: at 3% per step, an epoch of 300 steps would succeed once in
+    ten thousand runs. The chance of a fault that ends a run of an epoch (``give_up``, ``overdue``, ``lose_run``,
+    ``crash_driver``) halves with every run after the first four of that epoch; that of one that ends an attempt of a
     task (``crash``, ``lose_output``), with every attempt after the first four of that task.
     """
 
     crash: float = 0.0
     """A task dies before its next slice; another attempt starts from the beginning."""
     speculate: float = 0.0
-    """A second attempt of a task starts beside the first, or a third."""
+    """A second or third attempt of a task starts while the first is running."""
     repeat: float = 0.0
-    """A message to the coordinator arrives once more, at some later time."""
+    """A message to the coordinator arrives again, at some later time."""
     give_up: float = 0.0
-    """The driver gives up the run of an epoch and runs it again; tasks of the old run may go on for a while."""
+    """The driver gives up the run of an epoch and runs it again; tasks of the old run may continue for a while."""
     overdue: float = 0.0
-    """The time limit of a change on trial is reached, if it has one. Time does not pass by itself here."""
+    """The time limit of a change on trial, if it has one, is reached. Time does not pass by itself here."""
     lose_run: float = 0.0
-    """The run of an epoch fails through nobody's function, as when Spark cannot run its jobs. If that ends the job, it
-    is started again."""
+    """The run of an epoch fails without a function's failing, as when Spark cannot run its jobs. If that ends the job,
+    it is started again."""
     crash_driver: float = 0.0
-    """The driver dies, at any step of an epoch and of its commit; another one goes on from the checkpoint."""
+    """The driver dies, at any step of an epoch or of its commit; another one continues from the checkpoint."""
     lose: float = 0.0
-    """A task is never told that it is to switch."""
+    """The message that tells a task to switch is lost."""
     lose_output: float = 0.0
-    """The output of a finished task is gone when a task of the next stage, or an outlet, wants to read it. The task is
-    run again as another attempt; who has read the output before keeps it, who reads it later gets the new one (as when
-    Spark fails to fetch a shuffle block)."""
+    """The output of a finished task is lost when a task of the next stage, or an outlet, reads it. The task is run
+    again as another attempt; earlier readers keep the old output, later ones get the new one (as when Spark fails to
+    fetch a shuffle block)."""
 
 
 @dataclass(frozen=True)
 class ChangeAt:
-    """A change that is requested at some moment of an epoch; a seed decides at which.
+    """A change that is requested at some moment of an epoch; the seed decides when.
 
     With ``preflight``, its functions are called on a few real rows first, as ``job.update`` does; if one fails there,
-    the change is refused, which the history tells, and the run goes on. ``time_limit`` is that of ``job.update``.
+    the change is refused, which the history shows, and the run continues. ``time_limit`` is as in ``job.update``.
     """
 
     epoch: int
@@ -70,13 +70,13 @@ class ChangeAt:
         preflight: bool = False,
         time_limit: str | None = None,
     ) -> ChangeAt:
-        """Make one."""
+        """Make a change from its edits."""
         return cls(epoch, edits, scheduler, preflight, time_limit)
 
 
 @dataclass(frozen=True)
 class LocalRun:
-    """What a run gave, besides what the sinks hold."""
+    """The results of a run, in addition to the contents of its sinks."""
 
     progress: tuple[EpochProgress, ...]
     metrics: JobMetrics
@@ -85,4 +85,4 @@ class LocalRun:
     history: tuple[ChangeRecord, ...] = ()
     """The changes that were made."""
     audit: pa.Table | None = None
-    """Which rows met which operator under which revision, if that was wanted."""
+    """In audit mode: which operator processed which row under which revision."""

@@ -2,7 +2,7 @@
 
 Tasks of a stage are interleaved at every slice by a seeded scheduler, which may also crash tasks and the driver, run
 speculative attempts, repeat messages and give up whole runs of an epoch (:class:`Faults`). A seed replays exactly.
-Users' unit tests run flows on it, and our simulations compare what it gives with an oracle.
+Users' unit tests run flows on it, and our simulations compare its results with an oracle.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ from midstream.runtime.walk import walk
 from midstream.state.access import StateAccess
 
 EAGERNESS = (0.3, 0.05, 0.01)
-"""Chances, at each step from the stage on in which it is to begin, that a change is requested now."""
+"""Chances that a change is requested at a step, from the stage on in which it should begin."""
 SUSPICION = 5
-"""How much more often a second attempt starts beside one that has switched: it must switch at the same row."""
+"""How much more often a second attempt starts if the first has switched: it must switch at the same row."""
 FULL_RUNS = 4
-"""Runs of an epoch in which faults come as often as they were wanted to; see :class:`Faults`."""
+"""Runs of an epoch in which faults have their full probability; see :class:`Faults`."""
 BEFORE = StageIndex(-1)
-"""In place of a stage: before an epoch is opened."""
+"""Used instead of a stage: before an epoch is opened."""
 
 
 class _Cancelled(Exception):
@@ -82,14 +82,14 @@ class _Cancelled(Exception):
 
 
 class _RequestRefused(DriverCrashed):
-    """A change that a test wants does not fit: that is the test's mistake, and no failure of the run in progress."""
+    """A test's change does not fit: that is the test's mistake, and no failure of the run in progress."""
 
     def __init__(self, error: MidstreamError) -> None:
         self.error = error
 
 
 class _RunLost(Exception):
-    """The run in progress has failed, through nobody's function."""
+    """The run in progress has failed, but no function has."""
 
 
 def run_graph(
@@ -108,7 +108,7 @@ def run_graph(
 ) -> LocalRun:
     """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`.
 
-    ``assignments`` says who owns which bin in some stages, instead of ``partitions``.
+    ``assignments`` overrides ``partitions`` for some stages: it has the owner of each bin.
     """
     check_partitions(partitions)
     require_local(graph)
@@ -148,7 +148,7 @@ def runtime_of(
     durable: bool = False,
     assignments: Mapping[StageIndex, Assignment] | None = None,
 ) -> Iterator[_Runtime]:
-    """All that runs epochs of a graph, until the end of the block."""
+    """A runtime for epochs of a graph, until the end of the block."""
     blobs = pack_blobs(graph)
     with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
         location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
@@ -166,7 +166,7 @@ def runtime_of(
             bases = posixpath.join(folder, "bases")
             access = StateAccess(location.identity.job, location.states.location, bases, durable)
             runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
-            undo.pop_all()  # from here on the runtime lets go of it
+            undo.pop_all()  # from now on the runtime releases it
         try:
             yield runtime
         finally:
@@ -209,13 +209,13 @@ class _Runtime:
         self._runs = 0
         self._is_cancelled = False
         self._timer: Callable[[], None] | None = None
-        # What Spark's log of offsets would say: it survives the driver.
+        # The counterpart of Spark's log of offsets: it survives the driver.
         self._log: dict[Epoch, BatchEntry] = {}
         self.result: LocalRun
         self._start_driver()
 
     def _start_driver(self) -> None:
-        """A driver that knows nothing yet. Tasks of the one before it reach nobody any more."""
+        """Start a driver without any knowledge. Tasks of the previous driver can no longer reach one."""
         self._control = LocalControl(self._deliver)
         self._echoes.clear()
         self._switches.clear()
@@ -242,7 +242,7 @@ class _Runtime:
 
     @property
     def coordinator(self) -> Coordinator:
-        """The one of the driver that is alive."""
+        """The current driver's coordinator."""
         return self._control.coordinator
 
     def close(self) -> None:
@@ -264,7 +264,7 @@ class _Runtime:
     # ── one epoch ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData], *, closing: bool = False) -> None:
-        """Until it is committed, as Spark would: after a crash of the driver, the epoch it was in is run again."""
+        """Run an epoch until it is committed, as Spark would: after a crash of the driver, its epoch is run again."""
         self._epoch = epoch
         planned = BatchEntry(self.clock.wall_us(), f"rows of epoch {epoch}", closing)
         entry = self._log.setdefault(epoch, planned)
@@ -280,17 +280,17 @@ class _Runtime:
             except JobFailed as failed:
                 if not isinstance(failed.__cause__, _RunLost):
                     raise
-                self._driver.ended(str(failed))  # nothing is wrong with the flow, so whoever runs it starts it again
+                self._driver.ended(str(failed))  # nothing is wrong with the flow, so its user starts it again
                 self._start_driver()
 
     def _committed(self, commit: Commit, progress: EpochProgress) -> None:
         self._progress.append(progress)
         self._metrics = self._metrics.after(progress)
 
-    # ── the driver's hands ────────────────────────────────────────────────────────────────────────────────────────
+    # ── the driver's edge ─────────────────────────────────────────────────────────────────────────────────────────
 
     def make_ready(self) -> None:
-        """Something may happen before a run begins."""
+        """Faults and changes may happen before a run begins."""
         self._runs += 1
         self._is_cancelled = False
         self._maybe_crash_driver()
@@ -298,47 +298,47 @@ class _Runtime:
         self._maybe_change(BEFORE)
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether a fault did it."""
+        """Whether a fault caused it."""
         return isinstance(error, _RunLost)
 
     def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
-        """It is noticed at the next step."""
+        """Cancel the run at its next step."""
         self._is_cancelled = True
 
     def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
-        """Time does not pass by itself here: a fault decides when it is up."""
+        """Note the timer. Time does not pass by itself here: a fault decides when it is up."""
         self._timer = then
 
     def stop_timer(self) -> None:
-        """Call nothing."""
+        """Stop the timer."""
         self._timer = None
 
     def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
-        """Call what they do without Spark."""
+        """Call their local functions."""
         check_transforms(graph, names)
 
     def sweep(self, sweeper: Sweeper) -> None:
-        """At once, so that a seed replays exactly."""
+        """Sweep at once, so that a seed replays exactly."""
         sweeper.sweep()
 
     def secure(self, run: OpenRun) -> None:
-        """The log is in memory, and survives whatever happens here."""
+        """Nothing to do: the log is in memory, and survives every fault."""
 
     def at(self, step: str) -> None:
-        """A driver may crash anywhere."""
+        """The driver may crash at any step."""
         self._maybe_crash_driver()
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _some_stage(self) -> StageIndex:
-        """The stage in which changes of this epoch begin: each as often as the others, or they would hardly ever come
-        late in an epoch. None is drawn when nothing is wanted."""
+        """The stage in which changes of this epoch begin: all with the same chance, or they would hardly ever come late
+        in an epoch. Nothing is drawn if there are no changes."""
         if not (self._wanted and self._wanted[0].epoch <= self._epoch):
             return BEFORE
         return StageIndex(self.rng.randrange(BEFORE, len(self._driver.changes.configuration.plan.stages)))
 
     def _maybe_change(self, stage: StageIndex | None) -> None:
-        """Request a change whose epoch it is, now or at a later step; when the epoch is over (None), certainly."""
+        """Request a change of this epoch, now or at a later step; when the epoch is over (None), now."""
         if stage is not None and stage < self._begin_in:
             return
         while self._wanted and self._wanted[0].epoch <= self._epoch:
@@ -367,7 +367,7 @@ class _Runtime:
                     pass
 
     def told(self, task: TaskId, chance: float) -> StageChange | None:
-        """The change that a task is told of; it may take its time to arrive."""
+        """The change for a task, if its message arrives now; it may arrive later."""
         peer = peer_of(WorkerId("local", task.attempt))
         if peer not in self._switches or not self._chance(chance):
             return None
@@ -393,7 +393,7 @@ class _Runtime:
     def _run_tasks(
         self, run: OpenRun, stage: StageIndex, data: StageInput, wanted: Sequence[int]
     ) -> dict[int, list[pa.RecordBatch]]:
-        """Interleave tasks of a stage until each partition that is wanted has finished once."""
+        """Interleave tasks of a stage until each requested partition has finished once."""
 
         def launch(of: StageIndex, partition: int, batches: Sequence[pa.RecordBatch]) -> Attempt:
             self._attempts += 1
@@ -416,16 +416,16 @@ class _Runtime:
                     tasks.speculate(attempt)
                 tasks.step(attempt)
         finally:
-            self._zombies += tasks.active  # also when the run is given up: its tasks do not know that yet
+            self._zombies += tasks.active  # also if the run is given up: its tasks do not know that yet
         return tasks.results
 
     def say(self, message: FromTask, to: Coordinator) -> ToTask:
-        """Deliver a message; the answer comes back at once. It may be delivered again later, to no one's benefit."""
+        """Deliver a message and return the answer. The message may be delivered again later, without effect."""
         if to is not self.coordinator:
             return Refused("the driver is gone")
         if self._chance(self.faults.repeat):
             self._echoes.append(message)
-        # A worker that listens is known by its own name, as on Spark.
+        # A worker that listens is identified by its own name, as on Spark.
         peer = peer_of(message.worker) if isinstance(message, WorkerJoined) else b"task"
         instructions = self._control.tell(Received(peer, message))
         self._driver.hear(instructions)
@@ -436,7 +436,7 @@ class _Runtime:
         return answer
 
     def _disturb(self) -> None:
-        """Let the past speak: repeated messages, and tasks that nobody waits for any more."""
+        """Deliver repeated messages, and advance tasks of runs that are over."""
         if self._echoes and self.rng.random() < 0.5:
             echo = self._echoes.pop(self.rng.randrange(len(self._echoes)))
             self._driver.hear(self._control.tell(Received(b"echo", echo)))
@@ -444,7 +444,7 @@ class _Runtime:
             zombie = self.rng.choice(self._zombies)
             try:
                 ended = zombie.step() is not None
-            except MidstreamError:  # fenced, or its state is no longer there
+            except MidstreamError:  # fenced, or its state is gone
                 ended = True
             if ended:
                 self._zombies.remove(zombie)
@@ -460,7 +460,7 @@ class _Runtime:
         if self._timer is not None and self._chance(rarely * self.faults.overdue):
             self._timer()
         if self._chance(rarely * self.faults.lose_run):
-            raise _RunLost("no worker could be had")
+            raise _RunLost("no worker is available")
         if self._is_cancelled:
             raise _Cancelled
 

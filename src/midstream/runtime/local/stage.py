@@ -1,4 +1,4 @@
-"""The attempts that are at work on one stage of the local runtime. The runtime decides which one advances or dies."""
+"""The running attempts of one stage on the local runtime. The runtime decides which one advances or dies."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from midstream.runtime.local.tasks import Attempt
 __all__ = ["StageTasks", "thinned"]
 
 FULL_ATTEMPTS = 4
-"""Attempts of a task that die as often as they were wanted to."""
+"""Attempts of a task that die with the full probability."""
 MOST_AT_ONCE = 3
-"""Attempts of a task that are at work at the same time. Spark has two. With more and more of them, none would end."""
+"""Most attempts of a task at the same time. Spark has two. Without a limit, none would end."""
 
 
 def thinned(tries: int, full: int) -> float:
-    """By how much faults become rarer after so many tries at the same thing: half as often with each after ``full``.
+    """The factor by which faults become rarer with repeated tries: half as often with each after ``full``.
 
     >>> [thinned(tries, 4) for tries in (1, 4, 5, 6)]
     [1.0, 1.0, 0.5, 0.25]
@@ -29,10 +29,10 @@ def thinned(tries: int, full: int) -> float:
 
 
 class StageTasks:
-    """The attempts of a stage's tasks, and those of the stage before whose output was lost meanwhile.
+    """The attempts of a stage's tasks, and of tasks of the stage before whose output was lost meanwhile.
 
-    Used until :attr:`are_done`: then ``results`` has the output of every partition that is wanted. ``active`` is never
-    empty before.
+    Used until :attr:`are_done`: then ``results`` has the output of every requested partition. ``active`` is never
+    empty before that.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StageTasks:
         self._launch = launch
         self._launched: Counter[tuple[StageIndex, int]] = Counter()
         self._missing: set[int] = set()  # partitions of the stage before whose output is lost
-        self._starved: set[int] = set()  # partitions that cannot start before it is there again
+        self._starved: set[int] = set()  # partitions that cannot start before that output is back
         for partition in sorted(self._wanted):
             self._start(stage, partition)
 
@@ -61,16 +61,16 @@ class StageTasks:
         return len(self.results) == len(self._wanted)
 
     def thinned(self, attempt: Attempt) -> float:
-        """By how much rarer it is that this attempt dies, after all those of its task that were before it."""
+        """The factor by which this attempt dies more rarely, after the earlier attempts of its task."""
         return thinned(self._launched[attempt.task.stage, attempt.task.partition], FULL_ATTEMPTS)
 
     def speculate(self, attempt: Attempt) -> None:
-        """Start another attempt beside this one, unless there are many."""
+        """Start another attempt of this task, unless there are many."""
         if self._at_work(attempt.task.stage, attempt.task.partition) < MOST_AT_ONCE:
             self._start(attempt.task.stage, attempt.task.partition)
 
     def crash(self, attempt: Attempt) -> None:
-        """This attempt dies. Another one starts if its output is needed and nobody else is at it."""
+        """This attempt dies. Another one starts if its output is needed and no other attempt is running."""
         stage, partition = attempt.task.stage, attempt.task.partition
         self.active.remove(attempt)
         attempt.close()
@@ -79,7 +79,7 @@ class StageTasks:
             self._start(stage, partition)
 
     def lose_input(self, attempt: Attempt) -> bool:
-        """This attempt finds that output of the stage before is gone, and dies. Whether that can be."""
+        """This attempt finds output of the stage before lost, and dies. Returns whether that was possible."""
         if self._before is None or self._missing or not self._is_reader(attempt.task.stage):
             return False
         sender = self._before.some_sender()
@@ -89,7 +89,7 @@ class StageTasks:
         return True
 
     def step(self, attempt: Attempt) -> None:
-        """Advance."""
+        """Advance this attempt."""
         output = attempt.step()
         if output is None:
             return
@@ -110,7 +110,7 @@ class StageTasks:
         return sum((each.task.stage, each.task.partition) == (stage, partition) for each in self.active)
 
     def _start(self, stage: StageIndex, partition: int) -> None:
-        """Start an attempt; one that has nothing to read yet starts when it has."""
+        """Start an attempt, or let it wait until its input exists."""
         is_reader = self._is_reader(stage)
         if is_reader and self._missing:
             self._starved.add(partition)

@@ -1,8 +1,8 @@
-"""Attempts of tasks on the local runtime: advanced a slice at a time, by whoever wants.
+"""Attempts of tasks on the local runtime: advanced a slice at a time, by their caller.
 
-What an attempt does is :mod:`midstream.runtime.attempt`, as on Spark. Here is what surrounds it: a process of its own,
-and the thread of that process that listens for changes. There is only one thread really; it plays the other one at the
-moments at which that could get in between (:meth:`Attempt._listen`).
+An attempt runs :mod:`midstream.runtime.attempt`, as on Spark. This module simulates its surroundings: its own process,
+and the thread of that process that listens for changes. In reality there is one thread, which plays the listener at all
+moments at which that could run (:meth:`Attempt.listen`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["Attempt", "World", "peer_of"]
 MAX_SLICE = 64
 HEARD_BETWEEN_SLICES = 0.5
 HEARD_WITHIN_A_SLICE = 0.2
-"""Chances, at each moment of the kind, that a message which is on its way arrives. A slice has many such moments."""
+"""Chances that a message under way arrives at a moment of each kind. A slice has many such moments."""
 
 
 class World(Protocol):
-    """What an attempt needs of the runtime that it lives in."""
+    """What an attempt needs from its runtime."""
 
     resources: Resources
     access: StateAccess
@@ -44,13 +44,13 @@ class World(Protocol):
 
     @property
     def coordinator(self) -> Coordinator:
-        """The one of the driver that is alive."""
+        """The current driver's coordinator."""
 
     def say(self, message: FromTask, to: Coordinator) -> ToTask:
-        """Deliver a message; the answer comes back at once."""
+        """Deliver a message and return the answer."""
 
     def told(self, task: TaskId, chance: float) -> StageChange | None:
-        """The change that this task is told of now, if there is one on its way and it arrives, which has a chance."""
+        """The change for this task, if there is one and its message arrives now, which depends on the chance."""
 
 
 class SeededSizer(SliceSizer):
@@ -61,34 +61,34 @@ class SeededSizer(SliceSizer):
         super().__init__(rows=rng.randint(1, MAX_SLICE))
 
     def observe(self, *, rows: int, elapsed_ns: int) -> None:
-        """Another length, whatever this one took."""
+        """Draw another length, whatever this slice took."""
         self.rows = self._rng.randint(1, MAX_SLICE)
 
 
 def peer_of(worker: WorkerId) -> bytes:
-    """Where the worker of an attempt is reached; each attempt has one of its own."""
+    """The address of an attempt's worker; each attempt has its own worker."""
     return str(worker).encode()
 
 
 class _Turn:
-    """In place of a lock. There is one thread, so all there is to say is whether the task is within a slice."""
+    """Used instead of a lock. There is one thread, so it only records whether the task is within a slice."""
 
     def __init__(self) -> None:
         self._is_taken = False
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Take it; whether that could be done."""
-        assert not (blocking and self._is_taken), "nobody else runs, so this would wait for ever"
+        """Take the lock; return whether that succeeded."""
+        assert not (blocking and self._is_taken), "nothing else runs, so this would wait forever"
         is_free, self._is_taken = not self._is_taken, True
         return is_free
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         self._is_taken = False
 
 
 class _HearingClock:
-    """The world's clock. Operators are timed within slices, so that is where messages can arrive within one."""
+    """The world's clock. Operators are timed within slices, so it can let messages arrive there."""
 
     def __init__(self, attempt: Attempt, clock: Clock) -> None:
         self._attempt = attempt
@@ -117,11 +117,11 @@ class Attempt:
         self._steps = self._work(batches)
 
     def step(self) -> list[pa.RecordBatch] | None:
-        """Advance; the output once the task has finished, else ``None``. Raises :class:`Fenced` when refused."""
+        """Advance; return the output once the task has finished, else ``None``. Raises :class:`Fenced` if refused."""
         return self._output if next(self._steps, True) else None
 
     def close(self) -> None:
-        """Die, wherever it is."""
+        """Kill the attempt, wherever it is."""
         self._steps.close()
 
     def _work(self, batches: Sequence[pa.RecordBatch]) -> Generator[bool]:
@@ -133,20 +133,20 @@ class Attempt:
                 self.listen(HEARD_BETWEEN_SLICES)
 
     def _arriving(self, batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches, for each of which the task waits."""
+        """The batches; messages may arrive while the task waits for each."""
         for batch in batches:
             self.listen(HEARD_BETWEEN_SLICES)
             yield batch
 
     def listen(self, chance: float) -> None:
-        """What the thread that hears of changes does, if it gets its turn now."""
+        """Play the thread that listens for changes, if it gets its turn now."""
         if self._lock is not None and (change := self._world.told(self.task, chance)) is not None:
             self._lock.tell(change, self._post)
 
     # ── the process ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def ask(self, message: FromTask) -> ToTask:
-        """The coordinator's answer. Raises :class:`Fenced` if it refuses."""
+        """Return the coordinator's answer. Raises :class:`Fenced` if it refuses."""
         answer = self._world.say(message, self._coordinator)
         if isinstance(answer, Refused):
             raise Fenced(answer.reason)
@@ -160,14 +160,14 @@ class Attempt:
         return SeededSizer(self._world.rng)
 
     def forget_all_but(self, live: Collection[Digest]) -> None:
-        """Let go of what no task of the job will use any more; other tasks of this process hold what they use."""
+        """Drop everything that no task of the job will use any more; other tasks of this process hold what they use."""
         self.resources.forget_all_but(live)
 
     @contextlib.contextmanager
     def attending(self, task: TaskId, work: TaskRun) -> Iterator[SwitchLock]:
-        """Inside, the task hears of changes."""
+        """Inside, the task is notified of changes."""
         with SwitchLock(work, self.ask, self._post, _Turn()) as self._lock:
             yield self._lock
 
     def after_task(self, program: Digest) -> None:
-        """Nothing: other tasks of this process are at work."""
+        """Nothing to do: other tasks of this process are running."""

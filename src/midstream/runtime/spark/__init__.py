@@ -1,1 +1,1 @@
-"""The edge towards Spark. Only modules in this folder import pyspark."""
+"""The Spark runtime. Only modules in this folder import pyspark."""

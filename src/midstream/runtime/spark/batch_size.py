@@ -1,12 +1,12 @@
-"""How many rows Spark hands to Python at a time.
+"""The number of rows that Spark passes to Python at a time.
 
-Spark can bound its Arrow batches by bytes, and does so by default: it then asks for the size of the batch after every
-row, which is 40% of what the JVM does for a simple pipeline (seen with Java's flight recorder). So we bound them by
-rows instead, and choose the number by how wide rows have been in the epoch before. The first epoch, of which nothing
-is known, is bounded by bytes.
+Spark can limit its Arrow batches by bytes, and does so by default: it then computes the size of the batch after every
+row, which is 40% of the JVM's work for a simple pipeline (seen with Java's flight recorder). So we limit them by
+rows instead, and choose the number by the width of rows in the previous epoch. The first epoch, of which nothing
+is known, is limited by bytes.
 
-Frames are few and large, so rows say nothing about them. Between frames there are *fillers*, rows without a payload,
-as many as the frame has bytes for: they make a row stand for about the same number of bytes everywhere.
+Frames are few and large, so a limit of rows does not suit them. So each frame is followed by *fillers*, rows without a
+payload, in proportion to its bytes: with them, a row stands for about the same number of bytes everywhere.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ FIRST_ROWS = 10_000
 ROWS_CONF = "spark.sql.execution.arrow.maxRecordsPerBatch"
 BYTES_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
 NO_LIMIT = (1 << 31) - 1
-"""What Spark takes for no limit: it then does not ask for sizes."""
+"""Spark's value for no limit: it then does not compute sizes."""
 
 
 @dataclass(frozen=True)
 class BatchLimit:
-    """Rows of an Arrow batch, and whether Spark has to look at bytes as well."""
+    """Most rows of an Arrow batch, and whether Spark must limit bytes as well."""
 
     rows: int = FIRST_ROWS
     by_bytes: bool = True
 
     @classmethod
     def of(cls, widest_row: int) -> BatchLimit:
-        """For rows that were at most so many bytes wide.
+        """The limit for rows of at most ``widest_row`` bytes.
 
         >>> BatchLimit.of(40)
         BatchLimit(rows=32768, by_bytes=False)
@@ -46,18 +46,18 @@ class BatchLimit:
         return cls(max(1, min(MAX_ROWS, BATCH_BYTES // max(1, widest_row))), by_bytes=False)
 
     def conf(self) -> dict[str, str]:
-        """The settings of Spark that say so."""
+        """The settings of Spark for this limit."""
         return {ROWS_CONF: str(self.rows), BYTES_CONF: str(BATCH_BYTES if self.by_bytes else NO_LIMIT)}
 
     def spaced(self, frames: DataFrame) -> DataFrame:
-        """The same frames with fillers behind each."""
-        # As SQL, because each part of an expression that is put together here would be a call to the JVM; and in one
-        # step, because Spark analyses the whole plan anew after each.
+        """The same frames, each followed by fillers."""
+        # As SQL, because each part of a Column expression would be a call to the JVM; and in one step, because Spark
+        # analyses the whole plan again after each.
         fillers = f"array_repeat(cast(null as binary), cast(length(payload) / {BATCH_BYTES // self.rows} as int))"
         return frames.selectExpr(*_HEAD, f"explode(concat(array(payload), {fillers})) as payload")
 
 
 def is_chosen_by_user(spark: SparkSession) -> bool:
-    """Whether the application was configured with limits of its own, which then stay."""
+    """Whether the user has configured limits, which we then keep."""
     conf = spark.sparkContext.getConf()
     return conf.contains(ROWS_CONF) or conf.contains(BYTES_CONF)

@@ -1,4 +1,4 @@
-"""The coordinator with hands: feeds events to the decider, enacts what it says, over the channel."""
+"""Connects the coordinator to the channel: passes it events, and executes its instructions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ControlPlane:
         return self._server.address
 
     def listen(self, listener: Callable[[Sequence[Instruction]], None]) -> None:
-        """Say who hears of what tasks bring about, besides the tasks themselves. Called by the channel's thread."""
+        """Set the listener for instructions caused by tasks that are not for tasks. The channel's thread calls it."""
         self._listener = listener
 
     @property
@@ -51,20 +51,20 @@ class ControlPlane:
             return self._coordinator.failures
 
     def journal(self) -> bytes:
-        """The events of the newest run, to be kept."""
+        """The events of the newest run."""
         with self._lock:
             return self._journal.to_bytes()
 
     def close(self) -> None:
-        """Tell workers to close their functions, wait shortly for them, and leave the channel."""
-        with contextlib.suppress(ChannelError):  # the channel is gone already; then workers know that, too
+        """Tell workers to close their functions, wait briefly for them, and close the channel."""
+        with contextlib.suppress(ChannelError):  # the channel is closed already; then workers know that, too
             self.tell(JobEnding())
             with self._changed:
                 self._changed.wait_for(lambda: not self._coordinator.workers, timeout=RELEASE_TIMEOUT_S)
         self._server.close()
 
     def tell(self, event: Event) -> list[Instruction]:
-        """Have the coordinator take an event and send what it has for tasks; gives what the driver must know."""
+        """Have the coordinator handle an event and send its messages to tasks; return what concerns the driver."""
         with self._lock:
             self._journal.append(event)
             instructions = self._coordinator.handle(event)

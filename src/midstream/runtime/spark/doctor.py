@@ -1,8 +1,8 @@
-"""Is everything here that midstream needs? Asked by ``midstream doctor``, and by a job before it starts.
+"""Checks that everything midstream needs is installed, for ``midstream doctor`` and for a job before it starts.
 
-Looking (`diagnose` and the functions that begin with ``_find``) is apart from judging (those that begin with
+Looking (`diagnose` and the functions that begin with ``_find``) is separate from judging (those that begin with
 ``judge``), so that every verdict can be tested on a machine that has everything, or nothing. pyspark is imported only
-when asked about: its absence is a finding, not a crash.
+when it is checked: its absence is a finding, not a crash.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _INSTALL_JAVA = (
     f"later: openjdk-21-jre-headless), on Fedora `sudo dnf install java-21-openjdk-headless`, on macOS `brew install "
     f"openjdk@17`. If it is installed already, set JAVA_HOME to its folder, the one that holds bin/java."
 )
-INSTALL_PYSPARK = "Install it with `pip install 'midstream[spark]'`, or use a cluster that brings Spark 4.2 or later."
-# Why not 4.1: its Python sources are given no start and no limit, and are not told of the trigger.
+INSTALL_PYSPARK = "Install it with `pip install 'midstream[spark]'`, or use a cluster with Spark 4.2 or later."
+# Why not 4.1: it passes its Python sources no start and no limit, and does not tell them the trigger.
 _SPARK_4_1 = "Spark 4.1 would end an available-now run after its first epoch, as if it had read everything. "
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. ``advice`` says what to do, and is empty when all is well."""
+    """The result of one check. ``advice`` is what to do; it is empty if all is well."""
 
     what: str
     ok: bool
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class JavaProbe:
-    """What ``java -version`` answered. ``path`` is ``None`` when there is no java to ask."""
+    """The answer of ``java -version``. ``path`` is ``None`` if there is no java."""
 
     home: str | None
     path: str | None
@@ -59,7 +59,7 @@ class JavaProbe:
 
 
 def diagnose() -> list[Finding]:
-    """Look at everything; the order is the one in which problems are best solved."""
+    """Run all checks, in the order in which problems are best solved."""
     return [
         judge_python(sys.version_info[:3]),
         judge_java(_find_java()),
@@ -78,7 +78,7 @@ def diagnose() -> list[Finding]:
 
 
 def require_java() -> None:
-    """Raise :class:`SetupError` unless Spark will find a Java it can use. A JVM that runs already is proof enough."""
+    """Raise :class:`SetupError` unless Spark will find a Java it can use. A running JVM is proof enough."""
     if _jvm_runs():
         return
     finding = judge_java(_find_java())
@@ -111,7 +111,7 @@ def numbers_of(version: str) -> tuple[int, ...]:
 
 
 def java_version(answer: str) -> int | None:
-    """The major version in the output of ``java -version``; ``None`` if it says none.
+    """The major version in the output of ``java -version``; ``None`` if it has none.
 
     >>> java_version('openjdk version "21.0.2" 2024-01-16'), java_version('java version "1.8.0_391"')
     (21, 8)
@@ -121,7 +121,7 @@ def java_version(answer: str) -> int | None:
 
 
 def judge_python(version: Sequence[int]) -> Finding:
-    """Python itself."""
+    """The version of Python."""
     ok = tuple(version) >= PYTHON
     wanted = _dotted(PYTHON)
     advice = "" if ok else f"midstream needs Python {wanted} or newer: make a virtual environment with a newer one."
@@ -144,7 +144,7 @@ def judge_java(probe: JavaProbe) -> Finding:
 def judge_package(
     name: str, version: str, minimum: tuple[int, ...], below: tuple[int, ...] | None, advice: str
 ) -> Finding:
-    """A package that could be imported, by its version."""
+    """The version of a package that could be imported."""
     numbers = numbers_of(version)
     ok = numbers >= minimum and (below is None or numbers < below)
     allowed = f"{_dotted(minimum)} or later" + (f", before {_dotted(below)}" if below else "")
@@ -154,13 +154,13 @@ def judge_package(
 def judge_curve(available: bool) -> Finding:
     """Whether ZeroMQ can encrypt, which the channel between coordinator and tasks needs."""
     advice = (
-        "" if available else "This libzmq lacks CURVE; `pip install --force-reinstall pyzmq` brings one that has it."
+        "" if available else "This libzmq lacks CURVE; `pip install --force-reinstall pyzmq` installs one that has it."
     )
     return Finding("zmq CURVE", available, "available" if available else "missing", advice)
 
 
 def judge_disk(free_gb: float | None) -> Finding:
-    """Room for shuffles and temporary checkpoints."""
+    """Disk space for shuffles and temporary checkpoints."""
     if free_gb is None:
         return Finding("free disk", True, "unknown")
     ok = free_gb >= FREE_DISK_GB
@@ -169,11 +169,11 @@ def judge_disk(free_gb: float | None) -> Finding:
 
 
 def judge_memory(total_gb: float | None) -> Finding:
-    """Room for a JVM and the Python workers."""
+    """Memory for a JVM and the Python workers."""
     if total_gb is None:
         return Finding("memory", True, "unknown")
     ok = total_gb >= MEMORY_GB
-    advice = "" if ok else f"A JVM and its Python workers want {MEMORY_GB:g} GB; set spark.driver.memory low."
+    advice = "" if ok else f"A JVM and its Python workers need {MEMORY_GB:g} GB; set spark.driver.memory low."
     return Finding("memory", ok, f"{total_gb:.1f} GB", advice)
 
 
@@ -199,7 +199,7 @@ def _find_java() -> JavaProbe:
 
 def _jvm_runs() -> bool:
     context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
-    # spark-submit starts the JVM first and tells Python its port.
+    # spark-submit starts the JVM first and passes its port to Python.
     return getattr(context, "_gateway", None) is not None or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -207,7 +207,7 @@ def _judge_import(name: str, minimum: tuple[int, ...], below: tuple[int, ...] | 
     try:
         module = importlib.import_module(name)
     except Exception as error:
-        # A broken package may raise anything at import, and that is just what is to be reported.
+        # A broken package may raise anything at import, and that is the finding.
         return Finding(name, False, f"cannot be imported ({type(error).__name__}: {error})", advice)
     return judge_package(name, str(getattr(module, "__version__", "unknown")), minimum, below, advice)
 

@@ -1,7 +1,7 @@
 """Compiles one epoch into one Spark plan: ``mapInArrow`` per stage, one exchange between neighbours.
 
-Made afresh for every epoch, inside ``foreachBatch``. The order is :mod:`midstream.runtime.walk`'s. Only DataFrames are
-made here, until a sink is written, which starts the work.
+Made for every epoch, inside ``foreachBatch``. :mod:`midstream.runtime.walk` decides the order. This only makes
+DataFrames, until writing a sink starts the work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TicketFor = Callable[[StageIndex], Ticket]
 
 @cache
 def _struct(ddl: str) -> StructType:
-    """Spark would ask the JVM what a text means, in every epoch anew."""
+    """Parse and cache a schema: Spark would ask the JVM to parse the text in every epoch."""
     struct = StructType.fromDDL(ddl)
     assert isinstance(struct, StructType)
     return struct
@@ -42,8 +42,8 @@ def _struct(ddl: str) -> StructType:
 
 @dataclass
 class SparkEngine:
-    """Spark as the :class:`~midstream.runtime.walk.EpochEngine` of one run of an epoch: all that is read or left is a
-    DataFrame."""
+    """Spark as the :class:`~midstream.runtime.walk.EpochEngine` of one run of an epoch: all input and output are
+    DataFrames."""
 
     plan: Plan
     epoch: Epoch
@@ -58,7 +58,7 @@ class SparkEngine:
         ddl = to_ddl(self._wire_schema(stage.emits[0] if stage.emits else stage.carries[0])) if typed else FRAME_DDL
         task: Body = partial(run_stage, self.ticket(stage.index))
         if stage.inlets and any({".", "`"} & set(name) for name in rows.columns):
-            # mapInArrow asks for columns by name, and takes names apart at dots and backticks.
+            # mapInArrow looks columns up by name, and splits names at dots and backticks.
             task = partial(rename_columns, tuple(rows.columns), task)
             rows = rows.toDF(*[f"c{i}" for i in range(len(rows.columns))])
         return rows.mapInArrow(task, _struct(ddl))
@@ -85,21 +85,21 @@ class SparkEngine:
         return frames.mapInArrow(decode_frames, _struct(to_ddl(self._wire_schema(wire))))
 
     def columns(self, left: DataFrame) -> DataFrame:
-        """They are what it is."""
+        """The output itself."""
         return left
 
     def unite(self, inlets: Sequence[DataFrame], frames: DataFrame | None) -> DataFrame:
-        """All that enters a segment."""
+        """All input of a segment."""
         return unite_inlets(inlets, frames)
 
     def transform(self, operator: Operator, rows: DataFrame, *, is_kept: bool) -> DataFrame:
-        """Call the function; Catalyst runs what it gives."""
+        """Call the function; Catalyst runs the DataFrame that it returns."""
         function, _ = self.plan.graph.payloads[operator.name]
         result = apply_transform(operator.name, function, rows, operator.schema)
         return self.keep(result) if is_kept else result
 
     def drain(self, rows: DataFrame) -> None:
-        """A job that gives nothing."""
+        """Run a job without output."""
         drain(rows)
 
     def write(self, sink: Operator, rows: DataFrame) -> None:
@@ -116,7 +116,7 @@ class SparkEngine:
 
 
 def apply_transform(name: str, function: Callable[[DataFrame], Any], rows: DataFrame, schema: pa.Schema) -> DataFrame:
-    """Call a transform's function and hold its result to the declared schema."""
+    """Call a transform's function and check its result against the declared schema."""
     result = function(rows)
     what = f"transform {name!r}"
     if not isinstance(result, DataFrame):
@@ -143,7 +143,7 @@ def apply_transform(name: str, function: Callable[[DataFrame], Any], rows: DataF
 
 
 def unite_inlets(inlets: Sequence[DataFrame], frames: DataFrame | None = None) -> DataFrame:
-    """One DataFrame of all that enters a stage; the shapes are those of :mod:`midstream.engine.intake`."""
+    """One DataFrame of all input of a stage, in the shapes of :mod:`midstream.engine.intake`."""
     if len(inlets) == 1 and frames is None:
         return inlets[0]
     columns = [inlet_column(i) for i in range(len(inlets))]

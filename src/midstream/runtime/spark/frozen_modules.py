@@ -1,8 +1,8 @@
-"""What Python looks through for garbage in a worker.
+"""Limits what Python's garbage collector scans in a worker.
 
-Spark collects garbage after every task, all of it, and whoever runs next in this process waits for that: with the
-libraries that a worker has loaded, 40 to 60 ms, as long as a small task takes. What is loaded for a program stays for
-as long as that is run, so there is no need to look through it again and again; only when something was forgotten.
+Spark runs a full garbage collection after every task, and the next task in this process waits for it: with the
+libraries that a worker has loaded, 40 to 60 ms, as long as a small task takes. What is loaded for a program stays as
+long as the program runs, so it need not be scanned again and again; only after something was dropped.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["Settled"]
 
 
 class Settled:
-    """The programs of which this process has run a task: what they need is loaded, and counts as no garbage."""
+    """The programs of which this process has run a task: what they need is loaded, and frozen for the collector."""
 
     def __init__(self) -> None:
         self._programs: set[Digest] = set()
         self._has_forgotten = False
 
     def forgotten(self, digests: Collection[Digest]) -> None:
-        """The process has let go of what it had loaded of these blobs, programs or others."""
+        """The process has dropped what it had loaded for these blobs, programs or others."""
         if digests:
             self._programs.difference_update(digests)
             self._has_forgotten = True
@@ -34,6 +34,6 @@ class Settled:
             return
         self._programs.add(program)
         self._has_forgotten = False
-        gc.unfreeze()  # what was loaded before may be garbage by now
+        gc.unfreeze()  # objects that were frozen before may be garbage now
         gc.collect()
         gc.freeze()

@@ -1,14 +1,14 @@
 """midstream's own sources as Spark streams, through Spark's Python data source API.
 
-The description of the source travels inside an option; a reader on the driver decides what is due, and tasks make the
-rows. Offsets say everything that a restart needs, so a query that continues from a checkpoint loses and repeats
-nothing, and the same range of offsets gives the same rows again:
+The description of the source travels in an option; a reader on the driver decides what is due, and tasks make the rows.
+Offsets hold everything that a restart needs, so a query that continues from a checkpoint loses and repeats nothing, and
+the same range of offsets gives the same rows again:
 
 - generator: ``{"start_us": when the stream began, "index": the next event}``. What is due is decided by the wall clock
   since ``start_us``, also while the query was down: the load does not wait for the system under test.
 - list: ``{"epoch": the next epoch}``.
 
-An available-now run reads a finite source to its end, without waiting for the clock; of an endless generator it reads
+An available-now run reads a finite source to its end, without waiting for the clock; from an endless generator it reads
 what was due when it began.
 """
 
@@ -32,7 +32,7 @@ from midstream.flow.functions import pack
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.runtime.spark.doctor import require_pyspark
 
-# Spark 4.1 lacks what is imported next. Users are told why that matters, not that a name is missing.
+# Spark 4.1 lacks the next import. This check tells users why the version matters, not that a name is missing.
 require_pyspark(pyspark.__version__)
 
 from pyspark.sql.streaming.datasource import (  # noqa: E402
@@ -52,17 +52,17 @@ Offset = dict[str, int]
 def stream_of(spark: SparkSession, source: GeneratorSource | ListSource) -> DataFrame:
     """A streaming DataFrame of the source's rows.
 
-    The source travels as the operators' functions do: by value, unless it comes from an installed package.
+    The source is pickled like the operators' functions: by value, unless it comes from an installed package.
     """
     if not isinstance(source, GeneratorSource | ListSource):
-        raise SourceError(f"a source is {source!r}; give a GeneratorSource or a ListSource")
+        raise SourceError(f"a source must be a GeneratorSource or a ListSource; found {source!r}")
     _register(spark)
     description = base64.b64encode(pack(source, type(source).__name__).data).decode()
     return spark.readStream.format(SourceDescription.name()).option(_OPTION, description).load()
 
 
 class SourceDescription(DataSource):
-    """What Spark makes of the option, wherever it plans or reads the source."""
+    """Spark's data source for the option, wherever Spark plans or reads the source."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -78,7 +78,7 @@ class SourceDescription(DataSource):
         return to_ddl(self.source.schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader that fits the source."""
+        """The reader for this kind of source."""
         if isinstance(self.source, GeneratorSource):
             return GeneratorReader(self.source)
         return ListReader(self.source)
@@ -90,7 +90,7 @@ def now_us() -> int:
 
 
 class GeneratorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what is due of a generator. Spark keeps one on the driver for the length of a query."""
+    """Reads the due events of a generator. Spark keeps one on the driver while a query runs."""
 
     def __init__(self, source: GeneratorSource, clock: Callable[[], int] = now_us) -> None:
         self._source = source
@@ -100,7 +100,7 @@ class GeneratorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_at: int | None = None
 
     def initialOffset(self) -> Offset:
-        """Start of a new stream: now. Always the same answer, because Spark asks more than once."""
+        """Start of a new stream: the time of the first call, because Spark calls this more than once."""
         if self._begun is None:
             self._begun = {"start_us": self._clock(), "index": 0}
         return self._begun
@@ -110,18 +110,18 @@ class GeneratorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_at = self._clock()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The bound on an epoch."""
+        """The limit of rows per epoch."""
         bound = self._source.max_rows_per_epoch
         return ReadAllAvailable() if bound is None else ReadMaxRows(bound)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """End of the next epoch: what is due, bounded."""
+        """End of the next epoch: what is due, within the limit."""
         self._seen = start
         bound = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         due = self._due(start)
         if bound is not None:
             due = min(due, start["index"] + bound)
-        # A clock that was set back must not take back events.
+        # A clock that was set back must not withdraw events.
         return {"start_us": start["start_us"], "index": max(due, start["index"])}
 
     def reportLatestOffset(self) -> Offset | None:
@@ -132,7 +132,7 @@ class GeneratorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """One task for each share of the epoch."""
         self._seen = end
-        # The start of a first epoch is asked of initialOffset() again after a crash; only the end is from the log.
+        # After a crash, Spark asks initialOffset() again for the first epoch's start; only the end is from the log.
         shares = self._source.split(start["index"], end["index"])
         return [InputPartition((first, last, end["start_us"])) for first, last in shares if first < last]
 
@@ -148,7 +148,7 @@ class GeneratorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class ListReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads one epoch of a list in each micro-batch, whatever limits Spark gives: the epochs are the point."""
+    """Reads one epoch of a list in each micro-batch, whatever limits Spark sets: the epochs are the point."""
 
     def __init__(self, source: ListSource) -> None:
         self._source = source
@@ -169,7 +169,7 @@ class ListReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"epoch": len(self._source.epochs)}
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """One task for each share of each epoch, also for empty ones."""
+        """One task for each share of each epoch, even an empty one."""
         shares = range(self._source.partitions)
         return [InputPartition((epoch, share)) for epoch in range(start["epoch"], end["epoch"]) for share in shares]
 

@@ -1,6 +1,6 @@
-"""What happens in ``foreachBatch``: an epoch is run on Spark until the driver says that it is committed.
+"""The body of ``foreachBatch``: runs an epoch on Spark until the driver has committed it.
 
-The decisions are :mod:`.driver`'s. Here are its hands: Spark plans and sinks, cancelling, timers.
+:mod:`midstream.runtime.driver` decides. This module executes: Spark plans and sinks, cancelling, timers.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ CANCEL_AGAIN_S = 0.1
 INTERRUPT_AFTER_S = 1.0
 
 # Set on the query's own copy of the session, so the user's settings stay as they are. Adaptive execution would merge
-# or skip partitions that the coordinator expects to hear from. The buffer towards Python takes a whole frame. Spark
-# compares checksums of what attempts of a task give, and aborts the job if they differ; attempts of ours give the same
-# rows, but may cut frames at other places.
+# or skip partitions whose reports the coordinator expects. The buffer towards Python takes a whole frame. Spark
+# compares checksums of the output of a task's attempts, and aborts the job if they differ; our attempts produce the
+# same rows, but may cut frames at other places.
 QUERY_CONF = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
@@ -54,7 +54,7 @@ QUERY_CONF = {
 
 
 class _Interrupted(BaseException):
-    """Raised inside a sink's or a transform's function on the driver when an epoch's time is up."""
+    """Raised inside a sink's or a transform's function on the driver when an epoch exceeds its time limit."""
 
 
 class Heartbeat:
@@ -105,15 +105,15 @@ class Heartbeat:
         """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be."""
         self._session = rows.sparkSession
         entry = self._log.entry(epoch)
-        if self._syncer is not None:  # beside the epoch, which takes longer
+        if self._syncer is not None:  # in parallel with the epoch, which takes longer
             self._synced = self._syncer.submit(self._log.sync, epoch)
         self._driver.run(epoch, entry, partial(self._compute, rows))
 
     def close_windows(self, schema: StructType) -> None:
-        """Run one more epoch, which has no rows and closes what is open. Called when the query has ended.
+        """Run one more epoch, which has no rows and closes all windows. Called when the query has ended.
 
-        ``schema`` is that of the query's rows. Spark's log knows nothing of this epoch: without its manifest it has
-        never been, and Spark gives its number to other rows.
+        ``schema`` is that of the query's rows. Spark's log does not have this epoch: without its manifest it does not
+        count, and Spark gives its number to other rows.
         """
         newest = self._checkpoint.newest_manifest()
         if newest is None:
@@ -139,17 +139,17 @@ class Heartbeat:
 
     @property
     def sweep_stats(self) -> SweepStats:
-        """What became of files that nobody needs."""
+        """Statistics of the removal of files that nobody needs."""
         return self._driver.sweeper.stats
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self, request: Request) -> PreparedChange:
-        """What a change would be, if it were requested now."""
+        """Prepare a change as if it were requested now."""
         return self._driver.check(request)
 
     def request(self, request: Request) -> Change:
-        """Check a change and let it take effect as soon as it can. What does not fit is refused, and put on record."""
+        """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
         return self._driver.request(request)
 
     def stopping(self) -> None:
@@ -157,18 +157,18 @@ class Heartbeat:
         self._driver.stopping()
 
     def ended(self, why: str) -> None:
-        """The job is over; so are its changes."""
+        """The job has ended; end its changes."""
         self._driver.ended(why)
         self._sweep_thread.close()
         if self._syncer is not None:
             self._syncer.shutdown()
 
-    # ── the driver's hands ────────────────────────────────────────────────────────────────────────────────────────
+    # ── the driver's edge ─────────────────────────────────────────────────────────────────────────────────────────
 
     def make_ready(self) -> None:
-        """Set what the query's own copy of the session lacks; each setting costs a call to the JVM."""
+        """Set the settings that the query's own copy of the session lacks; each costs a call to the JVM."""
         session = self._session
-        assert session is not None, "epochs bring their session"
+        assert session is not None, "an epoch sets the session"
         if not self._set:
             forget_settings(session)
         wanted = QUERY_CONF if self._user_limits else {**QUERY_CONF, **self._limit.conf()}
@@ -178,14 +178,14 @@ class Heartbeat:
         self._set = wanted
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether Spark failed to run its jobs, rather than a function or a plan was wrong."""
+        """Whether Spark failed to run its jobs, and no function or plan was wrong."""
         if isinstance(error, AnalysisException | ParseException | IllegalArgumentException):
             return False
         return isinstance(error, PySparkException) or hasattr(error, "java_exception")
 
     @contextlib.contextmanager
     def _cancellable(self, run: OpenRun) -> Iterator[None]:
-        """What this thread has Spark do here can be cancelled by its tag, and nothing else: each run has its own."""
+        """Inside, this thread's Spark jobs have the run's tag, by which they, and nothing else, can be cancelled."""
         context, tag = self._spark.sparkContext, self._tag(run)
         context.addJobTag(tag)
         try:
@@ -199,8 +199,8 @@ class Heartbeat:
     def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
         """Cancel a run, and return at once. The callback notices: its write fails.
 
-        Between two jobs of a run there is nothing to cancel, so it is done again until the run is over. A function of
-        the user's that keeps the callback busy on the driver has no job: it is interrupted, once, if that is wanted.
+        Between two jobs of a run there is nothing to cancel, so this repeats until the run is over. A user's function
+        that keeps the callback busy on the driver has no job: with ``interrupt`` it is interrupted, once.
         """
 
         def cancel() -> None:
@@ -224,7 +224,7 @@ class Heartbeat:
         finally:
             with self._guard:
                 self._computing = None
-                _raise_in(me, None)  # what has not arrived by now must not arrive later
+                _raise_in(me, None)  # an interrupt that has not arrived by now must not arrive later
 
     def _interrupt(self, run: OpenRun) -> None:
         with self._guard:
@@ -232,28 +232,28 @@ class Heartbeat:
                 _raise_in(self._computing, _Interrupted)
 
     def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
-        """Call ``then`` after so many seconds, instead of what was to be called before."""
+        """Call ``then`` after ``seconds``; this replaces an earlier timer."""
         self.stop_timer()
         self._timer = threading.Timer(seconds, then)
         self._timer.daemon = True
         self._timer.start()
 
     def stop_timer(self) -> None:
-        """Call nothing."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
-        """Ask Spark's analyser about them."""
+        """Check transforms with Spark's analyser."""
         check_transforms(graph, names, self._spark)
 
     def sweep(self, sweeper: Sweeper) -> None:
-        """Beside the epochs to come."""
+        """Sweep in a thread, during the next epochs."""
         self._sweep_thread.wake()
 
     def secure(self, run: OpenRun) -> None:
-        """Spark does not sync its log."""
+        """Sync Spark's log, which Spark does not do."""
         if self._synced is not None:
             self._synced.result()
 
@@ -262,7 +262,7 @@ class Heartbeat:
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have another thread raise an error before its next step in Python; None takes that back."""
+    """Make another thread raise an error before its next step in Python; None cancels that."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
     )

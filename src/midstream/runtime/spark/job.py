@@ -95,7 +95,7 @@ class Job:
         self._metrics = JobMetrics()
         self._changed = threading.Condition()
 
-    # ── looking at it ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── inspection ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def name(self) -> str:
@@ -109,17 +109,17 @@ class Job:
 
     @property
     def graph(self) -> Graph:
-        """The flow that runs, with the functions that it has now."""
+        """The running flow, with its current functions."""
         return self._changes.configuration.graph
 
     @property
     def revision(self) -> Revision:
-        """The number of the configuration that it runs; every change makes the next one."""
+        """The revision of its current configuration; every change makes the next one."""
         return self._changes.configuration.revision
 
     @property
     def on_trial(self) -> Change | None:
-        """The change that is on its way and can still be rolled back, if there is one."""
+        """The change in progress, which can still be rolled back, if there is one."""
         return self._changes.on_trial
 
     @property
@@ -147,11 +147,11 @@ class Job:
         return msgspec.structs.replace(self._metrics, sweep=self._heartbeat.sweep_stats)
 
     def state(self, operator: str) -> DataFrame:
-        """The committed state of an operator as a DataFrame: its key columns, and what it holds of each key.
+        """The committed state of an operator as a DataFrame: its key columns, and the state of each key.
 
-        Of an aggregate these are its totals so far, of a process all that its function remembers, values as text. The
-        name of a table that transactions share gives its keys and values.
-        ``midstream state`` shows the same, also of a job that is not running.
+        For an aggregate these are its totals so far; for a process everything that its function remembers, values as
+        text; for a table that transactions share, its keys and values.
+        ``midstream state`` shows the same, also for a job that is not running.
         """
         table = read_state(self._checkpoint.location, operator)
         return self._spark.createDataFrame(table)
@@ -164,7 +164,7 @@ class Job:
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.status}, epochs={self._metrics.epochs})"
 
-    # ── changing it ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def update(
         self,
@@ -175,25 +175,25 @@ class Job:
         by: str | None = None,
         note: str | None = None,
     ) -> Change:
-        """Replace functions while the job runs: consistently, all or none, and back by itself if they fail.
+        """Replace functions while the job runs: consistently, all or none, and rolled back automatically if they fail.
 
-        Returns as soon as running tasks have been told; :meth:`Change.wait` waits for the outcome. No row ever meets
-        some of the updated operators as they were before and others as they are after the change. What cannot work is
+        Returns as soon as running tasks have been notified; :meth:`Change.wait` waits for the outcome. No row ever
+        meets the old version of one updated operator and the new version of another. A change that cannot work is
         refused here, before anything has changed: an unknown operator, a function that cannot be called or sent to
-        workers, columns that operators downstream cannot take, a function that fails on a few rows of the last epoch
-        and the state of their keys, on which it is tried.
+        workers, columns that operators downstream cannot take, or a function that fails in preflight, on a few rows of
+        the last epoch with the state of their keys.
 
         Until an epoch that began under the change is committed, it is on trial: if an epoch fails meanwhile, the change
-        is rolled back and the epoch run again without it; nothing is lost or doubled. Only one change is on its way at
+        is rolled back and the epoch run again without it; nothing is lost or doubled. Only one change is in progress at
         a time; others wait for their turn.
 
-        :param edits: what to change, taken together: each a :class:`midstream.Update`, what an operator runs instead.
-        :param scheduler: how the change is brought about, see :class:`~midstream.planner.change_plan.Scheduler`.
-        :param time_limit: an epoch on trial must be done within so long (``"5 seconds"``) after the change has taken
+        :param edits: what to change together: each a :class:`midstream.Update` with the new function of an operator.
+        :param scheduler: how the change is enacted, see :class:`~midstream.planner.change_plan.Scheduler`.
+        :param time_limit: an epoch on trial must be done within this time (``"5 seconds"``) after the change has taken
             effect in it, or the change is rolled back.
-        :param preflight: whether functions are tried on the driver first; say False if they must run on workers only.
-        :param by: who wants it, for the history; default: the user of this process.
-        :param note: why, for the history.
+        :param preflight: whether functions are called on the driver first; False if they can run on workers only.
+        :param by: who requests it, for the history; default: the user of this process.
+        :param note: the reason, for the history.
         """
         limit = None if time_limit is None else duration(time_limit, "time_limit") / 1e6
         request = Request(
@@ -208,16 +208,16 @@ class Job:
         return self._heartbeat.request(request)
 
     def explain(self, *edits: Edit, scheduler: str = "fries") -> Explanation:
-        """What a change would do, without doing it: what changes together, where it begins, and when it takes effect.
+        """Explain a change without making it: what changes together, where it begins, and when it takes effect.
 
-        Checks all that :meth:`update` checks. ``print`` it, or look at its picture: :meth:`Explanation.to_svg`.
+        Makes the same checks as :meth:`update`. ``print`` the result, or draw it: :meth:`Explanation.to_svg`.
         """
         request = Request(edits, scheduler_of(scheduler), whoami())
         recent = [progress.duration_ms for progress in self.progress]
         return Explanation(self._heartbeat.check(request), statistics.median(recent) if recent else None)
 
     def history(self) -> list[ChangeRecord]:
-        """All changes of this job, oldest first: who, when, what, and what became of it. Kept in the checkpoint."""
+        """All changes of this job, oldest first: who, when, what, and the outcome. Kept in the checkpoint."""
         return self._checkpoint.changes.records()
 
     def revert(
@@ -228,19 +228,19 @@ class Job:
         scheduler: str = "fries",
         by: str | None = None,
     ) -> Change:
-        """Go back to what the job ran at an earlier revision, its functions, tables and columns.
+        """Go back to an earlier revision: its functions, tables and columns.
 
-        It is a change like any other, to yet another revision. If changes are on their way, it waits for its turn and
-        undoes them as well; what has been rolled back by then needs no undoing. A job that cannot start any more goes
-        back by ``flow.start(…, revert_to=…)`` or ``midstream revert``.
+        It is a change like any other, to a new revision. If changes are in progress, it waits for its turn and undoes
+        them as well, unless they have been rolled back by then. For a job that can no longer start, use
+        ``flow.start(…, revert_to=…)`` or ``midstream revert``.
 
-        :param revision: 1 for what the script says, or that of a change which was applied.
-        :param migrate: how the state of processes, by operator, gets back into the layout of that time; needed for
-            those whose state was migrated since.
+        :param revision: 1 for the script, or the revision of an applied change.
+        :param migrate: by operator, functions that convert the state of processes back to the layout of that revision;
+            needed for those whose state was migrated since.
         """
         self._require_running()
         store = self._checkpoint.blobs
-        with store.holds.preparing():  # or what is found here could be gone before it is on record
+        with store.holds.preparing():  # otherwise blobs found here could be removed before they are on record
             undone = undoing(self.history(), Revision(revision), self._changes.newest(), store, migrate)
             request = Request(
                 undone.updates,
@@ -262,9 +262,9 @@ class Job:
     # ── waiting and stopping ──────────────────────────────────────────────────────────────────────────────────────
 
     def await_epoch(self, count: int, timeout: float | None = None) -> bool:
-        """Wait until ``count`` epochs are committed since this start; false if the time is up or the job ended first.
+        """Wait until ``count`` epochs are committed since this start; False if the time runs out or the job ends first.
 
-        Raises :class:`~midstream.errors.JobFailed` when the job failed.
+        Raises :class:`~midstream.errors.JobFailed` if the job failed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._metrics.epochs >= count or self._over.is_set(), timeout)
@@ -273,7 +273,7 @@ class Job:
         return self._metrics.epochs >= count
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until the job has ended; false if the time is up. Raises :class:`~midstream.errors.JobFailed`."""
+        """Wait until the job ends; False if the time runs out. Raises :class:`~midstream.errors.JobFailed`."""
         ended = self._over.wait(timeout)
         if self._exception is not None:
             raise self._exception
@@ -299,18 +299,18 @@ class Job:
     # ── the heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def attach(self, query: StreamingQuery, server: HttpInterface | None = None) -> None:
-        """Tell the job what carries and serves it. Called once, by :func:`midstream.runtime.spark.start.start`."""
+        """Set the job's query and server. Called once, by :func:`midstream.runtime.spark.start.start`."""
         self._query = query
         self._server = server
         threading.Thread(target=self._watch, args=(query,), name="midstream-job", daemon=True).start()
 
     def _watch(self, query: StreamingQuery) -> None:
-        """See the query end, by whatever cause, and leave nothing behind."""
+        """Wait for the query to end, for whatever reason, and release everything."""
         try:
             query.awaitTermination()
             if self._close_with is not None and not self._stopping and self._exception is None:
                 self._heartbeat.close_windows(self._close_with)
-        except Exception as error:  # Spark's account of the failure; ours, if there is one, says it better
+        except Exception as error:  # Spark's error; ours, if there is one, is clearer
             self._fail(error)
         try:
             self._heartbeat.ended(f"job {self.name!r} has ended")
@@ -324,10 +324,10 @@ class Job:
                 self._changed.notify_all()
 
     def on_epoch(self, rows: DataFrame, epoch: int) -> None:
-        """What Spark calls for every micro-batch.
+        """The callback that Spark calls for every micro-batch.
 
-        No error but a short one of our own may leave: Spark matches the text of a Py4J error with a recursive regular
-        expression, and dies of a long one.
+        Only a short error of our own may leave: Spark matches the text of a Py4J error with a recursive regular
+        expression, and dies on a long one.
         """
         try:
             self._heartbeat.beat(rows, Epoch(epoch))

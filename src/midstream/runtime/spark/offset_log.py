@@ -1,4 +1,4 @@
-"""Spark's log of offsets and commits, two small files for each epoch: what it says, and how Spark writes it.
+"""Spark's log of offsets and commits, two small files for each epoch: reading it, and making Spark write it faster.
 
 By default it goes through Hadoop's FileContext, which asks the operating system about symbolic links by starting a
 process, several times per file: on a local disk this is 90 ms of every epoch (measured: 59 + 63 ms for the two files
@@ -31,23 +31,23 @@ PLAIN_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSyst
 
 RAW_FILES = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    # Or Hadoop would give out the file system that it has made before, whatever the setting.
+    # Otherwise Hadoop would return the file system that it made before, whatever the setting.
     "fs.file.impl.disable.cache": "true",
 }
-"""For the log alone: a query's session has them from its start, so :func:`forget_settings` has to be called there."""
+"""For the log alone: a query's session copies them when it starts, so call :func:`forget_settings` there."""
 
-# The setting is the session's while a query starts, and several jobs may start at once.
+# The session has the setting while a query starts, and several jobs may start at once.
 _starting = threading.Lock()
 
 
 class _BatchMetadata(msgspec.Struct):
-    """The second line of a file of the log, as far as it is needed here."""
+    """The second line of a file of the log: the part that is needed here."""
 
     batchTimestampMs: int
 
 
 class OffsetLog:
-    """Reads what Spark has written down of an epoch before it calls us: it stays the same until the epoch is committed.
+    """Reads the entry that Spark writes for an epoch before it calls us; it does not change until the commit.
 
     A file has a line with the version, a line with the batch's metadata, and a line for each source.
     """
@@ -57,7 +57,7 @@ class OffsetLog:
         self._fs, self._root = filesystem_of(spark_location)
 
     def entry(self, epoch: Epoch) -> BatchEntry:
-        """When the epoch was planned, and of which rows."""
+        """The entry of an epoch: when it was planned, and its rows."""
         try:
             with self._fs.open_input_stream(self._path("offsets", epoch)) as stream:
                 data = bytes(stream.read())
@@ -69,13 +69,13 @@ class OffsetLog:
         return BatchEntry(1000 * metadata.batchTimestampMs, hashlib.sha256(data).hexdigest())
 
     def sync(self, epoch: Epoch) -> None:
-        """On a local disk, have what Spark has written up to the beginning of an epoch on disk.
+        """On a local disk, sync everything that Spark has written up to the beginning of an epoch.
 
-        These are the epoch's offsets, and that the one before it is committed.
+        These are the epoch's offsets, and the commit of the previous epoch.
         """
         if is_local(self._fs):
             for path in (self._path("commits", Epoch(epoch - 1)), self._path("offsets", epoch)):
-                with contextlib.suppress(FileNotFoundError):  # before the first epoch none is committed
+                with contextlib.suppress(FileNotFoundError):  # the first epoch has no commit before it
                     disk.sync_file(path)
 
     def _path(self, log: str, epoch: Epoch) -> str:
@@ -83,7 +83,7 @@ class OffsetLog:
 
 
 def start_query(spark: SparkSession, writer: DataStreamWriter, spark_location: str) -> StreamingQuery:
-    """Start a query whose checkpoint is at ``spark_location``; the session's settings are as before when it runs."""
+    """Start a query whose checkpoint is at ``spark_location``; restore the session's settings once it runs."""
     if not spark_location.startswith("file:") or spark.conf.get(MANAGER_CONF, None) is not None:
         return writer.start()
     with _starting:
@@ -103,12 +103,12 @@ def start_query(spark: SparkSession, writer: DataStreamWriter, spark_location: s
 
 
 def forget_settings(session: SparkSession) -> None:
-    """Let a query's own copy of the session use files as all others do; its log has been opened by now."""
+    """Restore the file settings in a query's own copy of the session; its log has been opened by now."""
     if session.conf.get("fs.file.impl", None) == RAW_FILES["fs.file.impl"]:
         for key in RAW_FILES:
             session.conf.unset(key)
 
 
 def _lacks_manager(error: Any) -> bool:
-    """Whether this version of Spark keeps the class elsewhere: it is not part of what Spark promises."""
+    """Whether this version of Spark has the class elsewhere: it is not part of Spark's API."""
     return "ClassNotFoundException" in str(error) and PLAIN_MANAGER.rpartition(".")[2] in str(error)

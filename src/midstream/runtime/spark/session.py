@@ -24,11 +24,11 @@ _LOGGING = Path(__file__).resolve().with_name("log4j2.properties")
 
 
 def local_session(master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
-    """Start Spark, or take the session that runs already, with settings that suit one machine; ``conf`` wins over them.
+    """Start Spark, or use the running session, with settings that suit one machine; ``conf`` overrides them.
 
     Raises :class:`SetupError` if Java or pyspark are missing or too old.
     """
-    # Imported here, so that a missing pyspark gives advice instead of a traceback.
+    # Imported here, so that a missing pyspark leads to advice instead of a traceback.
     try:
         import pyspark
         from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ def local_session(master: str = "local[*]", conf: Mapping[str, str] | None = Non
         raise SetupError(f"pyspark cannot be imported ({error}). {INSTALL_PYSPARK}") from error
     require_pyspark(pyspark.__version__)
     require_java()
-    # Workers of another Python lack the packages, or cannot read what this one pickles.
+    # Workers with another Python lack the packages, or cannot read this one's pickles.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if master.startswith("local"):
         # A laptop's own name often resolves to an address that it does not have at the moment.
@@ -48,7 +48,7 @@ def local_session(master: str = "local[*]", conf: Mapping[str, str] | None = Non
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     if "spark.log.level" not in (conf or {}):
-        # What fails reaches the user as an error of midstream; Spark would print it as well, a stack for each task.
+        # Failures reach the user as errors of midstream; Spark would print them as well, a stack trace for each task.
         spark.sparkContext.setLogLevel("FATAL")
     _leave_jobs_alone_on_interrupt()
     return spark

@@ -1,7 +1,7 @@
 """Ships midstream itself to Python workers, so that they need only its dependencies.
 
-What the driver runs is what workers run: the shipped copy comes before any that is installed there. Whether it is
-needed, :mod:`midstream.runtime.spark.worker_python` decides.
+Workers run what the driver runs: the shipped copy comes before any that is installed there.
+:mod:`midstream.runtime.spark.worker_python` decides whether it is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _shipped: set[str] = set()
 def is_on_one_machine(context: SparkContext) -> bool:
     """Whether tasks run in the driver's own process tree.
 
-    Not so with ``local-cluster[…]``, whose executors are processes like those of a real cluster.
+    False for ``local-cluster[…]``, whose executors are processes like those of a real cluster.
     """
     master = str(context.master)
     return master.startswith("local[") or master == "local"
@@ -35,8 +35,8 @@ def ship(context: SparkContext) -> None:
     if application in _shipped:
         return
     archive = str(package_zip(Path(tempfile.mkdtemp(prefix="midstream-"))))
-    # By their path, for workers on this machine. Those that plan a source for a streaming query run beside the driver,
-    # on a cluster too, and do not see what addPyFile sends.
+    # By their path, for workers on this machine. Workers that plan a source for a streaming query run on the driver's
+    # host, also on a cluster, and do not see what addPyFile sends.
     known = context.environment.get("PYTHONPATH")
     context.environment["PYTHONPATH"] = os.pathsep.join([archive, known] if known else [archive])
     if not is_on_one_machine(context):

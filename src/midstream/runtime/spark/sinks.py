@@ -1,4 +1,4 @@
-"""Writes sinks on Spark, and makes sure before the job starts that they may be written."""
+"""Writes sinks on Spark, and checks before the job starts that they may be written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MARKER = "_midstream.json"
 
 
 class SinkMarker(msgspec.Struct, frozen=True):
-    """Says in an output folder which job's sink it belongs to. Readers of tables skip files that start with ``_``."""
+    """A file in an output folder that names the job and sink that own it. Readers skip files that start with ``_``."""
 
     job: str
     flow: str
@@ -44,7 +44,7 @@ class SinkMarker(msgspec.Struct, frozen=True):
 
 
 def drain(df: DataFrame) -> None:
-    """Compute all rows, for nobody."""
+    """Compute all rows, without output."""
     df.write.format("noop").mode("append").save()
 
 
@@ -70,11 +70,11 @@ def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
 def portions(df: DataFrame) -> Iterator[pa.RecordBatch]:
     """The rows, fetched one partition after the other: the driver never holds more than the largest one.
 
-    Each partition is a Spark job of its own, so this is for rows that were computed and kept before. Times are in UTC,
+    Each partition is a separate Spark job, so this is for rows that were computed and kept before. Times are in UTC,
     whatever the session's time zone.
     """
     columns = df.columns
-    plain = df.toDF(*[f"c{i}" for i in range(len(columns))])  # mapInArrow takes names apart at dots and backticks
+    plain = df.toDF(*[f"c{i}" for i in range(len(columns))])  # mapInArrow splits names at dots and backticks
     for row in plain.mapInArrow(pack_portions, "portion binary").toLocalIterator():
         batch = decode_rows(pa.py_buffer(row.portion))
         fields = [
@@ -89,12 +89,12 @@ def _call(function: Callable[[DataFrame, int], Any], name: str, df: DataFrame, e
         function(df, epoch)
     except USER_ERRORS as error:
         if isinstance(error, PySparkException) or hasattr(error, "java_exception"):
-            raise  # Spark tells it at length; it is shortened later
+            raise  # Spark's error is long; it is shortened later
         raise failed(name, error, None) from error
 
 
 def check_file_sinks(graph: Graph, job: str) -> dict[str, SinkMarker]:
-    """Check that every file sink's folder is this job's or free; gives the markers of the free ones, by path."""
+    """Check that every file sink's folder is this job's or free; return markers for the free ones, by path."""
     sinks = {op.name: graph.payloads[op.name] for op in graph.of(Sink)}
     owners: dict[str, str] = {}
     free: dict[str, SinkMarker] = {}
@@ -113,7 +113,7 @@ def check_file_sinks(graph: Graph, job: str) -> dict[str, SinkMarker]:
 
 
 def mark_folders(markers: Mapping[str, SinkMarker]) -> None:
-    """Say in each folder whose it is."""
+    """Write a marker into each folder."""
     for path, marker in markers.items():
         fs, root = filesystem_of(path)
         write_atomically(fs, posixpath.join(root, MARKER), write_struct(marker))
@@ -131,7 +131,7 @@ def _is_marked(name: str, path: str, job: str) -> bool:
         if held:
             raise CheckpointError(
                 f"sink {name!r}: the folder {path!r} holds other data ({', '.join(held[:3])}) that no midstream job "
-                f"wrote; a FileSink owns its folder, so give it an empty one"
+                f"wrote; a FileSink owns its folder, so use an empty one"
             )
         return False
     with fs.open_input_stream(posixpath.join(root, MARKER)) as stream:
@@ -140,7 +140,7 @@ def _is_marked(name: str, path: str, job: str) -> bool:
     if (marker.job, marker.sink) != (job, name):
         raise CheckpointError(
             f"sink {name!r}: the folder {path!r} holds the output of sink {marker.sink!r} of flow {marker.flow!r} "
-            f"(job {marker.job[:8]}), not of this job ({job[:8]}). Give another folder; or, to go on with that job, "
+            f"(job {marker.job[:8]}), not of this job ({job[:8]}). Use another folder; or, to continue that job, "
             f"start with its checkpoint"
         )
     return True

@@ -1,4 +1,4 @@
-"""Starting a flow on Spark: all that can go wrong is tried first, and nothing is written before it has passed."""
+"""Starts a flow on Spark: all checks come first, and nothing is written before they have passed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def start(
     close_windows: bool = False,
 ) -> Job:
     """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
-    # 1. Look: nothing is written, nothing runs yet.
+    # 1. Check: nothing is written, nothing runs yet.
     require_classic_session(spark)
     trigger_options = parse_trigger(trigger)
     if close_windows and trigger != AVAILABLE_NOW:
@@ -75,7 +75,7 @@ def start(
     check_revert_to(revert_to, changes)
     check_audit(graph, audit)
     if local_state is not None and str(spark.sparkContext.master).startswith("local"):
-        check_local_state(local_state)  # on a cluster, each worker looks at its own
+        check_local_state(local_state)  # on a cluster, each worker checks its own
     if partitions is not None:
         check_partitions(partitions)
     require_workers(spark.sparkContext, graph)
@@ -97,7 +97,7 @@ def start(
         location.require_open()
         mark_folders(free_folders)
         graph = claim_tables(graph, location.identity.job)
-        # 3. Store what workers will fetch.
+        # 3. Store the blobs that workers will fetch.
         newest = location.newest_manifest()
         parallelism = min(int(spark.sparkContext.defaultParallelism), BINS)
         before = None if newest is None else configuration_of(newest, location.blobs)
@@ -117,7 +117,7 @@ def start(
         records = location.changes.records()
         settled: tuple[ChangeRecord, ...] = ()
         if revert_to is not None:
-            # The next start must not do it again to changes that are made from now on; so it is a change on record.
+            # Recorded as a change, so that the next start does not revert changes that are made from now on.
             taken = taken_back(
                 records,
                 Revision(revert_to),
@@ -152,20 +152,20 @@ def start(
         if serving is not None:
             undo.callback(serving.close)
         job.attach(start_query(spark, writer.foreachBatch(job.on_epoch), location.spark_location), serving)
-        undo.pop_all()  # from here on the job itself lets go of all this
+        undo.pop_all()  # from now on the job itself releases all this
     return job
 
 
 def check_revert_to(revert_to: int | None, changes: str) -> None:
-    """Refuse what is no revision, and what contradicts itself."""
+    """Refuse a value that is no revision, and a contradiction with ``changes``."""
     if revert_to is None:
         return
     if type(revert_to) is not int or revert_to < FIRST_REVISION:
-        raise FlowError(f"revert_to={revert_to!r}: give the number of a revision; 'midstream history' lists them")
+        raise FlowError(f"revert_to={revert_to!r} must be the number of a revision; 'midstream history' lists them")
     if changes == DROP:
         raise FlowError(
             f"revert_to={revert_to} and changes={DROP!r} contradict each other: one goes back to what the job ran at a "
-            f"revision, the other to what the script says. Give one of them"
+            f"revision, the other to the script. Pass only one of them"
         )
 
 
@@ -173,7 +173,7 @@ def require_not_running(spark: SparkSession, query_name: str, location: Checkpoi
     """Refuse a second job on a checkpoint that this application is using already."""
     if any(query.name == query_name for query in spark.streams.active):
         raise CheckpointError(
-            f"a job is running on the checkpoint {location.location!r} already; stop it first, or give another one"
+            f"a job is running on the checkpoint {location.location!r} already; stop it first, or use another one"
         )
 
 
@@ -182,15 +182,15 @@ def require_classic_session(spark: Any) -> None:
     if not isinstance(spark, SparkSession):
         if type(spark).__module__.startswith("pyspark.sql.connect"):
             raise SetupError(
-                "this is a Spark Connect session; midstream runs beside the driver and needs a classic one, e.g. "
+                "this is a Spark Connect session; midstream runs in the driver and needs a classic session, e.g. "
                 "SparkSession.builder.master('local[*]').getOrCreate() or spark-submit"
             )
-        raise FlowError(f"start() takes a SparkSession first, found {type(spark).__name__}")
+        raise FlowError(f"the first argument of start() must be a SparkSession, found {type(spark).__name__}")
     require_pyspark(pyspark.__version__)
 
 
 def parse_trigger(trigger: str | None) -> dict[str, Any]:
-    """What a trigger means to Spark.
+    """A trigger as arguments for Spark.
 
     >>> parse_trigger("500 ms")
     {'processingTime': '500 milliseconds'}
@@ -200,7 +200,7 @@ def parse_trigger(trigger: str | None) -> dict[str, Any]:
     if trigger == AVAILABLE_NOW:
         return {"availableNow": True}
     if (interval := microseconds(trigger)) is not None:
-        # Spark takes neither "ms" nor "s", and no fractions of most units: milliseconds say it all.
+        # Spark takes neither "ms" nor "s", and no fractions of most units: milliseconds cover them all.
         return {"processingTime": f"{round(interval / 1000)} milliseconds"}
     raise FlowError(
         f"trigger {trigger!r} is not known; allowed: None (as fast as possible), '500 ms', '10 seconds', "
@@ -211,16 +211,16 @@ def parse_trigger(trigger: str | None) -> dict[str, Any]:
 def _going_on(
     recorded: Mapping[StageIndex, Assignment], partitions: int | None, parallelism: int
 ) -> dict[StageIndex, Assignment]:
-    """The assignments of the last committed epoch that this start goes on with; says so where that may surprise.
+    """The assignments of the last committed epoch that this start keeps; logs it where that may surprise.
 
-    Without ``partitions`` these are all. A number that is given is meant for every stage: those that have it keep who
-    owns what, and the others spread their keys anew. Either way state is found again, because it is stored by bin.
+    Without ``partitions`` it keeps all. A number applies to every stage: stages that have it keep their assignment, and
+    the others spread their keys again. Either way state is found, because it is stored by bin.
     """
     if partitions is None:
         counts = sorted({each.partitions for each in recorded.values()})
         if counts and counts != [parallelism]:
             _log.warning(
-                "the job goes on with %s partitions in the stages behind an exchange, as in its last epoch; this "
+                "the job continues with %s partitions in the stages behind an exchange, as in its last epoch; this "
                 "session runs %d tasks at a time. Start with partitions=%d to use them",
                 " and ".join(map(str, counts)),
                 parallelism,
@@ -244,7 +244,7 @@ def source_stream(spark: SparkSession, name: str, stream: Any) -> DataFrame:
 
 
 def driver_host(spark: SparkSession) -> str:
-    """The address that tasks reach the driver at; in local mode nothing outside this machine needs to."""
+    """The address at which tasks reach the driver; in local mode nothing outside this machine needs it."""
     if str(spark.sparkContext.master).startswith("local"):
         return "127.0.0.1"
     return str(spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1"))

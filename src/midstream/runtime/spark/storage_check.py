@@ -1,4 +1,4 @@
-"""Whether Spark reaches the locations of a job. It does so through Hadoop, which has file systems of its own."""
+"""Checks that Spark can reach the locations of a job. It does so through Hadoop, with its own file systems."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["hadoop_knows", "require_reachable"]
 
 
 def require_reachable(graph: Graph, checkpoint: Checkpoint, knows: Callable[[str], bool]) -> None:
-    """Refuse a location that we could reach, through pyarrow or fsspec, but Spark could not.
+    """Refuse a location that we can reach, through pyarrow or fsspec, but Spark cannot.
 
-    Spark's own checkpoint cannot lie elsewhere: its offsets and our manifests are worth nothing without each other.
+    Spark's own checkpoint cannot be elsewhere: its offsets and our manifests are useless without each other.
     """
     wanted = {f"the checkpoint {checkpoint.location!r}": checkpoint.spark_location}
     for op in graph.of(Sink):
@@ -32,13 +32,13 @@ def require_reachable(graph: Graph, checkpoint: Checkpoint, knows: Callable[[str
         scheme = urlsplit(location).scheme
         if not knows(scheme):
             raise CheckpointError(
-                f"Spark cannot reach {what}: Hadoop has no file system for {scheme!r}. Give a location that Spark "
-                f"reaches, too, or the session the Hadoop connector for it (S3 is 's3a' there)"
+                f"Spark cannot reach {what}: Hadoop has no file system for {scheme!r}. Use a location that Spark "
+                f"can reach, or add the Hadoop connector for it to the session (S3 is 's3a' there)"
             )
 
 
 def hadoop_knows(spark: SparkSession) -> Callable[[str], bool]:
-    """Asks the Hadoop of a session whether it has a file system for a scheme; no store is contacted."""
+    """A function that asks a session's Hadoop whether it has a file system for a scheme; no store is contacted."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no annotations
 
     file_systems = spark.sparkContext._jvm.org.apache.hadoop.fs.FileSystem  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
-"""Whether transforms can work: Spark's analyser is asked before a job starts, and before a change is made.
+"""Checks transforms with Spark's analyser, before a job starts and before a change is made.
 
-Transforms run on the driver, so they are called here, on empty DataFrames of their inputs' columns. The analyser finds
-columns that are missing or of another type; what the rows themselves bring about, only an epoch shows.
+Transforms run on the driver, so they are called here, on empty DataFrames with their inputs' columns. The analyser
+finds columns that are missing or of another type; failures that depend on the rows show only in an epoch.
 """
 
 from __future__ import annotations

@@ -45,20 +45,20 @@ from midstream.state.local_folder import own_local_folder
 from midstream.storage.blobs import BlobStore
 
 LISTEN_S = 3600.0
-# A lost connection is noticed at once; this is for a driver that is merely very busy.
+# A lost connection is noticed at once; this limit is for a driver that is very busy.
 PATIENCE_S = 60.0
 SWITCH_INTERVAL_S = 0.0005
 
 Body = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""What ``mapInArrow`` calls in a task."""
+"""A function for ``mapInArrow`` to call in a task."""
 
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where a job's things are: its coordinator, its functions, its state.
+    """Where to find a job's coordinator, its functions and its state.
 
     ``local_state`` is a folder on the worker's own disk for its copy of state; None leaves the choice to Spark.
-    ``durable``: what a task writes survives a loss of power before the task reports it.
+    ``durable``: before a task reports its files, they can survive a loss of power.
     """
 
     address: Address
@@ -71,7 +71,7 @@ class Whereabouts:
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a task is born with."""
+    """What a task knows when it starts."""
 
     at: Whereabouts
     epoch: Epoch
@@ -90,46 +90,46 @@ def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
 
 
 def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run with the columns' own names, which Spark could not be told."""
+    """Run with the columns' own names, which Spark cannot handle."""
     return run(batch.rename_columns(list(names)) for batch in batches)
 
 
 def decode_frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Frames of one wire back to plain columns, for a transform or a sink."""
+    """Decode frames of one wire to plain columns, for a transform or a sink."""
     for batch in batches:
         for _, payload in frames_of(batch):
             yield decode_rows(payload)
 
 
 def pack_portions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each batch as one value, so that the driver can fetch batches, not rows."""
+    """Pack each batch into one value, so that the driver can fetch batches, not rows."""
     for batch in batches:
         yield pa.record_batch({"portion": pa.array([encode_rows(batch).to_pybytes()], pa.binary())})
 
 
 class _Worker:
-    """What this process keeps for one life of a job. A :class:`~midstream.runtime.attempt.TaskHost`."""
+    """What this process keeps for one start of a job. A :class:`~midstream.runtime.attempt.TaskHost`."""
 
     def __init__(self, at: Whereabouts) -> None:
         self._client = Client(at.address, timeout=PATIENCE_S)
         self._end: ControlError | None = None
         self._sizers: dict[Digest, SliceSizer] = {}
         self.resources = Resources(BlobStore(at.blobs))
-        # Spark removes its own folder when the application ends, and with it a copy of state that nobody needs.
+        # Spark removes its own folder when the application ends, and with it our copy of the state.
         local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
         self.state = StateAccess(at.job, at.state, own_local_folder(local, at.job), at.durable)
         self.clock: Clock = SystemClock()
         self.name = WorkerId(socket.gethostname(), os.getpid())
         self._guard = threading.Lock()
-        # A process runs one task at a time. What it is told may be there before the task is.
+        # A process runs one task at a time. A message may arrive before its task starts.
         self._at_work: tuple[TaskId, SwitchLock] | None = None
         self._told: Switch | None = None
         self._listens = threading.Event()
-        pa.array([0])  # pyarrow imports pandas at its first conversion: not inside the first slice, please
-        # The thread that hears of a change must not wait for long until a busy task lets it run.
+        pa.array([0])  # pyarrow imports pandas at its first conversion: that must not happen inside the first slice
+        # The listener thread must not wait long for a busy task to let it run.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         threading.Thread(target=self._listen, args=(at.address,), name="midstream-lifeline", daemon=True).start()
-        self._listens.wait(PATIENCE_S)  # or a change could not reach the tasks of this process
+        self._listens.wait(PATIENCE_S)  # otherwise a change could not reach the tasks of this process
 
     def ask(self, message: FromTask) -> ToTask:
         try:
@@ -142,7 +142,7 @@ class _Worker:
 
     @contextlib.contextmanager
     def attending(self, task: TaskId, work: TaskRun) -> Iterator[SwitchLock]:
-        """Inside, the task hears of changes."""
+        """Inside, the task is notified of changes."""
         lock = SwitchLock(work, self.ask, self._client.post, threading.Lock())
         with self._guard:
             self._at_work = (task, lock)
@@ -156,14 +156,14 @@ class _Worker:
                 self._at_work = None
 
     def sizer(self, program: Digest) -> SliceSizer:
-        """Slice sizes learnt by earlier tasks of the same program are a good start for the next one."""
+        """The sizer of a program, shared by its tasks: what earlier ones learnt is a good start for the next."""
         return self._sizers.setdefault(program, SliceSizer())
 
     def forget_all_but(self, live: Collection[Digest]) -> None:
-        """Let go of what no task of the job will use any more. No task may be running in this process.
+        """Drop everything that no task of the job will use any more. No task may be running in this process.
 
-        The thread that hears of changes may be loading what one needs. If that is forgotten here, then the change is
-        over; and what it loads after that goes when the next task starts.
+        The listener thread may be loading blobs for a change. If those are dropped here, the change is over; and what
+        it loads after that is dropped when the next task starts.
         """
         forgotten = self.resources.forget_all_but(live)
         for program in forgotten & self._sizers.keys():
@@ -171,14 +171,14 @@ class _Worker:
         _settled.forgotten(forgotten)
 
     def after_task(self, program: Digest) -> None:
-        """Tidy up while nobody waits."""
+        """Tidy up while no task waits."""
         self.state.trim()
         _settled.after_task(program)
 
     def _listen(self, address: Address) -> None:
-        """Hear of changes, until the job ends; then close the user's functions.
+        """Listen for changes until the job ends; then close the user's functions.
 
-        Spark ends idle Python workers with a signal that no handler sees, so the job itself must say when it is over.
+        Spark ends idle Python workers with a signal that cannot be handled, so the job itself must report its end.
         """
         with Client(address, timeout=PATIENCE_S) as lifeline:
             try:
@@ -188,7 +188,7 @@ class _Worker:
                     if isinstance(message, Switch):
                         self._make_ready(message, lifeline.post)
                 self._end = Fenced("the job is over")
-            except ChannelError as error:  # the driver is gone: nobody will use these functions again
+            except ChannelError as error:  # the driver is gone, so these functions are not needed any more
                 self._end = error
             self._listens.set()
             _workers.pop(address, None)
@@ -197,8 +197,8 @@ class _Worker:
         self._client.close()
 
     def _make_ready(self, told: Switch, post: Callable[[FromTask], None]) -> None:
-        """Load what the task will need, while it goes on; then tell it."""
-        with contextlib.suppress(CheckpointError):  # the task will run into it, too, and can say so
+        """Load what the task will need while it runs; then tell it to switch."""
+        with contextlib.suppress(CheckpointError):  # the task will meet this error, too, and can report it
             preload(self.resources.program(told.change.program), self.resources)
         with self._guard:
             self._told = told
@@ -207,7 +207,7 @@ class _Worker:
             at_work[1].tell(told.change, post)
 
 
-# By address, not by job: a job that was started again is reached at a new one, and the old one answers no more.
+# By address, not by job: a job that was started again has a new address, and the old one no longer answers.
 _workers: dict[Address, _Worker] = {}
 _settled = Settled()
 

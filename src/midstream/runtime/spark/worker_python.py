@@ -1,11 +1,11 @@
-"""Whether Spark's Python workers can run midstream: one of them is asked before a job starts.
+"""Checks that Spark's Python workers can run midstream, by asking one of them before a job starts.
 
-Without this, a wrong ``PYSPARK_PYTHON`` is told by the first task, as an import error deep inside of Spark. The
-question is one small Spark job, asked once for each application and Python; the worker process that answers serves the
-first tasks as well.
+Without this, a wrong ``PYSPARK_PYTHON`` would fail in the first task, with an import error deep inside Spark. The
+check is one small Spark job, run once for each application and Python; the worker process that answers runs the first
+tasks as well.
 
 Workers need not have midstream. On a cluster it is always shipped, so that they run what the driver runs; on one
-machine it is shipped if the worker has none, or one that lies elsewhere than the driver's.
+machine it is shipped if the worker has none, or one in another place than the driver's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["require_workers"]
 _log = logging.getLogger("midstream")
 
 PATIENCE_S = 60.0
-"""How long a start waits for an answer. A cluster may have no executor yet; then the first task must tell."""
+"""Seconds that a start waits for an answer. A cluster may have no executor yet; then the first task must show."""
 
 NEEDED = {
     "pyarrow": "pyarrow",
@@ -41,9 +41,9 @@ NEEDED = {
     "cloudpickle": "cloudpickle",
     "lmdb": "lmdb",
 }
-"""What workers import, and what it is called where it is installed."""
+"""The modules that workers import, and the names of their packages for pip."""
 
-# Runs in a worker that may lack midstream, so it travels as text. It imports nothing of what it looks for: the process
+# Runs in a worker that may lack midstream, so it travels as text. It does not import what it looks for: the process
 # runs tasks later, perhaps with another midstream.
 _PROBE = """
 def look(names):
@@ -92,7 +92,7 @@ def require_workers(context: SparkContext, graph: Graph) -> None:
     if found is None:
         _log.warning(
             "no Python worker has answered within %g seconds, so it is not known whether %s can run midstream; the job "
-            "starts all the same",
+            "starts nevertheless",
             PATIENCE_S,
             context.pythonExec,
         )
@@ -106,7 +106,7 @@ def require_workers(context: SparkContext, graph: Graph) -> None:
 
 
 def problem_of(found: WorkerPython) -> str | None:
-    """Why a worker could not run what the driver sends, if so.
+    """Why a worker cannot run what the driver sends, or None.
 
     >>> problem_of(WorkerPython("python3", sys.version_info[:3], ("lmdb", "zmq"), "/m", __version__))
     'Spark starts its Python workers with python3 (Python ...), which lacks lmdb, zmq (pip install lmdb pyzmq).'
@@ -134,7 +134,7 @@ def ask(context: SparkContext, names: Sequence[str]) -> WorkerPython | None:
         context.addJobTag(tag)
         try:
             answers.extend(context.parallelize([list(names)], 1).map(_probe()).collect())
-        except Exception as error:  # Spark's, in whichever of its many clothes
+        except Exception as error:  # one of Spark's many classes of errors
             failures.append(error)
 
     thread = InheritableThread(target=run, name="midstream-probe", daemon=True)
@@ -153,7 +153,7 @@ def ask(context: SparkContext, names: Sequence[str]) -> WorkerPython | None:
 
 
 def reason_of(story: str) -> str:
-    """The line of Spark's story that tells why a worker failed.
+    """The line of Spark's error that shows why a worker failed.
 
     >>> reason_of("An error occurred\\n: org.apache.spark.SparkException: Job aborted due to stage failure\\n"
     ...           "Caused by: java.io.IOException: Cannot run program \\"python9\\": error=2\\n\\tat java.lang")
@@ -169,7 +169,7 @@ def reason_of(story: str) -> str:
 
 
 def _probe() -> Any:
-    """The question as a function that is pickled by value, as those of ``__main__`` are."""
+    """The probe as a function that is pickled by value, like those of ``__main__``."""
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(_PROBE, space)  # our own text
     return space["look"]
@@ -177,9 +177,9 @@ def _probe() -> Any:
 
 def _advice(context: SparkContext) -> str:
     return (
-        f"Let PYSPARK_PYTHON (or spark.pyspark.python) name, before the session is made, a Python that has what the "
-        f"driver's has: {sys.executable}"
-        + ("" if is_on_one_machine(context) else ", or its like on every executor")
+        f"Before the session is made, set PYSPARK_PYTHON (or spark.pyspark.python) to a Python with the same packages "
+        f"as the driver's: {sys.executable}"
+        + ("" if is_on_one_machine(context) else ", or its equivalent on every executor")
         + ". Now it is "
         f"{context.pythonExec}"
     )
