@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -43,7 +44,7 @@ def epoch_as_svg(progress: EpochProgress) -> str:
         f"<style>{_STYLE}</style>",
         f'<text class="title" x="{_MARGIN}" y="26">{escape(_title(progress))}</text>',
     ]
-    tick = step * -(-first // step)
+    tick = step * math.ceil(first / step) + 0.0  # never -0
     while tick <= last:
         x = _LEFT + (tick - first) * scale
         out.append(f'<line class="grid" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{height - 34}"/>')
