@@ -22,6 +22,7 @@ from rich.progress import Progress
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import CORES, session
 from benchmarks.workloads import osed, sea
+from examples.turnover import market
 from midstream import Flow, GeneratorSource, MemorySink
 
 FULL_LOAD = 10_000_000
@@ -56,10 +57,10 @@ class Application:
 def applications(size: Size) -> list[Application]:
     """Both of them."""
     tweets = osed.LARGE.tweets(FULL_LOAD, max_rows_per_epoch=size.tweets)
-    market = sea.LARGE.events(FULL_LOAD, max_rows_per_epoch=size.trades)
+    events = market.LARGE.events(FULL_LOAD, max_rows_per_epoch=size.trades)
     return [
         Application("osed", 10_000, tweets, osed.flow, lambda rows: osed.oracle(rows).events),
-        Application("sea", 200_000, market, sea.flow, lambda rows: sea.oracle(rows)[0]),
+        Application("sea", 200_000, events, sea.flow, lambda rows: sea.oracle(rows)[0]),
     ]
 
 

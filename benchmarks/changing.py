@@ -23,13 +23,13 @@ from pyspark.sql import SparkSession
 from benchmarks.sessions import CORES
 from benchmarks.workloads import fries_w1, fries_w2, fries_w3, fries_w4, fries_w5
 from benchmarks.workloads.costs import CostlyBatches, CostlyModel
-from benchmarks.workloads.payments import Bank
+from examples.fraud.payments import Bank
 from midstream import Flow, GeneratorSource, NoopSink, Update
 from midstream.audit import decide
 from midstream.change.change import Change
 from midstream.checkpoint.audit_files import read_history
 from midstream.checkpoint.change_records import Outcome
-from midstream.flow.model import Lookup
+from midstream.operators.lookup import Lookup
 from midstream.runtime.spark.job import Job
 
 __all__ = [

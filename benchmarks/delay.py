@@ -24,7 +24,7 @@ from benchmarks.changing import FULL_LOAD, Changer, Made, Workload, costly, medi
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import CORES, session
 from benchmarks.workloads import fries_w1
-from benchmarks.workloads.payments import Bank
+from examples.fraud.payments import Bank
 from midstream import Flow, NoopSink
 
 SCHEDULERS = ("fries", "epoch")

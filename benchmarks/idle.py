@@ -17,13 +17,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from benchmarks.workloads import fries_w1
-from benchmarks.workloads.payments import Bank
+from examples.fraud.payments import Bank
 from midstream import NoopSink
 from midstream.change.configuration import Configuration, first_configuration
-from midstream.control.messages import Assignment, TaskId
+from midstream.control.messages import TaskId, TaskOrder
 from midstream.engine.clock import SystemClock
 from midstream.engine.slices import SliceSizer
 from midstream.ids import BINS, Epoch, PartitionId, Run, StageIndex
+from midstream.planner.assignment import Assignment
 from midstream.planner.stages import compile_plan
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.worker import Whereabouts, _Worker
@@ -47,7 +48,8 @@ class _Stage:
     """The stage of FD, and what a task of it is given."""
 
     worker: _Worker
-    configuration: Configuration
+    configurations: tuple[Configuration, Configuration]
+    """By partition: the one in which it owns all bins."""
     attempts: int = 0
 
     def task(self, stage: int, partition: int) -> tuple[TaskId, TaskRun]:
@@ -55,13 +57,10 @@ class _Stage:
         self.attempts += 1
         task = TaskId(Epoch(0), Run(0), StageIndex(stage), PartitionId(partition), self.attempts)
         lineages = {"FD": Lineage.start("FD").encode()} if stage else {}
-        assignment = Assignment(
-            self.configuration.revision, self.configuration.programs[stage], (partition,) * BINS, lineages=lineages
-        )
+        configuration = self.configurations[partition]
+        order = TaskOrder(configuration.revision, configuration.programs[stage], lineages=lineages)
         sizer = _Fixed(SLICE_ROWS)
-        return task, TaskRun(
-            task, assignment, self.worker.resources, self.worker.state, clock=SystemClock(), sizer=sizer
-        )
+        return task, TaskRun(task, order, self.worker.resources, self.worker.state, clock=SystemClock(), sizer=sizer)
 
     def cpu_ns(self, batches: list[pa.RecordBatch], *, is_ready: bool) -> int:
         """CPU time of one task."""
@@ -99,10 +98,13 @@ def _stage(folder: str) -> Iterator[_Stage]:
     graph = fries_w1.flow(Bank().payments(1_000_000), NoopSink()).graph
     assert len(compile_plan(graph).stages) == 2, "FD stands alone behind the exchange"
     blobs = os.path.join(folder, "blobs")
-    configuration = first_configuration(graph, BlobStore(blobs), 1)
+    first, second = (
+        first_configuration(graph, BlobStore(blobs), 2, recorded={StageIndex(1): Assignment(2, (partition,) * BINS)})
+        for partition in range(2)
+    )
     control = ControlPlane("127.0.0.1")
     try:
         at = Whereabouts(control.address, "idle", blobs, os.path.join(folder, "state"), os.path.join(folder, "local"))
-        yield _Stage(_Worker(at), configuration)
+        yield _Stage(_Worker(at), (first, second))
     finally:
         control.close()

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from benchmarks.changing import costly
 from benchmarks.sessions import CORES, session
 from benchmarks.workloads import fries_w1
-from benchmarks.workloads.payments import Bank
+from examples.fraud.payments import Bank
 from midstream import Flow, NoopSink
 
 __all__ = ["Announcing", "Restarted", "redeploy", "restart"]

@@ -10,8 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from midstream import Flow
-from midstream.runtime.spark.session import local_session
+from midstream import Flow, local_session
 
 CORES = 2
 

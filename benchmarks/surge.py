@@ -27,8 +27,8 @@ from benchmarks.changing import FULL_LOAD, costly, running
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import CORES, session
 from benchmarks.workloads import fries_w1
-from benchmarks.workloads.payments import Bank
 from examples.fraud.models import train
+from examples.fraud.payments import Bank
 from midstream import Flow, MemorySink, NoopSink, Step, Update
 from midstream.change.change import Change
 from midstream.flow.schedules import Schedule

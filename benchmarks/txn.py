@@ -24,7 +24,7 @@ from rich.progress import Progress
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.workloads import grepsum, ledger, tolls
 from midstream.txn import Batch, Calibration, Engine, MemoryTables, Program
-from midstream.txn.calibrating import calibrate
+from midstream.txn.calibration import calibrate
 from midstream.txn.strategies import FIXED, S_STORE, SERIAL, T_STREAM, Strategy
 
 SHORT = 0.1

@@ -9,11 +9,24 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from benchmarks.workloads.payments import Bank
-from midstream import ConsoleSink, Flow, GeneratorSource, NoopSink, State, agg, tumbling
-from midstream.flow.sinks import SinkTarget
+import numpy as np
+import numpy.typing as npt
 
+from midstream import ConsoleSink, Flow, GeneratorSource, NoopSink, State, agg, tumbling
+
+PAYMENT = "user bigint, merchant bigint, amount double"
 ALERT = "user bigint, payments int, eur double"
+
+
+def payments(rate: float, users: int = 10_000, **options: Any) -> GeneratorSource:
+    """Payments of customers, some of whom pay far more often than others. The source adds ``event_time``."""
+
+    def make(index: npt.NDArray[np.int64], rng: np.random.Generator) -> dict[str, Any]:
+        user = (users * rng.random(len(index)) ** 3).astype(np.int64)
+        merchant = rng.integers(0, 200, len(index))
+        return {"user": user, "merchant": merchant, "amount": np.round(rng.exponential(40.0, len(index)), 2)}
+
+    return GeneratorSource(make, PAYMENT, rate, **options)
 
 
 class Hurry:
@@ -32,16 +45,16 @@ class Hurry:
         return {"user": user, "payments": len(amounts), "eur": sum(amounts)} if len(amounts) >= 5 else None
 
 
-def build(source: GeneratorSource, alerts: SinkTarget, turnover: SinkTarget) -> Flow:
+def build(source: GeneratorSource, alerts: Any, turnover: Any) -> Flow:
     """Alerts of hurried customers and the turnover of merchants, each to a sink."""
     flow = Flow("spending")
-    payments = flow.source("payments", source, delay="200 ms")
-    customers = payments.key_by("by customer", "user")
+    paid = flow.source("payments", source, delay="200 ms")
+    customers = paid.key_by("by customer", "user")
     customers.process("hurry", Hurry(), returns=ALERT, one_to_one=True).sink("alerts", alerts)
     customers.aggregate(
         "spent", n=agg.count(), eur=agg.sum("amount"), largest=agg.max("amount"), recent=agg.last("amount", 3)
     ).sink("totals", NoopSink())
-    seconds = payments.key_by("by merchant", "merchant").aggregate(
+    seconds = paid.key_by("by merchant", "merchant").aggregate(
         "turnover", window=tumbling("1 second"), n=agg.count(), eur=agg.sum("amount")
     )
     seconds.sink("per second", turnover)
@@ -50,4 +63,4 @@ def build(source: GeneratorSource, alerts: SinkTarget, turnover: SinkTarget) -> 
 
 def flow() -> Flow:
     """For the command line."""
-    return build(Bank().payments(rate=10_000), ConsoleSink(limit=5), NoopSink())
+    return build(payments(rate=10_000), ConsoleSink(limit=5), NoopSink())

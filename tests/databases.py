@@ -1,7 +1,7 @@
-"""Databases that tests write to: an SQLite file, and a PostgreSQL server of their own.
+"""Databases for tests: an SQLite file, and a separate PostgreSQL server.
 
 The server is Debian's ``postgresql``, in a temporary folder, on a free port. It refuses to run as root, so root starts
-it as another user. Where it or its driver is missing, tests that need it are skipped and say so.
+it as another user. If it or its driver is missing, tests that need it are skipped with that reason.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import pytest
 from midstream import DatabaseSink
 
 USERS = ("postgres", "nobody")
-"""Whom root may start a server as."""
+"""Users as whom root may start a server."""
 
 
 class Database(Protocol):
-    """What tests ask of a database."""
+    """The interface of a database in tests."""
 
     def connect(self) -> Any:
-        """A new connection, as users would make it."""
+        """A new connection, created as users would."""
 
     def connect_with_autocommit(self) -> Any:
         """One that a DatabaseSink must refuse."""
 
     def run(self, *statements: str) -> list[tuple[Any, ...]]:
-        """Run statements, and commit; the rows of the last one."""
+        """Run statements and commit; return the rows of the last one."""
 
     def sink(self, table: Any = "out", **options: Any) -> DatabaseSink:
         """A sink that writes here."""
@@ -62,7 +62,7 @@ class _Base:
 
 @dataclass(frozen=True)
 class Sqlite(_Base):
-    """A file. Nobody pulls the plug in tests, so it need not wait for the disk."""
+    """A file. It does not sync, because machines do not crash in these tests."""
 
     path: Path
 
@@ -77,7 +77,7 @@ class Sqlite(_Base):
 
 @dataclass(frozen=True)
 class Postgres(_Base):
-    """A database of a server."""
+    """A database on a server."""
 
     port: int
     name: str
@@ -93,7 +93,7 @@ class Postgres(_Base):
 
 @contextlib.contextmanager
 def postgres_server() -> Iterator[int]:
-    """Start a server; its port. Skips the test where there is none."""
+    """Start a server and return its port. Skips the test if there is none."""
     pytest.importorskip("psycopg", reason="psycopg is not installed, which DatabaseSink reaches PostgreSQL with")
     programs = _programs()
     if programs is None:
@@ -118,7 +118,7 @@ def postgres_server() -> Iterator[int]:
 
 
 def _programs() -> Path | None:
-    """The folder with pg_ctl: on the path, or where Debian puts the newest version."""
+    """The folder with pg_ctl: from the path, or where Debian puts the newest version."""
     if (found := shutil.which("pg_ctl")) and shutil.which("initdb"):
         return Path(found).parent
     versions = Path("/usr/lib/postgresql").glob("*/bin/pg_ctl")
@@ -126,7 +126,7 @@ def _programs() -> Path | None:
 
 
 def _whom() -> dict[str, Any]:
-    """As whom to run a server, for :func:`subprocess.run`."""
+    """The user to run a server as, for :func:`subprocess.run`."""
     if os.geteuid() != 0:
         return {}
     for name in USERS:
@@ -137,7 +137,7 @@ def _whom() -> dict[str, Any]:
 
 
 def _run(command: list[Any], who: dict[str, Any]) -> None:
-    # The server inherits what it prints to; with a pipe we would wait for its end.
+    # The server inherits its output; with a pipe we would wait for it to end.
     done = subprocess.run(
         list(map(str, command)), cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, **who
     )

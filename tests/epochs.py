@@ -1,4 +1,4 @@
-"""Runs a keyed operator over epochs as a job would: partitions own bins, rows come in slices, deltas are committed."""
+"""Runs a keyed operator over epochs like a job: partitions own bins, rows come in slices, deltas are committed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation import blocks, partials
-from midstream.engine.operators.base import AtWork
+from midstream.engine.steps import AtWork
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
 from midstream.state.base import Base
 from midstream.state.files import Author, StateFiles
@@ -24,7 +24,7 @@ Emitted = dict[str, list[dict[str, Any]]]
 
 
 class Epochs:
-    """The committed state of one operator, and the epochs that lead from one to the next."""
+    """The committed state of one operator, and the epochs that advance it."""
 
     def __init__(self, partitions: int) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -39,12 +39,12 @@ class Epochs:
         return bin_id * self.partitions // BINS
 
     def restart(self) -> None:
-        """On another host: nothing is left but what was committed."""
+        """Restart on another host: only the committed files are left."""
         self._base.close()
         self._base = self._new_base()
 
     def run(self, make: Make, slices: Mapping[int, Sequence[pa.RecordBatch]], times: EpochTimes) -> list[Emitted]:
-        """One epoch; what each partition emitted, by branch."""
+        """Run one epoch; return the output of each partition, by branch."""
         emitted, deltas, rewrites = [], [], []
         for partition in range(self.partitions):
             author = Author("op", Epoch(self.epoch), Run(0), PartitionId(partition), 0)
@@ -59,7 +59,7 @@ class Epochs:
         return emitted
 
     def stored(self) -> dict[bytes, bytes]:
-        """All that is committed."""
+        """All committed rows."""
         with self._base.view(self.lineage, [BinId(number) for number in range(BINS)]) as view:
             table = view.table(BinId(number) for number in range(BINS))
         return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
@@ -74,7 +74,7 @@ class Epochs:
 
 
 def rows_of(at_work: AtWork, slices: Sequence[pa.RecordBatch]) -> Emitted:
-    """What an operator emits while slices pass, and at the end."""
+    """The output of an operator during slices, and at the end."""
     emitted: Emitted = {}
     for results in _results(at_work, slices):
         for branch, batch in results.items():
@@ -91,7 +91,7 @@ def _results(at_work: AtWork, slices: Sequence[pa.RecordBatch]) -> Iterator[Mapp
 
 @contextmanager
 def epochs(partitions: int = 1) -> Iterator[Epochs]:
-    """An operator without state yet."""
+    """An operator without state."""
     made = Epochs(partitions)
     try:
         yield made
@@ -101,7 +101,7 @@ def epochs(partitions: int = 1) -> Iterator[Epochs]:
 
 @contextmanager
 def small_blocks(rows: int = 3) -> Iterator[None]:
-    """Blocks and tallies as small as a test's epochs, so that these have many."""
+    """Use blocks and tallies so small that a test's epochs have many of them."""
     with (
         patch.object(blocks, "BLOCK", rows),
         patch.object(partials, "_COMPACT_BYTES", 0),

@@ -14,23 +14,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from midstream.flow.aggregations import Aggregation
-from midstream.flow.model import (
-    ERRORS,
-    ERRORS_RIGHT,
-    LATE,
-    LATE_RIGHT,
-    Aggregate,
-    Distinct,
-    Form,
-    Graph,
-    How,
-    Join,
-    OnError,
-    Operator,
-    Process,
-    Source,
-)
+from midstream.flow.model import Graph, Operator
+from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, Form, How, OnError
 from midstream.flow.windows import Session, Sliding, Tumbling
+from midstream.operators.aggregate import Aggregate
+from midstream.operators.distinct import Distinct
+from midstream.operators.join import Join
+from midstream.operators.process import Process
 from tests.oracle import Answer, Row, divided, interpret, require_fit
 
 Key = tuple[Any, ...]
@@ -121,7 +111,7 @@ class KeyedOracle:
             self.watermark = slowest if self.watermark is None else max(self.watermark, slowest)
 
     def _timed(self) -> list[Any]:
-        return [op for op in self._graph.of(Source) if op.spec.event_time is not None]  # type: ignore[union-attr]
+        return [self._graph[name] for name, source in self._graph.sources.items() if source.event_time is not None]
 
     def _made(self, op: Operator) -> Remembering:
         match op.spec:

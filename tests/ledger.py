@@ -1,7 +1,7 @@
-"""A ledger: a total for each key, kept as state, and what every row adds to it, written to a database.
+"""A ledger: a total for each key, kept as state, and the amount of every row, written to a database.
 
-Whatever is killed and whenever: of the epochs that are committed, the rows in the database must add up to the state.
-Simulations and chaos add one to their flows, and compare after every kill.
+Whatever is killed, at any time: over the committed epochs, the rows in the database must add up to the state.
+Simulations and chaos tests add a ledger to their flows, and compare after every kill.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ DDL = "k string, amount bigint"
 
 
 REFUSED = 1_000_000
-"""From this amount on, :func:`refuse` refuses a row."""
+"""The amount from which on :func:`refuse` refuses a row."""
 
 
 @dataclass(frozen=True)
 class Add:
-    """Adds a number of a row to the total of its key. What it adds depends on its version and on the epoch's clock."""
+    """Adds a number of a row to the total of its key. The amount depends on its version and on the epoch's clock."""
 
     column: str
     version: int = 0
     is_refused: bool = False
-    """Whether its rows are such that another sink, behind the database, fails."""
+    """Whether its rows make another sink, after the database, fail."""
 
     def __call__(self, key: Any, row: Row, state: State) -> Row:
         amount = 1 + (row[self.column] or 0) + 100 * self.version + 1000 * state.now.second
@@ -43,7 +43,7 @@ class Add:
 
 
 def refuse(rows: Any, epoch: int) -> None:
-    """A sink that fails on rows of a function that should never have been deployed."""
+    """A sink that fails on rows of a bad function version."""
     table = rows if isinstance(rows, pa.Table) else rows.toArrow()
     if any(amount >= REFUSED for amount in table["amount"].to_pylist()):
         raise ValueError(f"the ledger of epoch {epoch} has an amount that nobody pays")
@@ -57,20 +57,20 @@ class Ledger:
     operator: str = "ledger"
 
     def create(self) -> None:
-        """Make the table, if it is not there."""
+        """Create the table, unless it exists."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(self.connect()) as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS ledger (k TEXT, amount INTEGER, epoch INTEGER)")
             connection.commit()
 
     def connect(self) -> sqlite3.Connection:
-        """Processes are killed here, but machines are not: the system writes what a process has written."""
+        """A connection that does not sync: processes are killed in these tests, but machines do not crash."""
         connection = sqlite3.connect(self.path)
         connection.execute("PRAGMA synchronous = OFF")
         return connection
 
     def keep(self, stream: KeyedStream, column: str, connect: Callable[[], Any] | None = None) -> None:
-        """Add a ledger of a stream's rows to a flow, of a column of numbers."""
+        """Add a ledger of a stream's rows to a flow, for a column of numbers."""
         added = stream.process(self.operator, Add(column), returns=DDL)
         added.sink(self.rows_sink, DatabaseSink(connect or self.connect, "ledger"))
         added.sink(f"{self.operator} check", refuse)
@@ -81,12 +81,12 @@ class Ledger:
         return f"{self.operator} rows"
 
     def rows(self) -> list[tuple[str, int, int]]:
-        """Key, amount and epoch of all that is written."""
+        """Key, amount and epoch of all rows."""
         with contextlib.closing(self.connect()) as connection:
             return connection.execute("SELECT k, amount, epoch FROM ledger").fetchall()
 
     def by_epoch(self) -> dict[int, list[Row]]:
-        """The rows of every epoch that is noted in the database; such as have none included."""
+        """The rows of every epoch recorded in the database, including epochs without rows."""
         with contextlib.closing(self.connect()) as connection:
             [(newest,)] = connection.execute("SELECT epoch FROM midstream_epochs").fetchall()
         found: dict[int, list[Row]] = {epoch: [] for epoch in range(newest + 1)}
@@ -95,9 +95,11 @@ class Ledger:
         return found
 
     def problems(self, checkpoint: str) -> list[str]:
-        """What does not agree. To be called when no driver is at work: between two lives, or after the last one."""
+        """Differences between state and database. Call this while no driver runs: between two starts, or after the last
+        one.
+        """
         if not (Path(checkpoint) / "midstream.json").exists():
-            return []  # killed before it was begun
+            return []  # killed before it began
         reader = StateReader.at(checkpoint)
         if reader.epoch is None:
             return []

@@ -1,8 +1,8 @@
-"""What a flow means, said a second time: a serial interpreter of a graph over plain lists of dicts.
+"""The meaning of a flow, defined a second time: a serial interpreter of a graph over plain lists of dicts.
 
-It shares nothing with the engine but the graph: no planner, no batches, no frames, no hashing. Tests compare what a
-runtime gives with what this says. Batch functions cannot be read row by row, so whoever uses them says their row-level
-meaning separately (``meanings``), and the comparison also shows that the two agree.
+It shares nothing with the engine but the graph: no planner, no batches, no frames, no hashing. Tests compare a
+runtime's output with it. Batch functions cannot be applied row by row, so tests that use them provide their row-level
+meaning separately (``meanings``); the comparison then also shows that the two agree.
 """
 
 from __future__ import annotations
@@ -15,35 +15,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from midstream.flow.model import (
-    ERRORS,
-    LATE,
-    LATE_RIGHT,
-    Filter,
-    FlatMap,
-    Form,
-    Graph,
-    How,
-    KeyBy,
-    Lookup,
-    Map,
-    OnError,
-    Operator,
-    Port,
-    Route,
-    Sink,
-    Source,
-    Stateful,
-    Transform,
-    Union,
-)
+from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Transform, Union
+from midstream.flow.spec import ERRORS, LATE, LATE_RIGHT, Form, How, OnError
+from midstream.operators.filter import Filter
+from midstream.operators.flat_map import FlatMap
+from midstream.operators.lookup import Lookup
+from midstream.operators.map import Map
+from midstream.operators.route import Route
 
 Row = dict[str, Any]
 Multiset = Counter[tuple[tuple[str, str, Any], ...]]
 
 
 def multiset(rows: Iterable[Row]) -> Multiset:
-    """Rows without their order. Values of different types are different, although Python says that ``1 == True``."""
+    """Rows without their order. Values of different types are different, although ``1 == True`` in Python."""
     return Counter(
         tuple(sorted((name, type(value).__name__, _hashable(value)) for name, value in row.items())) for row in rows
     )  # names differ, so values are never compared
@@ -55,10 +40,10 @@ def _hashable(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one epoch must give: the rows of every sink, and what every operator has taken and given.
+    """The expected result of one epoch: the rows of every sink, and the rows in and out of every operator.
 
-    A source and a transform take what they give: their rows enter the flow there. Late and bad rows are counted by
-    themselves.
+    The input of a source or a transform equals its output: its rows enter the flow there. Late and bad rows are counted
+    separately.
     """
 
     sinks: Mapping[str, list[Row]]
@@ -69,7 +54,7 @@ class Answer:
 
 
 Remembers = Callable[[Operator, list[list[Row]]], dict[str, list[Row]]]
-"""What an operator with state makes of its inputs' rows, by branch: :mod:`tests.keyed_oracle` has one."""
+"""The output of a stateful operator for its inputs' rows, by branch; :mod:`tests.keyed_oracle` has one."""
 
 
 def interpret(
@@ -78,7 +63,7 @@ def interpret(
     meanings: Mapping[str, Callable[..., Any]] | None = None,
     remembers: Remembers | None = None,
 ) -> Answer:
-    """Interpret one epoch. ``sources`` holds every source's rows, ``meanings`` what batch functions do to a row."""
+    """Interpret one epoch. ``sources`` has every source's rows, ``meanings`` the row-level meanings of functions."""
     rows: dict[Port, list[Row]] = {}
     sinks: dict[str, list[Row]] = {}
     taken: dict[str, int] = {}
@@ -95,7 +80,7 @@ def interpret(
         elif isinstance(op.spec, Transform):
             incoming = _transformed(graph, op, incoming)
         late[op.name] = 0
-        if isinstance(op.spec, Stateful):
+        if op.spec.is_stateful:
             assert remembers is not None, f"{op.name} keeps state: use tests.keyed_oracle"
             outgoing = remembers(op, [rows[port] for port in op.inputs])
             late[op.name] = sum(len(outgoing.get(branch, [])) for branch in (LATE, LATE_RIGHT))
@@ -117,7 +102,7 @@ def _transformed(graph: Graph, op: Operator, incoming: list[Row]) -> list[Row]:
 def _outgoing(
     graph: Graph, op: Operator, incoming: list[Row], meanings: Mapping[str, Callable[..., Any]]
 ) -> dict[str, list[Row]]:
-    """Rows by branch; the only branch of most operators is the empty one."""
+    """Rows by branch; most operators have only the empty branch."""
     match op.spec:
         case Source(event_time):
             good, bad = divided(op, incoming, times=[event_time] if event_time else [])
@@ -149,7 +134,7 @@ def _outgoing(
 def _answers(
     op: Operator, incoming: list[Row], function: Callable[[Row], Any]
 ) -> tuple[list[tuple[Row, Any]], list[Row]]:
-    """What a function says to each row, and the rows to which it has no answer."""
+    """The function's answer to each row, and the rows on which it raises."""
     answers: list[tuple[Row, Any]] = []
     bad: list[Row] = []
     for row in incoming:
@@ -169,11 +154,11 @@ def _answers(
 
 
 class SchemaError(ValueError):
-    """What the oracle says of a row of the wrong type; called as the engine's, whose name is in the reason."""
+    """The oracle's error for a row of the wrong type; it has the name of the engine's, which is part of the reason."""
 
 
 def require_fit(row: Row, schema: pa.Schema) -> None:
-    """Functions in tests are wrong in one way only: they give a text where a number was declared."""
+    """Functions in tests are wrong in one way only: they return a text where a number was declared."""
     for field in schema:
         if pa.types.is_integer(field.type) and isinstance(row[field.name], str):
             kind = {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}[field.type.bit_width]
@@ -183,7 +168,7 @@ def require_fit(row: Row, schema: pa.Schema) -> None:
 def divided(
     op: Operator, incoming: Iterable[Row], keys: Sequence[str] = (), times: Sequence[str] = ()
 ) -> tuple[list[Row], list[Row]]:
-    """Rows that have a key and a time, and, of an operator that lets them go aside, those that have not."""
+    """Rows that have a key and a time and, if the operator sets bad rows aside, those that do not."""
     good: list[Row] = []
     bad: list[Row] = []
     for row in incoming:

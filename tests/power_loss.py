@@ -1,8 +1,9 @@
-"""A disk that loses power: records the system calls of :mod:`midstream.storage.disk`, and says what a crash may leave.
+"""A disk that loses power: records the system calls of :mod:`midstream.storage.disk`, and simulates what a crash
+leaves.
 
-What was synced is there. Of what was not, anything may be: a name that was given may be missing, one that was taken
-away may be back, and a file may have none of its content, a part of it, zeros, or all. That is harsher than most file
-systems are, and as harsh as the rules of POSIX allow.
+Everything synced is there. Of the rest anything is possible: a new name may be missing, a removed one may be back, and
+a file may have none of its content, a part of it, zeros, or all. That is harsher than most file systems, and as harsh
+as POSIX allows.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from midstream.storage import disk
 
 @dataclass(frozen=True)
 class Made:
-    """A folder was made."""
+    """A folder was created."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Created:
-    """A file was opened for writing: a new one, or an old one that is empty now."""
+    """A file was opened for writing: a new file, or an existing one that is now empty."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Written:
-    """Bytes were added to a file."""
+    """Bytes were appended to a file."""
 
     path: str
     data: bytes
@@ -43,7 +44,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Renamed:
-    """A file got another name, in place of what had it."""
+    """A file was renamed, replacing any file with the new name."""
 
     path: str
     other: str
@@ -51,14 +52,14 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Removed:
-    """A file lost its name."""
+    """A file was removed."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Synced:
-    """A file's content, or a folder's names, are on disk."""
+    """The content of a file, or the names in a folder, are on disk."""
 
     path: str
     is_folder: bool
@@ -71,7 +72,7 @@ class AllSynced:
 
 @dataclass(frozen=True)
 class Promised:
-    """No call: somebody was told that something is done for good."""
+    """Not a call: a caller was told that something is durable."""
 
     what: Any
 
@@ -80,16 +81,16 @@ Operation = Made | Created | Written | Renamed | Removed | Synced | AllSynced | 
 
 
 class Killed(BaseException):
-    """The process was killed; nothing that it would still do happens."""
+    """The process was killed; nothing after this happens."""
 
 
 class Recorder:
-    """Stands in for the module ``os`` in :mod:`midstream.storage.disk`: does what it is asked for, and notes it."""
+    """Replaces the module ``os`` in :mod:`midstream.storage.disk`: performs and records each call."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self.kill_at: int | None = None
-        """The process dies instead of this operation."""
+        """The operation before which the process dies."""
         self._open: dict[int, str] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -104,7 +105,7 @@ class Recorder:
         if not flags & os.O_CREAT:
             file = os.open(path, flags, mode)
         else:
-            os.stat(os.path.dirname(path))  # raises what opening would, before anything is noted
+            os.stat(os.path.dirname(path))  # raises the same error as opening, before anything is recorded
             self.note(Created(path))
             file = os.open(path, flags, mode)
         self._open[file] = path
@@ -145,7 +146,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Inside, the disk's calls are noted. The process is a new one: it knows of no folder that it is on disk."""
+        """Record the disk's calls in this context, as a new process that has not synced any folder yet."""
         with (
             patch.object(disk, "os", self),
             patch.object(disk, "_syncfs", self.syncfs),
@@ -165,8 +166,7 @@ class _File:
 class _Folder:
     names: dict[str, _File | _Folder] = field(default_factory=dict)
     on_disk: dict[str, list[_File | _Folder | None]] = field(default_factory=dict)
-    """What each name has stood for since the folder was last synced, from then on; names that did not change are not
-    here."""
+    """The targets of each name since the folder was last synced, oldest first; only names that changed."""
 
     def set(self, name: str, now: _File | _Folder | None) -> None:
         self.on_disk.setdefault(name, [self.names.get(name)]).append(now)
@@ -177,14 +177,14 @@ class _Folder:
 
 
 class Disk:
-    """The folder ``root`` as the kernel sees it, and as the disk may have it."""
+    """The folder ``root`` as the kernel sees it, and as it may be on disk."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._top = _Folder()
 
     def after(self, operations: Sequence[Operation]) -> Disk:
-        """Do what was recorded."""
+        """Apply recorded operations."""
         for operation in operations:
             match operation:
                 case Made(path):
@@ -201,18 +201,18 @@ class Disk:
                 case Synced(path, is_folder=False):
                     self._file(path).on_disk = self._file(path).content
                 case Synced(path):
-                    if self._is_inside(path):  # what is above was there before
+                    if self._is_inside(path):  # folders above existed before
                         self._folder(os.path.join(path, "x")).on_disk.clear()
                 case AllSynced():
                     _sync_all(self._top)
         return self
 
     def files(self) -> dict[str, bytes]:
-        """What the kernel sees: the content of all files, by path below the root."""
+        """The kernel's view: the content of all files, by path below the root."""
         return dict(_files(self._top, ""))
 
     def crash(self, rng: random.Random, folder: Path) -> None:
-        """Lose power, and put what is left into a folder."""
+        """Lose power, and write what is left to a folder."""
         _leave(self._top, folder, rng, rng.choice(MOODS))
 
     def _is_inside(self, path: str) -> bool:
@@ -253,7 +253,7 @@ def _files(folder: _Folder, path: str) -> Iterator[tuple[str, bytes]]:
 
 @dataclass(frozen=True)
 class _Mood:
-    """How much of what was not synced a crash leaves: which of several states of a name, and which part of a file."""
+    """How much of the unsynced data a crash leaves: which of several states of a name, and which part of a file."""
 
     name: Callable[[random.Random, int], int]
     content: Callable[[random.Random, bytes], bytes]
@@ -265,7 +265,7 @@ def _any_part(rng: random.Random, data: bytes) -> bytes:
 
 MOODS = [
     _Mood(lambda rng, states: 0, lambda rng, data: b""),  # nothing
-    _Mood(lambda rng, states: states - 1, lambda rng, data: b""),  # names without content: a usual sight on ext4
+    _Mood(lambda rng, states: states - 1, lambda rng, data: b""),  # names without content, as is common on ext4
     _Mood(lambda rng, states: states - 1, _any_part),
     _Mood(lambda rng, states: rng.randrange(states), lambda rng, data: data),
     _Mood(lambda rng, states: rng.randrange(states), _any_part),

@@ -1,4 +1,4 @@
-"""A job to be served without Spark: its changes are real ones, its epochs happen when a test says so."""
+"""A job that can be served without Spark: its changes are real, its epochs happen when a test says so."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def small_flow(name: str = "fraud") -> Flow:
 
 
 class StandInJob:
-    """See the module's text. ``commit`` ends an epoch well, ``fail`` ends it badly."""
+    """See the module docstring. ``commit`` ends an epoch successfully, ``fail`` makes it fail."""
 
     def __init__(self, folder: Path, name: str = "fraud", id: str = "0123456789abcdef0123456789abcdef") -> None:
         self.name, self.id = name, id
@@ -106,7 +106,7 @@ class StandInJob:
         )
 
     def commit(self, epoch: int = 0) -> None:
-        """An epoch under the current configuration is committed."""
+        """Commit an epoch under the current configuration."""
         self.changes.opened(Epoch(epoch))
         met = tuple(OperatorStats(op.name, rows_in=1) for op in self.graph)
         self.changes.committed(Commit(Epoch(epoch), self.revision, met, 1, {}), self.changes.configuration)
@@ -114,12 +114,12 @@ class StandInJob:
         self.progress, self.metrics = (*self.progress, progress), self.metrics.after(progress)
 
     def fail(self, why: str) -> None:
-        """An epoch under the current configuration fails."""
+        """Fail an epoch under the current configuration."""
         self.changes.opened(Epoch(0))
         assert self.changes.failed(RunFailure(why), self.changes.configuration)
 
     def payload(self, operator: str) -> Any:
-        """What an operator runs now."""
+        """The object that an operator runs now."""
         return self.graph.payloads[operator]
 
     def _request(self, request: Request) -> Change:
@@ -135,7 +135,7 @@ class StandInJob:
 
 @contextmanager
 def served(job: StandInJob, **options: Any) -> Iterator[JobServer]:
-    """Serve a job. Closing takes a moment, for which tests that are not about it need not wait."""
+    """Serve a job. Closing takes a moment, which tests of other things need not wait for."""
     server = JobServer(cast("Job", job), **options)
     try:
         yield server

@@ -1,4 +1,4 @@
-"""A small bank for tests of `transact`, and what a plain Python program makes of its events."""
+"""A small bank for tests of `transact`, and a plain Python program that processes the same events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def event(n: int, kind: str, src: str, eur: float, dst: str = "", region: str = 
 
 
 def transactions(accounts: Table, fee: float = 0.0) -> tuple[Transaction, Transaction]:
-    """What the bank does; a transfer costs a fee, which nobody gets."""
+    """The bank's transactions; a transfer costs a fee, which nobody gets."""
 
     @transaction
     def deposit(t: Any, e: Any) -> Any:
@@ -56,7 +56,7 @@ def bank(
 
 @dataclass
 class Bank:
-    """The same with dictionaries, one event after the other."""
+    """The same bank with dictionaries, one event after the other."""
 
     key: Callable[[Row], str] = lambda row: ""
     """The domain of an event."""
@@ -64,7 +64,7 @@ class Bank:
     accounts: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def run(self, epochs: Iterable[Iterable[Row]]) -> list[tuple[Any, ...]]:
-        """Outcomes as :func:`outcomes` gives them."""
+        """Outcomes in the form of :func:`outcomes`."""
         return sorted(self.one(row) for epoch in epochs for row in sorted(epoch, key=lambda row: row["n"]))
 
     def one(self, row: Row) -> tuple[Any, ...]:
@@ -83,12 +83,12 @@ class Bank:
 
 
 def outcomes(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
-    """What became of each event, ascending by number."""
+    """The outcome of each event, ascending by number."""
     return sorted((row["n"], row["committed"], row["balance"], row["reason"]) for row in rows)
 
 
 def random_epochs(rng: Any, epochs: int, rows: int, accounts: int = 5) -> list[list[Row]]:
-    """Deposits and transfers (to oneself, too) in disorder."""
+    """Deposits and transfers (also to oneself) in random order."""
     names = [f"a{number}" for number in range(accounts)]
     made = []
     for epoch in range(epochs):

@@ -113,7 +113,7 @@ class FraudDetector:
 
 
 def flow(source: Any, sink: SinkTarget, model: Model | None = None, recent: int = RECENT) -> Flow:
-    """``source`` gives the payments of a :class:`benchmarks.workloads.payments.Bank`; scores go to ``sink``."""
+    """``source`` gives the payments of a :class:`examples.fraud.payments.Bank`; scores go to ``sink``."""
     kept = {name: name for name in ("user", "amount", "fraud", "event_time")}
     detector = FraudDetector(model or LinearModel(), keep=kept, recent=recent)
     flow = Flow("fries_w1")

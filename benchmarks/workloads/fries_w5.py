@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.workloads.fries_w1 import RECENT, FraudDetector, LinearModel, Model
-from benchmarks.workloads.payments import COLUMNS, FRAUD_RATE, Bank
+from examples.fraud.payments import COLUMNS, FRAUD_RATE, Bank
 from midstream import Flow, GeneratorSource
 from midstream.flow.schedules import Indexes, Schedule
 from midstream.flow.sinks import SinkTarget

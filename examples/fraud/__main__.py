@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from benchmarks.workloads.payments import Bank
-from examples.fraud.changes import Show
-from examples.fraud.flow import build
-from examples.fraud.models import Models, train
-from examples.fraud.summary import Summary
-from midstream import FileSink, MemorySink, NoopSink, Step
+from midstream import FileSink, MemorySink, NoopSink, Step, local_session
 from midstream.cli.live import watch
-from midstream.data.schema import to_ddl
 from midstream.drawing.render import render
-from midstream.runtime.spark.session import local_session
+
+from .changes import Show
+from .flow import build
+from .models import Models, train
+from .payments import Bank
+from .summary import Summary
 
 if TYPE_CHECKING:
-    from midstream.runtime.spark.job import Job
+    from midstream import Job
 
 PATIENCE_S = 20.0
 # Java's second compiler pays off after minutes; until then it takes half of a small machine's time.
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None, spark: Any = None, console: Con
         console.print(f"{source.total:,} payments in {options.seconds:g} s; the middle third is a surge\n", style="dim")
         began = time.monotonic()
         with flow.start(session, checkpoint=str(folder / "checkpoint")) as job:
-            show = Show(job, models, to_ddl(flow.graph["FM"].schema), source.total or 0)
+            show = Show(job, models, source.total or 0)
             acting = show.begin()
             with contextlib.suppress(KeyboardInterrupt):
                 shown = watch(job, seconds=options.seconds, plain=options.plain, console=console)

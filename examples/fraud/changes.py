@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from examples.fraud.models import Combine, FraudModel, Models
 from midstream import Update
 
+from .flow import SCORED_BY_FM
+from .models import Combine, FraudModel, Models
+
 if TYPE_CHECKING:
-    from midstream.change.change import Change
-    from midstream.runtime.spark.job import Job
+    from midstream import Change, Job
 
 CHANGE_AT, BREAK_AT = 0.3, 0.6
 """When they come, as shares of the payments."""
@@ -64,11 +65,11 @@ class Broken:
         return self.model(batch)
 
 
-def better_pair(models: Models, columns: str) -> tuple[Update, Update]:
-    """The change that makes sense only as a whole; ``columns`` are those that FM gives today."""
+def better_pair(models: Models) -> tuple[Update, Update]:
+    """The change that makes sense only as a whole."""
     merchant = TwoOpinions(models.merchant, models.second_opinion)
     combine = Combine({"p_customer": 0.4, "p_merchant_2": 0.4, "p_merchant": 0.2}, version=2, forgets=("p_merchant_2",))
-    return Update("FM", merchant, returns=f"{columns}, p_merchant_2 double"), Update("MC", combine)
+    return Update("FM", merchant, returns=f"{SCORED_BY_FM}, p_merchant_2 double"), Update("MC", combine)
 
 
 @dataclass
@@ -77,7 +78,6 @@ class Show:
 
     job: Job
     models: Models
-    columns: str
     payments: int
     better: Change | None = None
     broken: Change | None = None
@@ -90,7 +90,7 @@ class Show:
 
     def _run(self) -> None:
         if self._await(CHANGE_AT):
-            self.better = self.job.update(*better_pair(self.models, self.columns), note="a second opinion on merchants")
+            self.better = self.job.update(*better_pair(self.models), note="a second opinion on merchants")
             self.better.wait(PATIENCE_S)
         if self._await(BREAK_AT):
             model = Broken(TwoOpinions(self.models.merchant, self.models.second_opinion))

@@ -6,16 +6,22 @@ Every payment is judged twice, once by what its customer usually does (FC) and o
 
 from __future__ import annotations
 
-from benchmarks.workloads.payments import Bank
-from examples.fraud.models import Combine, FirstOpinion, Models, judge, train
+from typing import Any
+
 from midstream import ConsoleSink, Flow, GeneratorSource, NoopSink
-from midstream.flow.sinks import SinkTarget
+
+from .models import Combine, FirstOpinion, Models, judge, train
+from .payments import COLUMNS, Bank
+
+SCORED_BY_FM = (
+    f"{COLUMNS}, event_time timestamp, home_city string, usual_amount double, p_customer double, "
+    "category string, usual_ticket double, risk double, p_merchant double, fm int"
+)
+"""The columns of a payment after FM."""
 
 
-def build(
-    source: GeneratorSource, alerts: SinkTarget, models: Models | None = None, mixtures: SinkTarget | None = None
-) -> Flow:
-    """Payments come from ``source``, alerts go to ``alerts``; models are trained unless given.
+def build(source: GeneratorSource, alerts: Any, models: Models | None = None, mixtures: Any = None) -> Flow:
+    """Payments come from ``source``, alerts go to ``alerts``, which is any sink; models are trained unless given.
 
     Payments that met the old version of one operator and the new one of another would go to ``mixtures``.
     """

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sklearn.tree import DecisionTreeClassifier
 
-from benchmarks.workloads.payments import Bank
+from .payments import Bank
 
 ALERT_AT = 0.75
 

@@ -14,8 +14,9 @@ from midstream import GeneratorSource
 from midstream.metrics import Histogram, OperatorStats
 
 if TYPE_CHECKING:
-    from examples.fraud.changes import Show
-    from midstream.runtime.spark.job import Job
+    from midstream import Job
+
+    from .changes import Show
 
 
 @dataclass(frozen=True)

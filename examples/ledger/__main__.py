@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from examples.ledger.flow import BANK, build, orders, rules
-from midstream import MemorySink, Update
+from midstream import MemorySink, Update, local_session
 from midstream.cli.live import watch
-from midstream.runtime.spark.session import local_session
+
+from .flow import BANK, build, orders, rules
 
 if TYPE_CHECKING:
-    from midstream.runtime.spark.job import Job
+    from midstream import Job
 
 PATIENCE_S = 120.0
 

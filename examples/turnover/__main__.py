@@ -1,8 +1,7 @@
 """The show: ``python -m examples.turnover`` joins quotes with trades and tells which stocks change hands most.
 
-The transactions are those of the workload, :mod:`benchmarks.workloads.sea`: a quote or a trade puts itself into its own
-table and looks into both for the last second; a trade that the quotes cannot account for is aborted. Boards of the
-exchange are domains, so they run in parallel.
+A quote or a trade puts itself into its own table and looks into both for the last second; a trade that the quotes
+cannot account for is aborted. Boards of the exchange are domains, so they run in parallel.
 """
 
 from __future__ import annotations
@@ -15,23 +14,22 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.workloads import sea
-from midstream import Flow, GeneratorSource, MemorySink, agg
+from midstream import Flow, GeneratorSource, MemorySink, agg, local_session
 from midstream.cli.live import watch
-from midstream.flow.sinks import SinkTarget
-from midstream.runtime.spark.session import local_session
+
+from . import market
 
 Row = dict[str, Any]
 
 
-def build(source: GeneratorSource, stocks: SinkTarget, refused: SinkTarget) -> Flow:
+def build(source: GeneratorSource, stocks: Any, refused: Any) -> Flow:
     """Per epoch: of each stock that moved its newest rate, and how many trades were refused so far, and why."""
     flow = Flow("turnover")
-    tables = [flow.table(name, **what) for name, what in sea.TABLES.items()]
+    tables = [flow.table(name, **what) for name, what in market.TABLES.items()]
     matched = flow.source("market", source).transact(
-        "match", *sea.rules(*tables), order_by="event_time", which="kind", domain="board"
+        "match", *market.rules(*tables), order_by="event_time", which="kind", domain="board"
     )
-    by_stock = matched.filter_batches("accepted", sea.is_committed).key_by("by stock", "stock")
+    by_stock = matched.filter_batches("accepted", lambda events: events["committed"]).key_by("by stock", "stock")
     by_stock.aggregate("busy", events=agg.count(), traded=agg.last("traded", 1), rate=agg.last("rate", 1)).sink(
         "stocks", stocks
     )
@@ -51,7 +49,7 @@ def main(arguments: Sequence[str] | None = None, spark: Any = None, console: Con
     if options.seconds <= 0 or options.rate <= 0:
         parser.error("--seconds and --rate must be above 0")
     console = console or Console(highlight=False)
-    source = sea.LARGE.events(options.rate, limit=max(1, int(options.rate * options.seconds)))
+    source = market.LARGE.events(options.rate, limit=max(1, int(options.rate * options.seconds)))
     stocks, refused = MemorySink(), MemorySink()
     console.print(f"Starting Spark for {source.total:,} quotes and trades in {options.seconds:g} s", style="dim")
     session = spark or local_session("local[2]")

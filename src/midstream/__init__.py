@@ -1,31 +1,48 @@
-"""midstream: change a running Spark stream without stopping it."""
+"""midstream: change a running Spark stream without stopping it.
+
+Importing it loads neither Spark nor a web server: what needs them is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
-from midstream.flow.builder import Flow
 from midstream.flow.edits import Update
 from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
-from midstream.flow.stream import KeyedStream, Stream
 from midstream.flow.transactions import Table, transaction
 from midstream.flow.transactions.tracing import Access
 from midstream.flow.windows import sessions, sliding, tumbling
+from midstream.operators.builder import Flow
+from midstream.operators.stream import KeyedStream, Stream
 from midstream.state.handle import State
 from midstream.version import __version__
 
+if TYPE_CHECKING:
+    from midstream.change.change import Change
+    from midstream.checkpoint.change_records import Outcome
+    from midstream.runtime.spark.job import Job
+    from midstream.runtime.spark.session import local_session
+
 __all__ = [
     "Access",
+    "Change",
     "ConsoleSink",
     "Constant",
     "DatabaseSink",
     "FileSink",
     "Flow",
     "GeneratorSource",
+    "Job",
     "KeyedStream",
     "ListSource",
     "MemorySink",
     "MidstreamError",
     "NoopSink",
+    "Outcome",
     "SquareWave",
     "State",
     "Step",
@@ -34,8 +51,29 @@ __all__ = [
     "Update",
     "__version__",
     "agg",
+    "local_session",
     "sessions",
     "sliding",
     "transaction",
     "tumbling",
 ]
+
+_LOADED_WHEN_USED = {
+    "Change": "midstream.change.change",
+    "Job": "midstream.runtime.spark.job",
+    "Outcome": "midstream.checkpoint.change_records",
+    "local_session": "midstream.runtime.spark.session",
+}
+
+if not TYPE_CHECKING:  # type checkers would take any name for one that is here
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LOADED_WHEN_USED:
+            raise AttributeError(f"module 'midstream' has no attribute {name!r}")
+        value = getattr(import_module(_LOADED_WHEN_USED[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,11 +1,12 @@
 """The auditor: was every source row processed wholly before or wholly after each change?
 
-In audit mode a job records its data operations: which source row met which operator, under which revision. From that
-history and the list of changes :func:`decide` tells whether it is conflict-serialisable (sections 4.2 and 4.3 of the
-Fries paper): whether the rows could have been processed one after another, with every change made at one moment between
-two of them. If not, it tells of a row that proves it.
+In audit mode a job records its data operations: which source row was processed by which operator, under which revision.
+From that history and the list of changes, :func:`decide` determines whether it is conflict-serialisable (sections 4.2
+and 4.3 of the Fries paper): whether the rows could have been processed one after another, with every change made at one
+moment between two of them. If not, it names a row that proves it.
 
-Figure 2 of the paper: revision 2 changed FM and MC. Row 17 was past FM when FM changed, but came to MC after MC had.
+Figure 2 of the paper: revision 2 changed FM and MC. Row 17 had passed FM when FM changed, but reached MC after MC had
+changed.
 
 >>> history = [
 ...     OperatorSeen(16, "FM", Revision(1)), OperatorSeen(16, "MC", Revision(1)),
@@ -16,14 +17,14 @@ Figure 2 of the paper: revision 2 changed FM and MC. Row 17 was past FM when FM 
 >>> verdict.serialisable
 False
 >>> print(verdict)
-not serialisable: 1 of 3 rows met a mixture.
-row 17 met 'FM' under revision 1 and 'MC' under revision 2, both changed by revision 2
+not serialisable: 1 of 3 rows saw a mixture of revisions.
+row 17 passed 'FM' under revision 1 and 'MC' under revision 2; revision 2 changed both
 
-How it decides. A row that met operator o under revision r comes after all changes up to r that updated o, and before
-all later ones. Changes come in the order of their revisions, whether or not they have operators in common: a row that
-met the later but not the earlier one met a configuration that the job never had. The precedence graph of rows and
-changes then has a cycle exactly if some row comes after one change and before the same or an earlier one: rows do not
-conflict with each other, so every cycle has a row between a change and one that is not later.
+How it decides: a row that was processed by operator o under revision r comes after all changes up to r that updated o,
+and before all later ones. Changes are ordered by revision, whether or not they have operators in common: a row that saw
+a later change but not an earlier one saw a configuration that the job never had. Rows do not conflict with each other,
+so every cycle in the precedence graph of rows and changes has a row between a change and one that is not later. So
+there is a cycle exactly if some row comes after one change and before the same or an earlier one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ import pyarrow.compute as pc
 from midstream.errors import FlowError, SchemaError
 from midstream.ids import Revision
 
-__all__ = ["OperatorSeen", "Recorded", "Verdict", "Witness", "decide"]
+__all__ = ["OperatorSeen", "RecordedHistory", "Verdict", "Witness", "decide"]
 
 _Integers = npt.NDArray[np.int64]
 _NEVER = np.iinfo(np.int64).min
@@ -50,7 +51,7 @@ _COLUMNS = ("row", "operator", "revision")
 
 @dataclass(frozen=True)
 class OperatorSeen:
-    """A data operation: the source row on whose behalf it was done, the operator, and the revision that this was at."""
+    """A data operation: the source row for which it was done, the operator, and the operator's revision."""
 
     row: Hashable
     operator: str
@@ -58,8 +59,8 @@ class OperatorSeen:
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
-    """A history in columns, one entry per operation; real ones have millions.
+class RecordedHistory:
+    """A history in columns, one entry per operation; real histories have millions.
 
     ``rows`` and ``operators`` are indexes into ``row_ids`` and ``names``.
     """
@@ -74,11 +75,11 @@ class Recorded:
         return len(self.rows)
 
     @classmethod
-    def of(cls, history: Iterable[OperatorSeen] | pa.Table) -> Recorded:
-        """From operations, or from a table with the columns ``row``, ``operator`` and ``revision``.
+    def of(cls, history: Iterable[OperatorSeen] | pa.Table) -> RecordedHistory:
+        """A history from operations, or from a table with the columns ``row``, ``operator`` and ``revision``.
 
         >>> table = pa.table({"row": [7, 7, 9], "operator": ["FM", "MC", "FM"], "revision": [1, 1, 1]})
-        >>> len(Recorded.of(table)), Recorded.of(table).names
+        >>> len(RecordedHistory.of(table)), RecordedHistory.of(table).names
         (3, ('FM', 'MC'))
         """
         return _from_table(history) if isinstance(history, pa.Table) else _from_operations(history)
@@ -98,7 +99,7 @@ class Witness:
     """Two operations of one source row that contradict each other.
 
     ``before`` came before the change ``missed``, which updated its operator; ``after`` came after the change ``met``,
-    which updated its operator and is the same or a later one.
+    which updated its operator and is the same or a later change.
     """
 
     before: OperatorSeen
@@ -110,23 +111,21 @@ class Witness:
         row, before, after = self.before.row, self.before, self.after
         if before.operator == after.operator:
             return (
-                f"row {row} met {before.operator!r} under revision {before.revision} and again under revision "
+                f"row {row} passed {before.operator!r} under revision {before.revision} and again under revision "
                 f"{after.revision}; revision {self.missed} changed it"
             )
-        met = (
-            f"row {row} met {before.operator!r} under revision {before.revision} and {after.operator!r} under revision "
-        )
+        passed = f"row {row} passed {before.operator!r} under revision {before.revision} and {after.operator!r} under"
         if self.missed == self.met:
-            return f"{met}{after.revision}, both changed by revision {self.met}"
+            return f"{passed} revision {after.revision}; revision {self.met} changed both"
         return (
-            f"{met}{after.revision}; but revision {self.missed} changed the one before revision {self.met} changed the "
-            f"other"
+            f"{passed} revision {after.revision}; but revision {self.missed} changed the one before revision "
+            f"{self.met} changed the other"
         )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a history comes to. ``violations`` counts the source rows that met a mixture, ``witness`` tells of one."""
+    """The result of an audit. ``violations`` counts the source rows that saw a mixture, ``witness`` is one example."""
 
     operations: int
     rows: int
@@ -140,25 +139,29 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.witness is None:
-            return f"serialisable: {self.operations:,} operations of {self.rows:,} rows, none of which met a mixture."
-        return f"not serialisable: {self.violations:,} of {self.rows:,} rows met a mixture.\n{self.witness}"
+            return (
+                f"serialisable: {self.operations:,} operations of {self.rows:,} rows, none with a mixture of revisions."
+            )
+        return (
+            f"not serialisable: {self.violations:,} of {self.rows:,} rows saw a mixture of revisions.\n{self.witness}"
+        )
 
 
 def decide(
-    history: Iterable[OperatorSeen] | pa.Table | Recorded, changes: Mapping[Revision, Collection[str]]
+    history: Iterable[OperatorSeen] | pa.Table | RecordedHistory, changes: Mapping[Revision, Collection[str]]
 ) -> Verdict:
     """Decide whether a history is conflict-serialisable, given the operators that each revision updated.
 
-    The whole history must be there: what was not recorded cannot be held against a row. A million operations take a
-    fraction of a second.
+    The history must be complete: an operation that was not recorded cannot reveal a violation. A million operations
+    take a fraction of a second.
 
     >>> met = pa.table({"row": [7, 8, 7], "operator": ["FMX", "FMX", "FMX"], "revision": [1, 1, 2]})
     >>> print(decide(met, {Revision(2): {"FMX"}}).witness)
-    row 7 met 'FMX' under revision 1 and again under revision 2; revision 2 changed it
+    row 7 passed 'FMX' under revision 1 and again under revision 2; revision 2 changed it
     >>> print(decide(met, {Revision(2): {"FMY"}}))
-    serialisable: 3 operations of 2 rows, none of which met a mixture.
+    serialisable: 3 operations of 2 rows, none with a mixture of revisions.
     """
-    recorded = history if isinstance(history, Recorded) else Recorded.of(history)
+    recorded = history if isinstance(history, RecordedHistory) else RecordedHistory.of(history)
     met, missed = _bounds(recorded, _changes_of(changes, recorded.names))
     last_met = np.full(len(recorded.row_ids), _NEVER)
     first_missed = np.full(len(recorded.row_ids), _ALWAYS)
@@ -172,19 +175,19 @@ def decide(
 
 
 def _changes_of(changes: Mapping[Revision, Collection[str]], names: Sequence[str]) -> list[_Integers]:
-    """For each operator the revisions that updated it, ascending."""
+    """The revisions that updated each operator, ascending."""
     for revision, operators in changes.items():
         if isinstance(operators, str):
             raise FlowError(
-                f"revision {revision} updated a collection of operators, found the string {operators!r}; give e.g. "
+                f"revision {revision} must have a collection of operators; found the string {operators!r}. Use e.g. "
                 f"[{operators!r}]"
             )
     ordered = sorted(changes)
     return [np.array([revision for revision in ordered if name in changes[revision]], np.int64) for name in names]
 
 
-def _bounds(recorded: Recorded, changed: list[_Integers]) -> tuple[_Integers, _Integers]:
-    """For each operation the last change of its operator that it came after, and the first that it came before."""
+def _bounds(recorded: RecordedHistory, changed: list[_Integers]) -> tuple[_Integers, _Integers]:
+    """For each operation, the last change of its operator before it, and the first after it."""
     met = np.full(len(recorded), _NEVER)
     missed = np.full(len(recorded), _ALWAYS)
     for operator, revisions in enumerate(changed):
@@ -196,8 +199,8 @@ def _bounds(recorded: Recorded, changed: list[_Integers]) -> tuple[_Integers, _I
     return met, missed
 
 
-def _witness(recorded: Recorded, met: _Integers, missed: _Integers, found: int) -> Witness:
-    """The story of the row of operation ``found``; of one change, if one is enough to tell it."""
+def _witness(recorded: RecordedHistory, met: _Integers, missed: _Integers, found: int) -> Witness:
+    """The evidence for the row of operation ``found``; with one change only, if one is enough to prove it."""
     at = np.flatnonzero(recorded.rows == recorded.rows[found])
     both = np.intersect1d(met[at], missed[at])
     if len(both):
@@ -212,7 +215,7 @@ def _witness(recorded: Recorded, met: _Integers, missed: _Integers, found: int) 
     )
 
 
-def _from_operations(operations: Iterable[OperatorSeen]) -> Recorded:
+def _from_operations(operations: Iterable[OperatorSeen]) -> RecordedHistory:
     rows: dict[Hashable, int] = {}
     names: dict[str, int] = {}
     found = [
@@ -220,28 +223,28 @@ def _from_operations(operations: Iterable[OperatorSeen]) -> Recorded:
         for each in operations
     ]
     columns = np.array(found, np.int64).reshape(-1, 3)
-    return Recorded(columns[:, 0], columns[:, 1], columns[:, 2], tuple(rows), tuple(names))
+    return RecordedHistory(columns[:, 0], columns[:, 1], columns[:, 2], tuple(rows), tuple(names))
 
 
-def _from_table(table: pa.Table) -> Recorded:
+def _from_table(table: pa.Table) -> RecordedHistory:
     missing = [name for name in _COLUMNS if name not in table.column_names]
     if missing:
         raise SchemaError(
-            f"a history has the columns {', '.join(map(repr, _COLUMNS))}; {missing[0]!r} is missing, found "
+            f"a history needs the columns {', '.join(map(repr, _COLUMNS))}; {missing[0]!r} is missing, found "
             f"{', '.join(map(repr, table.column_names)) or 'none'}"
         )
     for name in _COLUMNS:
         if table.column(name).null_count:
-            raise SchemaError(f"column {name!r} of a history has nulls; every operation has a row and a revision")
+            raise SchemaError(f"column {name!r} of a history has nulls; every operation needs a row and a revision")
     rows, row_ids = _numbered(table.column("row"))
     operators, names = _numbered(table.column("operator"))
     revisions = pc.cast(table.column("revision"), pa.int64()).to_numpy()
-    return Recorded(rows, operators, revisions, row_ids, tuple(str(name) for name in names))
+    return RecordedHistory(rows, operators, revisions, row_ids, tuple(str(name) for name in names))
 
 
 def _numbered(column: pa.ChunkedArray) -> tuple[_Integers, Sequence[Any]]:
-    """The values as numbers, and what these stand for."""
-    if pa.types.is_nested(column.type):  # Arrow has no dictionaries of lists and structs
+    """The values as numbers, and the value of each number."""
+    if pa.types.is_nested(column.type):  # Arrow cannot dictionary-encode lists and structs
         numbers: dict[str, int] = {}
         values: list[Any] = []
         codes = []

@@ -7,19 +7,19 @@
     │   ├── SchemaError                 a column or a type is not what was declared
     │   ├── FunctionError               a function cannot be called or shipped
     │   └── SourceError                 a source cannot feed a stream
-    ├── SetupError (RuntimeError)       Java, pyspark, a database or an option of the session is missing or unfit
-    ├── CheckpointError (RuntimeError)  a checkpoint, or what a sink writes to, belongs to something else, or is damaged
+    ├── SetupError (RuntimeError)       Java, pyspark, a database or a session option is missing or unsuitable
+    ├── CheckpointError (RuntimeError)  a checkpoint, or a sink's target, belongs to another job or is damaged
     ├── StateError (RuntimeError)       keyed state cannot be read, written or addressed
     ├── OperatorFailed (RuntimeError)   the user's code failed on a row, inside a task
     ├── ChangeFailed (RuntimeError)     a change of a running job was rolled back or refused
     ├── JobFailed (RuntimeError)        the job stopped because an epoch could not be finished
-    └── ControlError (RuntimeError)     coordinator and task could not agree
-        ├── ChannelError                one cannot reach the other
-        ├── Fenced                      this attempt is no longer wanted
-        └── ProtocolError               an event that makes no sense in this state
+    └── ControlError (RuntimeError)     coordinator and task could not communicate
+        ├── ChannelError                a task could not reach the coordinator
+        ├── Fenced                      this attempt is obsolete
+        └── ProtocolError               an event that is not allowed in this state
 
-A message says what was found, what was allowed and what to do. Errors cross process boundaries (Spark pickles
-them), so all of them rebuild from their message and a dictionary of fields.
+A message says what was found, what was allowed and what to do. Errors cross process boundaries (Spark pickles them), so
+all of them can be rebuilt from their message and a dictionary of fields.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class SchemaError(FlowError):
 
 
 class FunctionError(FlowError):
-    """A function cannot be called with what it will be given, or cannot be shipped to workers."""
+    """A function cannot be called with the arguments it will get, or cannot be shipped to workers."""
 
 
 class SourceError(FlowError):
-    """Something that cannot feed a stream was given as a source."""
+    """The object given as a source cannot feed a stream."""
 
 
 class SetupError(MidstreamError, RuntimeError):
@@ -107,7 +107,7 @@ class StateError(MidstreamError, RuntimeError):
 class OperatorFailed(MidstreamError, RuntimeError):
     """The user's code failed on a row.
 
-    Fields: ``operator``, ``epoch``, ``partition``, ``row`` (a dict, or ``None`` when no single row is to blame) and
+    Fields: ``operator``, ``epoch``, ``partition``, ``row`` (a dict, or ``None`` if no single row is to blame) and
     ``user_traceback`` (the user's own frames only).
     """
 
@@ -119,12 +119,12 @@ class ChangeFailed(MidstreamError, RuntimeError):
 class JobFailed(MidstreamError, RuntimeError):
     """The job stopped because an epoch could not be finished.
 
-    Fields as in :class:`OperatorFailed` when the user's code was the cause, else ``epoch`` and ``cause``.
+    Fields as in :class:`OperatorFailed` if the user's code was the cause, otherwise ``epoch`` and ``cause``.
     """
 
 
 class ControlError(MidstreamError, RuntimeError):
-    """Coordinator and task could not agree."""
+    """Coordinator and task could not communicate."""
 
 
 class ChannelError(ControlError):
@@ -132,8 +132,8 @@ class ChannelError(ControlError):
 
 
 class Fenced(ControlError):
-    """This attempt belongs to a run that is over; its results are not wanted."""
+    """This attempt belongs to a run that is over; its results are ignored."""
 
 
 class ProtocolError(ControlError):
-    """An event arrived that makes no sense in the coordinator's state; the message tells the story."""
+    """An event arrived that is not allowed in the coordinator's state; the message lists the events before it."""

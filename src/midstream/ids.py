@@ -1,6 +1,6 @@
-"""Tiny named types: the numbers that must not be mistaken for one another.
+"""Small named types for numbers that must not be confused.
 
-They cost nothing at run time (``typing.NewType``) and make signatures say what they mean.
+They cost nothing at run time (``typing.NewType``) and make signatures explicit.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ Epoch = NewType("Epoch", int)
 """One micro-batch; equal to Spark's batch id."""
 
 Run = NewType("Run", int)
-"""The n-th try at an epoch within one life of the driver. Tasks of an earlier run are fenced."""
+"""The n-th try at an epoch by one driver process. Tasks of an earlier run are fenced."""
 
 StageIndex = NewType("StageIndex", int)
-"""Position of a stage in the plan's straight chain, from 0."""
+"""Position of a stage in the plan's chain, starting at 0."""
 
 PartitionId = NewType("PartitionId", int)
 """Spark's partition number within a stage."""
 
 Revision = NewType("Revision", int)
-"""Number of a configuration of the job; every change makes the next one."""
+"""Number of a configuration of the job; every change creates the next one."""
 
 WireId = NewType("WireId", int)
 """Number of a wire in a plan: rows of one output port on their way to a later stage."""
@@ -29,10 +29,10 @@ BinId = NewType("BinId", int)
 """A fixed slice of a key space."""
 
 Origin = NewType("Origin", int)
-"""Where rows enter a stage: the number of a wire, or a negative one for an inlet."""
+"""Where rows enter a stage: the number of a wire, or a negative number for an inlet."""
 
 InputPosition = dict[Origin, int]
-"""How far a task is in its input: rows taken, by origin. An origin that is not named has given none."""
+"""A task's progress in its input: rows taken, by origin. A missing origin means none."""
 
 Digest = NewType("Digest", str)
 """Hex SHA-256 of a blob in the checkpoint's store."""

@@ -1,8 +1,8 @@
-"""What a job measures about itself: per operator, per epoch, and over its life. Frozen, mergeable, sent as messages.
+"""A job's metrics: per operator, per epoch, and since its start. Frozen, mergeable, sent as messages.
 
 Counts and times come from the tasks, one :class:`OperatorStats` per operator and task; the coordinator adds them up.
-Latency is the age of a row when it leaves an operator: now minus the time its event was *due*. It exists where the
-source names an event-time column and the operator's rows still carry it.
+Latency is the age of a row when it leaves an operator: now minus the time at which its event was *due*. It exists if
+the source has an event-time column and the operator's rows still carry it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Histogram(msgspec.Struct, frozen=True):
         return sum(self.buckets.values())
 
     def quantile(self, q: float) -> float:
-        """Upper end of the bucket in which the q-quantile falls; 0.0 when empty."""
+        """Upper end of the bucket that contains the q-quantile; 0.0 if empty."""
         wanted, seen = q * self.count, 0
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
@@ -56,7 +56,7 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class OperatorStats(msgspec.Struct, frozen=True):
-    """What one operator did: in one task, or summed over many.
+    """Statistics of one operator: of one task, or summed over many.
 
     >>> a = OperatorStats("FM", rows_in=10, rows_out=9, slices=1, busy_us=500, slowest_slice_us=500)
     >>> (a + a).rows_in, (a + a).slowest_slice_us, (a + a).us_per_row
@@ -71,17 +71,17 @@ class OperatorStats(msgspec.Struct, frozen=True):
     slowest_slice_us: int = 0
     latency_ms: Histogram = Histogram()
     rows_late: int = 0
-    """Rows that came too late for the operator's windows; they are not among ``rows_out``."""
+    """Rows that came too late for the operator's windows; not included in ``rows_out``."""
     rows_ahead: int = 0
-    """Rows of a source whose event time was too far in the future to move the watermark; they are among the others."""
+    """Source rows whose event time was too far in the future to move the watermark; included in the other counts."""
     errors: int = 0
-    """Bad rows, which left by the operator's errors branch; they are not among ``rows_out``."""
+    """Bad rows, which left by the operator's errors branch; not included in ``rows_out``."""
     note: str = ""
-    """What the operator itself has to say of how it worked, if it has; of several tasks or epochs the last."""
+    """The operator's own remark on how it worked, if any; over several tasks or epochs, the last one."""
 
     @property
     def us_per_row(self) -> float:
-        """Mean time the operator's own code took per input row."""
+        """Mean time per input row spent in the operator's own code."""
         return self.busy_us / self.rows_in if self.rows_in else 0.0
 
     def __add__(self, other: OperatorStats) -> OperatorStats:
@@ -101,7 +101,7 @@ class OperatorStats(msgspec.Struct, frozen=True):
 
 
 def merge(groups: Iterable[Iterable[OperatorStats]]) -> tuple[OperatorStats, ...]:
-    """Add up stats by operator; operators come in the order in which they are first seen."""
+    """Sum of the stats by operator, in order of first occurrence."""
     total: dict[str, OperatorStats] = {}
     for group in groups:
         for stats in group:
@@ -127,7 +127,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class EpochProgress(msgspec.Struct, frozen=True):
-    """One committed epoch: when, how long, and what each operator did in it."""
+    """One committed epoch: when it ran, how long it took, and the statistics of each operator."""
 
     epoch: int
     revision: int
@@ -147,25 +147,25 @@ class EpochProgress(msgspec.Struct, frozen=True):
 
     @property
     def errors(self) -> int:
-        """Bad rows of all operators."""
+        """Bad rows over all operators."""
         return sum(stats.errors for stats in self.operators)
 
 
 class SweepStats(msgspec.Struct, frozen=True):
-    """What became of files in the checkpoint that no restart needs: sweeping them never fails a job.
+    """Statistics on removing files from the checkpoint that no restart needs. Failures never fail a job.
 
     >>> SweepStats(removed=3, failed=2, overdue=1, error="disk is read-only").overdue
     1
     """
 
     removed: int = 0
-    """Files that were removed since this start."""
+    """Files removed since this start."""
     failed: int = 0
-    """How often something could not be removed, or looked for."""
+    """Number of failed attempts to list or remove files."""
     overdue: int = 0
-    """What could not be removed yet, and is tried again."""
+    """Files that could not be removed yet, and will be tried again."""
     error: str | None = None
-    """Why it last failed."""
+    """The reason of the last failure."""
 
 
 class JobMetrics(msgspec.Struct, frozen=True):
@@ -180,11 +180,11 @@ class JobMetrics(msgspec.Struct, frozen=True):
 
     @property
     def errors(self) -> int:
-        """Bad rows of all operators."""
+        """Bad rows over all operators."""
         return sum(stats.errors for stats in self.operators)
 
     def after(self, progress: EpochProgress) -> JobMetrics:
-        """The totals once this epoch is committed as well."""
+        """The totals including this epoch."""
         return JobMetrics(
             epochs=self.epochs + 1,
             rows_in=self.rows_in + progress.rows_in,

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from midstream.engine.clock import Clock, ManualClock
-from midstream.flow.builder import Flow
 from midstream.flow.sinks import MemorySink
 from midstream.flow.sources import ListSource
+from midstream.operators.builder import Flow
 from midstream.runtime.local.run import ChangeAt, Faults, LocalRun
 from midstream.runtime.local.runtime import run_graph
 

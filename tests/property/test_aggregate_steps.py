@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.data.times import EpochTimes
-from midstream.engine.operators.aggregate import aggregate_at_work
-from midstream.engine.operators.distinct import distinct_at_work
 from midstream.flow import aggregations as agg
 from midstream.flow.aggregations import result_type
-from midstream.flow.model import LATE, Aggregate, Distinct, Operator
+from midstream.flow.model import Operator
+from midstream.flow.spec import LATE
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
+from midstream.operators.aggregate import Aggregate, aggregate_at_work
+from midstream.operators.distinct import Distinct, distinct_at_work
 from midstream.state.keys import Namespace, encode_key, timer_key
 from tests.epochs import Epochs, cut, epochs, small_blocks
 from tests.examples import examples
@@ -112,7 +113,7 @@ def operator_of(window: Window | None, columns=COLUMNS) -> Operator:
 
 
 def runs(world: Epochs, make, history):
-    """Per epoch: its rows, the watermark before and after it, and what each partition emitted."""
+    """Per epoch: its rows, the watermark before and after it, and the output of each partition."""
     before = None
     for found, sizes, watermark, restart in history:
         if restart:
@@ -127,7 +128,7 @@ def runs(world: Epochs, make, history):
 
 
 def totals(found, columns=COLUMNS):
-    """The results over rows in the order of their arrival."""
+    """The results over rows in order of arrival."""
     xs = [row["x"] for row in found if row["x"] is not None]
     fs = [row["f"] for row in found if row["f"] is not None]
     ss = [row["s"] for row in found if row["s"] is not None]
@@ -189,7 +190,7 @@ column_sets = st.sampled_from([COLUMNS, PLAIN])
 
 @examples(25)
 @given(histories(), partition_counts, column_sets)
-def test_running_totals_are_over_all_epochs(history, partitions, columns):
+def test_running_totals_cover_all_epochs(history, partitions, columns):
     operator = operator_of(None, columns)
     seen: dict[tuple[str, int], list[Any]] = {}
     with epochs(partitions) as world, small_blocks():
@@ -236,7 +237,7 @@ def test_windows_are_emitted_once_when_they_close(history, window, partitions, c
 
 
 def linked(sessions, gap):
-    """Groups of sessions (first, last, …) that a chain links, found pair by pair."""
+    """Groups of sessions (first, last, …) that are linked by a chain, found pair by pair."""
     groups: list[list[Any]] = []
     for one in sessions:
         near = [group for group in groups if any(_near(one, other, gap) for other in group)]

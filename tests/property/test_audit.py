@@ -1,4 +1,4 @@
-"""The auditor against the definition: the precedence graph of rows and changes, and whether it has a cycle."""
+"""The auditor against the definition: whether the precedence graph of rows and changes has a cycle."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_history_is_serialisable_exactly_if_its_precedence_graph_has_no_cycle(
 
 
 @given(histories, all_changes)
-def test_a_witness_alone_is_not_serialisable_and_all_else_is(history, changes):
+def test_the_witness_row_alone_is_not_serialisable_and_the_rest_is(history, changes):
     verdict = decide(history, changes)
     while verdict.witness is not None:
         witness = verdict.witness

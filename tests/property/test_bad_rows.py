@@ -1,4 +1,4 @@
-"""Good rows and bad rows together are all rows, in their order, however these are cut into slices."""
+"""Good and bad rows together are all rows, in order, however they are cut into slices."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from midstream.data.row_check import RowCheck
 from midstream.data.rows import from_rows
 from midstream.data.schema import parse_ddl
 from midstream.engine.bad_rows import by_halves
-from midstream.engine.operators.filter import filter_step
-from midstream.engine.operators.flat_map import flat_map_step
-from midstream.engine.operators.map import map_step
-from midstream.engine.operators.route import route_step
 from midstream.errors import SchemaError
-from midstream.flow.model import ERRORS, Filter, FlatMap, Form, Map, OnError, Operator, Port, Route, Spec
+from midstream.flow.model import Operator, Port
+from midstream.flow.spec import ERRORS, Form, OnError, Spec
+from midstream.operators.filter import Filter, filter_step
+from midstream.operators.flat_map import FlatMap, flat_map_step
+from midstream.operators.map import Map, map_step
+from midstream.operators.route import Route, route_step
 
 Row = dict[str, Any]
 Step = Callable[[pa.RecordBatch], Mapping[str, pa.RecordBatch]]
@@ -57,7 +58,7 @@ def kept(row: Row) -> bool:
 
 
 def on_batches(function: Callable[[Row], Any], of_rows: Callable[[list[Any], pa.Schema], Any]) -> Any:
-    """The same for batches: it fails if it does on any row."""
+    """The same function for batches; it fails if it fails on any row."""
     return lambda batch: of_rows([function(row) for row in batch.to_pylist()], batch.schema)
 
 
@@ -98,7 +99,7 @@ def steps() -> dict[str, Step]:
 
 
 def expected(kind: str, rows: list[Row]) -> dict[str, list[Row]]:
-    """What the definitions above come to, one row after the other."""
+    """The expected results by the definitions above, row by row."""
     found: dict[str, list[Row]] = {"": [], "low": [], "high": [], ERRORS: []}
     for row in rows:
         if row["n"] < 0 or row["n"] == 10:
@@ -136,7 +137,7 @@ def test_good_and_bad_rows_are_all_rows_however_they_are_cut(numbers: list[int],
 
 
 @given(bad=st.sets(st.integers(0, 63)), count=st.integers(0, 64))
-def test_halving_leaves_out_exactly_what_fails_and_goes_in_order(bad: set[int], count: int) -> None:
+def test_halving_leaves_out_exactly_the_failing_rows_and_keeps_the_order(bad: set[int], count: int) -> None:
     applied: list[int] = []
 
     def attempt(start: int, stop: int) -> list[int]:
@@ -166,7 +167,7 @@ DDL = "a boolean, b tinyint, c bigint NOT NULL, d float, e double, f string, g b
 
 
 @given(values=st.lists(VALUES, min_size=8, max_size=10))
-def test_a_single_row_fits_exactly_if_a_batch_of_it_can_be_made(values: list[Any]) -> None:
+def test_a_single_row_fits_exactly_if_a_batch_can_be_built_from_it(values: list[Any]) -> None:
     schema = parse_ddl(DDL)
     row = dict(zip("abcdefghij", values, strict=False))
     try:
@@ -183,7 +184,7 @@ def test_a_single_row_fits_exactly_if_a_batch_of_it_can_be_made(values: list[Any
 
 
 @given(value=VALUES, name=st.sampled_from("abcdefghi"))
-def test_one_value_more_or_less_plain(value: Any, name: str) -> None:
+def test_values_that_surely_fit_do_fit(value: Any, name: str) -> None:
     schema = pa.schema([parse_ddl(DDL).field(name)])
     check = RowCheck(schema, "test")
     if check._surely_fits({name: value}):

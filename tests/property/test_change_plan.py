@@ -20,34 +20,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from midstream.flow.aggregations import count
-from midstream.flow.model import (
-    LATE,
-    Aggregate,
-    Filter,
-    FlatMap,
-    Form,
-    Graph,
-    How,
-    Join,
-    Map,
-    Operator,
-    Port,
-    Process,
-    Route,
-    Source,
-    Spec,
-    Transform,
-    Union,
-)
+from midstream.flow.model import Graph, Operator, Port, Source, Transform, Union
+from midstream.flow.spec import LATE, Form, How, Spec
 from midstream.flow.windows import tumbling
+from midstream.operators.aggregate import Aggregate
+from midstream.operators.filter import Filter
+from midstream.operators.flat_map import FlatMap
+from midstream.operators.join import Join
+from midstream.operators.map import Map
+from midstream.operators.process import Process
+from midstream.operators.route import Route
 from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
 from midstream.planner.mcs import components_of, covering
 from midstream.planner.pruning import find_forks
 from tests.examples import examples
+from tests.naive import naive_plan
 
 ROWS = pa.schema([])
 FOLLOWED = 2
-CONSISTENT = [scheduler for scheduler in Scheduler if scheduler is not Scheduler.NAIVE]
 
 rngs = st.randoms(use_true_random=False)
 some = examples(150)
@@ -258,25 +248,25 @@ def figure_8() -> Graph:
 
 
 def test_the_naive_scheduler_mixes_in_figure_2():
-    assert not is_safe(figure_2(), plan_change(figure_2(), ["FM", "MC"], Scheduler.NAIVE))
+    assert not is_safe(figure_2(), naive_plan(figure_2(), ["FM", "MC"]))
     assert is_safe(figure_2(), plan_change(figure_2(), ["FM", "MC"]))
 
 
 def test_a_change_behind_a_join_mixes_in_figure_8_unless_it_begins_at_the_join():
     for updated in (["FMX"], ["FMX", "FMY"], ["U"]):
-        assert not is_safe(figure_8(), plan_change(figure_8(), updated, Scheduler.NAIVE))
+        assert not is_safe(figure_8(), naive_plan(figure_8(), updated))
         assert is_safe(figure_8(), plan_change(figure_8(), updated))
     # Without the join, a row goes to one of the two only: the paper's Figure 6.
     split = Graph("g", tuple(op for op in figure_8() if op.name not in ("FC", "J", "SP", "U")))
     source = Operator("SP", Route(Form.ROWS, ("x", "y")), (Port("payments"),), ROWS)
     split = Graph("g", (split.operators[0], source, *split.operators[1:]))
-    assert is_safe(split, plan_change(split, ["FMX", "FMY"], Scheduler.NAIVE))
+    assert is_safe(split, naive_plan(split, ["FMX", "FMY"]))
 
 
 def test_one_unique_operator_protects_what_follows_it_but_not_itself():
     flow = chain(Source(), FlatMap(Form.ROWS), Process((), Form.ROWS, unique=True), Map(Form.ROWS))
-    assert is_safe(flow, plan_change(flow, ["o3"], Scheduler.NAIVE))
-    assert not is_safe(flow, plan_change(flow, ["o2"], Scheduler.NAIVE))
+    assert is_safe(flow, naive_plan(flow, ["o3"]))
+    assert not is_safe(flow, naive_plan(flow, ["o2"]))
 
 
 # ── what holds for every flow ─────────────────────────────────────────────────────────────────────────────────────
@@ -288,7 +278,7 @@ def test_one_unique_operator_protects_what_follows_it_but_not_itself():
 def test_no_consistent_scheduler_lets_a_row_meet_a_mixture(rng):
     graph = random_graph(rng, PIPELINED)
     updated = random_change(rng, graph)
-    for scheduler in CONSISTENT:
+    for scheduler in Scheduler:
         assert is_safe(graph, plan_change(graph, updated, scheduler)), (scheduler, shown(graph, updated))
 
 
@@ -307,7 +297,7 @@ def test_nor_do_they_with_blocking_operators(rng):
 def test_where_fries_does_more_than_the_naive_scheduler_that_one_fails(rng):
     graph = random_graph(rng, PIPELINED)
     updated = random_change(rng, graph)
-    fries, naive = (plan_change(graph, updated, each) for each in (Scheduler.FRIES, Scheduler.NAIVE))
+    fries, naive = plan_change(graph, updated), naive_plan(graph, updated)
     assert is_safe(graph, naive) == (fries.components == naive.components), shown(graph, updated)
 
 
@@ -341,7 +331,7 @@ def test_pruning_only_takes_away(rng):
 @given(rngs)
 def test_components_cover_the_paths_between_members_and_nothing_else(rng):
     graph = random_graph(rng, PIPELINED + BLOCKING)
-    plan = plan_change(graph, random_change(rng, graph), rng.choice(CONSISTENT))
+    plan = plan_change(graph, random_change(rng, graph), rng.choice(list(Scheduler)))
     place = {op.name: i for i, op in enumerate(graph)}
     edges = {(port.operator, reader) for port, reader in graph.edges}
     above = {op.name: {port.operator for port in op.inputs} for op in graph}
@@ -372,4 +362,4 @@ def test_late_rows_pass_an_aggregate_as_they_came():
     )
     assert plan_change(graph, ["on_time"]).members == {"on_time"}
     assert plan_change(graph, ["too_late"]).crosses == ("w",)
-    assert not is_safe(graph, plan_change(graph, ["too_late"], Scheduler.NAIVE))
+    assert not is_safe(graph, naive_plan(graph, ["too_late"]))

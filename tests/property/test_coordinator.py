@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import (
     Accepted,
-    Assignment,
     Commit,
     EpochAbandoned,
     EpochOpened,
@@ -27,6 +26,7 @@ from midstream.control.messages import (
     TaskFailure,
     TaskFinished,
     TaskId,
+    TaskOrder,
     TaskStarted,
     ToTask,
 )
@@ -38,7 +38,6 @@ STAGES, PARTITIONS = 3, 2
 PLACES = [(stage, partition) for stage in range(STAGES) for partition in range(PARTITIONS)]
 # Wire 0 goes from stage 0 to stage 1; wire 1 from stage 0 to stage 2, carried through stage 1.
 ENDS = {0: (0, 1), 1: (0, 2)}
-BINS = (0, 1)
 
 places = st.sampled_from(PLACES)
 
@@ -97,7 +96,7 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def open_run(self) -> None:
         programs = tuple(Digest(f"{self.epoch}.{self.run}.{stage}") for stage in range(STAGES))
-        event = EpochOpened(self.epoch, self.run, Revision(self.epoch), programs, BINS)
+        event = EpochOpened(self.epoch, self.run, Revision(self.epoch), programs, {StageIndex(1): PARTITIONS})
         assert self.coordinator.handle(event) == []
         self.open = True
         self.forget()
@@ -198,7 +197,7 @@ class Cluster(RuleBasedStateMachine):
         answer = self.say(task, TaskStarted(task))
         if self.current(task):
             program = Digest(f"{self.epoch}.{self.run}.{task.stage}")
-            assert answer == Assignment(Revision(self.epoch), program, BINS)
+            assert answer == TaskOrder(Revision(self.epoch), program)
             self.started.add((task.stage, task.partition))
 
     def finish(self, task: TaskId, lost: int) -> None:

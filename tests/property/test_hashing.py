@@ -116,14 +116,14 @@ def test_times_hash_as_their_microseconds_in_any_unit_and_zone(seconds, skip):
             assert hashes_of(pa.array(ticks, pa.timestamp(unit, zone))[skip:]) == expected
 
 
-def test_values_in_a_long_batch_do_not_depend_on_their_place():
-    rows = 20_000  # several of the blocks in which the work is done
+def test_hashes_in_a_long_batch_do_not_depend_on_the_position():
+    rows = 20_000  # several of the blocks that hashing works in
     values = [f"user-{index % 7}" * (index % 5) for index in range(rows)]
     assert hashes_of(pa.array(values)) == [scalar_hash(value) for value in values]
     assert hashes_of(pa.array(range(rows))) == [scalar_hash(value) for value in range(rows)]
 
 
-def test_hashing_leaves_the_batch_alone():
+def test_hashing_does_not_change_the_batch():
     batch = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array([3, 4])})
     hash_columns(batch, ["a", "b"])
     assert batch.to_pydict() == {"a": [1, 2], "b": [3, 4]}
@@ -157,7 +157,7 @@ PINNED: dict[tuple[str, ...], list[int]] = {
 
 
 @pytest.mark.parametrize("columns", PINNED)
-def test_hashes_are_what_they_have_always_been(columns):
+def test_hashes_never_change(columns):
     assert hash_columns(pa.record_batch(GOLDEN), columns).tolist() == PINNED[columns]
 
 

@@ -19,7 +19,7 @@ chunk_sizes = st.integers(1, 12)
 
 
 def nested_loop(left, right):
-    """All pairs with equal keys that have no null, by left row and then by right row."""
+    """All pairs with equal keys without nulls, by left row and then by right row."""
     return [
         (i, j)
         for i, mine in enumerate(left)
@@ -42,7 +42,7 @@ def table_of(rows, chunk_size=12) -> pa.Table:
 
 
 def batch_of(rows) -> pa.RecordBatch:
-    """A slice out of a larger batch, with narrower integers and other strings than the table."""
+    """A slice of a larger batch, with narrower integers and other string types than the table."""
     rows = [(9, "x"), *rows, (9, "x")]
     batch = pa.record_batch(
         {"t": pa.array([s for _, s in rows], pa.large_string()), "m": pa.array([n for n, _ in rows], pa.int8())}
@@ -73,7 +73,7 @@ def all_hashes_collide():
 @pytest.mark.usefixtures("all_hashes_collide")
 class TestWhenAllHashesCollide:
     @given(left=tables, right=tables, portion=st.integers(1, 40))
-    def test_equality_decides_whatever_the_size_of_the_portions(self, left, right, portion):
+    def test_keys_with_colliding_hashes_are_compared_exactly(self, left, right, portion):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(join_index, "_PAIRS", portion)
             index = LookupIndex.build(table_of(right), ["n", "s"])
@@ -100,16 +100,16 @@ def test_keys_match_whatever_their_representation(right, left):
     assert pairs(index, pa.record_batch({"j": left}), ["j"]) == [(0, 1)]
 
 
-def test_the_table_is_kept_in_its_order_for_taking_rows():
+def test_the_table_keeps_its_order():
     table = pa.table({"k": pa.chunked_array([[3, 1], [2]]), "v": pa.chunked_array([["c"], ["a", "b"]])})
     index = LookupIndex.build(table, ["k"])
     _, right = index.probe(pa.record_batch({"k": [1, 2, 3]}), ["k"])
     assert index.table.column("v").take(pa.array(right)).to_pylist() == ["a", "b", "c"]
 
 
-def test_many_rows_of_one_key_come_in_the_order_of_the_table():
+def test_matches_of_one_key_are_in_table_order():
     left = [(number, "a") for number in range(50)]
-    right = [(row * row % 50, "a") for row in range(3000)]  # enough for a sort that is not stable to show
+    right = [(row * row % 50, "a") for row in range(3000)]  # enough to expose an unstable sort
     index = LookupIndex.build(table_of(right, 100), ["n"])
     assert pairs(index, batch_of(left), ["m"]) == nested_loop(left, right)
 
@@ -128,15 +128,15 @@ def test_empty_sides_match_nothing():
 
 def test_keys_of_different_types_are_refused():
     index = LookupIndex.build(pa.table({"k": ["1"]}), ["k"])
-    with pytest.raises(SchemaError, match=r"'j' \(bigint\) of the stream with 'k' \(string\) of the table"):
+    with pytest.raises(SchemaError, match=r"'j' \(bigint\) of the stream with column 'k' \(string\) of the table"):
         index.probe(pa.record_batch({"j": [1]}), ["j"])
     with pytest.raises(SchemaError, match="needs as many columns"):
         index.probe(pa.record_batch({"j": ["1"]}), ["j", "j"])
     zoned = LookupIndex.build(pa.table({"k": [datetime(2020, 1, 1, tzinfo=UTC)]}), ["k"])
-    with pytest.raises(SchemaError, match="make the types the same"):
+    with pytest.raises(SchemaError, match="give both the same type"):
         zoned.probe(pa.record_batch({"k": [datetime(2020, 1, 1)]}), ["k"])
     cents = LookupIndex.build(pa.table({"k": [Decimal("1.10")]}), ["k"])
-    with pytest.raises(SchemaError, match="make the types the same"):
+    with pytest.raises(SchemaError, match="give both the same type"):
         cents.probe(pa.record_batch({"k": [Decimal("1.1")]}), ["k"])
 
 

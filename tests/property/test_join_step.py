@@ -1,4 +1,4 @@
-"""A join gives what nested loops over all rows give, however they are sliced, interleaved and spread over epochs."""
+"""A join equals nested loops over all rows, however they are sliced, interleaved and spread over epochs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.schema import parse_ddl
 from midstream.data.times import EpochTimes
-from midstream.engine.operators import join as join_module
-from midstream.engine.operators.base import ONLY
-from midstream.engine.operators.join import join_at_work
-from midstream.flow.model import LATE, LATE_RIGHT, How, Join, Operator
+from midstream.engine.steps import ONLY
+from midstream.flow.model import Operator
+from midstream.flow.spec import LATE, LATE_RIGHT, How
 from midstream.flow.windows import Tumbling
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
+from midstream.operators import join_step as join_module
+from midstream.operators.join import Join
+from midstream.operators.join_step import join_at_work
 from midstream.state import panes as panes_module
 from midstream.state.base import ALL_BINS, Base
 from midstream.state.files import Author, StateFiles
@@ -49,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Turn:
-    """One epoch: slices in the order in which they come, and how far the watermark goes."""
+    """One epoch: slices in order of arrival, and how far the watermark moves."""
 
     steps: tuple[Step, ...]
     forward: int | None
@@ -71,7 +73,7 @@ def base() -> Iterator[Base]:
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
-    """Few rows make a segment, and few pairs are many."""
+    """A few rows fill a segment, and a few pairs fill an output batch."""
     monkeypatch.setattr(panes_module, "SEGMENT", 120)
     monkeypatch.setattr(join_module, "MAX_PAIRS", 4)
 
@@ -79,10 +81,10 @@ def small_segments(monkeypatch):
 @pytest.mark.long
 @given(near=nearness, how=st.sampled_from(How), story=st.lists(turns, max_size=5), partitions=st.integers(1, 3))
 @examples(40)
-def test_a_join_gives_what_nested_loops_give(base, near, how, story, partitions):
+def test_a_join_equals_nested_loops(base, near, how, story, partitions):
     window, within = near
     spec = Join(("user",), ("who",), "at", "happened", how, window and Tumbling(window), within)
-    # Behind the story comes the end of time: all that waits is given, and nothing stays in state.
+    # At the end the watermark moves past everything: all waiting rows are emitted, and nothing stays in state.
     story = [*story, Turn((), 10_000)]
     epochs, watermarks = numbered(story)
     found, lineage = run(base, spec, epochs, watermarks, partitions)
@@ -91,7 +93,7 @@ def test_a_join_gives_what_nested_loops_give(base, near, how, story, partitions)
         assert [key for number in ALL_BINS for name in NAMESPACES for key in state.scan(number, name)] == []
 
 
-# ── the story: rows with numbers, and the watermark before and after each epoch ───────────────────────────────────
+# ── the input: numbered rows, and the watermark before and after each epoch ───────────────────────────────────────
 
 
 def numbered(story):
@@ -155,7 +157,7 @@ def window_end(spec, time):
     return (time // spec.window.size_us + 1) * spec.window.size_us
 
 
-# ── the join, in as many tasks as there are partitions, each epoch on what the one before committed ───────────────
+# ── the join, with one task per partition, each epoch on the state that the previous one committed ────────────────
 
 
 def run(base, spec, epochs, watermarks, partitions):
@@ -191,7 +193,7 @@ def batch_of(side, entries, bins):
 
 
 def counted(outputs):
-    """Which rows came out where; what they carry must be what went in."""
+    """The rows of each output; their values must be those of the input."""
     result: Counter = Counter()
     for branch, batch in outputs.items():
         assert batch.num_rows
@@ -244,7 +246,7 @@ def batches(draw):
 
 @pytest.mark.long
 @given(batches(), st.lists(st.integers(0, 12)), st.integers(0, 3))
-def test_rows_come_back_from_bytes_wherever_they_are_cut(batch, cuts, skipped):
+def test_rows_are_decoded_from_bytes_cut_at_any_row(batch, cuts, skipped):
     codec = RowCodec(batch.schema)
     batch = batch.slice(skipped)
     encoded = codec.encode(batch)

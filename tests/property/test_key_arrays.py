@@ -1,4 +1,4 @@
-"""Stored keys as arrays: the same bytes and values as one by one."""
+"""Stored keys as arrays have the same bytes and values as one by one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ times = st.integers(-(2**62), 2**62)
 
 
 @given(keyed_batches())
-def test_keys_come_back_as_columns(case):
+def test_keys_are_decoded_as_columns(case):
     _, batch = case
     stored = pa.array([b"before", *encode_keys(batch, batch.schema.names, "test")], pa.binary())[1:]
     assert pa.record_batch(decode_keys(stored, batch.schema), schema=batch.schema).equals(batch)
 
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=5), times)), st.integers(0, 2))
-def test_timers_are_those_of_each_key(pairs, skipped):
+def test_timer_key_arrays_match_single_timer_keys(pairs, skipped):
     keys = [key[:1] + b"\x00" + key[1:] for key, _ in pairs]
     moments = np.array([time for _, time in pairs], np.int64)
     array = pa.array([b"\x00\x00", *keys], pa.binary())[1:]

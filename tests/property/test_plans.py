@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.flow.model import KeyBy, Port, Sink, Source, Transform
-from midstream.planner.stages import Leaves, Plan, Wire, compile_plan, is_outlet
+from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Transform
+from midstream.flow.spec import Form
+from midstream.operators.filter import Filter
+from midstream.planner.stages import Leaves, Plan, Wire, compile_plan
 from tests.examples import examples
 from tests.simulation.flows import random_case
 
@@ -23,6 +26,10 @@ def plan_of(rng: random.Random) -> Plan:
 
 def stage_of(plan: Plan) -> dict[str, int]:
     return {name: stage.index for stage in plan.stages for name in stage.operators}
+
+
+def is_outlet(operator: Operator) -> bool:
+    return isinstance(operator.spec, Sink | Transform)
 
 
 def feeds_stages(plan: Plan, name: str) -> bool:
@@ -184,3 +191,68 @@ def test_columns_leave_plainly_only_to_one_sink_that_reads_everything_once(rng):
 def test_compiling_is_deterministic(rng):
     graph = random_case(rng).flow.graph
     assert compile_plan(graph).describe() == compile_plan(graph).describe()
+
+
+# ── from one plan to the next ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_filter(graph: Graph, number: int, rng: random.Random) -> Graph:
+    """The graph with one more filter, in front of one reader of a port or of all of them."""
+    edges = [(port, name) for port, name in graph.edges if not graph.is_keyed(port)]
+    port, reader = rng.choice(edges)
+    name, takes_all = f"inserted {number}", rng.random() < 0.5
+    operators: list[Operator] = []
+    for op in graph:
+        if takes_all or op.name == reader:
+            op = replace(op, inputs=tuple(Port(name) if each == port else each for each in op.inputs))
+        operators.append(op)
+        if op.name == port.operator:
+            operators.append(Operator(name, Filter(Form.ROWS), (port,), graph.schema_of(port)))
+    return replace(graph, operators=tuple(operators))
+
+
+def without_filter(graph: Graph, rng: random.Random) -> Graph:
+    """The graph without one of its filters; who read it reads what it read."""
+    filters = [op for op in graph if isinstance(op.spec, Filter) and len(op.ports) == 1]
+    if not filters:
+        return graph
+    gone = rng.choice(filters)
+    kept = [
+        replace(op, inputs=tuple(gone.inputs[0] if each == Port(gone.name) else each for each in op.inputs))
+        for op in graph
+        if op.name != gone.name
+    ]
+    return replace(graph, operators=tuple(kept))
+
+
+def identities(plan: Plan) -> dict[int, tuple[Port, tuple[int, int] | None]]:
+    """What each wire is, by its number: its port, and the segment and the depth of the stage that it leads to."""
+    starts = {segment: plan.segment(segment)[0].index for segment in range(plan.segments)}
+    segments = {stage.index: stage.segment for stage in plan.stages}
+    return {
+        wire.id: (
+            wire.port,
+            None if wire.target is None else (segments[wire.target], wire.target - starts[segments[wire.target]]),
+        )
+        for wire in plan.wires
+    }
+
+
+@some
+@given(rngs)
+def test_wires_keep_their_numbers_and_no_number_is_given_to_another_wire(rng):
+    graph = random_case(rng).flow.graph
+    plan = compile_plan(graph)
+    assert sorted(wire.id for wire in plan.wires) == list(range(len(plan.wires))), "the first plan counts from 0"
+    owners = identities(plan)
+    for step in range(6):
+        graph = with_filter(graph, step, rng) if rng.random() < 0.6 else without_filter(graph, rng)
+        before, plan = identities(plan), compile_plan(graph, plan.numbers)
+        after = identities(plan)
+        assert set(after.values()) == set(identities(compile_plan(graph)).values()), "numbers change nothing else"
+        for number, wire in before.items():
+            if wire in after.values():
+                assert after[number] == wire
+        for number, wire in after.items():
+            assert owners.setdefault(number, wire) == wire
+        assert {feed for feed in plan.feeds.values() if isinstance(feed, int)} <= set(after)

@@ -46,14 +46,14 @@ schemas = fields_of(types).map(pa.schema)
 
 
 @given(schemas)
-def test_reading_what_was_written_gives_the_same_schema(schema):
+def test_parsing_a_written_schema_yields_the_same_schema(schema):
     again = parse_ddl(to_ddl(schema))
     assert again.equals(schema)
     assert [f.nullable for f in again] == [f.nullable for f in schema]
 
 
 @given(schemas, st.data())
-def test_damaged_ddl_is_read_or_refused_at_a_position_inside_of_it(schema, data):
+def test_damaged_ddl_is_parsed_or_refused_at_a_position_inside_it(schema, data):
     ddl = to_ddl(schema)
     at = data.draw(st.integers(0, len(ddl)))
     cut = data.draw(st.integers(0, 3))

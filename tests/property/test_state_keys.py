@@ -1,4 +1,4 @@
-"""Keys of state: equal keys have equal bytes, bytes give the key back, groups are exactly the distinct keys."""
+"""Stored keys: equal keys have equal bytes, decoding returns the key, groups are exactly the distinct keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merging deltas is applying them one after the other; packed structs and objects come back as they were."""
+"""Merging deltas equals applying them in order; packed structs and objects round-trip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows(delta):
 
 
 @given(st.lists(st.tuples(deltas, bins), max_size=5))
-def test_merged_deltas_are_the_last_change_of_each_key(parts):
+def test_merged_deltas_have_the_last_change_of_each_key(parts):
     expected: dict[bytes, bytes | None] = {}
     for delta, wanted in parts:
         expected.update({key: value for key, value in delta.items() if key[0] in wanted})
@@ -38,7 +38,7 @@ def test_the_ranges_of_bins_cover_all_rows(delta):
 
 
 @given(st.lists(st.none() | st.tuples(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False))))
-def test_structs_come_back(values):
+def test_structs_round_trip(values):
     codec = PackedCodec(np.dtype([("n", "<i8"), ("x", "<f8")]), "aggregate 'a'")
     known = np.array([value for value in values if value is not None], codec.dtype)
     data = iter(codec.split(known))
@@ -49,7 +49,7 @@ def test_structs_come_back(values):
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=5), st.integers(0))
-def test_objects_come_back_with_their_revision(value, revision):
+def test_objects_round_trip_with_their_revision(value, revision):
     codec = ObjectCodec("process 'p'")
     stored = codec.decode(codec.encode(value, Revision(revision), b"k"), b"k")
     assert (stored.value, stored.revision) == (value, revision)

@@ -13,8 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import (
     Accepted,
-    Applied,
-    Assignment,
     ChangeBegun,
     Commit,
     EpochOpened,
@@ -23,10 +21,12 @@ from midstream.control.messages import (
     Received,
     Send,
     Switch,
+    SwitchRequested,
     TaskFailed,
     TaskFailure,
     TaskFinished,
     TaskId,
+    TaskOrder,
     TaskStarted,
     ToTask,
     WorkerId,
@@ -72,7 +72,7 @@ class Partition(RuleBasedStateMachine):
     @initialize(hosts_head=st.booleans())
     def open(self, hosts_head: bool) -> None:
         self.heads = {StageIndex(0): ("FM",)} if hosts_head else {}
-        self.coordinator.handle(EpochOpened(Epoch(0), Run(0), Revision(1), (Digest("old"),), (0,)))
+        self.coordinator.handle(EpochOpened(Epoch(0), Run(0), Revision(1), (Digest("old"),)))
 
     @rule()
     def start(self) -> None:
@@ -81,7 +81,7 @@ class Partition(RuleBasedStateMachine):
         worker = WorkerId("host", self.started)
         self.coordinator.handle(Received(str(worker).encode(), WorkerJoined(worker)))
         assignment = self.say(TaskStarted(task, worker))
-        assert isinstance(assignment, Assignment)
+        assert isinstance(assignment, TaskOrder)
         switch = NOWHERE if assignment.switch_at is None else assignment.switch_at.get(ORIGIN, 0)
         self.running.append(Attempt(task, assignment.change is not None, switch))
 
@@ -105,7 +105,7 @@ class Partition(RuleBasedStateMachine):
     def ask(self, data: st.DataObject, repeats: bool) -> None:
         attempt = data.draw(st.sampled_from([each for each in self.running if each.is_told and not each.has_asked]))
         attempt.has_asked = True
-        asked = Applied(attempt.task, Revision(2), {ORIGIN: attempt.at})
+        asked = SwitchRequested(attempt.task, Revision(2), {ORIGIN: attempt.at})
         answer = self.say(asked)
         if isinstance(answer, Accepted):
             attempt.switch, attempt.knows = attempt.at, True

@@ -1,4 +1,4 @@
-"""Expressions mean the same event by event, by columns, in generated Python and compiled, on all edges of 64 bits."""
+"""Expressions mean the same event by event, by columns, in generated Python and compiled, at the edges of 64 bits."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def check(body: Callable[[Any, Any], Any], rows: list[tuple[Any, ...]], strategi
 
 @examples(100)
 @given(wide, st.recursive(float_leaves, _double, max_leaves=6), rows_of_values)
-def test_any_expression(whole, double, rows):
+def test_any_expression_means_the_same_to_all_evaluators(whole, double, rows):
     def body(t: Any, e: Any) -> dict[str, Any]:
-        t.write(wholes, e.i, t.call(int, e.i, returns="bigint"))  # Python, so that nothing is compiled here
+        t.write(wholes, e.i, t.call(int, e.i, returns="bigint"))  # a Python function, so that nothing is compiled
         result = double(t, e)
         return {"whole": whole(t, e), "double": result, "floor": t.floor(result), "truth": result != e.x}
 
@@ -123,7 +123,7 @@ EDGES: list[tuple[Any, ...]] = [
 ]
 
 
-def test_every_operation_compiled_on_the_edges():
+def test_every_compiled_operation_is_correct_at_the_edges_of_64_bits():
     def body(t: Any, e: Any) -> dict[str, Any]:
         t.write(wholes, e.i, e.j)
         return {

@@ -1,4 +1,4 @@
-"""Every strategy, on any batch, gives what running the transactions one by one gives."""
+"""Every strategy, on any batch, equals running the transactions one by one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from midstream.txn import Batch, Calibration, Engine, MemoryTables, Program, Table, transaction
 from midstream.txn import engine as engine_module
-from midstream.txn.deciding import Decision, Group
-from midstream.txn.planning import components
+from midstream.txn.decision import Decision, Group
+from midstream.txn.dependencies import components
 from midstream.txn.serial import SerialTables, TransactionOutcome, run_serially
 from midstream.txn.strategies import FIXED, S_STORE, SERIAL, T_STREAM, Strategy
 from tests.examples import examples
@@ -43,7 +43,7 @@ def transfer(t, e):
     balance = t.read(accounts, e.a)
     t.require(balance >= e.amount, "not enough")
     t.write(accounts, e.a, balance - e.amount)
-    t.write(accounts, e.b, t.read(accounts, e.b) + e.amount)  # sees the line above when a and b are one account
+    t.write(accounts, e.b, t.read(accounts, e.b) + e.amount)  # sees the line above if a and b are the same account
     return {"seen": t.read(accounts, e.b)}
 
 
@@ -60,7 +60,7 @@ def buy(t, e):
 
 @transaction
 def watch(t, e):
-    """A window, which decides, and is written elsewhere."""
+    """A condition on one window; other windows are written and returned."""
     recent = t.window(accounts, e.a, 4, "sum")
     t.require(recent <= 60.0, "overheated")
     t.write(totals, e.b, t.window(totals, e.b, 6, "max") + t.window(accounts, e.a, 3, "count"))
@@ -98,7 +98,7 @@ def outcomes(result: Any, program: Program) -> list[TransactionOutcome]:
 def assert_as_serial(
     program: Program, batches: Sequence[Batch], strategies: Sequence[Strategy | None] = EVERY, threads: int = 1
 ) -> None:
-    """Run the batches one after the other, by each strategy, and compare everything with the oracle."""
+    """Run the batches in order with each strategy, and compare everything with the oracle."""
     oracle = SerialTables()
     expected = [run_serially(program.types, rows_of(program, batch), oracle) for batch in batches]
     for strategy in strategies:
@@ -140,19 +140,19 @@ def batches(kinds: int, keys: int = 4, largest: int = 24) -> st.SearchStrategy[l
 
 @examples(25)
 @given(batches(kinds=4))
-def test_all_strategies_equal_one_by_one(given_batches):
+def test_all_strategies_equal_serial_execution(given_batches):
     assert_as_serial(LEDGER, given_batches)
 
 
-@examples(5)  # threads that wait for each other take their time on a busy machine
+@examples(5)  # threads that wait for each other are slow on a busy machine
 @given(batches(kinds=4, keys=2), st.sampled_from([2, 3]))
-def test_hot_keys_and_several_threads(given_batches, threads):
+def test_hot_keys_with_several_threads_equal_serial_execution(given_batches, threads):
     assert_as_serial(LEDGER, given_batches, threads=threads)
 
 
 @examples(20)
 @given(batches(kinds=2, keys=6, largest=60))
-def test_money_is_neither_made_nor_lost(given_batches):
+def test_money_is_neither_created_nor_lost(given_batches):
     for strategy in EVERY:
         engine, tables = Engine(LEDGER, threads=1, calibration=CHEAP_THREADS), MemoryTables()
         paid_in = 0.0
@@ -164,7 +164,7 @@ def test_money_is_neither_made_nor_lost(given_batches):
         assert sum(value for (value,) in held.values()) == 10.0 * len(held) + paid_in, str(strategy)
 
 
-# ── the stories of the paper, in so many words ────────────────────────────────────────────────────────────────────
+# ── the examples of the paper ─────────────────────────────────────────────────────────────────────────────────────
 
 DEPOSIT, TRANSFER, BUY, WATCH = range(4)
 
@@ -177,15 +177,15 @@ def test_an_abort_cascades_three_deep():
     assert_as_serial(LEDGER, [batch_of(events)])
 
 
-def test_an_abort_lets_a_later_one_succeed():
-    """The first would have taken the money that the second needs."""
+def test_an_abort_lets_a_later_transaction_succeed():
+    """The first transaction would have taken the money that the second needs."""
     events = [(TRANSFER, 1, 0, 1, 25.0), (TRANSFER, 2, 0, 1, 8.0), (TRANSFER, 3, 1, 2, 18.0)]
     oracle = run_serially(LEDGER.types, rows_of(LEDGER, batch_of(events)), SerialTables())
     assert [outcome.committed for outcome in oracle] == [False, True, True]
     assert_as_serial(LEDGER, [batch_of(events)])
 
 
-def test_a_check_that_fails_late_takes_back_all_of_the_transaction():
+def test_a_check_that_fails_late_undoes_the_whole_transaction():
     poor = [(BUY, 1, 0, 1, 11.0), (BUY, 2, 0, 1, 25.0)]
     events = [*poor, (BUY, 3, 2, 1, 1.0), (BUY, 4, 3, 1, 1.0), (BUY, 5, 3, 1, 1.0)]
     oracle = run_serially(LEDGER.types, rows_of(LEDGER, batch_of(events)), SerialTables())
@@ -209,7 +209,7 @@ def test_arrival_breaks_ties():
 
 
 @pytest.mark.parametrize("events", [[], [(DEPOSIT, 7, 1, 1, 3.0)], [(TRANSFER, 7, 1, 2, 99.0)]])
-def test_no_event_and_one_event(events):
+def test_batches_of_zero_and_one_event_work(events):
     assert_as_serial(LEDGER, [batch_of(events)])
 
 
@@ -220,7 +220,7 @@ def test_windows_reach_back_into_earlier_batches():
 
 
 @pytest.mark.parametrize("keys", [40, 4000])
-def test_a_larger_batch_where_threads_really_meet(keys):
+def test_a_large_batch_with_contending_threads_equals_serial_execution(keys):
     rng = np.random.default_rng(5)
     size = 800
     columns = [rng.integers(0, high, size).tolist() for high in (4, size, keys, keys, 15)]
@@ -228,8 +228,8 @@ def test_a_larger_batch_where_threads_really_meet(keys):
     assert_as_serial(LEDGER, [batch_of(events)], threads=2)
 
 
-def test_groups_that_share_no_keys_may_have_strategies_of_their_own(monkeypatch):
-    """Every component by another strategy, one after the other: as if all had been run one by one."""
+def test_groups_without_common_keys_may_have_different_strategies(monkeypatch):
+    """Every component with another strategy, one after the other, equals serial execution."""
 
     def by_component(batch: Any, layout: Any, members: Any, **measured: Any) -> Decision:
         parts = components(batch, layout, members)
@@ -250,7 +250,7 @@ def test_groups_that_share_no_keys_may_have_strategies_of_their_own(monkeypatch)
     assert "strata/operation/lazy for" in result.explanation
 
 
-# ── keys that are only known while running ────────────────────────────────────────────────────────────────────────
+# ── keys that are computed at run time ────────────────────────────────────────────────────────────────────────────
 
 
 @numba.njit
@@ -260,7 +260,7 @@ def hop(place, step):
 
 @transaction
 def follow(t, e):
-    """Go to where the value under a key says, read there, and write at yet another place."""
+    """Read a key from a value, read the value there, and write to yet another key."""
     place = t.key(hop, t.read(totals, e.a), e.b)
     found = t.read(totals, place)
     t.require(found < 40)
@@ -279,7 +279,7 @@ WANDERING = Program.of(*(one.trace({"a": "bigint", "b": "bigint"}) for one in (f
 
 @examples(25)
 @given(batches(kinds=2, keys=9))
-def test_keys_that_are_known_only_while_running(given_batches):
+def test_late_keys_equal_serial_execution(given_batches):
     assert_as_serial(WANDERING, given_batches)
 
 
@@ -326,7 +326,7 @@ PYTHON = Program.of(*(one.trace({"who": "string", "other": "string", "amount": "
         max_size=2,
     )
 )
-def test_python_functions_and_objects(events_of_batches):
+def test_python_functions_and_objects_equal_serial_execution(events_of_batches):
     given_batches = []
     for events in events_of_batches:
         kinds, times, who, other, amounts = ([event[i] for event in events] for i in range(5))

@@ -18,22 +18,14 @@ import pyarrow as pa
 from midstream.audit import Verdict, decide
 from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.checkpoint.location import Checkpoint
-from midstream.flow.model import (
-    Aggregate,
-    Filter,
-    FlatMap,
-    Graph,
-    Join,
-    KeyBy,
-    Map,
-    Operator,
-    Port,
-    Process,
-    Route,
-    Sink,
-    Source,
-    Union,
-)
+from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Union
+from midstream.operators.aggregate import Aggregate
+from midstream.operators.filter import Filter
+from midstream.operators.flat_map import FlatMap
+from midstream.operators.join import Join
+from midstream.operators.map import Map
+from midstream.operators.process import Process
+from midstream.operators.route import Route
 from midstream.testing import LocalRun
 from tests.ledger import Add
 from tests.oracle import Row
@@ -275,19 +267,27 @@ def check_history(case: ChangingCase, run: LocalRun) -> None:
     revisions = [record.revision for record in run.history if record.outcome is not Outcome.REFUSED]
     assert revisions == sorted(set(revisions)), revisions
     for record, change in zip(run.history, case.changes, strict=True):
-        assert set(record.operators) == set(change.functions), record
         allowed = {Outcome.APPLIED} if change.how is None else set(TAKEN_BACK)
-        if case.faults.crash_driver:
+        if case.faults.crash_driver or case.faults.lose_run:
             allowed.add(Outcome.REFUSED)  # it waited when the driver died
+        if change.how is not None and change.preflight:
+            allowed.add(Outcome.REFUSED)
+        is_hurried = change.time_limit is not None and case.faults.overdue > 0
+        if is_hurried or case.faults.lose_run:
+            allowed.update(TAKEN_BACK)
         assert record.outcome in allowed, f"{record.outcome}: {record.error}"
-        if record.outcome in TAKEN_BACK:
+        was_tried = record.outcome is Outcome.REFUSED and not record.operators
+        assert was_tried or set(record.operators) == set(change.functions), record
+        if record.outcome in TAKEN_BACK or was_tried:
             assert record.error is not None
-            assert any(name in record.error for name in change.functions), record.error
+            reasons = [*change.functions, *(["time limit"] if is_hurried else [])]
+            reasons += ["no worker could be had"] if case.faults.lose_run else []
+            assert any(reason in record.error for reason in reasons), record.error
 
 
 def check_attempts(case: ChangingCase) -> None:
     """Any of the attempts of a task may be the one that is kept."""
-    if not case.faults.crash_driver:  # the next driver numbers its runs anew
+    if not (case.faults.crash_driver or case.faults.lose_run):  # the next driver numbers its runs anew
         for task, (first, *others) in attempts_of(case.checkpoint, case.flow.graph).items():
             assert all(other == first for other in others), f"attempts of {task} differ"
 

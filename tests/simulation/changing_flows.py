@@ -24,7 +24,7 @@ from midstream import Flow, ListSource, MemorySink, State, Stream, Update, agg
 from midstream.change import prepare
 from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Port
-from midstream.flow.stream import KeyedStream
+from midstream.operators.stream import KeyedStream
 from midstream.runtime.local import runtime as local
 from midstream.runtime.local import tasks as local_tasks
 from midstream.runtime.local.tasks import MAX_SLICE
@@ -38,7 +38,7 @@ RIGHT = "rid bigint, rtrace string, rat timestamp"
 PAIRED = f"{DDL}, rtrace string, rat timestamp"
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEYS = ("", "a", "b", "é", "日本")
-CONSISTENT = ("fries", "fries-unpruned", "marker", "epoch", "multiversion", "replay")
+CONSISTENT = ("fries", "fries-unpruned", "marker", "epoch", "marker", "replay")
 MAX_EXPANSIONS = 2
 
 
@@ -240,6 +240,8 @@ class Planned:
     returns: dict[str, str] = field(default_factory=dict)
     how: str | None = None
     """If it is broken."""
+    preflight: bool = False
+    time_limit: str | None = None
 
     def request(self) -> ChangeAt:
         updates = [
@@ -251,7 +253,7 @@ class Planned:
             )
             for name, function in self.functions.items()
         ]
-        return ChangeAt(self.epoch, tuple(updates), self.scheduler)
+        return ChangeAt(self.epoch, tuple(updates), self.scheduler, self.preflight, self.time_limit)
 
 
 @dataclass
@@ -626,7 +628,21 @@ def changing_case_of(
     keep_ledger(case, random.Random(f"ledger {seed}"), broken)
     if faults and rng.random() < 0.7:
         case.faults = changing_faults(rng)
+        set_limits(case, random.Random(f"limits {seed}"))
     return case
+
+
+def set_limits(case: ChangingCase, rng: random.Random) -> None:
+    """Let some changes be tried before, and some have a time limit; and let runs be lost.
+
+    What migrates state has neither limits nor losses: the oracle counts migrations, and takes them to stay.
+    """
+    for change in case.changes:
+        change.preflight = rng.random() < 0.4
+        change.time_limit = "1 minute" if rng.random() < 0.4 and not change.moves else None
+    case.faults = replace(case.faults, overdue=rng.choice((0.0, 0.01)))
+    if not any(change.moves for change in case.changes):
+        case.faults = replace(case.faults, lose_run=rng.choice((0.0, 0.002, 0.01)))
 
 
 def keep_ledger(case: ChangingCase, rng: random.Random, broken: bool) -> None:

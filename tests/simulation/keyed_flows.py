@@ -27,14 +27,15 @@ from midstream.checkpoint import sweeper as sweeping
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import EpochOpened, Event, Instruction
 from midstream.engine.collector import FRAME_BYTES
-from midstream.engine.operators import join, process
 from midstream.flow.model import Graph, Port, Sink, port_schema
 from midstream.metrics import EpochProgress
+from midstream.operators import join_step, process_step
 from midstream.runtime.local import control as local_control
 from midstream.runtime.local import runtime as local
 from midstream.runtime.local.runtime import run_graph
 from midstream.state import lineage, mapped
 from midstream.testing import Faults, LocalRun, ManualClock
+from tests.assignments import uneven
 from tests.epochs import small_blocks
 from tests.keyed_oracle import KeyedOracle, us
 from tests.ledger import Ledger
@@ -244,6 +245,8 @@ class Life:
 
     epochs: int
     partitions: int
+    is_uneven: bool = False
+    """Whether stages have numbers of partitions of their own, some of which own nothing."""
 
 
 @dataclass(frozen=True)
@@ -316,10 +319,12 @@ class KeyedCase:
             self.ledger.create()
         with self.watched(clock):
             for number, life in enumerate(self.lives):
+                graph = self.graph_of(start, start + life.epochs)
                 runs.append(
                     run_graph(
-                        self.graph_of(start, start + life.epochs),
+                        graph,
                         partitions=life.partitions,
+                        assignments=uneven(graph, self.seed + number) if life.is_uneven else None,
                         seed=self.seed + number,
                         faults=self.faults,
                         clock=clock,
@@ -405,8 +410,8 @@ def small_thresholds(size: int) -> Iterator[None]:
             (lineage, "SMALL_REWRITE", 5 * size),
             (mapped, "FIRST_SIZE", 1 << 20),
             (sweeping, "FULL_SWEEP_EVERY", 1 + size),
-            (join, "MAX_PAIRS", 4 * size),
-            (process, "TIMERS_AT_ONCE", 2 * size),
+            (join_step, "MAX_PAIRS", 4 * size),
+            (process_step, "TIMERS_AT_ONCE", 2 * size),
         ):
             stack.enter_context(patch.object(module, name, value))
         stack.enter_context(small_blocks(1 + size))
@@ -463,7 +468,8 @@ class _Builder:
         case.closes = self.spoils.random() < 0.3
         cut = rng.randint(1, length - 1)
         lives = [length] if rng.random() < 0.5 else [cut, length - cut]
-        case.lives = [Life(epochs, rng.choice((1, 1, 2, 2, 3, 4))) for epochs in lives]
+        counts = [rng.choice((1, 1, 2, 2, 3, 4)) for _ in lives]
+        case.lives = [Life(epochs, count, is_uneven=count == 3) for epochs, count in zip(lives, counts, strict=True)]
         case.seed = rng.randrange(1 << 32)
         case.frame_bytes = rng.choice((60, 500, FRAME_BYTES))
         case.small = rng.choice((1, 2, 3, 1000))

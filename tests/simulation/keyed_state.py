@@ -10,7 +10,12 @@ import pyarrow as pa
 
 from midstream.checkpoint.location import Checkpoint
 from midstream.engine.aggregation.totals import TotalsOf
-from midstream.flow.model import Aggregate, Distinct, Graph, How, Join, Operator, Process, Stateful
+from midstream.flow.model import Graph, Operator
+from midstream.flow.spec import How
+from midstream.operators.aggregate import Aggregate
+from midstream.operators.distinct import Distinct
+from midstream.operators.join import Join
+from midstream.operators.process import Process
 from midstream.state.contents import contents, in_namespace
 from midstream.state.keys import Namespace, decode_key, split_item, split_timer
 from midstream.state.lineage import Lineage
@@ -46,13 +51,12 @@ def left_of(location: str, graph: Graph) -> dict[str, Left]:
     return {
         op.name: Left(contents(checkpoint.states, lineages.get(op.name, Lineage.start(op.name))), key_schema(graph, op))
         for op in graph
-        if isinstance(op.spec, Stateful)
+        if op.spec.is_stateful
     }
 
 
 def key_schema(graph: Graph, op: Operator) -> pa.Schema:
-    assert isinstance(op.spec, Stateful)
-    names = op.spec.left_keys if isinstance(op.spec, Join) else op.spec.keys
+    names = op.spec.keyed_by
     return pa.schema([graph.schema_of(op.inputs[0]).field(name) for name in names])
 
 

@@ -17,7 +17,7 @@ import pytest
 from midstream import Flow, ListSource, MemorySink, Stream, agg, sliding, tumbling
 from midstream.checkpoint.location import Checkpoint
 from midstream.errors import CheckpointError, FlowError, JobFailed
-from midstream.flow.stream import KeyedStream
+from midstream.operators.stream import KeyedStream
 from midstream.state import lineage
 from midstream.state.files import StateFiles
 from midstream.state.lineage import Lineage
@@ -314,7 +314,7 @@ def test_a_value_whose_class_has_vanished_is_named_and_bringing_it_back_is_enoug
 
     with patch.dict(sys.modules, {"vanishing": module}):
         lived(tmp_path, of(keep))
-    with pytest.raises(JobFailed, match=r"(?s)'op'.*key .* needs a class that is no longer there.*vanishing"):
+    with pytest.raises(JobFailed, match=r"(?s)'op'.*key .* needs a class that no longer exists.*vanishing"):
         lived(tmp_path, of(seen))
     with patch.dict(sys.modules, {"vanishing": module}):
         found = lived(tmp_path, of(seen))

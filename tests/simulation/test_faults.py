@@ -38,13 +38,13 @@ def chain(operators: int) -> tuple[Flow, MemorySink]:
 def run_counted(flow: Flow, faults: Faults, partitions: int) -> tuple[LocalRun, Counter[int]]:
     """Run a flow; also how many runs each of its epochs took."""
     runs: Counter[int] = Counter()
-    run_epoch = local._Runtime._run_epoch
+    make_ready = local._Runtime.make_ready
 
-    def counted(self: Any, epoch: Any, entry: Any, rows: Any) -> bool:
-        runs[epoch] += 1
-        return run_epoch(self, epoch, entry, rows)
+    def counted(self: Any) -> None:
+        runs[self._epoch] += 1
+        make_ready(self)
 
-    with patch.object(local._Runtime, "_run_epoch", counted):
+    with patch.object(local._Runtime, "make_ready", counted):
         return run_local(flow, partitions=partitions, seed=1, faults=faults, clock=ManualClock()), runs
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from benchmarks.workloads.payments import Bank
-from examples.spending import build
+from examples.spending import build, payments
 from midstream import MemorySink
 from midstream.checkpoint.inspection import read_state
 from midstream.testing import run_local
 
 
 def test_the_example_counts_right(tmp_path: Any) -> None:
-    source = Bank(users=40).payments(rate=300, limit=3000, max_rows_per_epoch=700)
+    source = payments(rate=300, users=40, limit=3000, max_rows_per_epoch=700)
     alerts, turnover = MemorySink(), MemorySink()
     run_local(build(source, alerts, turnover), checkpoint=str(tmp_path))
     rows = [row for batch in source.rows(0, 3000, start_us=0) for row in batch.to_pylist()]

@@ -28,8 +28,8 @@ import benchmarks.workloads
 from benchmarks.workloads import fries_w1, fries_w2, fries_w3, fries_w4, fries_w5, nexmark, tpcds, word_count, ysb
 from benchmarks.workloads.costs import CostlyModel
 from benchmarks.workloads.nexmark.generator import ROUND, Share
-from benchmarks.workloads.payments import Bank
 from examples.fraud.models import train
+from examples.fraud.payments import Bank
 from midstream import Constant, Flow, GeneratorSource, ListSource, MemorySink, SquareWave
 from midstream.data.schema import to_ddl
 from midstream.testing import Faults, run_local

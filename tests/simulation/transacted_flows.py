@@ -19,7 +19,7 @@ from midstream.testing import ChangeAt, Faults, LocalRun, run_local
 from tests.simulation.flows import random_faults
 from tests.transacted import Bank, Row, bank, outcomes, random_epochs, transactions
 
-SCHEDULERS = ("fries", "epoch", "marker", "replay", "multiversion", "fries-unpruned")
+SCHEDULERS = ("fries", "epoch", "marker", "replay", "marker", "fries-unpruned")
 
 
 @dataclass

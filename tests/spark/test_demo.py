@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from benchmarks.workloads.payments import Bank
 from examples.fraud.__main__ import main, surge
 from examples.fraud.changes import better_pair
 from examples.fraud.models import Combine, FirstOpinion, judge, train
+from examples.fraud.payments import Bank
 
 SECONDS, RATE = 6.0, 3_000.0
 
@@ -24,7 +24,7 @@ def judged(source, count):
     rows = rows.join(bank.customers(), "user").join(bank.merchants(), "merchant").combine_chunks().to_batches()[0]
     models.customer.open()
     rows = models.customer(rows)
-    new_fm, new_mc = (update.function for update in better_pair(models, ""))
+    new_fm, new_mc = (update.function for update in better_pair(models))
     found = []
     for merchant, combine in (
         (FirstOpinion(models.merchant), Combine({"p_customer": 0.4, "p_merchant": 0.6})),

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from midstream import FileSink, Flow, ListSource, MemorySink, NoopSink
-from midstream.checkpoint.location import FORMAT, Checkpoint
+from midstream.checkpoint.location import Checkpoint
 from midstream.errors import CheckpointError
+from midstream.storage.documents import FORMAT
 from midstream.testing import run_spark
 from tests.spark.conftest import PATIENCE_S, Passage
 

@@ -129,7 +129,7 @@ def test_serving_without_its_packages_is_refused_before_anything_starts(
 def test_a_port_that_is_taken_is_told_and_nothing_is_left_running(spark: Any, here: Path) -> None:
     flow = Flow("short")
     flow.source("numbers", ListSource([[{"n": 1}]], "n bigint")).sink("out", MemorySink())
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SetupError, match="give another port"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SetupError, match="use another port"):
         flow.start(spark, checkpoint=str(here / "c"), serve=taken.getsockname()[1])
     job = flow.start(spark, checkpoint=str(here / "c"), trigger="available-now")
     assert job.await_termination(WAIT_S), "the checkpoint was let go of"

@@ -6,10 +6,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from midstream import FileSink, Flow, ListSource, State, agg
+from midstream.checkpoint.location import Checkpoint
 from midstream.errors import CheckpointError, JobFailed
+from midstream.ids import StageIndex
+from midstream.planner.assignment import Assignment, spread
 from midstream.testing import run_spark
 
 Row = dict[str, Any]
@@ -65,6 +69,43 @@ def test_state_outlives_jobs_and_may_be_spread_over_other_tasks(spark: Any, tmp_
 
 
 @pytest.mark.slow
+def test_stages_go_on_with_the_partitions_and_owners_of_the_last_epoch(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flow_over(epochs: list[list[Row]]) -> Flow:
+        flow = Flow("counting")
+        words = flow.source("words", ListSource(epochs, "word string, n int")).key_by("by word", "word")
+        nths = words.process("count", count, returns="word string, nth int")
+        nths.sink("nths", FileSink(tmp_path / "nths"))
+        nths.key_by("by nth", "nth").aggregate("per nth", n=agg.count()).sink("out", FileSink(tmp_path / "per nth"))
+        return flow
+
+    location = str(tmp_path / "c")
+    run_spark(flow_over(EPOCHS[:2]), spark, checkpoint=location, partitions=2)
+    checkpoint = Checkpoint.of_any_flow(location)
+    before = checkpoint.newest_manifest()
+    assert before is not None
+    assert before.assignments == {StageIndex(1): spread(2), StageIndex(2): spread(2)}
+    # As moves will leave them: other numbers of partitions per stage, and partitions that own nothing.
+    moved = {StageIndex(1): Assignment(3, (2,) * 200 + (0,) * 56), StageIndex(2): Assignment(4, (3, 1) * 128)}
+    checkpoint.commit(msgspec.structs.replace(before, assignments=moved))
+    run_spark(flow_over(EPOCHS[:3]), spark, checkpoint=location)
+    assert "goes on with 3 and 4 partitions" in caplog.text
+    after = checkpoint.newest_manifest()
+    assert after is not None
+    assert after.assignments == moved
+    run_spark(flow_over(EPOCHS), spark, checkpoint=location, partitions=3)
+    last = checkpoint.newest_manifest()
+    assert last is not None
+    assert last.assignments == {StageIndex(1): moved[StageIndex(1)], StageIndex(2): spread(3)}, "one had three already"
+    nths = Counter((row.epoch, row.word, row.nth) for row in spark.read.parquet(str(tmp_path / "nths")).collect())
+    assert nths == expected(EPOCHS)[0]
+    totals = [(row.nth, row.n) for row in spark.read.parquet(str(tmp_path / "per nth")).collect()]
+    assert max(Counter(totals).values()) == 1, "each total is said once, when a row has come"
+    assert dict(sorted(totals)) == Counter(nth for _, _, nth in nths.elements())
+
+
+@pytest.mark.slow
 def test_an_epoch_that_fails_leaves_state_as_it_was(spark: Any, tmp_path: Path) -> None:
     def stumble(key: str, row: Row, state: State) -> Row:
         result = count(key, row, state)
@@ -105,7 +146,7 @@ def test_a_damaged_file_of_state_is_an_error_and_restoring_it_goes_on_exactly(sp
     # On another disk: the copies that workers have would go on without reading the file.
     flow, elsewhere = counting(EPOCHS, tmp_path), str(tmp_path / "elsewhere")
     with (
-        pytest.raises(JobFailed, match=f"the file of state 'count/{victim.name}' .* is damaged") as caught,
+        pytest.raises(JobFailed, match=f"the state file 'count/{victim.name}' .* is damaged") as caught,
         flow.start(spark, checkpoint=str(tmp_path / "c"), trigger="available-now", local_state=elsewhere) as job,
     ):
         job.await_termination()

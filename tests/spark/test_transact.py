@@ -29,7 +29,7 @@ def test_outcomes_and_tables_equal_those_of_a_plain_program(spark: Any, tmp_path
     assert {(row.get("region", ""), row["key"]): row["value"] for row in found} == plain.accounts
 
 
-def test_a_restart_goes_on_with_the_tables(spark: Any, tmp_path: Path) -> None:
+def test_a_restart_continues_with_the_tables(spark: Any, tmp_path: Path) -> None:
     epochs = random_epochs(random.Random(4), epochs=4, rows=50)
     out, again = MemorySink(), MemorySink()
     run_spark(bank(epochs[:2], out), spark, checkpoint=str(tmp_path))

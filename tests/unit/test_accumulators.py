@@ -1,4 +1,4 @@
-"""Aggregations: what they give at the edges of their types, what they refuse, and what they leave in state."""
+"""Aggregations: results at the limits of their types, what they refuse, and what they leave in state."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ import pytest
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.runs import Runs, order_by, runs_of
 from midstream.engine.aggregation.totals import TotalsOf
-from midstream.engine.operators.aggregate import aggregate_at_work
-from midstream.engine.operators.distinct import distinct_at_work
 from midstream.errors import OperatorFailed, StateError
 from midstream.flow import aggregations as agg
 from midstream.flow.aggregations import Aggregation, result_type
-from midstream.flow.model import LATE, Aggregate, Distinct, Operator
+from midstream.flow.model import Operator
+from midstream.flow.spec import LATE
 from midstream.flow.windows import Session, Sliding, Tumbling
+from midstream.operators.aggregate import Aggregate, aggregate_at_work
+from midstream.operators.distinct import Distinct, distinct_at_work
 from tests.epochs import Epochs, cut, epochs, small_blocks
 
 TIMES = EpochTimes(clock=0)
 
 
 def over(values, aggregation: Aggregation, kind: pa.DataType | None = None):
-    """The result of one aggregation over all values, half of which have been in state meanwhile."""
+    """The result of one aggregation over all values, half of which have been in state in between."""
     rows = pa.record_batch({"v": pa.array(values, kind)})
     totals = TotalsOf([("r", aggregation)], rows.schema, "aggregate 'a'")
     middle = len(values) // 2
@@ -57,7 +58,7 @@ def over(values, aggregation: Aggregation, kind: pa.DataType | None = None):
     ],
 )
 @pytest.mark.parametrize("kind", [pa.int32(), pa.decimal128(5, 2)])
-def test_nulls_are_left_out_and_over_no_values_there_is_no_result(aggregation, expected, kind):
+def test_an_aggregate_of_only_nulls_is_that_of_no_values(aggregation, expected, kind):
     assert over([None, None, None], aggregation, kind) == expected
 
 
@@ -89,7 +90,7 @@ def test_the_error_names_the_key():
 
 
 LARGEST = Decimal("99999999999999999999999999999999999.999")
-SMALLEST = LARGEST.copy_negate()  # a minus would round to 28 digits
+SMALLEST = LARGEST.copy_negate()  # unary minus would round to 28 digits
 
 
 def test_sums_of_decimals_are_exact_up_to_38_digits():
@@ -136,7 +137,7 @@ def test_last_keeps_values_of_any_type():
     kind = pa.struct({"at": pa.timestamp("us"), "tags": pa.list_(pa.string())})
     values = [{"at": dt.datetime(2024, 1, day), "tags": ["a", None] * day} for day in (1, 2, 3)]
     assert over([values[0], None, *values[1:]], agg.last("v", 2), kind) == values[1:]
-    far = pa.array([2**61, 2**61 + 1, 5], pa.timestamp("us"))  # years that Python does not know
+    far = pa.array([2**61, 2**61 + 1, 5], pa.timestamp("us"))  # years outside Python's range
     totals = TotalsOf([("r", agg.last("v", 2))], pa.schema({"v": far.type}), "aggregate 'a'")
     made = totals.of_rows(pa.record_batch({"v": far}), np.arange(3), runs_of(np.zeros(3, np.int64), 1))
     (result,) = totals.results(totals.unpack(totals.pack(made))[0])
@@ -144,7 +145,7 @@ def test_last_keeps_values_of_any_type():
 
 
 @pytest.mark.parametrize("count", [1, 2, 10, 100, 1000, 2600, 5000, 50_000, 300_000])
-def test_about_so_many_are_different(count):
+def test_approx_distinct_is_close_to_the_true_count(count):
     values = np.repeat(np.arange(count), 1 + (count < 1000))
     assert over(values, agg.approx_distinct("v")) == pytest.approx(count, rel=0.08)
 
@@ -158,7 +159,7 @@ def test_the_state_of_approx_distinct_never_changes():
 
 
 @pytest.mark.parametrize("count", [3, 2**16, 2**16 + 1, 2**33])
-def test_ordering_by_codes_is_stable_sorting(count):
+def test_ordering_by_codes_is_a_stable_sort(count):
     codes = np.random.default_rng(count).integers(0, count, 5000)
     assert order_by(codes, count).tolist() == np.argsort(codes, kind="stable").tolist()
 
@@ -232,7 +233,7 @@ def test_results_may_be_renamed():
 
 
 @pytest.mark.parametrize("window", [Tumbling(10), Sliding(10, 5), Session(5)])
-def test_what_opens_and_closes_within_an_epoch_leaves_no_state(window):
+def test_windows_that_open_and_close_within_an_epoch_leave_no_state(window):
     with epochs() as world:
         emitted = run(
             world, keyed(k=["a", "b"], t=[1, 2]), ("n", agg.count()), window=window, times=EpochTimes(0, None, 100)
@@ -251,7 +252,7 @@ def test_a_sliding_row_counts_in_the_windows_that_are_open():
         assert [row["t"].microsecond for row in emitted[LATE]] == [3]
 
 
-def test_windows_lie_on_a_grid_before_1970_too():
+def test_windows_are_aligned_before_1970_too():
     with epochs() as world:
         times = EpochTimes(0, None, 100)
         emitted = run(world, keyed(k=["a"], t=[-1]), ("n", agg.count()), window=Tumbling(10), times=times)
@@ -269,7 +270,7 @@ def test_a_row_exactly_a_gap_later_begins_a_session():
         ]
 
 
-def test_a_session_goes_on_where_its_last_row_was_not_where_its_latest_row_is():
+def test_a_session_continues_from_its_latest_time_not_its_last_arrival():
     with epochs() as world:
         count = ("n", agg.count())
         run(world, keyed(k=["a"] * 6, t=[0, 4, 8, 12, 16, 20]), count, window=Session(5))
@@ -292,7 +293,7 @@ def test_the_sum_of_floats_does_not_depend_on_the_slices(window):
     assert all(other == sums[0] for other in sums)
 
 
-def test_an_old_row_is_not_late_when_it_reaches_an_open_session():
+def test_an_old_row_is_not_late_if_it_belongs_to_an_open_session():
     with epochs() as world:
         count = ("n", agg.count())
         run(world, keyed(k=["a"], t=[18]), count, window=Session(10), times=EpochTimes(0, None, 20))
@@ -309,7 +310,7 @@ def test_a_row_without_a_time_is_refused(window, time, found):
     with epochs() as world, pytest.raises(OperatorFailed, match=found) as caught:
         run(world, batch, ("n", agg.count()), window=window)
     assert caught.value.operator == "op"
-    assert caught.value.row == ({"k": "b", "t": None} if time is None else None)  # Python cannot show such a time
+    assert caught.value.row == ({"k": "b", "t": None} if time is None else None)  # Python cannot represent such a time
 
 
 @pytest.mark.parametrize("window", [None, Tumbling(10), Session(5)])
@@ -326,7 +327,7 @@ def test_a_huge_key_is_refused_with_its_row():
     assert caught.value.row == {"k": "x" * 500}
 
 
-def test_distinct_needs_times_only_to_forget():
+def test_distinct_needs_times_only_to_expire_keys():
     batch = keyed(k=["a", "b"], t=[1, None])
     for spec, refuses in ((Distinct(("k",)), False), (Distinct(("k",), "t", 5), True)):
         operator = Operator("once", spec, (), batch.schema)

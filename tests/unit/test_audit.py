@@ -1,4 +1,4 @@
-"""The auditor's verdicts on histories one can check by hand, and the stories it tells."""
+"""The auditor's verdicts on histories that can be checked by hand, and its explanations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from midstream.audit import OperatorSeen, Recorded, Verdict, decide
+from midstream.audit import OperatorSeen, RecordedHistory, Verdict, decide
 from midstream.errors import FlowError, SchemaError
 from midstream.ids import Revision
 
@@ -28,7 +28,7 @@ def told(*operations: tuple[object, str, int], changes: dict[Revision, list[str]
 def test_figure_2_is_caught():
     schedule_3 = [(17, "FC", 1), (17, "FM", 1), (17, "MC", 2)]
     assert told(*schedule_3) == (
-        "row 17 met 'FM' under revision 1 and 'MC' under revision 2, both changed by revision 2"
+        "row 17 passed 'FM' under revision 1 and 'MC' under revision 2; revision 2 changed both"
     )
 
 
@@ -37,15 +37,15 @@ def test_the_good_schedule_of_figure_2_passes():
     assert decide(history(*schedule_1), FM_AND_MC) == Verdict(3, 1, 0, None)
 
 
-def test_rows_may_meet_different_revisions_if_each_meets_one():
+def test_rows_may_see_different_revisions_if_each_sees_only_one():
     assert decide(history((1, "FM", 1), (2, "FM", 2), (1, "MC", 1), (2, "MC", 2)), FM_AND_MC).serialisable
 
 
-def test_one_operator_that_meets_two_parts_of_a_row_is_enough():
-    """Section 6.1: a join made several rows of one, and FMX changed between them."""
+def test_one_operator_that_sees_a_row_under_two_revisions_is_enough():
+    """Section 6.1: a join made several rows from one, and FMX changed between them."""
     changes = {Revision(2): ["FMX"]}
     story = told((5, "J", 1), (5, "FMX", 1), (6, "FMX", 1), (5, "FMX", 2), changes=changes)
-    assert story == "row 5 met 'FMX' under revision 1 and again under revision 2; revision 2 changed it"
+    assert story == "row 5 passed 'FMX' under revision 1 and again under revision 2; revision 2 changed it"
 
 
 def test_operators_that_did_not_change_do_not_matter():
@@ -61,25 +61,25 @@ def test_a_revision_counts_for_all_changes_up_to_it():
     assert not decide(history((1, "FM", 1), (1, "MC", 3)), changes).serialisable
 
 
-def test_a_row_may_not_meet_a_later_change_but_not_an_earlier_one():
+def test_a_row_that_sees_a_later_but_not_an_earlier_change_is_a_violation():
     changes = {Revision(2): ["FM"], Revision(3): ["MC"]}
     assert told((1, "FM", 1), (1, "MC", 3), changes=changes) == (
-        "row 1 met 'FM' under revision 1 and 'MC' under revision 3; but revision 2 changed the one before revision 3 "
-        "changed the other"
+        "row 1 passed 'FM' under revision 1 and 'MC' under revision 3; but revision 2 changed the one before revision "
+        "3 changed the other"
     )
     assert decide(history((1, "FM", 2), (1, "MC", 2)), changes).serialisable
 
 
-def test_a_verdict_counts_and_tells_of_the_first_row_in_the_history():
+def test_a_verdict_counts_violations_and_shows_the_first_row():
     found = decide(history((1, "FM", 1), (3, "FM", 1), (2, "FM", 1), (3, "MC", 2), (2, "MC", 2)), FM_AND_MC)
     assert (found.operations, found.rows, found.violations) == (5, 3, 2)
     assert str(found) == (
-        "not serialisable: 2 of 3 rows met a mixture.\n"
-        "row 3 met 'FM' under revision 1 and 'MC' under revision 2, both changed by revision 2"
+        "not serialisable: 2 of 3 rows saw a mixture of revisions.\n"
+        "row 3 passed 'FM' under revision 1 and 'MC' under revision 2; revision 2 changed both"
     )
 
 
-def test_rows_are_named_by_anything():
+def test_rows_may_have_ids_of_any_type():
     mixed = [OperatorSeen(("payments", 0, 7), "FM", Revision(1)), OperatorSeen(("payments", 0, 7), "MC", Revision(2))]
     found = decide(mixed, FM_AND_MC)
     assert found.witness is not None
@@ -92,7 +92,7 @@ def test_rows_are_named_by_anything():
     found = decide(pa.table({"row": nested, "operator": ["FM", "FM", "MC"], "revision": [1, 1, 2]}), FM_AND_MC)
     assert found.witness is not None
     assert found.rows == 2
-    assert str(found.witness).startswith("row {'source': 's', 'n': 1} met 'FM'")
+    assert str(found.witness).startswith("row {'source': 's', 'n': 1} passed 'FM'")
 
 
 def test_a_table_may_come_in_chunks_and_dictionaries():
@@ -111,12 +111,12 @@ def test_an_empty_history_is_serialisable():
 
 
 def test_a_history_can_be_recorded_in_columns_at_once():
-    recorded = Recorded(np.array([0, 0]), np.array([0, 1]), np.array([1, 2]), (17,), ("FM", "MC"))
+    recorded = RecordedHistory(np.array([0, 0]), np.array([0, 1]), np.array([1, 2]), (17,), ("FM", "MC"))
     assert decide(recorded, FM_AND_MC).violations == 1
     assert recorded.operation(1) == OperatorSeen(17, "MC", Revision(2))
 
 
-def test_a_table_that_is_no_history_is_refused():
+def test_a_table_that_is_not_a_history_is_refused():
     with pytest.raises(SchemaError, match=r"'operator' is missing, found 'row', 'revision'"):
         decide(pa.table({"row": [1], "revision": [1]}), {})
     with pytest.raises(SchemaError, match="column 'row' of a history has nulls"):
@@ -124,5 +124,5 @@ def test_a_table_that_is_no_history_is_refused():
 
 
 def test_one_name_instead_of_a_list_is_refused():
-    with pytest.raises(FlowError, match=r"found the string 'FM'; give e.g. \['FM'\]"):
+    with pytest.raises(FlowError, match=r"found the string 'FM'. Use e.g. \['FM'\]"):
         decide([], {Revision(2): "FM"})

@@ -1,5 +1,5 @@
-"""Rows that an operator cannot take: refused by default, or aside with a reason. Random flows of them are in
-tests/simulation, where the oracle says what every sink and the state must hold."""
+"""Bad rows: refused by default, or set aside with a reason. Random flows with bad rows are in tests/simulation, where
+the oracle says what every sink and the state must hold."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from midstream import Flow, ListSource, MemorySink, NoopSink, Stream, Update, ag
 from midstream.change.trial import Request
 from midstream.checkpoint.change_records import Outcome
 from midstream.data.schema import parse_ddl
-from midstream.engine.operators.map import map_step
 from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError
 from midstream.flow.edits import revise
-from midstream.flow.model import ERRORS, Form, Map, OnError, Operator, Port
+from midstream.flow.model import Operator, Port
+from midstream.flow.spec import ERRORS, Form, OnError
 from midstream.ids import Epoch
+from midstream.operators.map import Map, map_step
 from midstream.planner.change_plan import Scheduler, plan_change
 from midstream.planner.stages import compile_plan
 from midstream.runtime.local.data import source_epochs
@@ -44,7 +45,7 @@ def source(rows: list[Row], ddl: str = DDL, **options: Any) -> tuple[Flow, Strea
 
 
 def both(made: Stream, flow: Flow, **options: Any) -> tuple[list[Row], list[Row], LocalRun]:
-    """The good rows, the bad ones, and the run that gave them."""
+    """The good rows, the bad ones, and the run that produced them."""
     good, bad = MemorySink(), MemorySink()
     made.sink("good", good)
     made.errors().sink("bad", bad)
@@ -59,14 +60,14 @@ def fragile(row: Row) -> Row:
 # ── functions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_by_default_a_bad_row_fails_the_job_and_is_in_the_error():
+def test_by_default_a_bad_row_fails_the_job_and_the_error_shows_it():
     flow, stream = source(rows_of(("a", 3), ("b", 0)))
     stream.map("divide", fragile).sink("out", NoopSink())
     with pytest.raises(JobFailed, match=r"(?s)ZeroDivisionError.*row: \{'k': 'b', 'n': 0\}"):
         run_local(flow)
 
 
-def test_rows_on_which_a_function_raises_go_aside_with_the_reason():
+def test_rows_on_which_a_function_raises_are_set_aside_with_the_reason():
     flow, stream = source(rows_of(("a", 3), ("b", 0), ("c", 4)))
     good, bad, run = both(stream.map("divide", fragile, on_error="branch"), flow)
     assert good == rows_of(("a", 4), ("c", 3))
@@ -76,7 +77,7 @@ def test_rows_on_which_a_function_raises_go_aside_with_the_reason():
     assert run.progress[0].errors == 1
 
 
-def test_a_row_of_the_wrong_type_goes_aside_as_it_came_in():
+def test_a_row_with_a_wrong_result_type_is_set_aside_unchanged():
     flow, stream = source(rows_of(("a", 1), ("b", 2), ("c", 3)))
 
     def odd_only(row: Row) -> Row:
@@ -88,7 +89,7 @@ def test_a_row_of_the_wrong_type_goes_aside_as_it_came_in():
     assert bad == [{"k": "b", "n": 2, "error": "SchemaError: column 'n': expected int, found str 'two'"}]
 
 
-def test_a_flat_map_that_fails_halfway_gives_none_of_its_rows():
+def test_a_flat_map_that_fails_halfway_emits_none_of_its_rows():
     flow, stream = source(rows_of(("a", 2), ("b", 3)))
 
     def several(row: Row) -> Any:
@@ -107,7 +108,7 @@ def tolerant(spec: Map) -> Operator:
     return Operator("m", spec, (Port("in"),), schema, OnError.BRANCH)
 
 
-def test_a_function_for_rows_is_called_once_for_each():
+def test_a_row_function_is_called_once_per_row():
     called: list[int] = []
 
     def noting(row: Row) -> Row:
@@ -122,7 +123,7 @@ def test_a_function_for_rows_is_called_once_for_each():
     assert results[ERRORS].column("n").to_pylist() == [n for n in numbers if n <= 1]
 
 
-def test_a_batch_is_halved_until_bad_rows_are_alone_and_the_others_keep_their_order():
+def test_a_batch_is_halved_until_bad_rows_are_isolated_and_good_rows_keep_their_order():
     sizes: list[int] = []
 
     def divide(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -137,10 +138,10 @@ def test_a_batch_is_halved_until_bad_rows_are_alone_and_the_others_keep_their_or
     assert results[ERRORS].column("n").to_pylist() == [0] * 8
     assert all("divide by zero" in reason for reason in results[ERRORS].column("error").to_pylist())
     assert sizes[:3] == [50, 25, 12]
-    assert len(sizes) < 2 * 8 * 6, "about two calls for each halving on the way to each of the eight"
+    assert len(sizes) < 2 * 8 * 6, "about two calls per halving for each of the eight"
 
 
-def test_a_filter_and_a_route_let_bad_rows_go_aside():
+def test_a_filter_and_a_route_set_bad_rows_aside():
     flow, stream = source(rows_of(("a", 1), ("b", 0), ("c", 6)))
     kept = stream.filter("f", lambda row: 6 // row["n"] > 1, on_error="branch")
     chosen: dict[int, Any] = {1: "one", 6: 6}
@@ -156,7 +157,7 @@ def test_a_filter_and_a_route_let_bad_rows_go_aside():
     ]
 
 
-def test_a_time_that_python_cannot_express_is_the_row_s_fault():
+def test_a_time_outside_pythons_range_makes_a_row_bad():
     times = pa.array([0, 200_000 * 365 * 86_400_000_000], pa.timestamp("us", "UTC"))
     batch = pa.record_batch([pa.array(["a", "b"]), times], names=["k", "t"])
 
@@ -173,10 +174,10 @@ def test_a_time_that_python_cannot_express_is_the_row_s_fault():
     run_local(flow)
     [row] = bad.rows
     assert row["k"] == "b"
-    assert "outside of the years 1 to 9999" in row["error"]
+    assert "outside the years 1 to 9999" in row["error"]
 
 
-def test_running_out_of_memory_is_no_row_s_fault():
+def test_running_out_of_memory_is_not_blamed_on_a_row():
     def greedy(row: Row) -> Row:
         raise MemoryError("no more")
 
@@ -204,7 +205,7 @@ def test_a_reason_is_bounded_and_always_text():
 # ── keys and times ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_lookup_sends_null_keys_aside_only_when_it_is_told_to():
+def test_a_lookup_sets_null_keys_aside_only_on_request():
     table = pa.table({"k": ["a"], "name": ["Ann"]})
     for on_error, wanted in (("fail", [("a", "Ann"), (None, None)]), ("branch", [("a", "Ann")])):
         flow, stream = source(rows_of(("a", 1), (None, 2)))
@@ -214,7 +215,7 @@ def test_a_lookup_sends_null_keys_aside_only_when_it_is_told_to():
         assert [(row["k"], row["name"]) for row in out.rows] == wanted
 
 
-def test_bad_rows_of_a_key_by_do_not_travel_to_a_task_of_their_key():
+def test_bad_rows_of_a_key_by_are_not_exchanged():
     flow, stream = source(rows_of(("a", 1), (None, 2), ("x" * 481, 3)))
     keyed = stream.key_by("by", "k", on_error="branch")
     keyed.aggregate("sums", n=agg.sum("n")).sink("good", NoopSink())
@@ -248,7 +249,7 @@ def test_a_join_has_errors_of_either_side():
         joined.errors("middle")
 
 
-def test_a_source_sends_null_times_aside():
+def test_a_source_sets_null_times_aside():
     flow = Flow("f")
     rows: list[Row] = [{"k": "a", "t": at(1)}, {"k": "b", "t": None}]
     stream = flow.source("in", ListSource([rows], "k string, t timestamp", event_time="t"), on_error="branch")
@@ -262,7 +263,7 @@ def test_a_source_sends_null_times_aside():
 
 
 class Ledger:
-    """Changes all kinds of state, in place too, and then fails on rows of a negative number."""
+    """Changes all kinds of state, also in place, and then fails on rows with a negative number."""
 
     def __call__(self, key: str, row: Row, state: Any) -> Row:
         seen = state.get({"sum": 0, "all": []})
@@ -281,7 +282,7 @@ class Ledger:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_a_function_did_to_state_before_it_failed_is_undone(seed: int):
+def test_state_changes_of_a_failed_call_are_undone(seed: int):
     numbers = [3, -1, 7, 4, -2, 5]
     without = [n for n in numbers if n >= 0 and n != 7]
     told = []
@@ -298,7 +299,7 @@ def test_what_a_function_did_to_state_before_it_failed_is_undone(seed: int):
 
 
 class Alarm:
-    """Sets a timer, which fails for one key when it has changed state."""
+    """Sets a timer, which changes state and then fails for one key."""
 
     def __call__(self, key: str, row: Row, state: Any) -> None:
         state.set(row["n"])
@@ -334,7 +335,7 @@ def test_a_timer_that_fails_is_gone_and_changes_nothing():
     ]
 
 
-def test_a_batch_function_with_state_is_undone_for_the_rows_it_cannot_take():
+def test_state_changes_of_a_batch_function_are_undone_for_bad_rows():
     def totals(keys: Any, batch: pa.RecordBatch, state: Any) -> pa.RecordBatch:
         sums, results = state.get(0), []
         for group, n in zip(keys.group_of_row.tolist(), batch.column("n").to_pylist(), strict=True):
@@ -361,7 +362,7 @@ def test_a_batch_function_with_state_is_undone_for_the_rows_it_cannot_take():
 # ── transactions ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_transactions_run_as_if_bad_rows_had_never_come():
+def test_transactions_run_as_if_bad_rows_did_not_exist():
     def price(eur: float) -> float:
         if eur < 0:
             raise ValueError(f"{eur} EUR")
@@ -404,8 +405,8 @@ def test_transactions_run_as_if_bad_rows_had_never_come():
         good, bad = ledger(spoiled, domain)
         alone, none = ledger([row for number, row in enumerate(spoiled) if number not in bad_here], domain)
         assert none == []
-        # Epochs are cut elsewhere without the bad rows, which matters to the order of transactions; compare what does
-        # not hang on it: the order of arrival, and that nothing was lost.
+        # Without the bad rows, epochs are cut elsewhere, which affects the order of transactions. So compare only what
+        # does not depend on it: the order of arrival, and that nothing was lost.
         key: Callable[[Row], Any] = lambda row: (row["eur"], row["who"])  # noqa: E731
         assert sorted(map(key, good)) == sorted(map(key, alone))
         assert len(good) + len(bad) == len(rows)
@@ -418,7 +419,7 @@ def test_transactions_run_as_if_bad_rows_had_never_come():
         assert any("column 'region' is null" in reason for reason in reasons) == (domain is not None)
 
 
-def test_good_transactions_see_what_they_would_without_the_bad_ones():
+def test_good_transactions_see_the_same_values_as_without_bad_ones():
     def checked(eur: float) -> float:
         if eur == 0:
             raise ValueError("nothing")
@@ -465,7 +466,7 @@ def broken(row: Row) -> Row:
     return {**row, "n": row["m"]}
 
 
-def test_a_change_that_takes_none_of_the_rows_it_is_tried_on_is_refused():
+def test_a_change_that_fails_on_all_trial_rows_is_refused():
     flow = Flow("f")
     made = flow.source("in", ListSource([rows_of(("a", 1), ("b", 0))], DDL)).map("m", fragile, on_error="branch")
     made.sink("good", NoopSink())
@@ -474,27 +475,27 @@ def test_a_change_that_takes_none_of_the_rows_it_is_tried_on_is_refused():
         runtime.run_epoch(Epoch(0), rows)
 
         def request(function: Any) -> Request:
-            return Request((Update("m", function),), Scheduler.FRIES, "test", is_tried_before=True)
+            return Request((Update("m", function),), Scheduler.FRIES, "test", preflight=True)
 
         with pytest.raises(FunctionError, match=r"all of the rows would go to the errors branch of 'm'.*KeyError: 'm'"):
             runtime._driver.request(request(broken))
-        # Some rows may go aside: that is what the branch is for.
+        # Some rows may be set aside: that is what the branch is for.
         change = runtime._driver.request(request(lambda row: {**row, "n": 1 // row["n"]}))
         assert change.outcome is Outcome.PENDING
 
 
-def test_the_planner_takes_a_branch_of_bad_rows_for_one_row_at_most():
+def test_the_planner_assumes_at_most_one_bad_row_per_row():
     flow, stream = source([])
     several = stream.flat_map("fm", lambda row: [row, row], on_error="branch")
     several.sink("good", NoopSink())
     several.errors().map("repair", fragile, returns=f"{DDL}, error string").sink("bad", NoopSink())
     [component] = plan_change(flow.graph, ["repair"]).components
-    assert component.operators == ("repair",), "a bad row leaves once, so the change need not begin at its operator"
+    assert component.operators == ("repair",), "a row yields at most one bad row, so the change need not begin there"
     [pruned] = plan_change(flow.graph, ["repair"]).pruned
     assert pruned.operator == "fm"
 
 
-def test_a_change_must_not_bring_a_column_of_that_name():
+def test_a_change_must_not_add_a_column_with_the_errors_name():
     flow, stream = source([])
     first = stream.map("first", lambda row: row)
     first.map("second", lambda row: row, on_error="branch").sink("out", NoopSink())
@@ -502,7 +503,7 @@ def test_a_change_must_not_bring_a_column_of_that_name():
         revise(flow.graph, [Update("first", lambda row: row, returns=f"{DDL}, error string")])
 
 
-# ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── mistakes ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_mistakes_are_refused_where_they_are_made():
@@ -526,7 +527,7 @@ def test_mistakes_are_refused_where_they_are_made():
         tolerant.errors().errors()
 
 
-def test_late_and_bad_rows_know_the_event_time_of_what_came_in():
+def test_late_and_bad_rows_keep_the_event_time_of_their_input():
     flow = Flow("f")
     stream = flow.source("in", ListSource([[]], "k string, t timestamp", event_time="t"))
     short = stream.map("short", lambda row: {"k": row["k"]}, returns="k string", on_error="branch")
@@ -534,7 +535,7 @@ def test_late_and_bad_rows_know_the_event_time_of_what_came_in():
     assert short.errors().key_by("b", "k").event_time == "t"
 
 
-def test_a_key_that_is_lost_behind_a_map_is_told_in_the_user_s_names():
+def test_a_key_lost_behind_a_map_is_reported_in_the_users_names():
     _, stream = source([])
     mapped = stream.key_by("by_k", "k").map("score", fragile).filter("some", lambda row: True)
     with pytest.raises(FlowError) as found:
@@ -543,7 +544,7 @@ def test_a_key_that_is_lost_behind_a_map_is_told_in_the_user_s_names():
     assert "rows of filter 'some' have no key any more: map 'score', filter 'some' stands behind key_by 'by_k'" in text
     assert ".map('score', …).filter('some', …).key_by('by_k', 'k').aggregate(…)" in text
     assert ".key_by('by_k_again', 'k').aggregate(…)" in text
-    mapped.key_by("by_k_again", "k").aggregate("sums", n=agg.sum("n"))  # what it says to write works
+    mapped.key_by("by_k_again", "k").aggregate("sums", n=agg.sum("n"))  # the suggestion works
     other = stream.key_by("by_n", "n").map("text", lambda row: {"k": ""}, returns="k string")
     with pytest.raises(FlowError, match=r"map 'text' stands behind key_by 'by_n'.*\.key_by\('by_n', 'n'\)\.join\(…\)$"):
         other.join  # type: ignore[attr-defined]  # noqa: B018
@@ -553,7 +554,7 @@ def test_a_key_that_is_lost_behind_a_map_is_told_in_the_user_s_names():
     assert not hasattr(stream, "anything")
 
 
-def test_nobody_has_to_read_bad_rows():
+def test_the_errors_branch_need_not_be_consumed():
     flow, stream = source(rows_of((None, 1), ("a", 2)))
     keyed = stream.key_by("by", "k").aggregate("sums", n=agg.sum("n"), on_error="branch")
     out = MemorySink()
@@ -562,7 +563,7 @@ def test_nobody_has_to_read_bad_rows():
     assert (out.rows, run.metrics.errors) == ([{"k": "a", "n": 2}], 1)
 
 
-def test_a_window_takes_what_has_a_key_and_a_time():
+def test_a_window_accepts_rows_with_a_key_and_a_time():
     rows: list[Row] = [{"k": "a", "t": at(1)}, {"k": None, "t": at(1)}, {"k": "a", "t": None}, {"k": "a", "t": at(20)}]
     flow = Flow("f")
     stream = flow.source("in", ListSource([rows], "k string, t timestamp", event_time="t"))

@@ -1,4 +1,4 @@
-"""The blob store: named by content, written whole or not at all, and honest about damage."""
+"""The blob store: blobs are named by content, written completely or not at all, and damage is detected."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_is_put_can_be_fetched(store):
+def test_a_stored_blob_can_be_fetched(store):
     blobs = [Blob.of(data) for data in (b"", b"model", bytes(range(256)) * 10_000)]
     assert [store.get(store.put(blob)) for blob in blobs] == [blob.data for blob in blobs]
 
 
-def test_a_blob_is_kept_once_under_its_digest(store, tmp_path):
+def test_a_blob_is_stored_once_under_its_digest(store, tmp_path):
     blob = Blob.of(b"model")
     assert store.put(blob) == store.put(Blob.of(b"model")) == blob.digest
     assert files(tmp_path) == [tmp_path / "blobs" / blob.digest[:2] / blob.digest]
 
 
-def test_what_is_there_already_is_not_written_again(store, tmp_path):
+def test_an_existing_blob_is_not_written_again(store, tmp_path):
     store.put(Blob.of(b"model"))
     [path] = files(tmp_path)
     os.utime(path, (0, 0))
@@ -42,7 +42,7 @@ def test_what_is_there_already_is_not_written_again(store, tmp_path):
 
 
 @pytest.mark.parametrize("torn", [b"", b"mod", b"model and more", bytes(5)])
-def test_what_a_crash_has_torn_is_written_again(store, tmp_path, torn):
+def test_a_torn_blob_is_written_again(store, tmp_path, torn):
     digest = store.put(Blob.of(b"model"))
     files(tmp_path)[0].write_bytes(torn)
     again = BlobStore(store.location)
@@ -50,14 +50,14 @@ def test_what_a_crash_has_torn_is_written_again(store, tmp_path, torn):
     assert again.get(digest) == b"model"
 
 
-def test_a_blob_that_was_removed_is_written_again_by_the_same_store(store, tmp_path):
+def test_a_removed_blob_is_written_again_by_the_same_store(store, tmp_path):
     digest = store.put(Blob.of(b"model"))
     files(tmp_path)[0].unlink()
     store.put(Blob.of(b"model"))
     assert store.get(digest) == b"model"
 
 
-def test_content_is_compared_once_per_process_and_the_size_always(store, tmp_path):
+def test_content_is_compared_once_per_process_and_size_always(store, tmp_path):
     blob = Blob.of(b"model")
     store.put(blob)
     files(tmp_path)[0].write_bytes(b"MODEL")
@@ -68,13 +68,13 @@ def test_content_is_compared_once_per_process_and_the_size_always(store, tmp_pat
     assert store.get(blob.digest) == b"model"
 
 
-def test_two_stores_on_one_folder_see_the_same(store):
+def test_two_stores_on_one_folder_see_the_same_blobs(store):
     digest = store.put(Blob.of(b"model"))
     assert BlobStore(f"file://{store.location}").get(digest) == b"model"
 
 
 @pytest.mark.parametrize("damage", [b"", b"mode", b"modeL", b"model."])
-def test_damage_is_noticed(store, tmp_path, damage):
+def test_damage_is_detected(store, tmp_path, damage):
     digest = store.put(Blob.of(b"model"))
     files(tmp_path)[0].write_bytes(damage)
     with pytest.raises(
@@ -84,7 +84,7 @@ def test_damage_is_noticed(store, tmp_path, damage):
         store.get(digest)
 
 
-def test_a_missing_blob_says_where_it_was_looked_for(store):
+def test_a_missing_blob_names_the_location(store):
     with pytest.raises(
         CheckpointError, match=r"blob abcdef0123456789 cannot be read from .*storage that the driver and all"
     ):
@@ -102,7 +102,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
     assert files(tmp_path) == []
 
 
-def test_a_write_replaces_what_was_there(tmp_path):
+def test_a_write_replaces_an_existing_file(tmp_path):
     fs, path = filesystem_of(str(tmp_path / "file"))
     write_atomically(fs, path, b"one")
     write_atomically(fs, path, b"two")
@@ -118,6 +118,6 @@ def test_plain_paths_are_local_and_become_absolute(tmp_path, monkeypatch):
     assert filesystem_of(f"file://{tmp_path}")[1] == str(tmp_path)
 
 
-def test_a_file_system_that_nobody_knows_is_an_error():
-    with pytest.raises(CheckpointError, match=r"cannot reach 'nosuch://bucket/x'.*\('nosuch' was asked for\)"):
+def test_an_unknown_file_system_is_an_error():
+    with pytest.raises(CheckpointError, match=r"cannot reach 'nosuch://bucket/x'.*; found 'nosuch'"):
         filesystem_of("nosuch://bucket/x")

@@ -17,22 +17,15 @@ from midstream import ConsoleSink, FileSink, Flow, GeneratorSource, ListSource, 
 from midstream.checkpoint.layouts import StateLayout
 from midstream.data.schema import parse_ddl, to_ddl, type_name
 from midstream.errors import FlowError, FunctionError, SchemaError, SourceError
-from midstream.flow.model import (
-    Contract,
-    Filter,
-    FlatMap,
-    Form,
-    How,
-    Join,
-    KeyBy,
-    Lookup,
-    Map,
-    Port,
-    Process,
-    Route,
-    Sink,
-    Source,
-)
+from midstream.flow.model import KeyBy, Port, Sink, Source
+from midstream.flow.spec import Contract, Form, How
+from midstream.operators.filter import Filter
+from midstream.operators.flat_map import FlatMap
+from midstream.operators.join import Join
+from midstream.operators.lookup import Lookup
+from midstream.operators.map import Map
+from midstream.operators.process import Process
+from midstream.operators.route import Route
 from midstream.testing import run_local
 
 DDL = "user string, n bigint, p double"
@@ -325,7 +318,7 @@ def test_event_time_must_be_a_timestamp(flow):
 
 def test_a_table_must_not_bring_columns_that_are_there_already(rows):
     table = pa.table({"user": ["ann"], "N": [1]})  # Spark does not tell N from n
-    with pytest.raises(SchemaError, match="lookup 'l': both sides have N; rename or drop it on one side before"):
+    with pytest.raises(SchemaError, match="lookup 'l': both sides have N; rename or drop them on one side"):
         rows.lookup("l", table, on="user")
 
 

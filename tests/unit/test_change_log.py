@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,8 @@ from midstream.errors import CheckpointError
 from midstream.flow.functions import pack
 from midstream.ids import Revision
 from midstream.storage.blobs import BlobStore
+from midstream.storage.checksums import with_checksum, without_checksum
+from midstream.storage.documents import FORMAT
 from tests.power_loss import Recorder, Removed, Renamed, Synced
 
 APPLIED = Outcome.APPLIED
@@ -215,3 +218,22 @@ def test_the_script_counts_again_after_drop_whatever_is_damaged(tmp_path: Path, 
     assert restart.configuration.blobs["FM"] == first.blobs["FM"]
     assert restart.pending is None
     assert restart.configuration.revision > 3
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"format": FORMAT + 1}, f"entry 2 of the log .* has format {FORMAT + 1}, which is newer"),
+        ({"mood": "good"}, "entry 2 of the log .* cannot be read: unknown field 'mood'"),
+        ({"updates": [{"operator": "FM"}]}, "entry 2 of the log .* cannot be read: .*missing required field"),
+    ],
+)
+def test_an_entry_of_another_midstream_is_refused_and_stays(log: ChangeLog, extra: dict[str, Any], says: str) -> None:
+    path = Path(log.location) / "0000000002.json"
+    content = without_checksum(path.read_bytes())
+    assert content is not None
+    data = with_checksum(msgspec.json.encode(msgspec.json.decode(content) | extra))
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=says):
+        again(log).records()
+    assert path.read_bytes() == data

@@ -23,11 +23,11 @@ from midstream.control import channel
 from midstream.control.channel import Address, Client, Server
 from midstream.control.messages import (
     Accepted,
-    Assignment,
     FromTask,
     Refused,
     Release,
     TaskId,
+    TaskOrder,
     TaskStarted,
     ToTask,
     WorkerId,
@@ -48,11 +48,11 @@ def started(attempt: int = 0) -> TaskStarted:
 def echo(peer: bytes, message: FromTask) -> list[tuple[bytes, ToTask]]:
     """Answer with an assignment whose revision is the task's attempt, so that answers can be told apart."""
     attempt = message.task.attempt if isinstance(message, TaskStarted) else 0
-    return [(peer, Assignment(Revision(attempt), Digest("ab"), (0, 1)))]
+    return [(peer, TaskOrder(Revision(attempt), Digest("ab")))]
 
 
 def revision(answer: ToTask) -> int:
-    assert isinstance(answer, Assignment)
+    assert isinstance(answer, TaskOrder)
     return answer.revision
 
 

@@ -16,17 +16,17 @@ from midstream.cli import app as app_module
 from midstream.cli.app import app
 from midstream.cli.live import print_summary, watch
 from midstream.errors import JobFailed, SetupError
-from midstream.flow.builder import Flow
 from midstream.flow.model import Graph
 from midstream.flow.sinks import MemorySink
 from midstream.flow.sources import ListSource
 from midstream.metrics import EpochProgress, Histogram, JobMetrics, OperatorStats
+from midstream.operators.builder import Flow
 from midstream.runtime.spark import doctor
 from midstream.runtime.spark.doctor import Finding
 from midstream.version import __version__
 
 MODULE = """
-    from midstream.flow.builder import Flow
+    from midstream.operators.builder import Flow
     from midstream.flow.sinks import MemorySink
     from midstream.flow.sources import ListSource
 
@@ -150,7 +150,7 @@ def test_graph_writes_any_format_to_a_file(greetings, format, start):
     assert written == call("graph", "greetings:flow", "--format", format).stdout
 
 
-def test_graph_says_when_it_cannot_write(greetings):
+def test_graph_reports_an_output_file_that_it_cannot_write(greetings):
     result = call("graph", "greetings:flow", "-o", "no/such/folder.svg")
     assert result.exit_code == 1
     assert "cannot write" in result.stderr
@@ -237,7 +237,7 @@ GOOD = Finding("Java", True, "17 (JAVA_HOME)")
 BAD = Finding("pandas", False, "3.0.0", "Install an older [pandas].")
 
 
-def test_doctor_shows_everything_and_is_content(monkeypatch):
+def test_doctor_lists_all_findings_and_exits_with_0(monkeypatch):
     monkeypatch.setattr(doctor, "diagnose", lambda: [GOOD])
     result = call("doctor")
     assert result.exit_code == 0
@@ -253,7 +253,7 @@ def test_doctor_fails_when_something_is_missing_and_gives_the_advice(monkeypatch
 
 
 @pytest.mark.parametrize(("findings", "code", "printed"), [([GOOD], 0, False), ([GOOD, BAD], 1, True)])
-def test_doctor_can_keep_quiet_about_what_is_well(monkeypatch, findings, code, printed):
+def test_quiet_doctor_prints_only_problems(monkeypatch, findings, code, printed):
     monkeypatch.setattr(doctor, "diagnose", lambda: findings)
     result = call("doctor", "--quiet")
     assert result.exit_code == code
@@ -394,7 +394,7 @@ def test_run_without_a_checkpoint_says_which_folder_it_uses_and_removes_it(greet
     assert not os.path.exists(folder)
 
 
-def test_run_stops_after_so_many_epochs(greetings, session, job):
+def test_run_stops_after_the_given_number_of_epochs(greetings, session, job):
     job.last = 100
     result = call("run", "greetings:flow", "--epochs", "2")
     assert [line.split()[:2] for line in result.stdout.splitlines()] == [
@@ -404,7 +404,7 @@ def test_run_stops_after_so_many_epochs(greetings, session, job):
     ]
 
 
-def test_run_stops_the_job_in_order_on_ctrl_c(greetings, session, job):
+def test_ctrl_c_stops_the_job_and_prints_the_summary(greetings, session, job):
     job.interrupt_at = 1
     result = call("run", "greetings:flow")
     assert result.exit_code == 0
@@ -415,7 +415,7 @@ def test_run_stops_the_job_in_order_on_ctrl_c(greetings, session, job):
     assert (job.stops, session.stops) == (1, 1)
 
 
-def test_run_tells_why_a_job_failed_without_a_traceback_of_ours(greetings, session, job):
+def test_run_prints_why_a_job_failed_without_midstreams_own_frames(greetings, session, job):
     job.failure = JobFailed("operator 'hello' failed on {'name': 'Ada'}")
     result = call("run", "greetings:flow")
     assert result.exit_code == 1
@@ -424,7 +424,7 @@ def test_run_tells_why_a_job_failed_without_a_traceback_of_ours(greetings, sessi
     assert (job.stops, session.stops) == (1, 1)
 
 
-def test_run_tells_what_the_machine_lacks(greetings, monkeypatch):
+def test_run_reports_missing_requirements(greetings, monkeypatch):
     def refuse(master, conf):
         raise SetupError("no java")
 
@@ -434,7 +434,7 @@ def test_run_tells_what_the_machine_lacks(greetings, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [["--conf", "novalue"], ["--conf", "=x"], ["--epochs", "0"], ["--for", "-1"]])
-def test_run_refuses_options_that_make_no_sense(greetings, session, options):
+def test_run_refuses_invalid_options(greetings, session, options):
     assert call("run", "greetings:flow", *options).exit_code == 2
 
 
@@ -451,7 +451,7 @@ def last_screen(console: Console) -> list[str]:
     return shown(console).rpartition("greetings  ")[2].splitlines()
 
 
-def test_in_a_terminal_there_is_a_live_table_of_operators():
+def test_a_terminal_shows_a_live_table_of_operators():
     console = screen()
     assert watch(ScriptedJob(), console=console) == 2
     assert "waiting for the first epoch" in shown(console)
@@ -468,7 +468,7 @@ def test_in_a_terminal_there_is_a_live_table_of_operators():
     assert "last 3 epochs" in lines[6]
 
 
-def test_a_low_terminal_shows_the_busiest_operators_in_the_flows_order():
+def test_a_short_terminal_shows_the_busiest_operators_in_the_order_of_the_flow():
     console = screen(height=5)
     watch(ScriptedJob(), console=console)
     lines = last_screen(console)
@@ -488,21 +488,21 @@ def test_a_job_that_failed_before_it_is_watched_raises_as_well():
         watch(ScriptedJob(failure=JobFailed("boom"), status="failed"), console=screen(), plain=True)
 
 
-def test_watching_ends_with_the_time_while_the_job_goes_on():
+def test_watch_returns_after_its_time_limit_while_the_job_goes_on():
     ticks = iter(range(100))
     job = ScriptedJob(last=1000)
     assert watch(job, seconds=10, plain=True, console=screen(), clock=lambda: float(next(ticks))) < 10
     assert (job.status, job.stops) == ("running", 0)
 
 
-def test_watching_again_goes_on_after_the_last_epoch_that_was_shown():
+def test_a_second_watch_continues_after_the_last_epoch_shown():
     job, first, second = ScriptedJob(last=9), screen(), screen()
     last = watch(job, epochs=2, plain=True, console=first)
     assert watch(job, epochs=4, plain=True, console=second, after=last) == 3
     assert [line.split()[1] for line in shown(second).splitlines()] == ["2", "3"]
 
 
-def test_the_summary_leaves_out_what_was_not_measured():
+def test_the_summary_omits_what_was_not_measured():
     console = screen()
     print_summary(ScriptedJob(metrics=JobMetrics(epochs=1, rows_in=10, busy_ms=1000.0)), console)
     assert shown(console) == "greetings running  1 epoch  10 rows in  0 out  10 rows/s\n"

@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 import midstream
 from midstream import Update
 from midstream.checkpoint.change_log import ChangeLog
-from midstream.checkpoint.change_records import Outcome
-from midstream.checkpoint.location import FORMAT, Identity
+from midstream.checkpoint.change_records import Outcome, whoami
+from midstream.checkpoint.location import Identity
 from midstream.cli.app import app
 from midstream.errors import JobFailed
 from midstream.metrics import EpochProgress, JobMetrics, OperatorStats, SweepStats
 from midstream.server.client import JobClient
-from midstream.server.registry import ServedEntry, enter
+from midstream.server.registry import ServedEntry, register
+from midstream.storage.documents import write_struct
 from tests.served import StandInJob, served
 
 FIRST = "0123456789abcdef0123456789abcdef"
@@ -123,7 +124,7 @@ def runs(job, n=2):
 # ── jobs, status ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_jobs_without_jobs_says_how_one_is_served():
+def test_jobs_says_how_to_serve_a_job_when_there_is_none():
     result = call("jobs")
     assert result.exit_code == 0
     assert "flow.start(…, serve=True)" in result.stdout
@@ -191,27 +192,27 @@ def test_a_job_is_named_by_name_or_by_the_beginning_of_its_id(two, name):
 
 
 @pytest.mark.parametrize("command", [["status"], ["explain"], ["update"], ["history"], ["revert"]])
-def test_an_unknown_job_is_told_with_those_that_are_served(two, command):
+def test_an_unknown_job_is_refused_with_a_list_of_served_jobs(two, command):
     more = {"explain": ["FM", "models/new.py:triple"], "update": ["FM", "models/new.py:triple"], "revert": ["1"]}
     result = call(*command, "frauds", *more.get(command[0], []))
     assert result.exit_code == 2
     assert result.stderr == "Error: there is no job 'frauds'. Served are fraud (01234567), clicks (0127aaaa).\n"
 
 
-def test_an_unknown_job_where_none_is_served():
+def test_an_unknown_job_is_refused_when_none_is_served():
     result = call("status", "fraud")
     assert result.exit_code == 2
     assert "there is no job 'fraud'. No job is served on this machine" in result.stderr
 
 
-def test_a_beginning_that_fits_two_jobs_is_refused(two):
+def test_an_ambiguous_beginning_of_an_id_is_refused(two):
     result = call("status", "012")
     assert result.exit_code == 2
     assert "'012' may be fraud (01234567), clicks (0127aaaa); say which" in result.stderr
 
 
-def test_a_job_that_ends_meanwhile_is_told():
-    enter(ServedEntry(os.getpid(), socket.gethostname(), "http://127.0.0.1:1", "token", FIRST, "fraud", "c", 0.0))
+def test_a_job_that_has_just_ended_is_reported():
+    register(ServedEntry(os.getpid(), socket.gethostname(), "http://127.0.0.1:1", "token", FIRST, "fraud", "c", 0.0))
     result = call("status", "fraud")
     assert result.exit_code == 1
     assert "nobody answers at http://127.0.0.1:1" in result.stderr
@@ -241,7 +242,7 @@ def test_update_sends_a_function_by_value(job, function, gives):
     assert runs(job) == gives
 
 
-def test_update_waits_and_tells_delay_and_outcome(job):
+def test_update_waits_and_prints_outcome_and_delay(job):
     result = call_with_outcome(job, Outcome.APPLIED, "update", "fraud", "FM", "models/new.py:triple")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("revision 2 (FM): applied, in effect after ")
@@ -296,7 +297,7 @@ def test_an_installed_module_is_sent_by_value_too(job, here, monkeypatch):
     assert runs(job) == 6
 
 
-def test_update_is_given_up_by_the_keyboard_but_the_change_goes_on(job, monkeypatch):
+def test_ctrl_c_stops_waiting_but_not_the_change(job, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
@@ -307,7 +308,7 @@ def test_update_is_given_up_by_the_keyboard_but_the_change_goes_on(job, monkeypa
     assert job.on_trial is not None
 
 
-def test_update_tells_when_the_job_ends_before_the_outcome(job, monkeypatch):
+def test_update_reports_that_the_job_ended_before_the_outcome(job, monkeypatch):
     monkeypatch.setattr(job.changes, "request", _ended_at_once(job.changes))
     result = call("update", "fraud", "FM", "models/new.py:triple")
     assert result.exit_code == 1
@@ -354,7 +355,7 @@ def test_a_wrong_command_line_gets_a_short_message_and_exit_code_2(job, argument
     assert job.history() == []
 
 
-def test_an_unknown_scheduler_is_told_with_those_that_are_known(job):
+def test_an_unknown_scheduler_is_refused_with_a_list_of_known_ones(job):
     result = call("update", "fraud", "FM", "models/new.py:triple", "--scheduler", "luck")
     assert result.exit_code == 2
     assert "fries-unpruned" in result.stderr
@@ -393,18 +394,46 @@ def test_history_of_a_running_job(job):
     job.fail("ValueError: broken\nand more")
     result = call("history", "fraud")
     assert result.exit_code == 0, result.output
-    line = result.stdout.splitlines()[1]
-    for part in ("2", "ann@host", "FM", "fries", "rolled back", "a [bold] move; ValueError: broken"):
-        assert part in line
+    head, what, note, error = result.stdout.splitlines()
+    assert head.startswith("revision 2  rolled back  20")
+    assert what.startswith("    FM: a lambda, by ann@host (fries, in effect after ")
+    assert (note, error) == ("    note: a [bold] move", "    ValueError: broken")
     [record] = json.loads(call("history", "fraud", "--json").stdout)
     assert (record["by"], record["outcome"], record["updates"][0]["operator"]) == ("ann@host", "rolled back", "FM")
 
 
 def test_history_shows_what_was_refused(job):
     call("update", "fraud", "nobody", "models/new.py:triple")
-    line = call("history", "fraud").stdout.splitlines()[1]
-    assert "nobody" in line
-    assert "refused" in line
+    head, what, error = call("history", "fraud").stdout.splitlines()
+    assert head.startswith("at revision 1  refused  20")
+    assert what == f"    nobody, by {whoami()} (fries)"
+    assert error.startswith("    flow 'fraud' has no operator 'nobody'")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_history_fits_the_terminal_without_breaking_words(job, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    note = (
+        "the model of May, trained on all payments of the last two years, and on the disputed ones of this year twice"
+    )
+    job.update(Update("FM", lambda row: row), Update("rates", pa.table({"k": ["a"], "rate": [2.0]})), by="ann@host")
+    job.commit()
+    job.update(Update("FM", lambda row: row), by="a-robot-with-a-long-name@build-server-17.internal", note=note)
+    job.fail(
+        "ValueError: this model was never trained on payments above 500, and there was one of 1,200 in epoch 1,234"
+    )
+    call("update", "fraud", "nobody", "models/new.py:triple")
+    lines = call("history", "fraud").stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line.split("  ")[:2] for line in lines if not line.startswith("    ")] == [
+        ["revision 2", "applied"],
+        ["revision 3", "rolled back"],
+        ["at revision 4", "refused"],
+    ]
+    text = " ".join(" ".join(lines).split())  # as if it had not been wrapped
+    assert f"note: {note} ValueError: this model was never trained on payments above 500, and there was one" in text
+    assert "by a-robot-with-a-long-name@build-server-17.internal (fries" in text
+    assert (len(lines) == 9) == (width == 200), "a wide terminal needs no wrapping"
 
 
 def test_history_of_a_job_that_is_not_running_is_read_from_its_checkpoint(here, job):
@@ -412,8 +441,7 @@ def test_history_of_a_job_that_is_not_running_is_read_from_its_checkpoint(here, 
     job.update(Update("FM", lambda row: row), by="ann@host")
     for record in job.history():
         ChangeLog(str(folder / "changes")).keep(record)
-    identity = Identity(FORMAT, "0.1.0", "j", "fraud", ("in",))
-    (folder / "midstream.json").write_text(json.dumps({f: getattr(identity, f) for f in identity.__struct_fields__}))
+    (folder / "midstream.json").write_bytes(write_struct(Identity("0.1.0", "j", "fraud", ("in",))))
     for named in ("checkpoint", "./checkpoint", str(folder)):
         result = call("history", named)
         assert result.exit_code == 0, result.output
@@ -436,7 +464,7 @@ def test_revert_goes_back_and_waits(job):
     assert runs(job) == 2
 
 
-def test_revert_that_cannot_be_is_told(job):
+def test_revert_reports_what_it_cannot_do(job):
     result = call("revert", "fraud", "7")
     assert result.exit_code == 1
     assert "Error: there is no revision 7 to go back to" in result.stderr

@@ -107,13 +107,14 @@ def test_the_next_start_runs_what_the_revision_ran():
     rows = live()
     assert sorted(row["n"] for row in rows) == list(range(EPOCHS * ROWS))
     assert seen(rows) == counts(3)
-    [_, line] = call("history", "job").stdout.splitlines()[1:]
-    for part in ("3", "A", "applied", "back to revision 1, offline"):
-        assert part in line
+    head, what, note = call("history", "job").stdout.splitlines()[-3:]
+    assert head.startswith("revision 3  applied  ")
+    assert what.startswith("    A: ")
+    assert note == "    note: back to revision 1, offline"
     assert json.loads(call("history", "job", "--json").stdout)[1]["revision"] == 3
 
 
-def test_state_that_was_migrated_is_brought_back():
+def test_revert_migrates_state_back():
     live(Update("P", count_in_dict, migrate=to_dict))
     result = call("revert", "job", "1")
     assert result.exit_code == 1
@@ -125,7 +126,7 @@ def test_state_that_was_migrated_is_brought_back():
     assert seen(live()) == counts(2)
 
 
-def test_migrations_that_make_no_sense_are_refused():
+def test_revert_refuses_invalid_migrations():
     live(Update("P", count_in_dict, migrate=to_dict))
     for option, says in (
         ("A=steps.py:to_list", "migrate= names A, which keeps no state of the user's in 'job'; those that do: P"),
@@ -137,7 +138,7 @@ def test_migrations_that_make_no_sense_are_refused():
     assert outcomes() == ["applied"]
 
 
-def test_a_function_that_cannot_be_loaded_any_more_is_taken_back(here, monkeypatch):
+def test_revert_takes_back_a_function_that_can_no_longer_be_loaded(here, monkeypatch):
     packages = here / "site-packages"
     packages.mkdir()
     (packages / "old_model.py").write_text("def score(row):\n    return {**row, 'n': 7}\n", encoding="utf-8")
@@ -153,7 +154,7 @@ def test_a_function_that_cannot_be_loaded_any_more_is_taken_back(here, monkeypat
     assert seen(rows) == counts(2)
 
 
-def test_a_change_that_was_on_its_way_ends_with_it():
+def test_revert_ends_a_change_that_was_on_trial():
     live()
     log = Checkpoint.of_any_flow("job").changes
     live(Update("A", lambda row: {**row, "n": -1}))
@@ -166,7 +167,7 @@ def test_a_change_that_was_on_its_way_ends_with_it():
     assert outcomes() == ["applied", "rolled back", "applied"]
 
 
-def test_a_job_that_runs_is_not_touched():
+def test_revert_refuses_the_checkpoint_of_a_running_job():
     live(Update("A", lambda row: {**row, "n": -1}))
     running = Checkpoint.of_any_flow("job")
     running.claim()
@@ -193,7 +194,7 @@ def test_a_served_job_may_be_named_by_its_checkpoint(here):
     assert job.payload("FM")({"n": 2})["n"] == 2
 
 
-def test_what_cannot_be_is_told():
+def test_revert_reports_what_it_cannot_do():
     live(Update("A", lambda row: {**row, "n": -1}))
     for arguments, code, says in (
         (("job", "7"), 1, "there is no revision 7 to go back to; the job has run 1 (the script), 2 (A: a lambda)"),

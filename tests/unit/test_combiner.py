@@ -1,4 +1,4 @@
-"""Adding up before the exchange: nothing is lost, it happens where it pays, and slices do not matter."""
+"""Combining before the exchange: nothing is lost, it is done where it pays, and slices do not matter."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 
 from midstream import Flow, ListSource, MemorySink, agg
 from midstream.engine.aggregation import blocks, combiner
-from midstream.engine.aggregation.combiner import PARTIAL_SCHEMA, Combiner
-from midstream.engine.operators.aggregate import totals_of
+from midstream.engine.aggregation.combiner import PARTIAL_SCHEMA
+from midstream.engine.parts import combiner_of
 from midstream.errors import JobFailed
-from midstream.flow.model import Aggregate, Operator
+from midstream.flow.model import Operator
+from midstream.operators.aggregate import Aggregate, totals_of
 from midstream.testing import run_local
 
 TAKES = pa.schema([("k", pa.int64()), ("x", pa.float64())])
@@ -40,8 +41,8 @@ def rows_of(keys: list[int]) -> pa.RecordBatch:
 
 
 def sent(rows: pa.RecordBatch, cuts: list[int]) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """What leaves a combiner that is given rows in these slices."""
-    work, passing, partials = Combiner(SUMS, TAKES), [], []
+    """The output of a combiner that gets rows in these slices."""
+    work, passing, partials = combiner_of(SUMS, TAKES), [], []
     for start, stop in zip([0, *cuts], [*cuts, rows.num_rows], strict=True):
         work.add(rows.slice(start, stop - start))
         passing += list(work.rows())
@@ -51,7 +52,7 @@ def sent(rows: pa.RecordBatch, cuts: list[int]) -> tuple[list[pa.RecordBatch], l
 
 
 def added_up(passing: list[pa.RecordBatch], partials: list[pa.RecordBatch]) -> Counter[int]:
-    """Rows of each key, whichever way they went."""
+    """The number of rows of each key, sent either way."""
     assert isinstance(SUMS.spec, Aggregate)
     totals = totals_of(SUMS, SUMS.spec, TAKES)
     found: Counter[int] = Counter(key for batch in passing for key in batch.column("k").to_pylist())
@@ -66,7 +67,7 @@ def added_up(passing: list[pa.RecordBatch], partials: list[pa.RecordBatch]) -> C
 @pytest.mark.parametrize("seed", range(5))
 def test_every_row_is_counted_once_and_slices_do_not_matter(seed: int) -> None:
     rng = random.Random(seed)
-    # Stretches of few keys and of many, so that both ways are taken.
+    # Stretches of few keys and of many, so that both ways occur.
     keys = [rng.randrange(5000 if (i // 1000) % 2 else 5) for i in range(4000)]
     rows = rows_of(keys)
     ways = [sent(rows, sorted(rng.sample(range(1, 4000), rng.randint(0, 60)))) for _ in range(3)]
@@ -78,12 +79,12 @@ def test_every_row_is_counted_once_and_slices_do_not_matter(seed: int) -> None:
     assert len({pa.Table.from_batches(passing).combine_chunks().to_string() for passing, _ in ways}) == 1
 
 
-def test_keys_that_hardly_repeat_travel_as_they_are() -> None:
+def test_rows_with_rarely_repeated_keys_are_sent_uncombined() -> None:
     passing, partials = sent(rows_of(list(range(5000))), [])
     assert (sum(batch.num_rows for batch in passing), partials) == (5000, [])
 
 
-def test_keys_that_repeat_travel_once_and_say_how_many_rows_they_stand_for() -> None:
+def test_repeated_keys_are_sent_once_with_their_row_count() -> None:
     passing, [partials] = sent(rows_of([1, 2] * 1000), [])
     assert (passing, partials.num_rows, sum(partials.column("rows").to_pylist())) == ([], 2, 2000)
 
@@ -100,7 +101,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("columns", "combined"),
     [({"n": agg.count()}, True), ({"n": agg.count(), "last": agg.last("x", 2)}, False)],
 )
-def test_the_order_of_rows_is_kept_where_it_counts(columns: dict[str, Any], combined: bool) -> None:
+def test_only_order_independent_aggregates_are_combined(columns: dict[str, Any], combined: bool) -> None:
     spec = operator(**columns).spec
     assert isinstance(spec, Aggregate)
     assert spec.combinable is combined
@@ -116,7 +117,7 @@ def test_metrics_count_rows_not_partials() -> None:
     assert sorted((row["k"], row["n"]) for row in out.rows) == sorted((k, 100 * e) for k in range(3) for e in (1, 2))
 
 
-def test_a_null_key_is_told_with_its_row_before_it_travels() -> None:
+def test_a_null_key_is_reported_with_its_row_by_the_sender() -> None:
     flow = Flow("f")
     keyed = flow.source("in", ListSource([[{"k": None, "x": 7.0}]], "k bigint, x double")).key_by("by", "k")
     keyed.aggregate("a", n=agg.count()).sink("out", MemorySink())

@@ -8,8 +8,6 @@ import pytest
 from midstream.control.coordinator import STORY_LENGTH, Coordinator
 from midstream.control.messages import (
     Accepted,
-    Applied,
-    Assignment,
     ChangeBegun,
     ChangeNoted,
     Commit,
@@ -31,10 +29,12 @@ from midstream.control.messages import (
     StageChange,
     Stay,
     Switch,
+    SwitchRequested,
     TaskFailed,
     TaskFailure,
     TaskFinished,
     TaskId,
+    TaskOrder,
     TaskStarted,
     WorkerId,
     WorkerJoined,
@@ -45,7 +45,7 @@ from midstream.ids import Digest, Epoch, Origin, PartitionId, Revision, Run, Sta
 from midstream.metrics import OperatorStats
 
 PEER = b"peer"
-BINS = (0, 1, 1, 0)
+PARTITIONS = {StageIndex(1): 2, StageIndex(2): 2}
 
 
 def task(stage: int = 0, partition: int = 0, attempt: int = 0, epoch: int = 7, run: int = 0) -> TaskId:
@@ -54,7 +54,7 @@ def task(stage: int = 0, partition: int = 0, attempt: int = 0, epoch: int = 7, r
 
 def opened(epoch: int = 7, run: int = 0, stages: int = 3) -> EpochOpened:
     programs = tuple(Digest(f"program {stage}") for stage in range(stages))
-    return EpochOpened(Epoch(epoch), Run(run), Revision(4), programs, BINS)
+    return EpochOpened(Epoch(epoch), Run(run), Revision(4), programs, PARTITIONS)
 
 
 def sealed(epoch: int = 7, run: int = 0) -> EpochSealed:
@@ -105,7 +105,7 @@ def tell(coordinator: Coordinator, *messages: FromTask) -> list[object]:
 def run(coordinator: Coordinator, *reports: TaskFinished) -> None:
     """Each task starts and finishes."""
     for report in reports:
-        assert isinstance(tell(coordinator, TaskStarted(report.task))[0], Assignment)
+        assert isinstance(tell(coordinator, TaskStarted(report.task))[0], TaskOrder)
         assert tell(coordinator, report) == [Accepted()]
 
 
@@ -128,7 +128,7 @@ def rejection(coordinator: Coordinator) -> str:
 def test_idle_opens_an_epoch():
     coordinator = Coordinator()
     assert coordinator.handle(opened()) == []
-    assert isinstance(tell(coordinator, TaskStarted(task()))[0], Assignment)
+    assert isinstance(tell(coordinator, TaskStarted(task()))[0], TaskOrder)
 
 
 def test_idle_has_nothing_to_seal_or_abandon():
@@ -203,7 +203,7 @@ def test_an_abandoned_run_leaves_nothing_behind():
 def test_a_started_task_gets_the_program_of_its_stage():
     coordinator = running(stages=3)
     told = tell(coordinator, *(TaskStarted(task(stage=stage)) for stage in (0, 2, 1)))
-    assert told == [Assignment(Revision(4), Digest(f"program {stage}"), BINS) for stage in (0, 2, 1)]
+    assert told == [TaskOrder(Revision(4), Digest(f"program {stage}")) for stage in (0, 2, 1)]
 
 
 def test_a_stage_that_is_not_in_the_plan_is_refused_and_not_waited_for():
@@ -526,8 +526,8 @@ def test_a_task_is_told_what_may_still_be_run_also_of_a_change_that_came_meanwhi
     [after] = coordinator.handle(Received(PEER, TaskStarted(task(partition=1))))
     assert isinstance(before, Send)
     assert isinstance(after, Send)
-    assert isinstance(before.message, Assignment)
-    assert isinstance(after.message, Assignment)
+    assert isinstance(before.message, TaskOrder)
+    assert isinstance(after.message, TaskOrder)
     assert set(before.message.live) == {"now", "before"}
     assert set(after.message.live) == {"now", "before", "next"}
 
@@ -541,12 +541,12 @@ def listening(coordinator: Coordinator, *tasks: TaskId) -> None:
 
 
 def ask(coordinator: Coordinator, who: TaskId, rows: int, revision: Revision = NEW) -> list[Instruction]:
-    return coordinator.handle(Received(PEER, Applied(who, revision, {Origin(-1): rows})))
+    return coordinator.handle(Received(PEER, SwitchRequested(who, revision, {Origin(-1): rows})))
 
 
-def start(coordinator: Coordinator, who: TaskId) -> Assignment:
+def start(coordinator: Coordinator, who: TaskId) -> TaskOrder:
     [answer] = tell(coordinator, TaskStarted(who))
-    assert isinstance(answer, Assignment)
+    assert isinstance(answer, TaskOrder)
     return answer
 
 
@@ -642,6 +642,14 @@ def test_an_attempt_that_starts_before_the_first_has_switched_does_not_switch_no
     found = start(coordinator, task(attempt=1))
     assert (found.change, found.switch_at) == (None, None), "what it says at its end must be what the first one says"
     assert ask(coordinator, task(), 17) == [Send(PEER, Stay())]
+
+
+def test_a_start_that_is_told_again_after_the_change_began_does_not_count_as_a_new_one():
+    coordinator = running()
+    listening(coordinator, task())
+    coordinator.handle(begin())
+    again = start(coordinator, task())
+    assert (again.change, again.switch_at) == (None, None), "it may be anywhere in its input"
 
 
 def test_the_first_attempt_of_a_partition_that_starts_after_the_change_switches_at_once():

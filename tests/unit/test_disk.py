@@ -1,4 +1,4 @@
-"""What is written to a local disk is there after a loss of power, from the moment that it is said to be."""
+"""Files on a local disk survive a power loss once the call that writes them has returned."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def left(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_content_is_on_disk_before_the_name_and_the_name_before_the_end(tmp_path: Path) -> None:
+def test_content_is_synced_before_the_name_and_both_before_returning(tmp_path: Path) -> None:
     path = str(tmp_path / "file")
     temporary = f"{path}.{os.getpid()}.tmp"
     disk.make_folder(str(tmp_path), durable=True)
     assert recorded(lambda: disk.write_file(path, b"data", durable=True)) == [
-        Synced(str(tmp_path.parent), is_folder=True),  # once: this process does not know who made the folder
+        Synced(str(tmp_path.parent), is_folder=True),  # once: this process does not know who created the folder
         Created(temporary),
         Written(temporary, b"data"),
         Synced(temporary, is_folder=False),
@@ -54,7 +54,7 @@ def test_content_is_on_disk_before_the_name_and_the_name_before_the_end(tmp_path
     assert left(tmp_path) == {"file": b"data"}
 
 
-def test_new_folders_are_on_disk_in_their_parents_and_each_is_synced_once(tmp_path: Path) -> None:
+def test_new_folders_are_synced_in_their_parents_once_each(tmp_path: Path) -> None:
     path = str(tmp_path / "a" / "b" / "file")
     found = recorded(*[lambda: disk.write_file(path, b"data", durable=True)] * 2)
     assert [operation for operation in found if isinstance(operation, Made | Synced)] == [
@@ -66,13 +66,13 @@ def test_new_folders_are_on_disk_in_their_parents_and_each_is_synced_once(tmp_pa
     ]
 
 
-def test_a_folder_that_another_process_has_just_made_is_synced_by_this_one_too(tmp_path: Path) -> None:
+def test_a_folder_that_another_process_created_is_synced_too(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     found = recorded(lambda: disk.write_file(str(tmp_path / "a" / "file"), b"data", durable=True))
     assert found[0] == Synced(str(tmp_path), is_folder=True)
 
 
-def test_what_need_not_be_durable_is_not_synced(tmp_path: Path) -> None:
+def test_nothing_is_synced_without_durability(tmp_path: Path) -> None:
     path = str(tmp_path / "a" / "file")
     found = recorded(
         lambda: disk.write_file(path, b"data", durable=False),
@@ -84,20 +84,20 @@ def test_what_need_not_be_durable_is_not_synced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 3_000_000, pa.py_buffer(b"of arrow")])
-def test_any_data_can_be_written_and_replaces_what_was_there(tmp_path: Path, data: Any) -> None:
+def test_any_data_can_be_written_and_replaces_an_existing_file(tmp_path: Path, data: Any) -> None:
     for content in (b"before", data):
         disk.write_file(str(tmp_path / "file"), content, durable=True)
     assert left(tmp_path) == {"file": bytes(data)}
 
 
-def test_a_rename_is_on_disk(tmp_path: Path) -> None:
+def test_a_rename_is_synced(tmp_path: Path) -> None:
     path = str(tmp_path / "file")
     disk.write_file(path, b"data", durable=True)
     found = recorded(lambda: disk.rename_file(path, path + "2", durable=True))
     assert found == [Renamed(path, path + "2"), Synced(str(tmp_path), is_folder=True)]
 
 
-def test_what_others_wrote_can_be_synced(tmp_path: Path) -> None:
+def test_files_of_other_processes_can_be_synced(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"of Spark")
     path = str(tmp_path / "file")
     assert recorded(lambda: disk.sync_file(path), lambda: disk.sync_filesystem(str(tmp_path))) == [
@@ -110,7 +110,7 @@ def test_what_others_wrote_can_be_synced(tmp_path: Path) -> None:
         disk.sync_file(path + "2")
 
 
-def test_a_system_that_cannot_sync_one_file_system_syncs_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_syncfs_syncs_all_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     monkeypatch.setattr(disk, "_syncfs", lambda _: -1)
     monkeypatch.setattr(os, "sync", lambda: called.append("sync"))
@@ -118,7 +118,7 @@ def test_a_system_that_cannot_sync_one_file_system_syncs_all(tmp_path: Path, mon
     assert called == ["sync"]
 
 
-def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+def test_a_removed_folder_is_recreated(tmp_path: Path) -> None:
     path = tmp_path / "a" / "file"
     disk.write_file(str(path), b"one", durable=True)
     path.unlink()
@@ -130,7 +130,7 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_an_error_of_syncing_is_an_error_of_writing_and_leaves_what_was_there(
+def test_a_failed_sync_fails_the_write_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     path = str(tmp_path / "file")
@@ -145,9 +145,7 @@ def test_an_error_of_syncing_is_an_error_of_writing_and_leaves_what_was_there(
     assert left(tmp_path) == {"file": b"before"}
 
 
-def test_a_file_system_that_cannot_sync_folders_is_used_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_cannot_sync_folders_is_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.fsync
 
     def only_files(file: int) -> None:
@@ -160,7 +158,7 @@ def test_a_file_system_that_cannot_sync_folders_is_used_without(
     assert left(tmp_path) == {"a/file": b"data"}
 
 
-# ── what a crash leaves ───────────────────────────────────────────────────────────────────────────────────────────
+# ── after a crash ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def trees(operations: list[Operation], root: Path, folder: Path) -> list[dict[str, bytes]]:
@@ -174,7 +172,7 @@ def trees(operations: list[Operation], root: Path, folder: Path) -> list[dict[st
     return found
 
 
-def test_a_crash_leaves_the_old_file_or_the_new_one_and_after_the_end_the_new_one(tmp_path: Path) -> None:
+def test_a_crash_leaves_the_old_or_the_new_file_and_afterwards_the_new_one(tmp_path: Path) -> None:
     root, path = tmp_path / "root", str(tmp_path / "root" / "a" / "file")
     root.mkdir()
     first = recorded(lambda: disk.write_file(path, b"before", durable=True))
@@ -186,7 +184,7 @@ def test_a_crash_leaves_the_old_file_or_the_new_one_and_after_the_end_the_new_on
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2, 3])
-def test_without_any_one_of_the_syncs_a_crash_may_leave_something_else(tmp_path: Path, lost: int) -> None:
+def test_every_single_sync_is_needed(tmp_path: Path, lost: int) -> None:
     root, path = tmp_path / "root", str(tmp_path / "root" / "a" / "file")
     root.mkdir()
     operations = recorded(lambda: disk.write_file(path, b"data", durable=True))
@@ -197,7 +195,7 @@ def test_without_any_one_of_the_syncs_a_crash_may_leave_something_else(tmp_path:
     assert all(tree.get("a/file") == b"data" for tree in after) == (lost == 3)
 
 
-def test_a_killed_process_does_nothing_more(tmp_path: Path) -> None:
+def test_a_killed_process_does_nothing_afterwards(tmp_path: Path) -> None:
     recorder = Recorder()
     recorder.kill_at = 3
     with recorder.recording():

@@ -29,11 +29,12 @@ import pytest
 import midstream
 import midstream.errors
 import midstream.testing
-from midstream.flow.builder import Flow
-from midstream.flow.stream import KeyedStream, Stream
+from midstream.operators.builder import Flow
+from midstream.operators.stream import KeyedStream, Stream
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+README = ROOT / "README.md"
+PAGES = sorted([README, *(ROOT / "docs").rglob("*.md")])
 GLOSSARY = ROOT / "docs" / "glossary.md"
 NO_RUN_ALLOWED = 2
 
@@ -147,7 +148,7 @@ WITH_SPARK = [page for page in WITH_CODE if any(b.needs_spark for b in blocks_of
     [page if page.name == "README.md" else pytest.param(page, marks=pytest.mark.long) for page in WITH_CODE],
     ids=name_of,
 )
-def test_the_code_of_a_page_does_what_the_page_says(page, tmp_path):
+def test_the_code_of_a_page_prints_what_the_page_says(page, tmp_path):
     code, told = run_in_a_process(page, "local", tmp_path)
     assert code == 0, told
 
@@ -156,12 +157,12 @@ def test_the_code_of_a_page_does_what_the_page_says(page, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", WITH_SPARK, ids=name_of)
-def test_the_code_of_a_page_does_what_the_page_says_on_spark(page, tmp_path):
+def test_the_code_of_a_page_prints_what_the_page_says_on_spark(page, tmp_path):
     code, told = run_in_a_process(page, "spark", tmp_path)
     assert code == 0, told
 
 
-def test_a_page_that_lies_is_found_out(tmp_path):
+def test_a_page_with_wrong_output_fails(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1 + 1)\n```\n\n```text output\n3\n```\n")
     code, told = run_in_a_process(page, "local", tmp_path)
@@ -169,12 +170,12 @@ def test_a_page_that_lies_is_found_out(tmp_path):
     assert re.search(r"page.md:5: the page says\s+3", told)
 
 
-def test_few_blocks_are_not_run():
+def test_nearly_all_blocks_are_run():
     idle = [block.where for page in PAGES for block in blocks_of(page) if "no-run" in block.words]
     assert len(idle) <= NO_RUN_ALLOWED, idle
 
 
-def test_blocks_are_marked_with_words_that_this_test_knows():
+def test_every_block_has_known_marks():
     known = {"python": {"spark", "no-run"}, "console": {"spark"}, "text": {"output"}, "sh": set(), "mermaid": set()}
     for page in PAGES:
         for block in blocks_of(page):
@@ -199,7 +200,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_link_leads_somewhere(page):
+def test_every_link_has_a_target(page):
     for link in links_of(page):
         if re.match(r"https?:", link):
             continue
@@ -268,7 +269,7 @@ def test_a_page_uses_one_name_for_one_concept(page):
     assert [word for word in unwanted if re.search(rf"\b{re.escape(word)}s?\b", prose, re.IGNORECASE)] == []
 
 
-def test_the_messages_that_the_pages_explain_are_messages_that_the_code_has():
+def test_the_code_has_every_message_that_the_pages_explain():
     # Python joins neighbouring strings; so does this, to find a message however its lines are broken.
     code = re.sub(r"\"\s*\n\s*f?\"", "", sources())
     rows = rows_under(ROOT / "docs" / "operating.md", "What a message means")
@@ -307,13 +308,31 @@ def test_the_reference_names_everything_that_is_exported():
     assert sorted(name for name in names if not re.search(rf"`[^`\n]*\b{name}\b", text)) == []
 
 
-def test_the_reference_names_every_command_and_option():
+def commands() -> dict[str, Any]:
+    """What ``midstream --help`` lists."""
     from typer.main import get_command
 
     from midstream.cli.app import app
 
+    return dict(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_the_readme_lists_every_command_once():
+    listed = [row[0].strip("`").split()[1] for row in rows_under(README, "The command line")]
+    assert sorted(listed) == sorted(commands())
+
+
+def test_the_first_screen_of_the_readme_installs_then_changes_a_running_job():
+    first, *_ = [block for block in blocks_of(README) if block.words[0] == "python"]
+    [install, *_] = [block for block in blocks_of(README) if block.words[0] == "sh"]
+    assert install.text.startswith("pip install ")
+    assert re.search(r"job\.update\(\s*Update\(", first.text)
+    assert "print(change.wait()" in first.text
+
+
+def test_the_reference_names_every_command_and_option():
     text = REFERENCE.read_text(encoding="utf-8")
-    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in commands().items():
         assert f"midstream {name}" in text
         for parameter in command.params:
             option = max(parameter.opts, key=len)
@@ -336,7 +355,7 @@ if __name__ == "__main__":
     run_page(Path(sys.argv[1]), sys.argv[2] == "spark")
 
 
-def test_every_promise_under_a_fault_names_a_test_that_there_is():
+def test_every_promise_under_a_fault_names_an_existing_test():
     page = (ROOT / "docs" / "operating.md").read_text()
     table = page.partition("## What is promised under which fault")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("|")][2:]

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, Update
@@ -18,14 +19,14 @@ from midstream.change.configuration import first_configuration
 from midstream.change.trial import Request
 from midstream.checkpoint.change_records import Outcome
 from midstream.checkpoint.inspection import read_state
-from midstream.errors import CheckpointError, JobFailed, MidstreamError
+from midstream.errors import CheckpointError, FlowError, JobFailed, MidstreamError
 from midstream.flow.model import Graph
 from midstream.ids import Epoch
 from midstream.planner.change_plan import Scheduler
-from midstream.runtime.driver import BatchEntry, Driver
+from midstream.runtime.driver import BatchEntry, Driver, DriverCrashed
 from midstream.runtime.local import runtime as local
 from midstream.runtime.local.data import source_epochs
-from midstream.testing import ChangeAt, run_local
+from midstream.testing import ChangeAt, Faults, run_local
 
 EPOCHS = [[{"k": "ab"[n % 2]} for n in range(6)] for _ in range(4)]
 
@@ -103,7 +104,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 crashed.append(step)
                 if script is not None:
                     runtime._first = first_configuration(script, runtime.checkpoint.blobs, 2)
-                raise local._DriverCrashed
+                raise DriverCrashed
 
         crashed: list[str] = []
         monkeypatch.setattr(local._Runtime, "at", at)
@@ -239,7 +240,7 @@ def test_a_change_that_another_one_overtook_is_checked_again(driver: Driver):
     changing = threading.Thread(target=partial(driver.request, requested(Update("P", slow))))
     changing.start()
     assert slow.asked.wait(60)
-    first = driver.request(requested(Update("P", Tally(7)), is_tried_before=False))
+    first = driver.request(requested(Update("P", Tally(7)), preflight=False))
     slow.may_go_on.set()
     changing.join(60)
     assert driver.changes.on_trial is first
@@ -269,7 +270,7 @@ def test_a_change_of_a_job_that_is_stopping_is_refused_and_does_not_come_back(dr
 def test_a_time_limit_is_on_record_and_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     flow, checkpoint = tally_flow(Tally(1), MemorySink()), str(tmp_path / "c")
     with local.runtime_of(flow.graph, checkpoint=checkpoint) as runtime:
-        runtime._driver.request(requested(Update("P", Tally(7)), time_limit_s=1.5, is_tried_before=False))
+        runtime._driver.request(requested(Update("P", Tally(7)), time_limit_s=1.5, preflight=False))
     limits: list[float] = []
     monkeypatch.setattr(local._Runtime, "start_timer", lambda runtime, seconds, then: limits.append(seconds))
     run = run_local(flow, checkpoint=checkpoint)
@@ -296,11 +297,11 @@ def test_an_epoch_that_is_overdue_when_its_sinks_are_done_is_not_committed(tmp_p
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "_Runtime", Timed)
-        patch.setattr(local, "Request", partial(Request, time_limit_s=1.0))
-        change = ChangeAt.of(1, Update("P", Tally(100)), scheduler="epoch")
+        change = ChangeAt.of(1, Update("P", Tally(100)), scheduler="epoch", time_limit="1 second")
         run = run_local(tally_flow(Tally(1), slow), checkpoint=str(tmp_path / "c"), changes=[change])
     assert run.history[0].outcome is Outcome.ROLLED_BACK
     assert "was not done within the time limit of 1 s" in str(run.history[0].error)
+    assert "Make the new P faster or give a longer time_limit" in str(run.history[0].error)
     assert out.totals() == state_totals(tmp_path / "c") == {"a": 12, "b": 12}
 
 
@@ -370,7 +371,7 @@ def test_a_fix_that_comes_while_an_epoch_fails_is_not_rolled_back(tmp_path: Path
 
     def fix(runtime: Any, message: Any, to: Any) -> Any:
         if type(message).__name__ == "TaskFailed" and not fixes:
-            fixes.append(runtime._driver.request(requested(Update("P", Tally(5)), is_tried_before=False)))
+            fixes.append(runtime._driver.request(requested(Update("P", Tally(5)), preflight=False)))
         return real_say(runtime, message, to)
 
     real_say = local._Runtime.say
@@ -378,6 +379,99 @@ def test_a_fix_that_comes_while_an_epoch_fails_is_not_rolled_back(tmp_path: Path
     run_local(tally_flow(broken, out), checkpoint=str(tmp_path / "c"))
     assert fixes[0].outcome is Outcome.APPLIED
     assert out.totals() == state_totals(tmp_path / "c") == {"a": 60, "b": 60}
+
+
+# ── on the local runtime as on Spark: preflight, time limits, runs that are lost ──────────────────────────────────────
+
+
+@dataclass
+class Moment:
+    """A fault that comes once, at a step of epoch 2; the next one only if it is wanted again."""
+
+    times: int = 1
+
+    def at(self, runtime: Any) -> bool:
+        is_now = runtime._epoch == 2 and self.times > 0
+        self.times -= is_now
+        return is_now
+
+
+def changed_in_1(**options: Any) -> ChangeAt:
+    return ChangeAt.of(1, Update("P", Tally(100)), scheduler="epoch", **options)
+
+
+def test_preflight_refuses_a_function_that_fails_on_real_rows_and_the_run_goes_on(tmp_path: Path):
+    out = ReplacesAnEpoch()
+    changes = [
+        ChangeAt.of(1, Update("P", broken), preflight=True),
+        ChangeAt.of(2, Update("P", Tally(5)), preflight=True),
+    ]
+    run = run_local(tally_flow(Tally(1), out), partitions=1, checkpoint=str(tmp_path / "c"), changes=changes)
+    assert [record.outcome for record in run.history] == [Outcome.REFUSED, Outcome.APPLIED]
+    assert "ValueError: broken" in str(run.history[0].error)
+    assert [row["added"] for row in out.epochs[3]] == [5] * 6
+
+
+def test_preflight_calls_a_changed_transform_on_no_rows(tmp_path: Path):
+    def no_such_column(table: pa.Table) -> pa.Table:
+        return table.select(["gone"])
+
+    flow = Flow("f")
+    rows = flow.source("in", ListSource(EPOCHS, "k string"))
+    rows.transform("sql", lambda df: df, local=lambda table: table).sink("out", MemorySink())
+    update = Update("sql", lambda df: df, local=no_such_column)
+    with pytest.raises(FlowError, match="transform 'sql' fails on an empty table of its input's columns: KeyError"):
+        run_local(flow, changes=[ChangeAt.of(1, update, scheduler="epoch", preflight=True)])
+
+
+def test_a_change_whose_time_is_up_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    moment, pause = Moment(), local._Runtime._pause
+    out = ReplacesAnEpoch()
+
+    def time_is_up(runtime: Any) -> None:
+        if runtime._timer is not None and moment.at(runtime):
+            runtime._timer()
+        pause(runtime)
+
+    monkeypatch.setattr(local._Runtime, "_pause", time_is_up)
+    change = changed_in_1(time_limit="3 seconds")
+    run = run_local(tally_flow(Tally(1), out), checkpoint=str(tmp_path / "c"), changes=[change])
+    assert run.history[0].outcome is Outcome.ROLLED_BACK
+    assert "was not done within the time limit of 3 s" in str(run.history[0].error)
+    assert out.totals() == state_totals(tmp_path / "c") == {"a": 12, "b": 12}
+
+
+@pytest.mark.parametrize(("losses", "outcome"), [(2, Outcome.APPLIED), (3, Outcome.ROLLED_BACK)])
+def test_a_change_is_blamed_for_the_third_run_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: int, outcome: Outcome
+):
+    moment, out = Moment(losses), ReplacesAnEpoch()
+
+    def lost(runtime: Any) -> None:
+        if moment.at(runtime):
+            raise local._RunLost("no worker could be had")
+
+    monkeypatch.setattr(local._Runtime, "_pause", lost)
+    run = run_local(tally_flow(Tally(1), out), checkpoint=str(tmp_path / "c"), changes=[changed_in_1()])
+    assert run.history[0].outcome is outcome
+    assert out.totals() == state_totals(tmp_path / "c")
+
+
+def test_a_job_that_was_lost_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drivers: list[Any] = []
+    start_driver = local._Runtime._start_driver
+
+    def started(runtime: Any) -> None:
+        start_driver(runtime)
+        drivers.append(runtime._driver)
+
+    monkeypatch.setattr(local._Runtime, "_start_driver", started)
+    out = ReplacesAnEpoch()
+    faults = Faults(lose_run=0.05)
+    for seed in range(10):
+        run_local(tally_flow(Tally(1), out), seed=seed, faults=faults, checkpoint=str(tmp_path / f"{seed}"))
+        assert out.totals() == state_totals(tmp_path / f"{seed}") == {"a": 12, "b": 12}
+    assert len(drivers) > 10, "no run was lost"
 
 
 def test_without_a_fix_the_job_fails(tmp_path: Path):

@@ -10,9 +10,10 @@ import pytest
 from midstream import Flow, ListSource, NoopSink, Update, agg, tumbling
 from midstream.data.schema import to_ddl
 from midstream.errors import FlowError, FunctionError, SchemaError
-from midstream.flow.edits import function_takes, revise
-from midstream.flow.model import Graph, Process
-from midstream.flow.stream import Stream
+from midstream.flow.edits import revise
+from midstream.flow.model import Graph
+from midstream.operators.process import Process
+from midstream.operators.stream import Stream
 
 DDL = "k string, n int, at timestamp"
 WIDER = f"{DDL}, more int"
@@ -179,10 +180,10 @@ def test_a_lookups_table_is_a_table():
 
 def test_functions_are_described_by_what_they_take():
     graph = process()
-    assert function_takes(graph["m"].spec) == ("a dict (one row)",)
-    assert function_takes(graph["p"].spec) == ("a key", "a dict (one row)", "its state")
+    assert graph["m"].spec.function_takes == ("a dict (one row)",)
+    assert graph["p"].spec.function_takes == ("a key", "a dict (one row)", "its state")
     batches = flow_of(lambda rows: to_sink(rows.map_batches("b", same)))
-    assert function_takes(batches["b"].spec) == ("a pyarrow.RecordBatch",)
+    assert batches["b"].spec.function_takes == ("a pyarrow.RecordBatch",)
 
 
 # ── what comes of it ──────────────────────────────────────────────────────────────────────────────────────────────

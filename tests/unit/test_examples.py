@@ -48,7 +48,7 @@ def with_constants(folder: Path) -> None:
     spec.loader.exec_module(module)
 
 
-def test_examples_are_the_same_again_and_do_not_depend_on_loaded_modules(tmp_path, monkeypatch):
+def test_examples_repeat_whatever_modules_are_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     first = drawn()
     with_constants(tmp_path)
@@ -74,7 +74,7 @@ def test_the_profile_of_make_test_keeps_no_database_and_has_no_deadline():
     assert (made.derandomize, made.database, made.deadline, made.max_examples) == (True, None, None, 7)
 
 
-def test_a_search_tries_new_examples_and_more_of_them(searching):
+def test_a_search_uses_new_examples_and_more_of_them(searching):
     made = examples(7)
     assert (made.derandomize, made.deadline, made.max_examples) == (False, None, 7 * SEARCH_FACTOR)
     assert made.database is not None

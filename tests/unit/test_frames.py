@@ -1,4 +1,4 @@
-"""Frames: what is put in comes out, whatever it is, and Spark sees only a header and bytes."""
+"""Frames: rows are decoded as they were encoded, and Spark sees only a header and bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVERY_KIND = pa.RecordBatch.from_pylist(
     "rows",
     [
         EVERY_KIND,
-        EVERY_KIND.slice(1),  # of an offset only the rows behind it must travel
+        EVERY_KIND.slice(1),  # rows before the offset must not be sent
         EVERY_KIND.slice(0, 0),
         pa.record_batch({"k": pa.array(["a", "b", "a"]).dictionary_encode()}),
         pa.RecordBatch.from_arrays(
@@ -53,7 +53,7 @@ def test_rows_survive_the_round_trip_with_their_schema(rows):
     assert found.to_pylist() == rows.to_pylist()
 
 
-def test_a_slice_does_not_drag_its_batch_along():
+def test_a_slice_is_encoded_without_the_rest_of_its_batch():
     large = pa.record_batch({"s": ["x" * 1000] * 1000})
     assert encode_rows(large.slice(0, 1)).size < 10_000
 
@@ -78,14 +78,14 @@ def test_many_frames_keep_their_order_and_their_payloads():
     assert [decode_rows(payload).num_rows for payload in payloads(frames[2:4])] == [2, 3]
 
 
-def test_an_empty_batch_of_frames_has_none():
+def test_an_empty_batch_has_no_frames():
     empty = FRAME_SCHEMA.empty_table().combine_chunks()
     batch = pa.RecordBatch.from_arrays([column.combine_chunks() for column in empty.columns], schema=FRAME_SCHEMA)
     assert headers(batch) == []
     assert payloads(batch) == []
 
 
-def test_a_payload_goes_into_its_frame_without_being_copied_and_comes_out_aligned():
+def test_a_payload_is_framed_without_a_copy_and_read_aligned():
     payload = encode_rows(EVERY_KIND)
     one = frame(header(), payload)
     assert one.column("payload").buffers()[2].address == payload.address
@@ -93,19 +93,21 @@ def test_a_payload_goes_into_its_frame_without_being_copied_and_comes_out_aligne
     assert [each.address % 8 for each in payloads(odd)] == [0, 0]
 
 
-def test_the_order_is_by_revision_then_by_sender_then_by_number():
+def test_frames_sort_by_revision_then_sender_then_number():
     assert FRAME_ORDER == ("revision", "src", "seq")
     assert set(FRAME_ORDER) <= set(FRAME_SCHEMA.names)
 
 
-def test_a_kind_that_nobody_knows_is_an_error():
+def test_an_unknown_frame_kind_is_an_error():
     one = frame(header(), encode_rows(EVERY_KIND))
-    strange = one.set_column(1, FRAME_SCHEMA.field("kind"), pa.array([99], pa.int8()))
+    strange = one.set_column(
+        FRAME_SCHEMA.get_field_index("kind"), FRAME_SCHEMA.field("kind"), pa.array([99], pa.int8())
+    )
     with pytest.raises(ValueError, match="99 is not a valid FrameKind"):
         headers(strange)
 
 
-def test_rows_without_a_payload_are_fillers_and_no_frames():
+def test_rows_without_a_payload_are_fillers_not_frames():
     one = frame(header(), encode_rows(EVERY_KIND))
     filler = one.set_column(one.schema.get_field_index("payload"), "payload", pa.nulls(1, pa.binary()))
     spaced = pa.concat_batches([filler, one, filler, filler, one, filler])

@@ -1,4 +1,4 @@
-"""Checkpoints on file systems of fsspec: the same life as on a local disk, or a refusal that says why."""
+"""Checkpoints on fsspec file systems: they work as on a local disk, or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_up(key: Any, row: dict[str, Any], state: Any) -> dict[str, Any]:
 
 
 def life(epochs: list[list[dict[str, Any]]], checkpoint: str, partitions: int) -> dict[int, list[str]]:
-    """What one life of a job gives, epoch by epoch."""
+    """The output of one start of a job, epoch by epoch."""
     flow, counts, sums = Flow("counting"), MemorySink(), MemorySink()
     keyed = flow.source("in", ListSource(epochs, "k string, n int")).key_by("by k", "k")
     keyed.aggregate("count", n=agg.count()).sink("counts", counts)
@@ -70,11 +70,11 @@ def files_below(location: str) -> list[str]:
     return sorted(posixpath.relpath(info.path, root) for info in found if info.is_file)
 
 
-# A whole life
+# A whole job
 
 
 @pytest.mark.long
-def test_a_job_lives_there_as_on_a_local_disk(location, tmp_path, monkeypatch):
+def test_a_job_works_on_fsspec_as_on_a_local_disk(location, tmp_path, monkeypatch):
     monkeypatch.setattr(lineage, "MIN_ROWS", 3)
     monkeypatch.setattr(lineage, "MERGED_AT_ONCE", 2)
     local = str(tmp_path / "local")
@@ -90,7 +90,7 @@ def test_a_job_lives_there_as_on_a_local_disk(location, tmp_path, monkeypatch):
     assert {name.split("-")[-2] for name in names if name.startswith("state/")} == {"delta", "merged", "snapshot"}
 
 
-def test_what_is_there_belongs_to_one_flow(location):
+def test_a_checkpoint_on_fsspec_belongs_to_one_flow(location):
     life(EPOCHS[:1], location, 1)
     flow = Flow("other")
     flow.source("in", ListSource([[]], "n int")).sink("out", MemorySink())
@@ -98,7 +98,7 @@ def test_what_is_there_belongs_to_one_flow(location):
         run_local(flow, checkpoint=location)
 
 
-def test_damage_and_loss_are_errors_there_too(location):
+def test_damage_and_loss_on_fsspec_are_errors(location):
     blobs, files = BlobStore(below(location, "blobs")), StateFiles(below(location, "state"))
     digest = blobs.put(Blob.of(b"model"))
     ref = files.write(
@@ -116,7 +116,7 @@ def test_damage_and_loss_are_errors_there_too(location):
         files.read(ref)
 
 
-def test_a_local_location_of_fsspecs_is_local_and_is_locked(tmp_path):
+def test_a_local_fsspec_location_is_treated_as_local_and_locked(tmp_path):
     flow = Flow("counting")
     flow.source("in", ListSource([[]], "n int")).sink("out", MemorySink())
     first, second = (Checkpoint.look(f"local://{tmp_path}/my job", flow.graph) for _ in range(2))
@@ -127,7 +127,7 @@ def test_a_local_location_of_fsspecs_is_local_and_is_locked(tmp_path):
     first.release()
 
 
-def test_a_place_below_a_chain_is_below_its_path():
+def test_a_path_below_a_chain_is_below_its_first_link():
     assert below("dir://a::memory://b", "c") == "dir://a/c::memory://b"
     assert below("/data/x::y", "c") == "/data/x::y/c"
     assert filesystem_of("dir://a/c::memory://b")[1] == "a/c"
@@ -143,7 +143,7 @@ class Memory(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no annotatio
 
 
 class NoReplacing(Memory):
-    """Has a rename, which says no when there is a file already: aloud, or in silence."""
+    """Has a rename that refuses to replace a file: with an error, or silently."""
 
     silent = False
 
@@ -168,7 +168,7 @@ def system(kind: type[Memory]) -> pafs.PyFileSystem:
 
 
 @pytest.mark.parametrize("kind", [Memory, NoReplacing, SilentlyNotReplacing])
-def test_a_write_replaces_what_was_there(kind):
+def test_a_write_replaces_an_existing_file(kind):
     fs = system(kind)
     for data in (b"one", b"two"):
         write_atomically(fs, "/job/file", data)
@@ -177,12 +177,12 @@ def test_a_write_replaces_what_was_there(kind):
 
 
 def test_a_rename_that_does_nothing_is_an_error_and_leaves_nothing():
-    with pytest.raises(CheckpointError, match=r"cannot write '/job/file': .*is not there after"):
+    with pytest.raises(CheckpointError, match=r"cannot write '/job/file': .*does not exist after"):
         write_atomically(system(NeverMoving), "/job/file", b"one")
     assert list(MemoryFileSystem.store) == []
 
 
-def test_what_can_be_renamed_is_and_what_cannot_is_written_under_its_own_name(tmp_path):
+def test_files_are_renamed_if_possible_and_otherwise_written_under_their_own_name(tmp_path):
     opened: list[str] = []
 
     class Watched(Memory):
@@ -203,10 +203,10 @@ def test_what_can_be_renamed_is_and_what_cannot_is_written_under_its_own_name(tm
     ] == [False, True]
 
 
-# What others do
+# Concurrent writers
 
 
-def test_what_others_wrote_is_seen_although_listings_are_remembered():
+def test_writes_of_others_are_seen_despite_cached_listings():
     class Remembering(Memory):
         def find(self, path: str, **options: Any) -> Any:
             if path not in self.dircache:
@@ -223,7 +223,7 @@ def test_what_others_wrote_is_seen_although_listings_are_remembered():
     assert len(fs.get_file_info(selector)) == 2
 
 
-def test_what_the_client_of_a_store_raises_becomes_an_error_of_the_checkpoint():
+def test_errors_of_a_stores_client_become_checkpoint_errors():
     class Locked(Memory):
         protocol = "locked"
 
@@ -240,14 +240,14 @@ def test_what_the_client_of_a_store_raises_becomes_an_error_of_the_checkpoint():
         write_atomically(filesystem_of("locked://x")[0], "/x/y", b"")
 
 
-# What is refused
+# Refusals
 
 
-def test_a_scheme_that_nobody_knows_is_refused():
+def test_an_unknown_scheme_is_refused():
     with pytest.raises(
         CheckpointError,
         match=r"cannot reach 'nosuch://bucket/x': pyarrow says \"Unrecognized.*fsspec says \"Protocol not known: nosuch"
-        r".*pyarrow.fs or fsspec knows can be used \('nosuch' was asked for\)$",
+        r".*pyarrow.fs or fsspec knows; found 'nosuch'$",
     ):
         filesystem_of("nosuch://bucket/x")
 
@@ -258,7 +258,7 @@ def test_without_fsspec_the_error_says_what_to_install(monkeypatch):
         filesystem_of("memory://x")
 
 
-def test_without_the_package_of_a_file_system_the_error_names_it():
+def test_a_missing_file_system_package_is_named():
     fsspec.register_implementation("lacking", "no_such_module.System", errtxt="Install lackingfs to reach it")
     with pytest.raises(CheckpointError, match=r"says \"Install lackingfs to reach it\".*pip install the package that"):
         filesystem_of("lacking://x")
@@ -266,7 +266,7 @@ def test_without_the_package_of_a_file_system_the_error_names_it():
 
 @pytest.mark.parametrize("chain", ["simplecache://x::memory://y", "dir://x::simplecache://y::memory://z"])
 def test_a_cache_is_refused(chain):
-    with pytest.raises(CheckpointError, match="may answer from its cache, so that what others write is not seen"):
+    with pytest.raises(CheckpointError, match="may answer from its cache, so that writes of others are not seen"):
         filesystem_of(chain)
 
 
@@ -276,13 +276,13 @@ def test_a_chain_whose_first_link_has_no_path_is_refused():
 
 
 @pytest.mark.parametrize("location", ["file:///data/job?a=1", "s3a://bucket/job?region=eu-central-1"])
-def test_options_behind_a_location_are_refused(location):
-    # Only pyarrow knows options, so this also shows that it understands the name that Hadoop has for S3.
-    with pytest.raises(CheckpointError, match=r"has '(a=1|region=eu-central-1)' behind a '\?'. Give '(file|s3a)://"):
+def test_options_in_a_location_are_refused(location):
+    # Only pyarrow supports options, so this also shows that it knows Hadoop's name for S3.
+    with pytest.raises(CheckpointError, match=r"has '(a=1|region=eu-central-1)' after a '\?'. Use '(file|s3a)://"):
         filesystem_of(location)
 
 
-def test_what_spark_cannot_reach_is_refused_before_anything_is_written(tmp_path):
+def test_a_location_that_spark_cannot_reach_is_refused_before_any_write(tmp_path):
     def knows(scheme: str) -> bool:
         return scheme in {"file", "hdfs"}
 

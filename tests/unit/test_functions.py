@@ -16,10 +16,14 @@ from typing import Any
 
 import pytest
 
-from midstream.errors import FunctionError
+import midstream
+from midstream import Access, State, Table, agg, transaction
+from midstream.errors import FunctionError, SchemaError
 from midstream.flow import functions
 from midstream.flow.functions import label_of, pack
 from midstream.storage.blobs import Blob
+from midstream.testing import ManualClock
+from tests.pickles import midstream_names
 
 LOCK = threading.Lock()
 FACTOR = 3
@@ -312,3 +316,41 @@ def test_a_class_with_a_cached_property_travels_by_value(tmp_path, monkeypatch):
     script = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read())({'n': 2}))"
     done = subprocess.run([sys.executable, "-c", script], input=packed, capture_output=True, check=True)
     assert done.stdout.decode().strip() == "{'n': 6}"
+
+
+# ── what functions may name of midstream ──────────────────────────────────────────────────────────────────────────
+
+
+def test_of_midstream_a_packed_function_names_only_what_is_public():
+    accounts = Table("accounts", value="double", default=0.0)
+    tolls = Table("tolls", key="bigint", value="`top speed` double, cars bigint", default={"top speed": 1.5, "cars": 0})
+    notes = Table("notes", value="object", default={"a": [1]})
+
+    @transaction
+    def deposit(t: Access, e):
+        t.write(accounts, e.who, t.read(accounts, e.who) + e.amount)
+
+    def remember(key, row, state: State):
+        raise SchemaError("no")
+
+    made = (deposit, accounts, tolls, notes, remember, ManualClock(5), midstream, agg)
+    data = pack(made, "op").data
+    assert midstream_names(data) == {"midstream", "midstream.errors", "midstream.testing"}
+    again, *tables, function, clock, package, aggregations = pickle.loads(data)
+    assert tables == [accounts, tolls, notes]
+    assert again.trace({"who": "string", "amount": "double"}) == deposit.trace({"who": "string", "amount": "double"})
+    assert vars(clock) == vars(ManualClock(5))
+    assert (package, aggregations) == (midstream, agg)
+    with pytest.raises(SchemaError):
+        function("k", {}, None)
+
+
+def test_what_is_internal_to_midstream_is_refused_because_it_may_move():
+    def score(row):
+        return label_of(row)
+
+    with pytest.raises(
+        FunctionError,
+        match=r"score: global variable 'label_of' \(a function\) cannot be pickled .*label_of is internal to midstream",
+    ):
+        pack(score, "op")

@@ -1,4 +1,4 @@
-"""No blob is removed that somebody refers to or is about to refer to, whatever comes when; and no other one stays."""
+"""No blob is removed that is, or is about to be, referred to; and every other blob is removed eventually."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIGESTS = [Digest(letter) for letter in "abcdef"]
 
 
 class Store(RuleBasedStateMachine):
-    """A store, preparations that lead to records or to nothing, and a sweeper that looks now and removes later."""
+    """A store, preparations that may end in records, and a sweeper that looks now and removes later."""
 
     preparations = Bundle("preparations")
 
@@ -80,14 +80,14 @@ class Store(RuleBasedStateMachine):
         self.look()
         for digest in DIGESTS:
             self.remove(digest)
-        assert self.stored == self.recorded, "what nobody refers to goes when nothing is being prepared"
+        assert self.stored == self.recorded, "unreferenced blobs are removed once nothing is being prepared"
 
 
 Store.TestCase.settings = examples(100, stateful_step_count=30)
 TestStore = Store.TestCase
 
 
-def test_whoever_stores_a_blob_while_it_is_being_removed_finds_it_gone():
+def test_storing_a_blob_during_its_removal_waits_until_it_is_gone():
     holds, events = Holds(), list[str]()
     is_removing, may_go_on = threading.Event(), threading.Event()
 

@@ -25,6 +25,7 @@ LAYERS = (
     {"drawing", "state"},
     {"txn"},
     {"engine"},
+    {"operators"},
     {"control", "audit"},
     {"checkpoint"},
     {"change"},
@@ -37,7 +38,7 @@ FACADE = "midstream"  # __init__.py: re-exports public names, so it sees everyth
 RANK[FACADE] = len(LAYERS) - 1
 
 # `Flow.start` is where a description meets a runtime and its server: the one place that looks up, and only when called.
-LAZY_EXCEPTIONS = {("flow/builder.py", "runtime"), ("flow/builder.py", "server")}
+LAZY_EXCEPTIONS = {("operators/builder.py", "runtime"), ("operators/builder.py", "server")}
 
 # Where the name to import is not the name to install.
 DISTRIBUTION = {"zmq": "pyzmq", "sklearn": "scikit-learn"}
@@ -191,8 +192,8 @@ def test_everything_imported_is_a_declared_dependency():
         ("engine/frames.py", "class A:\n    def f(self):\n        from midstream import control"),
         ("errors.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from midstream.flow.model import Flow"),
         ("control/channel.py", "import importlib\nimportlib.import_module('midstream.runtime')"),
-        ("flow/builder.py", "from midstream.runtime.spark.job import Job"),
-        ("flow/builder.py", "def start():\n    from midstream.engine import runner"),
+        ("operators/builder.py", "from midstream.runtime.spark.job import Job"),
+        ("operators/builder.py", "def start():\n    from midstream.checkpoint import location"),
     ],
 )
 def test_an_import_that_looks_up_is_found(file, source):
@@ -202,10 +203,10 @@ def test_an_import_that_looks_up_is_found(file, source):
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("runtime/spark.py", "from midstream.control.messages import Assignment\nfrom ..flow import model"),
-        ("engine/operators/map.py", "from ..frames import Frame\nfrom ...errors import FlowError"),
+        ("runtime/spark.py", "from midstream.control.messages import TaskOrder\nfrom ..flow import model"),
+        ("engine/joining/runs.py", "from ..frames import Frame\nfrom ...errors import FlowError"),
         ("__init__.py", "from midstream.runtime.spark.job import Job"),
-        ("flow/builder.py", "def start():\n    from midstream.runtime.spark.job import Job"),
+        ("operators/builder.py", "def start():\n    from midstream.runtime.spark.job import Job"),
         ("planner/stages.py", "import collections, midstream.flow.model"),
     ],
 )

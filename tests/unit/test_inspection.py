@@ -112,7 +112,7 @@ def test_a_file_that_is_gone_is_told(checkpoint: str, tmp_path: Path) -> None:
     shutil.copytree(checkpoint, copy)
     for file in (copy / "state" / "spent").iterdir():
         file.unlink()
-    with pytest.raises(CheckpointError, match=r"the file of state 'spent/.*' is missing"):
+    with pytest.raises(CheckpointError, match=r"the state file 'spent/.*' is missing"):
         read_state(str(copy), "spent")
 
 

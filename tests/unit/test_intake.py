@@ -1,4 +1,4 @@
-"""What enters a stage: frames of many small senders become few batches, in order."""
+"""The input of a stage: frames of many small senders become few batches, in order."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from midstream import Flow, ListSource, NoopSink
 from midstream.engine.frames import Header, encode_rows, frame
 from midstream.engine.intake import JOINED_ROWS, Carried, Rows, units
 from midstream.ids import PartitionId, Revision, WireId
+from midstream.planner.assignment import assign
 from midstream.planner.programs import StageProgram, link
 from midstream.planner.stages import compile_plan
 
 
 def second_stage() -> StageProgram:
-    """Receives wire 0 (keyed rows); wire 1, on its way to a sink, only passes."""
+    """Receives wire 0 (keyed rows); wire 1, on its way to a sink, only passes through."""
     flow = Flow("f")
     rows = flow.source("in", ListSource([[]], "n bigint"))
     rows.key_by("by n", "n").union("u", flow.source("other", ListSource([[]], "n bigint"))).sink("out", NoopSink())
     rows.sink("raw", NoopSink())
     plan = compile_plan(flow.graph)
-    return link(plan, {})[1]
+    return link(plan, {}, {}, assign(plan.exchanged, 1, {}))[1]
 
 
 def frames(*found: tuple[int, int, list[int]]) -> pa.RecordBatch:
@@ -43,7 +44,7 @@ def shown(program: StageProgram, *batches: pa.RecordBatch) -> list[tuple[int | N
 
 
 def wires(program: StageProgram) -> tuple[int, int]:
-    """The first wire that ends here, and one that passes."""
+    """The first wire that ends here, and one that passes through."""
     return program.stage.receives[0], program.stage.carries[0]
 
 
@@ -53,13 +54,13 @@ def test_neighbouring_small_frames_of_a_wire_are_joined():
     assert shown(program, frames((ends, 1, [1]), (ends, 1, [2, 3]))) == [(ends, 1, [1, 2, 3])]
 
 
-def test_a_revision_ends_a_batch():
+def test_frames_of_different_revisions_are_not_joined():
     program = second_stage()
     ends, _ = wires(program)
     assert shown(program, frames((ends, 1, [1]), (ends, 2, [2]))) == [(ends, 1, [1]), (ends, 2, [2])]
 
 
-def test_passing_frames_stay_whole_and_in_their_place():
+def test_passing_frames_stay_whole_and_in_order():
     program = second_stage()
     ends, passes = wires(program)
     found = shown(program, frames((ends, 1, [1]), (passes, 1, [7]), (passes, 1, [8]), (ends, 1, [2])))

@@ -1,4 +1,4 @@
-"""What a join gives, to whom, and when; and what it keeps."""
+"""The output of a join, when it comes, and the state it keeps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 
 from midstream.data.schema import parse_ddl
 from midstream.data.times import EpochTimes
-from midstream.engine.operators import join as join_module
-from midstream.engine.operators.base import ONLY
-from midstream.engine.operators.join import join_at_work
+from midstream.engine.steps import ONLY
 from midstream.errors import OperatorFailed, StateError
-from midstream.flow.model import LATE, LATE_RIGHT, How, Join, Operator
+from midstream.flow.model import Operator
+from midstream.flow.spec import LATE, LATE_RIGHT, How
 from midstream.flow.windows import Tumbling
 from midstream.ids import Epoch, PartitionId, Run
+from midstream.operators import join_step as join_module
+from midstream.operators.join import Join
+from midstream.operators.join_step import join_at_work
 from midstream.state.base import ALL_BINS, Base
 from midstream.state.files import Author, FileRef, StateFiles
 from midstream.state.keys import Namespace
@@ -52,7 +54,7 @@ def within(reach: int, how: How = How.INNER) -> Join:
 
 
 class Epochs:
-    """Runs a join epoch after epoch, each on the state that the one before committed."""
+    """Runs a join epoch after epoch, each on the state that the previous one committed."""
 
     def __init__(self, folder: Path) -> None:
         self.base = Base(str(folder / "base"), "join", StateFiles(str(folder / "checkpoint")))
@@ -61,7 +63,7 @@ class Epochs:
         self.delta: FileRef | None = None
 
     def run(self, spec: Join, *slices: pa.RecordBatch, watermark: int | None = None, schemas=(CLICKS, SALES)):
-        """The rows of each branch; which side a slice is of, its schema says."""
+        """The rows of each branch; the schema of a slice tells its side."""
         keys = set(spec.right_keys)
         joined = pa.schema([*schemas[0], *(field for field in schemas[1] if field.name not in keys)])
         results: dict[str, list[dict]] = {}
@@ -117,7 +119,7 @@ def test_within_includes_its_bound_on_both_sides(epochs):
     assert sorted(row["sold"] for row in found[ONLY]) == [moment(95), moment(100), moment(105)]
 
 
-def test_keys_of_several_columns_may_have_other_names_and_be_times(epochs):
+def test_keys_of_several_columns_may_have_different_names_and_be_times(epochs):
     left = parse_ddl("a int, b string, at timestamp")
     right = parse_ddl("d string, c int, sold timestamp")
     spec = Join(("a", "b", "at"), ("c", "d", "sold"), "at", "sold", How.INNER, within_us=0)
@@ -127,7 +129,7 @@ def test_keys_of_several_columns_may_have_other_names_and_be_times(epochs):
     assert epochs.run(spec, ours, schemas=(left, right)) == {ONLY: [{"a": 1, "b": "x", "at": moment(5)}]}
 
 
-def test_a_slice_with_very_many_pairs_gives_the_rest_at_the_end(epochs, monkeypatch):
+def test_a_slice_with_very_many_pairs_emits_the_rest_at_the_end(epochs, monkeypatch):
     monkeypatch.setattr(join_module, "MAX_PAIRS", 50)
     epochs.run(by_window(10), clicks(*(("ann", 1, str(number)) for number in range(20))))
     with TaskState(epochs.base, epochs.lineage, ALL_BINS) as state:
@@ -138,7 +140,7 @@ def test_a_slice_with_very_many_pairs_gives_the_rest_at_the_end(epochs, monkeypa
         assert 50 <= at_once.num_rows < 100
         assert work.flush is not None
         rest = [output[ONLY] for output in work.flush()]
-        assert list(work.flush()) == [], "each is given once"
+        assert list(work.flush()) == [], "each is emitted once"
     assert max(batch.num_rows for batch in rest) <= 50
     found = {(row["page"], row["tags"][0]) for batch in (at_once, *rest) for row in batch.to_pylist()}
     assert len(found) == at_once.num_rows + sum(batch.num_rows for batch in rest) == 400
@@ -147,7 +149,7 @@ def test_a_slice_with_very_many_pairs_gives_the_rest_at_the_end(epochs, monkeypa
 # ── late rows, and rows without a partner ─────────────────────────────────────────────────────────────────────────
 
 
-def test_by_window_a_row_is_late_when_its_window_has_ended(epochs):
+def test_in_a_window_join_a_row_is_late_if_its_window_has_ended(epochs):
     epochs.run(by_window(10), watermark=20)
     late_left, late_right = clicks(("ann", 19, "late")), sales(("ann", 12, ["late"]))
     found = epochs.run(by_window(10), late_left, late_right, clicks(("ann", 20, "p")), sales(("ann", 20, [])))
@@ -155,7 +157,7 @@ def test_by_window_a_row_is_late_when_its_window_has_ended(epochs):
     assert found == {LATE: late_left.to_pylist(), LATE_RIGHT: late_right.to_pylist()}
 
 
-def test_within_a_row_is_late_before_the_watermark(epochs):
+def test_in_a_within_join_a_row_older_than_the_watermark_is_late(epochs):
     epochs.run(within(5), clicks(("ann", 16, "kept")), watermark=20)
     late = sales(("ann", 19, ["late"]))
     found = epochs.run(within(5), late, sales(("ann", 20, ["in time"])))
@@ -164,7 +166,7 @@ def test_within_a_row_is_late_before_the_watermark(epochs):
 
 @pytest.mark.parametrize(("spec", "over"), [(by_window(10, How.LEFT), 10), (within(5, How.LEFT), 9)])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_left_row_without_a_partner_gets_nulls_as_soon_as_none_can_come(epochs, spec, over, at_once):
+def test_a_left_row_gets_nulls_as_soon_as_no_partner_can_come(epochs, spec, over, at_once):
     lonely, happy = ("ann", 3, "lonely"), ("bob", 3, "happy")
     first = epochs.run(spec, clicks(lonely, happy), sales(("bob", 4, [])), watermark=over if at_once else over - 1)
     second = epochs.run(spec, watermark=over)
@@ -175,7 +177,7 @@ def test_a_left_row_without_a_partner_gets_nulls_as_soon_as_none_can_come(epochs
 
 
 @pytest.mark.parametrize("spec", [by_window(10, How.LEFT), within(5, How.LEFT)])
-def test_a_left_row_that_met_its_partner_later_gets_no_nulls(epochs, spec):
+def test_a_left_row_with_a_later_partner_gets_no_nulls(epochs, spec):
     epochs.run(spec, clicks(("ann", 3, "a"), ("ann", 3, "b")))
     assert len(epochs.run(spec, sales(("ann", 4, [])))[ONLY]) == 2
     assert epochs.run(spec, watermark=1000) == {}
@@ -214,7 +216,7 @@ def test_a_row_without_a_key_is_refused_by_name(epochs):
 # ── state ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_rows_that_are_over_in_their_own_epoch_are_never_written(epochs):
+def test_rows_that_are_over_within_their_epoch_are_never_stored(epochs):
     epochs.run(by_window(10), clicks(("ann", 3, "p")), sales(("bob", 3, [])), watermark=10)
     assert epochs.delta is None
 
@@ -225,7 +227,7 @@ def test_an_idle_epoch_writes_nothing(epochs):
     assert epochs.delta is None
 
 
-def test_a_row_more_for_a_key_with_very_many_costs_little(epochs):
+def test_one_more_row_for_a_very_frequent_key_costs_little(epochs):
     many = clicks(*(("ann", 1, f"{number:0100}") for number in range(2000)))
     epochs.run(by_window(10), many)
     assert sum(len(value) for _, value in epochs.stored()) > 10 * SEGMENT
@@ -237,20 +239,22 @@ def test_a_row_more_for_a_key_with_very_many_costs_little(epochs):
     assert epochs.stored() == []
 
 
-def test_a_pane_may_grow_by_segments_in_several_epochs(epochs):
+def test_a_pane_can_grow_by_segments_over_several_epochs(epochs):
     for part in "abc":
         epochs.run(by_window(10), clicks(*(("ann", 1, f"{part}{number:0100}") for number in range(500))))
     found = epochs.run(by_window(10), sales(("ann", 9, [])))[ONLY]
     assert len({row["page"] for row in found}) == len(found) == 1500
 
 
-def test_state_of_other_columns_is_refused(epochs):
+def test_state_with_other_columns_is_refused(epochs):
     epochs.run(within(5), clicks(("ann", 1, "p")))
-    with pytest.raises(StateError, match=r"join 'join': its state is of other columns, .* within 6 us.* another name"):
+    with pytest.raises(
+        StateError, match=r"join 'join': its state was written with other columns, .* within 6 us.* another name"
+    ):
         epochs.run(within(6), clicks(("ann", 1, "p")))
 
 
-def test_what_is_on_disk_never_changes(epochs):
+def test_the_format_on_disk_never_changes(epochs):
     codec = RowCodec(parse_ddl("flag boolean, n int, name string, x double"))
     rows = [{"flag": True, "n": 7, "name": "ann", "x": 0.5}, {"flag": None, "n": -1, "name": None, "x": None}]
     encoded = codec.encode(pa.RecordBatch.from_pylist(rows, codec.schema))
@@ -269,7 +273,7 @@ def test_what_is_on_disk_never_changes(epochs):
     }
 
 
-def test_nothing_is_read_for_times_that_state_has_not_reached(epochs, monkeypatch):
+def test_nothing_is_read_for_times_later_than_any_pane(epochs, monkeypatch):
     epochs.run(within(5), clicks(("ann", 1, "p")), sales(("ann", 1, [])))
     asked: list[int] = []
     read = Panes.read

@@ -22,10 +22,12 @@ from midstream.control.messages import (
 )
 from midstream.errors import CheckpointError
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex, WireId
+from midstream.storage.documents import FORMAT
+from midstream.version import __version__
 
 
 def opened(epoch: int) -> EpochOpened:
-    return EpochOpened(Epoch(epoch), Run(0), Revision(1), (Digest("ab"), Digest("cd")), (0, 1))
+    return EpochOpened(Epoch(epoch), Run(0), Revision(1), (Digest("ab"), Digest("cd")), {StageIndex(1): 2})
 
 
 def task(stage: int, attempt: int) -> TaskId:
@@ -89,8 +91,18 @@ def test_it_tells_one_line_per_event():
 
 
 def test_something_else_is_no_journal():
-    with pytest.raises(CheckpointError, match="not a journal of this version"):
-        read(b"something else")
+    for data in (b"something else", b"", b"\xff", msgspec.msgpack.encode([1, 2])):
+        with pytest.raises(CheckpointError, match=r"not a journal that midstream .* can read"):
+            read(data)
+
+
+def test_a_journal_of_another_version_says_which():
+    file = msgspec.msgpack.decode(kept(EVENTS))
+    assert (file["format"], file["version"]) == (FORMAT, __version__)
+    with pytest.raises(CheckpointError, match=r"format 99 \(written by midstream 9.9\), which is newer"):
+        read(msgspec.msgpack.encode(file | {"format": 99, "version": "9.9"}))
+    with pytest.raises(CheckpointError, match=r"midstream 9\.9 wrote it: read it with that"):
+        read(msgspec.msgpack.encode(file | {"version": "9.9", "events": [{"type": "EpochDreamt"}]}))
 
 
 def test_the_command_line_tells_a_journal(tmp_path):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from midstream.flow.model import Form, Graph, Map, Operator, Port, Source, Union
+from midstream.flow.model import Graph, Operator, Port, Source, Union
+from midstream.flow.spec import Form
+from midstream.operators.map import Map
 from midstream.planner.mcs import Component, components_of, covering
 
 ROWS = pa.schema([])

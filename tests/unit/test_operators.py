@@ -17,14 +17,14 @@ from midstream import Flow, ListSource, MemorySink, Stream
 from midstream.data import rows as rows_module
 from midstream.data.schema import parse_ddl
 from midstream.engine.failure import MAX_ROW_TEXT, user_traceback
-from midstream.engine.operators.filter import filter_step
-from midstream.engine.operators.flat_map import flat_map_step
-from midstream.engine.operators.lookup import lookup_step
-from midstream.engine.operators.map import map_step
-from midstream.engine.operators.route import route_step
-from midstream.engine.resources import LookupTable
 from midstream.errors import JobFailed, OperatorFailed, SchemaError
-from midstream.flow.model import Filter, FlatMap, Form, How, Lookup, Map, Operator, Port, Route
+from midstream.flow.model import Operator, Port
+from midstream.flow.spec import Form, How
+from midstream.operators.filter import Filter, filter_step
+from midstream.operators.flat_map import FlatMap, flat_map_step
+from midstream.operators.lookup import Lookup, LookupTable, lookup_step
+from midstream.operators.map import Map, map_step
+from midstream.operators.route import Route, route_step
 from midstream.testing import run_local
 
 ROWS = parse_ddl("n bigint, s string")
@@ -214,7 +214,10 @@ def failure(step, batch: pa.RecordBatch = BATCH) -> OperatorFailed:
         ({"n": "4", "s": "x"}, "map 'op': row 3, column 'n': expected bigint, found str '4'"),
         ({"n": 1.5, "s": "x"}, "column 'n': expected bigint, found float 1.5"),
         ({"n": 1}, "column 's': the key is missing; found n. Use None for a null"),
-        ({"n": 1, "s": "x", "z": 1}, "column 'z': not declared; declared are n, s. Leave the key out, or declare it"),
+        (
+            {"n": 1, "s": "x", "z": 1},
+            "column 'z': not declared; the declared columns are n, s. Remove the key, or declare it",
+        ),
         (None, "row 3: expected a dict with the keys n, s, found None"),
         ([{"n": 1, "s": "x"}], "row 3: expected a dict with the keys n, s, found list"),
     ],
@@ -230,7 +233,7 @@ def test_a_map_that_breaks_its_schema_names_the_column_and_the_row(returned, say
     [
         (
             lambda batch: batch.rename_columns(["n", "S"]),
-            "map 'op': the columns are not the declared ones (missing: s; not declared: S). Declared: n bigint,",
+            "map 'op': the columns differ from the declared ones (missing: s; not declared: S). Declared: n bigint,",
         ),
         (
             lambda batch: batch.set_column(0, "n", batch.column("n").cast(pa.float64())),
@@ -464,9 +467,11 @@ def test_what_fails_outside_of_tasks_fails_the_job_with_its_cause(part):
         rows.transform("sql", lambda df: df, local=explode).sink("out", MemorySink())
     else:
         rows.sink("out", explode)
-    with pytest.raises(JobFailed, match="job 'f' failed in epoch 0: NoSuchUser: gone") as caught:
+    where = "in epoch 0" if part == "transform" else "in operator 'out', epoch 0"
+    with pytest.raises(JobFailed, match=f"job 'f' failed {where}: NoSuchUser: gone") as caught:
         run_local(flow)
-    assert isinstance(caught.value.__cause__, NoSuchUser)
+    cause = caught.value.__cause__
+    assert isinstance(cause, NoSuchUser) or (cause is not None and isinstance(cause.__cause__, NoSuchUser))
     assert caught.value.epoch == 0
 
 
@@ -474,7 +479,9 @@ def test_a_transform_is_held_to_its_schema():
     flow = Flow("f")
     rows = flow.source("in", ListSource([[{"n": 1}]], "n bigint"))
     rows.transform("sql", lambda df: df, local=lambda t: t.rename_columns(["m"])).sink("out", MemorySink())
-    with pytest.raises(JobFailed, match=r"transform 'sql', local: the columns are not the declared ones \(missing: n"):
+    with pytest.raises(
+        JobFailed, match=r"transform 'sql', local: the columns differ from the declared ones \(missing: n"
+    ):
         run_local(flow)
 
 

@@ -1,4 +1,4 @@
-"""Folders with pickles in them: made for their owner alone, and refused where somebody else could have written."""
+"""Folders with pickles are created private, and refused if someone else could have written to them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mode_of(path: Path) -> int:
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on the folder is somebody else's: given away if this user may do that, else this user is another."""
+    """Make the folder another user's: change its owner if this user may, otherwise pretend to be another user."""
     if os.geteuid() == 0:
         os.chown(path, NOBODY, -1)
     else:
@@ -57,31 +57,31 @@ def flow() -> Flow:
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o711])
-def test_a_folder_that_only_we_can_write_is_ours(folder, mode):
+def test_a_folder_that_only_this_user_can_write_passes(folder, mode):
     folder.chmod(mode)
     assert others_can_write(str(folder)) is None
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o757, 0o702])
-def test_a_folder_that_everybody_can_write_is_told_with_its_mode(folder, mode):
+def test_a_world_writable_folder_is_reported_with_its_mode(folder, mode):
     folder.chmod(mode)
     assert others_can_write(str(folder)) == f"can be written by everybody (mode {mode:04o})"
 
 
-def test_a_sticky_folder_is_safe_only_for_those_who_make_folders_in_it(folder):
+def test_a_sticky_folder_is_safe_only_as_a_parent(folder):
     folder.chmod(0o1777)
     assert others_can_write(str(folder)) == "can be written by everybody (mode 1777)"
     assert others_can_write(str(folder), sticky_is_safe=True) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another group")
-def test_a_group_that_is_not_the_owners_own_counts_as_others(folder):
+def test_a_shared_group_counts_as_others(folder):
     os.chown(folder, -1, 12_345)
     folder.chmod(0o770)
     assert others_can_write(str(folder)) == "can be written by the group 12345 (mode 0770)"
 
 
-def test_somebody_elses_folder_is_told_whatever_its_mode(folder, monkeypatch):
+def test_a_folder_of_another_user_is_reported_with_any_mode(folder, monkeypatch):
     folder.chmod(0o700)
     give_away(folder, monkeypatch)
     found = others_can_write(str(folder))
@@ -89,7 +89,7 @@ def test_somebody_elses_folder_is_told_whatever_its_mode(folder, monkeypatch):
     assert found.startswith("belongs to ")
 
 
-def test_folders_of_a_checkpoint_count_if_others_can_reach_them(folder):
+def test_subfolders_of_a_checkpoint_are_checked_if_others_can_reach_them(folder):
     (folder / "blobs").mkdir()
     (folder / "blobs").chmod(0o777)
     told = "has a folder 'blobs' that can be written by everybody (mode 0777)"
@@ -98,13 +98,13 @@ def test_folders_of_a_checkpoint_count_if_others_can_reach_them(folder):
     assert others_can_write_checkpoint(str(folder)) is None
 
 
-def test_a_link_is_what_it_points_to(folder, tmp_path):
+def test_symbolic_links_are_followed(folder, tmp_path):
     folder.chmod(0o777)
     (tmp_path / "link").symlink_to(folder)
     assert others_can_write(str(tmp_path / "link")) is not None
 
 
-def test_only_the_last_folder_is_made_private_and_one_that_is_there_stays(tmp_path):
+def test_only_the_last_folder_is_made_private_and_existing_ones_are_unchanged(tmp_path):
     make_private(str(tmp_path / "a" / "b"))
     assert mode_of(tmp_path / "a" / "b") == 0o700
     assert mode_of(tmp_path / "a") == 0o777 & ~current_umask()
@@ -122,7 +122,7 @@ def current_umask() -> int:
 # ── checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_new_checkpoint_is_its_owners_alone(tmp_path, caplog):
+def test_a_new_checkpoint_is_private_to_its_owner(tmp_path, caplog):
     checkpoint = Checkpoint.look(str(tmp_path / "jobs" / "one"), flow().graph)
     checkpoint.claim()
     checkpoint.release()
@@ -130,7 +130,7 @@ def test_a_new_checkpoint_is_its_owners_alone(tmp_path, caplog):
     assert caplog.text == ""
 
 
-def test_a_checkpoint_that_is_there_keeps_its_mode_and_is_warned_of_once(folder, caplog):
+def test_an_existing_checkpoint_keeps_its_mode_and_is_warned_about_once(folder, caplog):
     caplog.set_level(logging.WARNING, "midstream")
     folder.chmod(0o777)
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_is_there_keeps_its_mode_and_is_warned_of_once(folder,
 
 @pytest.fixture
 def kept(tmp_path):
-    """The checkpoint of a job that ran."""
+    """The checkpoint of a finished job."""
     run_local(flow(), checkpoint=str(tmp_path / "kept"))
     return tmp_path / "kept"
 
@@ -167,7 +167,7 @@ def test_state_of_a_folder_that_others_can_write_is_shown_only_on_request(kept):
         assert "count" in shown.output
 
 
-def test_state_of_somebody_elses_folder_is_refused_before_anything_is_read(kept, monkeypatch):
+def test_state_in_another_users_folder_is_refused_before_anything_is_read(kept, monkeypatch):
     give_away(kept, monkeypatch)
     for program in (kept / "blobs").glob("*/*"):
         program.write_bytes(b"would be unpickled, if its digest were right")
@@ -180,15 +180,15 @@ def test_state_of_somebody_elses_folder_is_refused_before_anything_is_read(kept,
 # ── copies of state on a worker's disk ────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_folder_of_a_jobs_local_state_is_its_owners_alone(tmp_path):
+def test_the_local_state_folder_of_a_job_is_private(tmp_path):
     own = own_local_folder(str(tmp_path / "fast" / "disk"), "job1")
     assert own == str(tmp_path / "fast" / "disk" / "job1")
     assert mode_of(Path(own)) == 0o700
-    Path(own).chmod(0o755)  # as earlier versions made it
+    Path(own).chmod(0o755)  # as earlier versions created it
     assert mode_of(Path(own_local_folder(str(tmp_path / "fast" / "disk"), "job1"))) == 0o700
 
 
-def test_a_local_state_that_everybody_can_write_is_refused(folder):
+def test_a_world_writable_local_state_folder_is_refused(folder):
     folder.chmod(0o777)
     with pytest.raises(StateError, match=r"local_state='.*' can be written by everybody \(mode 0777\).*mode 700"):
         check_local_state(str(folder))
@@ -197,21 +197,21 @@ def test_a_local_state_that_everybody_can_write_is_refused(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_a_local_state_of_somebody_else_is_refused(folder, monkeypatch):
+def test_a_local_state_folder_of_another_user_is_refused(folder, monkeypatch):
     give_away(folder, monkeypatch)
     with pytest.raises(StateError, match=r"local_state='.*' belongs to .*, while this process runs as"):
         check_local_state(str(folder))
 
 
-def test_a_sticky_folder_serves_unless_somebody_was_there_before_us(folder):
+def test_a_sticky_folder_is_accepted_unless_another_user_created_the_jobs_folder(folder):
     folder.chmod(0o1777)
     own = Path(own_local_folder(str(folder), "job1"))
     own.chmod(0o777)
-    with pytest.raises(StateError, match=r"can be written by everybody.*remove it, or give another"):
+    with pytest.raises(StateError, match=r"can be written by everybody.*remove the folder, or set another"):
         own_local_folder(str(folder), "job1")
 
 
-def test_a_local_state_that_is_a_file_is_told(tmp_path):
+def test_a_local_state_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match="cannot be used"):
         own_local_folder(str(tmp_path / "file"), "job1")

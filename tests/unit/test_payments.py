@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.workloads.payments import COLUMNS, FRAUD_RATE, Bank
 from examples.fraud.flow import build
 from examples.fraud.models import ALERT_AT, train
+from examples.fraud.payments import COLUMNS, FRAUD_RATE, Bank
 from midstream import MemorySink
 from midstream.cli.app import app
 from midstream.data.schema import parse_ddl

@@ -1,4 +1,4 @@
-"""process: what a function sees of its keys, its state and its timers, on the local runtime."""
+"""process: how a function sees its keys, its state and its timers, on the local runtime."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, NoopSink, State
-from midstream.engine.operators.process import process_at_work
 from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError
-from midstream.flow.model import Form, Operator, Process
-from midstream.flow.stream import KeyedStream
+from midstream.flow.model import Operator
+from midstream.flow.spec import Form
 from midstream.ids import Revision
+from midstream.operators.process import Process
+from midstream.operators.process_step import process_at_work
+from midstream.operators.stream import KeyedStream
 from midstream.testing import ManualClock, run_local
 
 Row = dict[str, Any]
@@ -31,7 +33,7 @@ def keyed(epochs: list[list[Row]], schema: str = "k string, n int", **source: An
 
 
 def ran(epochs: list[list[Row]], function: Any, returns: str, schema: str = "k string, n int", **options: Any) -> Any:
-    """What a process gives, in the order it gave it."""
+    """The output of a process, in order."""
     flow, rows = keyed(epochs, schema)
     out = MemorySink()
     rows.process("p", function, returns=returns, **options).sink("out", out)
@@ -42,7 +44,7 @@ def ran(epochs: list[list[Row]], function: Any, returns: str, schema: str = "k s
 # ── state ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_each_key_has_a_value_of_its_own_that_lasts_over_epochs() -> None:
+def test_each_key_has_its_own_value_across_epochs() -> None:
     def total(key: str, row: Row, state: State) -> Row:
         state.set(state.get(0) + row["n"])
         return {"k": key, "total": state.get()}
@@ -111,7 +113,7 @@ def test_a_map_behaves_as_a_dict_over_epochs() -> None:
     assert found == wanted
 
 
-def test_maps_and_lists_of_different_names_and_keys_do_not_meet() -> None:
+def test_maps_and_lists_of_different_names_and_keys_are_separate() -> None:
     def note(key: str, row: Row, state: State) -> Row:
         state.map("m")["x"] = row["n"]
         state.map("mx")["x"] = -row["n"]
@@ -146,11 +148,13 @@ def test_clear_forgets_value_lists_and_maps_of_one_key() -> None:
 
 
 @pytest.mark.parametrize("item", [1.5, None, ("a", 2.0), 1 << 70])
-def test_what_cannot_be_a_maps_key_is_refused(item: Any) -> None:
+def test_invalid_map_keys_are_refused(item: Any) -> None:
     def note(key: str, row: Row, state: State) -> None:
         state.map("m")[item] = 1
 
-    with pytest.raises(JobFailed, match=r"operator 'p'.*(cannot be a key of the map 'm'|too large a number)"):
+    with pytest.raises(
+        JobFailed, match=r"operator 'p'.*(cannot be a key of the map 'm'|does not fit the 64 bits of a map key)"
+    ):
         ran([[{"k": "a", "n": 1}]], note, "k string")
 
 
@@ -200,7 +204,7 @@ def test_a_null_key_fails_the_job_and_names_the_row() -> None:
     assert "'n': 2" in caught.value.row
 
 
-def test_functions_of_another_shape_are_refused() -> None:
+def test_functions_with_a_wrong_signature_are_refused() -> None:
     _, rows = keyed([[]])
     with pytest.raises(FunctionError, match=r"called with 3 arguments: a key, a dict \(one row\) and its state"):
         rows.process("p", lambda key, row: row)  # type: ignore[arg-type,misc]
@@ -229,7 +233,7 @@ def test_a_batch_function_sees_the_distinct_keys_of_a_slice() -> None:
     assert [row["total"] for row in out.rows if row["k"] == "a"] == [*range(1, 41), 45]
 
 
-def test_a_batch_function_must_give_one_value_per_key() -> None:
+def test_a_batch_function_must_set_one_value_per_key() -> None:
     flow, rows = keyed([[{"k": "a", "n": 1}, {"k": "b", "n": 1}]])
     rows.process_batches("p", lambda keys, batch, state: state.set([1, 2, 3, 4])).sink("out", MemorySink())
     with pytest.raises(JobFailed, match=r"4 values were set for \d keys"):
@@ -251,7 +255,7 @@ def test_one_to_one_is_checked_for_batches() -> None:
 
 
 class Alarm:
-    """Rings 10 seconds after each row of a key, and says how many rows there were by then."""
+    """Fires 10 seconds after each row of a key, and reports the number of rows by then."""
 
     def __call__(self, key: str, row: Row, state: State) -> None:
         state.set(state.get(0) + 1)
@@ -265,7 +269,7 @@ class Alarm:
         return {"k": key, "t": time, "n": state.get()}
 
 
-def test_event_timers_fire_in_order_once_the_watermark_is_there() -> None:
+def test_event_timers_fire_in_order_when_the_watermark_passes_them() -> None:
     epochs = [
         [{"k": "a", "n": 1, "t": at(0)}, {"k": "b", "n": 1, "t": at(1)}, {"k": "c", "n": -1, "t": at(0)}],
         [{"k": "a", "n": 1, "t": at(5)}],
@@ -299,7 +303,7 @@ def sets_both(keys: Any, batch: pa.RecordBatch, states: Any) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize(("function", "called"), [(sets_event_timer, "event_timer"), (sets_clock_timer, "clock_timer")])
-def test_a_timer_that_nobody_would_hear_is_an_error_that_names_the_operator_and_the_row(function, called) -> None:
+def test_a_timer_without_on_timer_is_an_error_that_names_the_operator_and_the_row(function, called) -> None:
     flow, rows = keyed([[{"k": "a", "n": 7, "t": START}]], "k string, n int, t timestamp", event_time="t")
     rows.process("p", function).sink("out", MemorySink())
     with pytest.raises(JobFailed, match=rf"process 'p': {called} was called, but sets_{called} has no method on_timer"):
@@ -308,7 +312,7 @@ def test_a_timer_that_nobody_would_hear_is_an_error_that_names_the_operator_and_
         run_local(flow)
 
 
-def test_so_is_one_of_a_function_on_batches() -> None:
+def test_a_timer_of_a_batch_function_is_an_error() -> None:
     flow, rows = keyed([[{"k": "a", "n": 7}]], "k string, n int")
     rows.process_batches("p", sets_both).sink("out", MemorySink())
     with pytest.raises(JobFailed, match="process 'p': event_timer was called, but sets_both has no method on_timer"):
@@ -316,7 +320,7 @@ def test_so_is_one_of_a_function_on_batches() -> None:
 
 
 class Snooze:
-    """Sets a timer of each kind that is asked for, and another one of its kind when it fires."""
+    """Sets a timer of each given kind, and another one of its kind when it fires."""
 
     def __init__(self, *kinds: str) -> None:
         self.kinds = kinds
@@ -364,7 +368,7 @@ class Metronome:
         return {"t": time}
 
 
-def test_a_timer_may_set_the_next_one_and_catches_up() -> None:
+def test_a_timer_can_set_the_next_one_and_catches_up() -> None:
     epochs = [[{"k": "a", "n": 1, "t": at(t)}] for t in (0, 35, 36)]
     flow, rows = keyed(epochs, "k string, n int, t timestamp", event_time="t")
     out = MemorySink()
@@ -379,15 +383,15 @@ class Stuck(Metronome):
         return {"t": time}
 
 
-def test_a_timer_that_would_fire_for_ever_is_refused() -> None:
+def test_a_timer_that_would_fire_forever_is_refused() -> None:
     flow, rows = keyed([[{"k": "a", "n": 1, "t": at(0)}]], "k string, n int, t timestamp", event_time="t")
     rows.process("p", Stuck(), returns="t timestamp").sink("out", MemorySink())
-    with pytest.raises(JobFailed, match="it must be later, or it would fire for ever"):
+    with pytest.raises(JobFailed, match="it must be later, or it would fire forever"):
         run_local(flow)
 
 
 class Reminder:
-    """Rings when the clock is 60 seconds further."""
+    """Fires when the clock has advanced by 60 seconds."""
 
     def __call__(self, key: str, row: Row, state: State) -> Row:
         state.clock_timer(state.now + timedelta(seconds=60))
@@ -398,14 +402,14 @@ class Reminder:
 
 
 class Ticking(ManualClock):
-    """Each epoch begins 40 seconds after the one before. (The local runtime asks twice: then, and at its commit.)"""
+    """Each epoch begins 40 seconds after the previous one. (The local runtime asks twice: then, and at its commit.)"""
 
     def wall_us(self) -> int:
         self.advance(seconds=20)
         return super().wall_us()
 
 
-def test_clock_timers_go_by_the_clock_at_the_beginning_of_an_epoch() -> None:
+def test_clock_timers_use_the_clock_at_the_start_of_an_epoch() -> None:
     flow, rows = keyed([[{"k": "a", "n": 1}], [], [], []])
     out = MemorySink()
     rows.process("p", Reminder(), returns="what string").sink("out", out)
@@ -414,7 +418,7 @@ def test_clock_timers_go_by_the_clock_at_the_beginning_of_an_epoch() -> None:
     assert [len(found) for found in out.tables.values()] == [1, 0, 1, 0]
 
 
-def test_state_that_was_not_written_for_its_time_to_live_is_gone() -> None:
+def test_state_not_written_within_its_time_to_live_is_deleted() -> None:
     def count(key: str, row: Row, state: State) -> Row:
         if row["n"]:
             state.set(state.get(0) + 1)
@@ -434,7 +438,7 @@ def test_state_that_was_not_written_for_its_time_to_live_is_gone() -> None:
 # ── restarts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_later_run_goes_on_with_the_state_of_an_earlier_one(tmp_path: Any) -> None:
+def test_a_later_run_continues_with_earlier_state(tmp_path: Any) -> None:
     def count(key: str, row: Row, state: State) -> Row:
         state.set(state.get(0) + 1)
         return {"k": key, "n": state.get()}
@@ -449,7 +453,7 @@ def test_a_later_run_goes_on_with_the_state_of_an_earlier_one(tmp_path: Any) -> 
     assert totals == [[("a", 1), ("a", 2), ("b", 1)], [("a", 3), ("a", 4), ("b", 2)]]
 
 
-def test_schema_errors_of_windows_and_keys_come_before_anything_runs() -> None:
+def test_schema_errors_of_windows_and_keys_are_raised_before_anything_runs() -> None:
     flow = Flow("f")
     rows = flow.source("rows", ListSource([[]], "k string, x double, t timestamp"))
     with pytest.raises(SchemaError, match="x"):

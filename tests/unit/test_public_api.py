@@ -1,4 +1,4 @@
-"""What users may rely on: the exported names, the hierarchy of errors, and that everything public is described."""
+"""The public API: exported names, base classes of errors, and a docstring for every public name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,20 +17,23 @@ import midstream
 from midstream import errors, testing
 
 
-def test_the_exported_names_are_these():
+def test_midstream_exports_exactly_these_names():
     assert midstream.__all__ == [
         "Access",
+        "Change",
         "ConsoleSink",
         "Constant",
         "DatabaseSink",
         "FileSink",
         "Flow",
         "GeneratorSource",
+        "Job",
         "KeyedStream",
         "ListSource",
         "MemorySink",
         "MidstreamError",
         "NoopSink",
+        "Outcome",
         "SquareWave",
         "State",
         "Step",
@@ -37,6 +42,7 @@ def test_the_exported_names_are_these():
         "Update",
         "__version__",
         "agg",
+        "local_session",
         "sessions",
         "sliding",
         "transaction",
@@ -44,9 +50,18 @@ def test_the_exported_names_are_these():
     ]
     assert all(hasattr(midstream, name) for name in midstream.__all__)
     assert midstream.__all__ == sorted(midstream.__all__)
+    assert set(midstream.__all__) <= set(dir(midstream))
+    with pytest.raises(AttributeError, match="module 'midstream' has no attribute 'colour'"):
+        _ = midstream.colour  # type: ignore[attr-defined]
 
 
-def test_what_tests_of_flows_may_use_is_this():
+def test_importing_midstream_loads_no_optional_package():
+    code = "import sys, midstream; print(*{'pyspark', 'pandas', 'starlette', 'uvicorn', 'numba'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_testing_exports_exactly_these_names():
     assert testing.__all__ == [
         "ChangeAt",
         "Faults",
@@ -79,11 +94,11 @@ HIERARCHY = {
 }
 
 
-def test_the_hierarchy_of_errors_is_this():
+def test_errors_have_these_base_classes():
     assert {name: getattr(errors, name).__bases__ for name in errors.__all__} == HIERARCHY
 
 
-def test_the_hierarchy_is_drawn_as_it_is():
+def test_the_drawing_in_the_docstring_shows_every_error():
     drawing = errors.__doc__ or ""
     assert [name for name in HIERARCHY if f"── {name}" not in drawing] == ["MidstreamError"]
 
@@ -127,5 +142,5 @@ def test_every_public_name_has_a_docstring():
 
 
 @pytest.mark.parametrize("name", [name for name in midstream.__all__ if name != "__version__"])
-def test_every_exported_name_is_described_for_users(name):
+def test_every_exported_name_has_a_docstring_that_explains_it(name):
     assert len(inspect.getdoc(getattr(midstream, name)) or "") > 40

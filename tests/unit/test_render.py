@@ -1,4 +1,4 @@
-"""Pictures of a flow: the text and Mermaid ones word for word, the SVG by its geometry."""
+"""Pictures of a flow: text and Mermaid word for word, SVG by its geometry."""
 
 from __future__ import annotations
 
@@ -16,24 +16,13 @@ from midstream.drawing.layout import Link, arrange
 from midstream.drawing.picture import printable
 from midstream.drawing.render import render
 from midstream.errors import FlowError
-from midstream.flow.model import (
-    Filter,
-    FlatMap,
-    Form,
-    Graph,
-    How,
-    KeyBy,
-    Lookup,
-    Map,
-    Operator,
-    Port,
-    Route,
-    Sink,
-    Source,
-    Spec,
-    Transform,
-    Union,
-)
+from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Transform, Union
+from midstream.flow.spec import Form, How, Spec
+from midstream.operators.filter import Filter
+from midstream.operators.flat_map import FlatMap
+from midstream.operators.lookup import Lookup
+from midstream.operators.map import Map
+from midstream.operators.route import Route
 
 ROWS = pa.schema([("card", pa.string())])
 SVG = "{http://www.w3.org/2000/svg}"
@@ -57,7 +46,7 @@ FRAUD = Graph(
     ),
 )
 
-# A diamond, a route whose branches meet again, two sources, three sinks, and a union over different depths.
+# A diamond, a route whose branches join again, two sources, three sinks, and a union over different depths.
 UGLY = Graph(
     "ugly",
     (
@@ -226,7 +215,7 @@ def with_class(root: ET.Element, tag: str, name: str) -> list[ET.Element]:
     return [found for found in root.iter(SVG + tag) if name in (found.get("class") or "").split()]
 
 
-def test_svg_needs_nothing_from_elsewhere_and_knows_the_dark():
+def test_svg_is_self_contained_and_has_a_dark_scheme():
     svg = render(UGLY, "svg")
     assert "prefers-color-scheme: dark" in svg
     assert not re.search(r"@import|@font-face|href|url\((?!#)", svg)
@@ -250,7 +239,7 @@ def test_svg_colours_by_kind_or_else_by_group_with_a_legend():
     assert legend == ["stage 0", "stage 1"]
 
 
-def test_groups_that_share_a_colour_are_told_apart_by_their_label():
+def test_groups_that_share_a_colour_have_distinct_labels():
     names = [f"m{i}" for i in range(9)]
     graph = Graph("g", tuple(op(name, Source()) for name in names))
     root = parse(render(graph, "svg", groups={name: f"part {name}" for name in names}))
@@ -302,12 +291,12 @@ def edges_of(text: str) -> set[tuple[str, str]]:
 
 
 @given(graphs())
-def test_a_text_drawing_says_exactly_which_operator_feeds_which(graph):
+def test_a_text_drawing_shows_exactly_which_operator_feeds_which(graph):
     assert edges_of(render(graph, title="")) == {(port.operator, name) for port, name in graph.edges}
 
 
 @given(graphs(names=st.text(min_size=1, max_size=20)))
-def test_svg_is_well_formed_with_every_name_once_and_no_boxes_over_each_other(graph):
+def test_svg_is_well_formed_with_every_name_once_and_no_overlapping_boxes(graph):
     root = parse(render(graph, "svg"))
     assert [text.text for text in with_class(root, "text", "name")] == [printable(operator.name) for operator in graph]
     boxes = [

@@ -1,4 +1,4 @@
-"""What a worker process has loaded is forgotten when no configuration names it that could still be run, not before."""
+"""A worker process drops loaded objects when no configuration that could still run refers to them, but not before."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from midstream import Flow, ListSource, NoopSink, Update
 from midstream.change.configuration import Configuration, first_configuration
 from midstream.change.prepare import prepare
-from midstream.control.messages import Assignment, StageChange, TaskId
+from midstream.control.messages import StageChange, TaskId, TaskOrder
 from midstream.engine.clock import ManualClock
+from midstream.engine.parts import preload
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.ids import Epoch, PartitionId, Revision, Run, StageIndex
@@ -23,7 +24,7 @@ from midstream.storage.blobs import BlobStore
 
 
 class Noted:
-    """A function that writes down when it is opened and closed."""
+    """A function that records when it is opened and closed."""
 
     def __init__(self, name: str, notes: Path) -> None:
         self.name, self.notes = name, notes
@@ -49,7 +50,7 @@ def table(price: int) -> pa.Table:
 
 
 class World:
-    """A flow with two functions and a table in one stage, its resources, and changes of it."""
+    """A flow with two functions and a table in one stage, its resources, and changes to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,7 +70,7 @@ class World:
 
     def load(self, configuration: Configuration) -> None:
         for digest in configuration.programs:
-            self.resources.preload(self.resources.program(digest))
+            preload(self.resources.program(digest), self.resources)
 
     def forget_all_but(self, *live: Configuration) -> set[str]:
         return set(self.resources.forget_all_but(frozenset().union(*(each.digests() for each in live))))
@@ -78,10 +79,10 @@ class World:
         return self.notes.read_text().splitlines() if self.notes.exists() else []
 
     def task(self, configuration: Configuration, change: StageChange | None = None) -> TaskRun:
-        assignment = Assignment(Revision(1), configuration.programs[0], configuration.bins, change=change)
+        order = TaskOrder(Revision(1), configuration.programs[0], change=change)
         access = StateAccess("job", str(self.folder / "state"), str(self.folder / "local"))
         task = TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(0), 1)
-        return TaskRun(task, assignment, self.resources, access, clock=ManualClock(), sizer=SliceSizer())
+        return TaskRun(task, order, self.resources, access, clock=ManualClock(), sizer=SliceSizer())
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_what_only_an_old_configuration_names_is_closed_and_forgotten(world: World):
+def test_objects_only_an_old_configuration_uses_are_closed_and_dropped(world: World):
     after = world.changed(Update("m", world.noted("new")), Update("t", table(2)))
     world.load(world.first)
     world.load(after)
@@ -98,7 +99,7 @@ def test_what_only_an_old_configuration_names_is_closed_and_forgotten(world: Wor
     assert world.story() == ["old opened", "same opened", "new opened", "old closed"]
 
 
-def test_what_was_forgotten_is_loaded_again_when_it_is_wanted(world: World):
+def test_dropped_objects_are_loaded_again_when_needed(world: World):
     world.load(world.first)
     world.forget_all_but()
     world.load(world.first)
@@ -106,14 +107,14 @@ def test_what_was_forgotten_is_loaded_again_when_it_is_wanted(world: World):
     assert world.forget_all_but(world.first) == set()
 
 
-def test_a_function_that_a_live_program_names_stays_even_if_that_program_was_never_loaded(world: World):
+def test_a_function_of_a_live_program_stays_even_if_the_program_was_never_loaded(world: World):
     world.load(world.first)
     after = world.changed(Update("m", world.noted("new")))
     world.forget_all_but(after)
     assert world.story() == ["old opened", "same opened", "old closed"]
 
 
-def test_nothing_is_taken_from_a_task_that_is_at_work(world: World):
+def test_nothing_is_dropped_while_a_task_uses_it(world: World):
     after = world.changed(Update("m", world.noted("new")))
     task = world.task(world.first, StageChange(Revision(2), after.programs[0], ("m",)))
     list(task.run([]))
@@ -133,14 +134,14 @@ def test_a_task_that_cannot_be_started_holds_nothing(world: World):
     assert world.forget_all_but() == set(world.first.digests())
 
 
-def test_an_error_of_one_function_does_not_keep_others_from_being_closed(world: World):
+def test_an_error_in_closing_one_function_does_not_prevent_closing_others(world: World):
     world.load(world.changed(Update("m", world.noted("bad"))))
     world.forget_all_but()
     assert sorted(world.story()[2:]) == ["bad closed", "same closed"]
 
 
 def test_a_task_can_end_while_another_thread_loads_a_function(world: World):
-    """The thread that hears of a change loads what it needs; a task that is at work must not wait for that."""
+    """The thread that hears of a change loads what it needs; a running task must not wait for that."""
     task = world.task(world.first)
     is_loading, may_go_on = threading.Event(), threading.Event()
 
@@ -155,7 +156,7 @@ def test_a_task_can_end_while_another_thread_loads_a_function(world: World):
     )
     thread.start()
     assert is_loading.wait(30)
-    task.close()  # would wait for ever if it had to wait for the loading
+    task.close()  # would hang if it waited for the loading
     world.forget_all_but(world.first)
     may_go_on.set()
     thread.join()

@@ -1,4 +1,4 @@
-"""Which blobs stay: what a restart and a revert need, and no more than that."""
+"""Exactly the blobs that a restart and a revert need are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEPT = 3
 def history(
     draws: list[tuple[Outcome, frozenset[str], bool]],
 ) -> tuple[list[ChangeRecord], dict[int, dict[str, Digest]], set[Digest]]:
-    """Records; which functions ran at each revision that the job has run; and all migrations that were applied."""
+    """Records; the functions that ran at each revision; and all applied migrations."""
     runs = {name: Digest(f"{name}0") for name in OPERATORS}
     at = {int(FIRST_REVISION): dict(runs)}
     records, migrations = [], set()
@@ -57,7 +57,7 @@ draws = st.lists(
 
 
 @given(draws)
-def test_restart_and_revert_find_what_they_need_and_nothing_else_stays(drawn):
+def test_exactly_the_blobs_for_restart_and_revert_are_kept(drawn):
     records, at, migrations = history(drawn)
     live = blobs_on_record(records, KEPT)
     newest = at[max(at)]
@@ -67,14 +67,14 @@ def test_restart_and_revert_find_what_they_need_and_nothing_else_stays(drawn):
     wanted = {newest[name] for name in changed} | migrations
     for revision in sorted(at)[-KEPT - 1 :]:
         wanted |= {at[revision][name] for name in OPERATORS if at[revision][name] != newest[name]}
-    assert wanted <= live, "the job can go back so far"
-    # What lies between two revisions that can be gone back to is needed for one of them.
+    assert wanted <= live, "the job can go back that far"
+    # Functions between two revisions that can be reverted to are needed by one of them.
     assert live <= {digest for runs in at.values() for digest in runs.values()} | migrations
     assert len(live - migrations) <= len(OPERATORS) * (KEPT + 2)
 
 
 @given(draws)
-def test_the_revisions_that_can_be_gone_back_to_are_those_whose_functions_are_stored(drawn):
+def test_revisions_can_be_reverted_to_if_their_functions_are_stored(drawn):
     records, at, _ = history(drawn)
     stored = blobs_on_record(records, KEPT) | set(at[max(at)].values())
     found = list(reachable_revisions(records, stored.__contains__))
@@ -88,12 +88,12 @@ def test_a_pending_change_keeps_its_functions_and_what_it_would_replace():
 
 
 @pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.ROLLED_BACK])
-def test_a_change_that_came_to_nothing_keeps_nothing(outcome: Outcome):
+def test_a_change_that_was_not_applied_keeps_no_blobs(outcome: Outcome):
     records, _, _ = history([(outcome, frozenset({"A"}), True)])
     assert blobs_on_record(records, KEPT) == frozenset()
 
 
-def test_what_ran_before_the_script_was_gone_back_to_is_no_aim(tmp_path: Path):
+def test_revisions_before_a_return_to_the_script_cannot_be_reverted_to(tmp_path: Path):
     records, at, _ = history([(Outcome.APPLIED, frozenset({"A"}), False)])
     dropped = ChangeRecord(2, Revision(3), 0.0, "ann", "epoch", (), "", Outcome.APPLIED, drops=True)
     stored = {digest for runs in at.values() for digest in runs.values()}

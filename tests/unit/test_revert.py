@@ -300,7 +300,7 @@ def test_a_superseded_function_is_not_loaded(world: World, gone: Any):
     found = world.restart(committed=3)
     assert world.runs("FM", two)
     assert len(found.messages) == 1
-    assert "operator 'FM' runs two of revision 3" in found.messages[0]
+    assert "operator 'FM' runs two, to which ann@host changed it (revision 3)" in found.messages[0]
     assert [record.revision for record in world.log.records()] == [2, 3]
 
 
@@ -360,7 +360,7 @@ def test_changes_are_taken_back_without_loading_them(world: World, gone: Any):
     assert world.runs("FM", two)
     assert world.runs("MC", one)
     assert columns(restarted.configuration, "MC") == columns(world.first, "MC")
-    assert "operator 'FM' runs two of revision 4, to which bob@host changed it" in restarted.messages[0]
+    assert "operator 'FM' runs two, to which bob@host changed it (revision 4)" in restarted.messages[0]
     assert len(restarted.messages) == 1, "MC runs what the script says"
     world.applied(Update("MC", three))
     revert(world, 4)

@@ -48,7 +48,7 @@ def test_rows_of_every_type_survive_the_round_trip(rows):
     assert to_rows(batch) == rows
 
 
-def test_a_slice_gives_its_own_rows():
+def test_a_sliced_batch_yields_only_its_own_rows():
     batch = from_rows([FULL, EMPTY, FULL, EMPTY], ALL_TYPES, "f")
     assert to_rows(batch[1:3]) == [EMPTY, FULL]
 
@@ -61,7 +61,7 @@ def test_values_are_native_python_values():
     assert str(row["n"]) == "-1234567890.12"
 
 
-def test_every_row_is_a_dict_of_its_own():
+def test_every_row_is_a_separate_dict():
     first, second = to_rows(pa.record_batch({"a": [[1], [1]]}))
     first["a"].append(2)
     assert second == {"a": [1]}
@@ -70,12 +70,12 @@ def test_every_row_is_a_dict_of_its_own():
     assert first is not second
 
 
-def test_odd_column_names_are_no_code():
+def test_odd_column_names_are_not_executed():
     name = "'] = x} import os # \n \\ {"
     assert to_rows(pa.record_batch({name: [1]})) == [{name: 1}]
 
 
-def test_representations_that_conform_would_put_right_can_be_read():
+def test_representations_that_conform_converts_can_be_read():
     batch = pa.record_batch(
         {
             "s": pa.array(["x", None], pa.large_string()),
@@ -98,8 +98,8 @@ def test_representations_that_conform_would_put_right_can_be_read():
         pa.array([10**9], pa.int32()).cast(pa.date32()),
     ],
 )
-def test_a_year_that_python_does_not_have_is_an_error(array):
-    with pytest.raises(SchemaError, match="outside of the years 1 to 9999"):
+def test_a_year_outside_pythons_range_is_an_error(array):
+    with pytest.raises(SchemaError, match="outside the years 1 to 9999"):
         to_rows(pa.record_batch({"t": array}))
 
 
@@ -123,7 +123,7 @@ def test_a_year_that_python_does_not_have_is_an_error(array):
         ("struct<a: int not null>", None, None),
     ],
 )
-def test_values_that_fit_without_loss_are_taken(ddl, given, stored):
+def test_values_that_fit_without_loss_are_accepted(ddl, given, stored):
     schema = parse_ddl(f"c {ddl}")
     assert to_rows(from_rows([{"c": None}, {"c": given}], schema, "f")) == [{"c": None}, {"c": stored}]
 
@@ -151,7 +151,7 @@ def test_values_that_fit_without_loss_are_taken(ddl, given, stored):
         ("binary", "x", "expected binary, found str 'x'"),
         ("date", datetime(2020, 1, 1), "its time of day would be lost"),
         ("date", 5, "expected date, found int 5"),
-        ("timestamp", datetime(2020, 1, 1), "it has no time zone; give it one"),
+        ("timestamp", datetime(2020, 1, 1), "it has no time zone; set one"),
         ("timestamp", date(2020, 1, 1), "expected timestamp, found date"),
         ("timestamp", 5, "expected timestamp, found int 5"),
         ("timestamp_ntz", datetime(2020, 1, 1, tzinfo=UTC), "it has a time zone; declare the column timestamp"),
@@ -160,14 +160,14 @@ def test_values_that_fit_without_loss_are_taken(ddl, given, stored):
         ("decimal(5,2)", Decimal("NaN"), "expected decimal(5,2), found Decimal"),
         ("decimal(5,2)", 1.5, "expected decimal(5,2), found float 1.5"),
         ("bigint not null", None, "expected bigint NOT NULL, found None"),
-        ("array<bigint>", "abc", "expected array<bigint>, found str 'abc' (give a list)"),
+        ("array<bigint>", "abc", "expected array<bigint>, found str 'abc' (use a list)"),
         ("array<bigint>", [1, "x"], "column 'c[1]': expected bigint, found str 'x'"),
         ("array<tinyint>", [1, 300], "expected array<tinyint>, found list [1, 300]"),
         ("array<timestamp>", [datetime(2020, 1, 1)], "column 'c[0]': expected timestamp"),
-        ("map<string,bigint>", [1], "(give a dict)"),
+        ("map<string,bigint>", [1], "(use a dict)"),
         ("map<string,bigint>", {"a": "x"}, "column \"c['a']\": expected bigint, found str 'x'"),
         ("map<string,bigint>", {None: 1}, "column 'c.key': expected string NOT NULL, found None"),
-        ("struct<a: int>", 1, "(give a dict)"),
+        ("struct<a: int>", 1, "(use a dict)"),
         ("struct<a: int>", {}, "the keys must be a"),
         ("struct<a: int>", {"a": 1, "b": 2}, "the keys must be a"),
         ("struct<a: int not null>", {"a": None}, "column 'c.a': expected int NOT NULL, found None"),
@@ -190,7 +190,7 @@ GOOD = {
 }  # fmt: skip
 
 
-def test_infinity_and_nan_are_floats_like_others():
+def test_infinity_and_nan_are_ordinary_floats():
     rows = from_rows([{"f": float("inf"), "d": float("nan")}], parse_ddl("f float, d double"), "f").to_pylist()
     assert rows[0]["f"] == float("inf")
     assert rows[0]["d"] != rows[0]["d"]
@@ -201,7 +201,7 @@ def test_infinity_and_nan_are_floats_like_others():
     [
         ({"a": 1}, "b", "column 'b': the key is missing; found a. Use None for a null"),
         ({"a": 1, "B": 2}, "b", "column 'b': the key is missing"),
-        ({"a": 1, "b": 2, "c": 3}, "c", "column 'c': not declared; declared are a, b"),
+        ({"a": 1, "b": 2, "c": 3}, "c", "column 'c': not declared; the declared columns are a, b"),
         (None, None, "expected a dict with the keys a, b, found None"),
         ([1, 2], None, "expected a dict with the keys a, b, found list [1, 2]"),
         (7, None, "found int 7"),

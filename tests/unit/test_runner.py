@@ -38,21 +38,23 @@ from midstream.engine.intake import (
     units,
 )
 from midstream.engine.nodes import Version
-from midstream.engine.operators.base import AtWork
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
+from midstream.engine.steps import AtWork
 from midstream.flow.model import Port
-from midstream.ids import BINS, PartitionId, Revision, StageIndex, WireId
-from midstream.planner.packing import pack_blobs
-from midstream.planner.programs import StageProgram, link
+from midstream.ids import PartitionId, Revision, StageIndex, WireId
+from midstream.operators.lookup import Lookup
+from midstream.planner.assignment import spread
+from midstream.planner.programs import StageProgram, link, pack_blobs
 from midstream.planner.stages import Leaves, Wire, compile_plan
 from midstream.runtime.local.data import LocalData, by_destination
 from midstream.storage.blobs import BlobStore
 from tests.frames import headers, payloads
 
 DDL = "n bigint, s string"
-SPREAD = tuple(b % 4 for b in range(BINS))
+SPREAD = spread(4)
+TO_FOUR = (StageIndex(1), {StageIndex(1): SPREAD})
 
 
 def batch(rows: Sequence[tuple[int | None, str | None]]) -> pa.RecordBatch:
@@ -71,7 +73,8 @@ class Stages:
         graph = flow.graph
         store = BlobStore(str(folder))
         self.plan = compile_plan(graph)
-        self.programs = link(self.plan, {name: store.put(blob) for name, blob in pack_blobs(graph).items()})
+        blobs = {name: store.put(blob) for name, blob in pack_blobs(graph).items()}
+        self.programs = link(self.plan, blobs, {}, dict.fromkeys(self.plan.exchanged, SPREAD))
         self.resources = Resources(store)
 
     def runner(
@@ -82,14 +85,12 @@ class Stages:
         revision: int = 1,
         rows: int = 16,
         clock: Any = None,
-        bins: tuple[int, ...] = SPREAD,
     ) -> StageRunner:
         return StageRunner(
             self.programs[stage],
             self.resources,
             partition=PartitionId(partition),
             revision=Revision(revision),
-            bins=bins,
             clock=clock or ManualClock(),
             sizer=SliceSizer(rows),
             times=EpochTimes(clock=0),
@@ -143,7 +144,7 @@ def test_rows_go_to_the_partition_that_owns_their_key_in_order_however_slices_ar
     found = rows_of(all_of(stages(flow).runner(0, rows=size), [NUMBERS]))
     wanted: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for i, row in enumerate(NUMBERS.to_pylist()):
-        owner = SPREAD[bins_of(hash_columns(NUMBERS.slice(i, 1), ["s"]))[0]]
+        owner = SPREAD.owners[bins_of(hash_columns(NUMBERS.slice(i, 1), ["s"]))[0]]
         wanted[wire.id, owner].append(row)
     assert found == dict(wanted)
     assert len(found) > 1, "all keys in one place would prove little"
@@ -308,24 +309,30 @@ def test_frames_of_passing_wires_go_on_untouched_with_a_stamp_of_this_task(passi
     raw, _, far = (next(w for w in passing.plan.wires if str(w.port) == name) for name in ("in", "k1", "far"))
     assert set(passing.programs[1].stage.carries) == {raw.id, far.id}
     arriving = [
-        frame(Header(PartitionId(2), far.id, Revision(4), PartitionId(9), 17, 2), encode_rows(NUMBERS.slice(0, 2))),
+        frame(
+            Header(PartitionId(2), far.id, Revision(4), PartitionId(9), 17, 2, owner=PartitionId(2)),
+            encode_rows(NUMBERS.slice(0, 2)),
+        ),
         frame(Header(PartitionId(2), raw.id, Revision(5), PartitionId(9), 18, 3), encode_rows(NUMBERS.slice(2, 3))),
     ]
     runner = passing.runner(1, partition=2)
     out = all_of(runner, [pa.concat_batches(arriving)])
     assert [header for each in out for header in headers(each)] == [
-        Header(PartitionId(2), far.id, Revision(4), PartitionId(2), 0, 2),
-        Header(PartitionId(2), raw.id, Revision(5), PartitionId(2), 1, 3),
+        Header(PartitionId(2), far.id, Revision(4), PartitionId(2), 0, 2, owner=PartitionId(2)),
+        Header(PartitionId(2), raw.id, Revision(5), PartitionId(2), 1, 3, owner=PartitionId(2)),
     ]
     assert [row["n"] for rows in rows_of(out).values() for row in rows] == [0, 1, 2, 3, 4]
     assert runner.report().received == runner.report().sent == {far.id: 2, raw.id: 3}
     assert runner.report().emitted == {}, "they start elsewhere"
 
 
-def test_a_keyed_frame_keeps_its_destination_and_others_stay_where_they_are(passing):
+def test_a_keyed_frame_goes_to_its_owner_and_others_stay_where_they_are(passing):
     raw, far = (next(w for w in passing.plan.wires if str(w.port) == name) for name in ("in", "far"))
     arriving = [
-        frame(Header(PartitionId(3), wire.id, Revision(1), PartitionId(0), 0, 1), encode_rows(NUMBERS.slice(0, 1)))
+        frame(
+            Header(PartitionId(1), wire.id, Revision(1), PartitionId(0), 0, 1, owner=PartitionId(3)),
+            encode_rows(NUMBERS.slice(0, 1)),
+        )
         for wire in (far, raw)
     ]
     # A task with a higher number than the next stage has partitions: where a segment starts there may be more of them.
@@ -351,13 +358,13 @@ def collected(
 
 def test_small_pieces_are_gathered_into_one_frame():
     pieces = [(wire(), NUMBERS.slice(i, 1)) for i in range(100)]
-    [one] = collected(Collector(Leaves.EXCHANGE, PartitionId(1), SPREAD), batches=pieces)
+    [one] = collected(Collector(Leaves.EXCHANGE, PartitionId(1), *TO_FOUR), batches=pieces)
     assert headers(one)[0].rows == 100
     assert decode_rows(payloads(one)[0]).equals(NUMBERS)
 
 
 def test_revisions_do_not_share_a_frame():
-    collector = Collector(Leaves.EXCHANGE, PartitionId(1), SPREAD)
+    collector = Collector(Leaves.EXCHANGE, PartitionId(1), *TO_FOUR)
     collector.add(wire(), NUMBERS.slice(0, 10), Revision(1))
     collector.add(wire(), NUMBERS.slice(10, 10), Revision(2))
     assert [(header.revision, header.rows) for each in collector.finish() for header in headers(each)] == [
@@ -369,7 +376,7 @@ def test_revisions_do_not_share_a_frame():
 def test_frames_leave_as_soon_as_they_are_full_and_none_is_much_larger():
     text = "x" * 1000
     big = batch([(i, text) for i in range(5_000)])
-    collector = Collector(Leaves.EXCHANGE, PartitionId(0), SPREAD)
+    collector = Collector(Leaves.EXCHANGE, PartitionId(0), *TO_FOUR)
     collector.add(wire(), big, Revision(1))
     ready = collector.take()
     assert sum(headers(each)[0].rows for each in ready) == 5_000
@@ -381,13 +388,13 @@ def test_frames_leave_as_soon_as_they_are_full_and_none_is_much_larger():
 
 def test_rows_wider_than_a_frame_make_one_frame_each():
     wide = batch([(i, "x" * (2 * FRAME_BYTES)) for i in range(3)])
-    found = list(collected(Collector(Leaves.EXCHANGE, PartitionId(0), SPREAD), batches=[(wire(), wide)]))
+    found = list(collected(Collector(Leaves.EXCHANGE, PartitionId(0), *TO_FOUR), batches=[(wire(), wide)]))
     assert [headers(each)[0].rows for each in found] == [1, 1, 1]
 
 
 def test_what_is_held_is_bounded_over_all_wires(monkeypatch):
     monkeypatch.setattr(collector_module, "HELD_BYTES", 10_000)
-    collector = Collector(Leaves.EXCHANGE, PartitionId(0), SPREAD)
+    collector = Collector(Leaves.EXCHANGE, PartitionId(0), *TO_FOUR)
     held = 0
     for number in range(200):
         collector.add(wire(number), NUMBERS, Revision(1))
@@ -398,7 +405,7 @@ def test_what_is_held_is_bounded_over_all_wires(monkeypatch):
 
 
 def test_the_last_rows_leave_at_the_end_and_only_once():
-    collector = Collector(Leaves.EXCHANGE, PartitionId(0), SPREAD)
+    collector = Collector(Leaves.EXCHANGE, PartitionId(0), *TO_FOUR)
     collector.add(wire(0, ("n",)), NUMBERS, Revision(1))
     assert collector.take() == []
     assert sum(headers(each)[0].rows for each in collector.finish()) == 100
@@ -409,7 +416,7 @@ def test_the_last_rows_leave_at_the_end_and_only_once():
 def test_a_null_key_is_a_key_like_any_other():
     rows = batch([(i, None) for i in range(50)])
     found = rows_of(
-        list(collected(Collector(Leaves.EXCHANGE, PartitionId(0), SPREAD), batches=[(wire(0, ("s",)), rows)]))
+        list(collected(Collector(Leaves.EXCHANGE, PartitionId(0), *TO_FOUR), batches=[(wire(0, ("s",)), rows)]))
     )
     assert [len(each) for each in found.values()] == [50]
 
@@ -417,14 +424,16 @@ def test_a_null_key_is_a_key_like_any_other():
 @pytest.mark.parametrize("key", [("n",), ("s",), ("n", "s"), ("s", "n")])
 def test_scattering_follows_the_columns_of_the_key(key):
     rows = batch([(i % 7, "abcde"[i % 5]) for i in range(200)])
-    found = rows_of(list(collected(Collector(Leaves.EXCHANGE, PartitionId(0), SPREAD), batches=[(wire(0, key), rows)])))
+    found = rows_of(
+        list(collected(Collector(Leaves.EXCHANGE, PartitionId(0), *TO_FOUR), batches=[(wire(0, key), rows)]))
+    )
     places = defaultdict(set)
     for (_, dest), each in found.items():
         for row in each:
             places[tuple(row[column] for column in key)].add(dest)
     assert all(len(where) == 1 for where in places.values()), "rows of one key went to several partitions"
     assert len(found) > 1, "all keys in one place would prove little"
-    dests = np.array(SPREAD)[bins_of(hash_columns(rows, key))]
+    dests = np.array(SPREAD.owners)[bins_of(hash_columns(rows, key))]
     assert Counter(dests.tolist()) == {dest: len(each) for (_, dest), each in found.items()}
 
 
@@ -542,7 +551,9 @@ def test_everything_is_loaded_once(stages):
     blobs = prepared.programs[0].blobs
     resources = prepared.resources
     assert resources.function(blobs["m"], "m") is resources.function(blobs["m"], "m")
-    assert resources.table(blobs["l"], ("s",)) is resources.table(blobs["l"], ("s",))
+    lookup = prepared.programs[0].operator("l").spec
+    assert isinstance(lookup, Lookup)
+    assert lookup.table_in(resources, blobs["l"]) is lookup.table_in(resources, blobs["l"])
     before = resources.function(blobs["m"], "m")
     resources.close()
     assert resources.function(blobs["m"], "m") is not before

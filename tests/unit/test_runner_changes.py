@@ -20,12 +20,12 @@ from midstream.engine.clock import ManualClock
 from midstream.engine.frames import FRAME_ORDER, Header, decode_rows, encode_rows, frame, frames_of
 from midstream.engine.intake import INLET_COLUMN, inlet_column, inlet_origin
 from midstream.engine.nodes import Version
-from midstream.engine.operators.base import AtWork
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
+from midstream.engine.steps import AtWork
 from midstream.errors import MidstreamError, OperatorFailed
-from midstream.ids import BINS, InputPosition, Origin, PartitionId, Revision, WireId
+from midstream.ids import InputPosition, Origin, PartitionId, Revision, WireId
 from midstream.runtime.local.data import LocalData, by_destination
 from midstream.storage.blobs import BlobStore
 
@@ -79,7 +79,6 @@ class Job:
             self.resources,
             partition=PartitionId(0),
             revision=OLD,
-            bins=(0,) * BINS,
             clock=ManualClock(),
             sizer=Fixed(rows),
             times=EpochTimes(clock=0),

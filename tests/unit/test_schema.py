@@ -68,7 +68,7 @@ def test_all_ways_to_write_a_schema_mean_the_same(ddl):
     assert parse_ddl(ddl) == pa.schema([pa.field("a", pa.int32()), pa.field("b", pa.string(), nullable=False)])
 
 
-def test_names_in_backticks_may_hold_anything():
+def test_names_in_backticks_may_contain_anything():
     assert parse_ddl("`a``b` int, `c, d` int, `größe` int, 1a int, comment string, not int").names == [
         "a`b", "c, d", "größe", "1a", "comment", "not",
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_names_in_backticks_may_hold_anything():
         ("a map<string>", 12, "expected ',' after the type of the map's keys"),
         ("a struct<x: int, x: int>", 17, "column 'x' is declared twice"),
         ("a struct<x: int y: int>", 16, "expected ',', NOT NULL, COMMENT or '>'"),
-        ("user int, User int", 10, "Spark does not tell it from 'user'"),
+        ("user int, User int", 10, "to Spark it is the same as 'user'"),
         ("a decimal(39,2)", 2, "1 <= precision <= 38"),
         ("a decimal(3,5)", 2, "scale <= precision"),
         ("a decimal(x)", 10, "expected a precision (a whole number), found 'x'"),
@@ -112,14 +112,14 @@ def test_names_in_backticks_may_hold_anything():
         ("struct<a:int> x", 14, "expected ',' or the end"),
     ],
 )
-def test_an_error_points_at_the_place_and_says_what_was_expected(ddl, position, says):
+def test_an_error_shows_the_position_and_what_was_expected(ddl, position, says):
     with pytest.raises(SchemaError) as caught:
         parse_ddl(ddl)
     assert says in caught.value.message
     assert caught.value.position == position
 
 
-def test_the_caret_stands_under_the_place_in_its_own_line():
+def test_the_caret_points_at_the_position_in_its_line():
     with pytest.raises(SchemaError) as caught:
         parse_ddl("a int,\n  b strng")
     assert caught.value.message.splitlines()[1:] == ["    b strng", "      ^"]
@@ -133,7 +133,7 @@ def test_a_schema_that_is_not_a_string_is_refused():
 # --- writing DDL
 
 
-def test_ddl_quotes_only_what_it_must():
+def test_ddl_quotes_only_names_that_need_it():
     ddl = (
         "a int NOT NULL, `b c` array<struct<`x-y`: decimal(5,2) NOT NULL>>, `1a` timestamp_ntz, `d``` map<string,date>"
     )
@@ -157,14 +157,14 @@ def test_ddl_quotes_only_what_it_must():
         (pa.uint16(), "uint16"),
     ],
 )
-def test_the_name_of_a_type_is_sparks(kind, name):
+def test_type_names_are_sparks(kind, name):
     assert type_name(kind) == name
 
 
 # --- holding batches to a schema
 
 
-def test_a_batch_of_the_declared_schema_is_returned_as_it_is_and_at_once():
+def test_a_batch_with_the_declared_schema_is_returned_unchanged_and_fast():
     schema = parse_ddl("a int, b string, c double not null, d timestamp")
     batch = pa.RecordBatch.from_pylist([{"a": 1, "b": "x", "c": 1.0, "d": None}], schema=schema)
     assert conform(batch, schema, "map 'f'") is batch
@@ -207,7 +207,7 @@ def test_the_order_of_columns_does_not_matter():
         (pa.array([1000], pa.timestamp("ns", "Asia/Tokyo")), "timestamp", [datetime(1970, 1, 1, 0, 0, 0, 1, UTC)]),
     ],
 )  # fmt: skip
-def test_other_representations_and_lossless_widening_are_put_right(array, ddl, values):
+def test_other_representations_and_lossless_widening_are_converted(array, ddl, values):
     schema = parse_ddl(f"c {ddl}")
     result = conform(pa.record_batch({"c": array}), schema, "f")
     result.validate(full=True)
@@ -231,7 +231,7 @@ def test_other_representations_and_lossless_widening_are_put_right(array, ddl, v
         (pa.array([1], pa.timestamp("us")), "timestamp", "declared timestamp, but the result is timestamp_ntz"),
         (pa.array([1], pa.timestamp("ns", "UTC")), "timestamp", "a value would change"),
         (pa.array([[{"x": "y"}]]), "array<struct<x: int>>", "column 'c[].x' is declared int"),
-        (pa.array([{"x": 1}]), "struct<y: bigint>", "struct 'c': the columns are not the declared ones"),
+        (pa.array([{"x": 1}]), "struct<y: bigint>", "struct 'c': the columns differ from the declared ones"),
         (pa.array([{"x": 1}, {"x": None}, None]), "struct<x: bigint NOT NULL>", "column 'c.x' is NOT NULL"),
         (pa.array([1, None]), "bigint NOT NULL", "column 'c' is NOT NULL"),
         (pa.array([None]), "bigint NOT NULL", "column 'c' is NOT NULL"),
@@ -244,22 +244,22 @@ def test_everything_else_is_an_error_that_names_column_and_types(array, ddl, say
     assert says in caught.value.message
 
 
-def test_nulls_in_a_not_null_column_are_found_even_when_the_schema_is_right():
+def test_nulls_in_a_not_null_column_are_found_even_if_the_schema_matches():
     schema = parse_ddl("c int not null")
     batch = pa.RecordBatch.from_arrays([pa.array([1, None], pa.int32())], schema=schema)
     with pytest.raises(SchemaError, match="NOT NULL"):
         conform(batch, schema, "f")
 
 
-def test_wrong_columns_are_listed_with_a_guess_what_was_meant():
+def test_wrong_columns_are_listed_with_suggestions():
     with pytest.raises(SchemaError) as caught:
         conform(pa.record_batch({"User": ["x"], "z": [1]}), parse_ddl("user string, p double"), "map 'f'")
     assert "missing: user, p; not declared: User, z" in caught.value.message
-    assert "Is 'User' meant to be 'user'?" in caught.value.message
+    assert "Did you mean 'user' by 'User'?" in caught.value.message
     assert (caught.value.missing, caught.value.extra) == (["user", "p"], ["User", "z"])
 
 
-def test_a_column_that_comes_twice_is_refused():
+def test_a_duplicate_column_is_refused():
     batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
     with pytest.raises(SchemaError, match="more than once: a"):
         conform(batch, parse_ddl("a bigint"), "f")
@@ -317,6 +317,6 @@ def test_floats_and_nested_types_cannot_be_keys(ddl, says):
 
 
 @pytest.mark.parametrize(("names", "says"), [([], "no key column"), (["j"], "no column 'j'"), (["k", "k"], "twice")])
-def test_a_key_names_each_of_its_columns_once(names, says):
+def test_a_key_must_name_each_column_once(names, says):
     with pytest.raises(SchemaError, match=says):
         check_key_columns(parse_ddl("k int"), names, "f")

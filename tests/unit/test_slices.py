@@ -1,4 +1,4 @@
-"""Slices: about five milliseconds each, whatever the rows cost."""
+"""Slices take about five milliseconds each, whatever a row costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def batch(rows: int) -> pa.RecordBatch:
 
 
 def run(sizer: SliceSizer, rows: int, ns_per_row: float) -> list[int]:
-    """Cut a batch whose rows cost so much each; the sizes of the slices."""
+    """Cut a batch whose rows cost ``ns_per_row`` each; return the sizes of the slices."""
     sizes = []
     for piece in sizer.cut(batch(rows)):
         sizes.append(piece.num_rows)
@@ -34,7 +34,7 @@ def test_slices_make_up_the_batch_in_order(rows, sizes):
 
 
 @pytest.mark.parametrize("us_per_row", [0.01, 0.1, 1, 10, 100, 1000])
-def test_after_a_few_slices_one_takes_about_the_target(us_per_row):
+def test_slices_soon_take_about_the_target_time(us_per_row):
     sizes = run(SliceSizer(), 2_000_000 if us_per_row < 10 else 20_000, us_per_row * 1000)
     settled = sizes[len(sizes) // 2 : -1]
     fitting = min(TARGET_NS / (us_per_row * 1000), MAX_ROWS)
@@ -54,29 +54,29 @@ def test_growth_is_bounded_because_one_fast_slice_may_be_luck():
     sizer.observe(rows=10, elapsed_ns=1)
     assert sizer.rows == 10 * MAX_GROWTH
     for _ in range(20):
-        sizer.observe(rows=sizer.rows, elapsed_ns=0)  # a clock that did not even tick
+        sizer.observe(rows=sizer.rows, elapsed_ns=0)  # the clock did not even tick
     assert sizer.rows == MAX_ROWS
 
 
-def test_a_short_remainder_neither_raises_the_size_nor_forgets_it():
+def test_a_short_remainder_neither_raises_nor_resets_the_size():
     sizer = SliceSizer(rows=1000)
-    sizer.observe(rows=3, elapsed_ns=15_000)  # 5 µs a row, so 1000 rows fit the target
+    sizer.observe(rows=3, elapsed_ns=15_000)  # 5 µs per row, so 1000 rows fit the target
     assert sizer.rows == 1000
 
 
-def test_nothing_is_learnt_from_nothing():
+def test_an_empty_slice_does_not_change_the_size():
     sizer = SliceSizer(rows=100)
     sizer.observe(rows=0, elapsed_ns=10**9)
     assert sizer.rows == 100
 
 
-def test_no_sliver_is_left_at_the_end():
+def test_no_tiny_slice_is_left_at_the_end():
     assert [piece.num_rows for piece in SliceSizer(rows=100).cut(batch(249))] == [100, 149]
     assert [piece.num_rows for piece in SliceSizer(rows=100).cut(batch(251))] == [100, 100, 51]
     assert [piece.num_rows for piece in SliceSizer(rows=100).cut(batch(0))] == []
 
 
-def test_one_slice_that_had_to_wait_for_a_core_does_not_ruin_the_size():
+def test_one_slice_that_waited_for_a_core_does_not_collapse_the_size():
     sizer = SliceSizer(rows=8000)
     sizer.observe(rows=8000, elapsed_ns=1000 * TARGET_NS)
     assert sizer.rows == 8000 / MAX_SHRINK

@@ -1,4 +1,4 @@
-"""How a worker reaches state, and lets go of it when it has mapped too much."""
+"""How a worker opens state, and closes it when too much of it is mapped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from midstream.state.lineage import Lineage
 from midstream.testing import run_local
 
 
-def test_bases_are_let_go_only_when_too_much_is_mapped_and_nothing_is_lost(
+def test_bases_are_closed_only_if_too_much_is_mapped_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = StateAccess("job", str(tmp_path / "files"), str(tmp_path / "local"))
@@ -40,8 +40,8 @@ def test_bases_are_let_go_only_when_too_much_is_mapped_and_nothing_is_lost(
     state.close()
 
 
-def test_a_start_with_the_same_local_folder_fetches_only_what_it_lacks(tmp_path: Path) -> None:
-    """The proof is that the rest need not be there."""
+def test_a_start_with_the_same_local_folder_fetches_only_missing_files(tmp_path: Path) -> None:
+    """Shown by removing the other files."""
     files = StateFiles(str(tmp_path / "files"))
     lineages = [Lineage.start("count")]
 
@@ -81,12 +81,12 @@ def test_a_start_with_the_same_local_folder_fetches_only_what_it_lacks(tmp_path:
     third.close()
 
 
-def test_the_system_tells_how_much_is_mapped() -> None:
+def test_mapped_bytes_reports_mapped_memory() -> None:
     assert mapped_bytes() >= 0
 
 
 @pytest.mark.parametrize("letter", ["ä", "語", "\U00020000", "x"])
-def test_names_of_a_hundred_letters_of_any_alphabet_have_folders_for_their_state(tmp_path: Path, letter: str) -> None:
+def test_operator_names_of_a_hundred_letters_in_any_alphabet_have_state_folders(tmp_path: Path, letter: str) -> None:
     def run(names: list[str]) -> dict[str, list[int]]:
         flow, sinks = Flow("names"), {name: MemorySink() for name in names}
         rows = flow.source("rows", ListSource([[{"k": 1, "n": 2}], [{"k": 1, "n": 3}]], "k int, n int")).key_by(
@@ -99,12 +99,12 @@ def test_names_of_a_hundred_letters_of_any_alphabet_have_folders_for_their_state
 
     names = [letter * 99 + last for last in ("a", "b")]
     assert run(names) == {name: [2, 5] for name in names}
-    assert run(names) == {name: [7, 10] for name in names}, "another life finds the state of each again"
+    assert run(names) == {name: [7, 10] for name in names}, "a restart finds the state of each operator"
     assert len(list((tmp_path / "checkpoint" / "state").iterdir())) == 2
 
 
 @pytest.mark.parametrize("name", ["語" * 100, "x" * 100, "a.b", "A b"], ids=["wide", "long", "dot", "space"])
-def test_copies_of_state_lie_below_their_folder_whatever_the_operator_is_called(tmp_path: Path, name: str) -> None:
+def test_local_state_stays_below_its_folder_for_any_operator_name(tmp_path: Path, name: str) -> None:
     state = StateAccess("job", str(tmp_path / "files"), str(tmp_path / "local"))
     with state.open(Lineage.start(name), [BinId(7)]) as task:
         assert task.get_many([b"\x07\x00ann"]) == [None]

@@ -1,4 +1,4 @@
-"""The base: a cache of committed state that is right or empty, whatever happens to it."""
+"""The base: a cache of committed state that is always correct or empty."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OWNER = "job 1, count"
 
 
 class History:
-    """Epochs that were committed, and what state is after each."""
+    """Committed epochs, and the state after each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,23 +98,23 @@ def data_file(history: History) -> Path:
     return path
 
 
-# What it is for
+# Normal use
 
 
-def test_it_catches_up_once(history, base):
+def test_catching_up_happens_once(history, base):
     assert base.catch_up(history.lineages[0], BINS) == 3
     assert base.catch_up(history.lineages[0], BINS) == 0
     assert base.catch_up(history.lineages[1], BINS) == 3
     history.check(base)
 
 
-def test_only_the_bins_that_are_asked_for_are_caught_up(history, base):
+def test_only_requested_bins_are_caught_up(history, base):
     assert base.catch_up(history.lineages[1], [BinId(7)]) == 3
     assert base.positions() == {7: history.lineages[1].position(BinId(7))}
     assert base.counts() == {7: 1}
 
 
-def test_it_survives_its_process(history):
+def test_a_base_survives_its_process(history):
     first = history.base()
     first.catch_up(history.lineages[-1], BINS)
     first.close()
@@ -124,7 +124,7 @@ def test_it_survives_its_process(history):
     second.close()
 
 
-def test_reads_are_in_the_order_of_the_keys_that_were_asked_for(history, base):
+def test_reads_return_values_in_the_order_of_the_keys(history, base):
     with base.view(history.lineages[-1], BINS) as view:
         asked = [b"\xff\x00a", b"\x07\x00a", b"\x00\x00a", b"\x00\x00a"]
         assert view.get_many(asked) == [b"1", None, b"2", b"2"]
@@ -134,7 +134,7 @@ def test_reads_are_in_the_order_of_the_keys_that_were_asked_for(history, base):
 
 
 @pytest.mark.parametrize("size", [base_module._CHUNK - 1, base_module._CHUNK, base_module._CHUNK + 1])
-def test_a_scan_goes_on_beyond_its_chunks(history, base, size):
+def test_a_scan_continues_across_chunks(history, base, size):
     history.commit({b"\x07\x03%06d" % number: b"%d" % number for number in range(size)})
     with base.view(history.lineages[-1], BINS) as view:
         found = list(view.scan(BinId(7), Namespace.EVENT_TIMER, b"0", b"1"))
@@ -143,7 +143,7 @@ def test_a_scan_goes_on_beyond_its_chunks(history, base, size):
         assert list(view.scan(BinId(255), Namespace.VALUE)) == [(b"\xff\x00a", b"1")]
 
 
-def test_a_view_does_not_see_what_others_do_to_the_base(history, base):
+def test_a_view_does_not_see_changes_to_the_base(history, base):
     with base.view(history.lineages[0], BINS) as view:
         base.catch_up(history.lineages[1], BINS)
         assert view.get_many([b"\x00\x00a", b"\x07\x00a"]) == [b"1", b"1"]
@@ -151,7 +151,7 @@ def test_a_view_does_not_see_what_others_do_to_the_base(history, base):
         view.get_many([b"\x00\x00a"])
 
 
-def test_a_view_survives_the_growth_of_the_base(history, base):
+def test_a_view_survives_growth_of_the_base(history, base):
     with base.view(history.lineages[-1], BINS) as view:
         big = History(history.folder / "other")
         big.commit_many(3, keys=400, size=4000)
@@ -162,10 +162,10 @@ def test_a_view_survives_the_growth_of_the_base(history, base):
         base.files = files
         assert base._mapped.remapped > remapped
         assert view.get_many([b"\x00\x00a"]) == [b"2"]
-        assert view.get_many([b"\x07\x03t"]) == [b""]  # taken elsewhere in between, and brought back
+        assert view.get_many([b"\x07\x03t"]) == [b""]  # moved to another epoch in between, and back
 
 
-def test_dropped_bins_come_back_when_they_are_needed(history, base):
+def test_dropped_bins_are_restored_when_needed(history, base):
     base.catch_up(history.lineages[-1], BINS)
     base.drop([BinId(0)])
     assert BinId(0) not in base.positions()
@@ -173,7 +173,7 @@ def test_dropped_bins_come_back_when_they_are_needed(history, base):
     history.check(base)
 
 
-def test_one_process_has_one_base_for_a_folder(history):
+def test_a_process_has_one_base_per_folder(history):
     folder = str(history.folder / "base")
     first = Base.shared(folder, OWNER, history.files)
     assert Base.shared(folder, OWNER, history.files) is first
@@ -185,7 +185,7 @@ def test_one_process_has_one_base_for_a_folder(history):
         [history.base(), history.base()]
 
 
-def test_threads_may_read_while_another_makes_the_base_grow(history, base):
+def test_threads_can_read_while_another_grows_the_base(history, base):
     history.commit_many(8, keys=200, size=2000)
     ready, wrong = threading.Barrier(4), []
 
@@ -212,10 +212,10 @@ def test_threads_may_read_while_another_makes_the_base_grow(history, base):
     assert base._mapped.remapped > remapped
 
 
-# What it does not trust
+# Distrust
 
 
-def test_another_owner_finds_nothing(history, base):
+def test_another_owner_gets_an_empty_base(history, base):
     base.catch_up(history.lineages[-1], BINS)
     base.close()
     other = history.base(owner="job 2, count")
@@ -223,7 +223,7 @@ def test_another_owner_finds_nothing(history, base):
     other.close()
 
 
-def test_a_base_from_before_a_crash_of_the_machine_is_thrown_away(history, base, monkeypatch):
+def test_a_base_is_discarded_after_a_machine_crash(history, base, monkeypatch):
     base.catch_up(history.lineages[-1], BINS)
     base.close()
     monkeypatch.setattr(mapped, "boot_id", lambda: "the next boot")
@@ -246,18 +246,18 @@ def test_without_a_boot_id_everything_is_flushed(history, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 8192, 100_000, (1 << 20) - 1])
-def test_a_file_that_was_cut_is_replaced(history, base, size):
+def test_a_truncated_file_is_replaced(history, base, size):
     history.check(base)
     base.close()
     os.truncate(data_file(history), size)
     again = history.base()
-    assert again.positions() == {}  # even if what was cut off may have been unused
+    assert again.positions() == {}  # even if only unused space was cut off
     history.check(again)
     again.close()
 
 
 @pytest.mark.parametrize("garbage", [bytes(8192), b"\xff" * 8192, b"not a database" * 600])
-def test_a_file_with_another_beginning_is_replaced(history, base, garbage):
+def test_a_file_with_a_wrong_header_is_replaced(history, base, garbage):
     history.check(base)
     base.close()
     with data_file(history).open("r+b") as file:
@@ -268,7 +268,7 @@ def test_a_file_with_another_beginning_is_replaced(history, base, garbage):
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"format": 0}', "\x00" * 100])
-def test_a_note_that_cannot_be_read_is_replaced(history, base, text):
+def test_an_unreadable_current_file_is_replaced(history, base, text):
     history.check(base)
     base.close()
     (history.folder / "base" / "current").write_text(text)
@@ -278,7 +278,7 @@ def test_a_note_that_cannot_be_read_is_replaced(history, base, text):
     again.close()
 
 
-def test_an_environment_that_lmdb_finds_corrupt_is_replaced(history, base, monkeypatch):
+def test_an_environment_that_lmdb_reports_as_corrupt_is_replaced(history, base, monkeypatch):
     history.check(base)
     real, broken = base_module._Marks.positions, [True]
 
@@ -293,14 +293,14 @@ def test_an_environment_that_lmdb_finds_corrupt_is_replaced(history, base, monke
     assert data_file(history) != generation
 
 
-def test_marks_that_were_altered_are_not_believed(history, base):
+def test_altered_marks_are_detected(history, base):
     base.catch_up(history.lineages[-1], BINS)
     with base._mapped.guarded():
         base._mapped.write(lambda txn: txn.put(b"bins", b"x" * 6148, db=base._mapped.marks))
     history.check(base)
 
 
-def test_a_folder_that_vanishes_while_it_is_used_is_made_again(history, base):
+def test_a_folder_that_vanishes_while_in_use_is_recreated(history, base):
     history.check(base, 0)
     for path in (history.folder / "base").rglob("*.mdb"):
         path.unlink()
@@ -323,7 +323,7 @@ def test_a_missing_or_damaged_file_is_an_error_and_changes_nothing(history, base
     history.check(base)
 
 
-def test_damage_at_every_place_of_a_history_is_noticed(tmp_path):
+def test_damage_anywhere_in_a_history_is_detected(tmp_path):
     history = History(tmp_path)
     history.commit_many(4, keys=3, size=1)
     for entry in history.lineages[-1].entries:
@@ -353,13 +353,13 @@ def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(history, base, monkeyp
     history.check(base)
 
 
-def test_a_folder_that_cannot_be_made_is_a_clear_error(history, tmp_path):
+def test_a_folder_that_cannot_be_created_is_a_clear_error(history, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match=r"cannot be written: .*Free space, or give another local folder"):
+    with pytest.raises(StateError, match=r"cannot be written: .*Free space, or set another local_state="):
         Base(str(tmp_path / "file" / "base"), OWNER, history.files)
 
 
-def test_a_forked_process_must_open_its_own(history, base):
+def test_a_forked_process_must_open_its_own_base(history, base):
     base._mapped._pid += 1
     with pytest.raises(StateError, match="open it after forking"):
         base.positions()
@@ -443,7 +443,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("call", ["1", "2", "5", "6"])
-def test_a_process_killed_in_the_middle_of_catching_up_leaves_a_right_base(tmp_path, call):
+def test_a_process_killed_while_catching_up_leaves_a_correct_base(tmp_path, call):
     history = History(tmp_path)
     history.commit_many(2, keys=500, size=200)
     victim = child(history, STOP_INSIDE, call)
@@ -457,7 +457,7 @@ def test_a_process_killed_in_the_middle_of_catching_up_leaves_a_right_base(tmp_p
     base.close()
 
 
-def test_one_process_writes_at_a_time_and_a_dead_one_does_not_count(tmp_path):
+def test_one_process_writes_at_a_time_and_a_dead_writer_releases_the_guard(tmp_path):
     history = History(tmp_path)
     history.commit_many(1)
     writer = child(history, STOP_INSIDE, "1")
@@ -474,7 +474,7 @@ def test_one_process_writes_at_a_time_and_a_dead_one_does_not_count(tmp_path):
 
 
 @pytest.mark.parametrize("lines", [0, 1, 4, 9])
-def test_a_process_killed_at_any_time_leaves_a_right_base(tmp_path, lines):
+def test_a_process_killed_at_any_time_leaves_a_correct_base(tmp_path, lines):
     history = History(tmp_path)
     history.commit_many(10, keys=300, size=500)
     victim = child(history, WHENEVER)
@@ -488,7 +488,7 @@ def test_a_process_killed_at_any_time_leaves_a_right_base(tmp_path, lines):
 
 
 @pytest.mark.long
-def test_two_processes_share_a_base_that_grows(tmp_path):
+def test_two_processes_share_a_growing_base(tmp_path):
     history = History(tmp_path)
     history.commit_many(6, keys=400, size=800)
     pair = [child(history, LOCKSTEP), child(history, LOCKSTEP)]
@@ -507,7 +507,7 @@ def test_two_processes_share_a_base_that_grows(tmp_path):
     base.close()
 
 
-def test_a_process_notices_that_another_replaced_the_environment(history, base):
+def test_a_process_notices_a_replaced_environment(history, base):
     history.check(base)
     other = child(history, LOCKSTEP)
     tell(other, "0")

@@ -1,4 +1,4 @@
-"""Files of state: they come back as written, or not at all."""
+"""State files are read exactly as written, or not at all."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from midstream.errors import CheckpointError
 from midstream.ids import Epoch, PartitionId, Run
 from midstream.state.files import Author, FileKind, FileRef, StateFiles, bin_ranges, table_of
 from midstream.state.lineage import garbage
+from midstream.storage.documents import FORMAT
 
 
 def author(operator: str = "count", epoch: int = 3, attempt: int = 0) -> Author:
@@ -30,13 +31,13 @@ def path_of(files: StateFiles, ref: FileRef) -> Path:
 
 
 @pytest.mark.parametrize("table", [ROWS, ROWS.slice(0, 0), ROWS.slice(1, 1), pa.concat_tables([ROWS, ROWS.slice(2)])])
-def test_what_is_written_is_read(files, table):
+def test_rows_are_read_as_written(files, table):
     ref = files.write(table, FileKind.DELTA, author())
     assert files.read(ref).equals(table)
     assert ref.rows == table.num_rows
 
 
-def test_a_reference_counts_the_rows_of_each_bin(files):
+def test_a_file_ref_counts_the_rows_of_each_bin(files):
     ref = files.write(ROWS, FileKind.DELTA, author())
     assert (ref.bins, ref.counts, ref.epoch) == (b"\x02\xff", (2, 1), 3)
     assert list(bin_ranges(files.read(ref))) == [(2, 0, 2), (255, 2, 3)]
@@ -44,12 +45,12 @@ def test_a_reference_counts_the_rows_of_each_bin(files):
 
 def test_attempts_never_overwrite_each_other(files):
     refs = [files.write(ROWS, FileKind.DELTA, author(attempt=attempt)) for attempt in range(3)]
-    other = files.write(ROWS.slice(1), FileKind.DELTA, author())  # the same attempt, in another life of the driver
+    other = files.write(ROWS.slice(1), FileKind.DELTA, author())  # the same attempt, by another driver process
     assert len({ref.name for ref in [*refs, other]}) == 4
     assert all(files.read(ref).equals(ROWS) for ref in refs)
 
 
-def test_a_file_cut_anywhere_is_an_error(files):
+def test_a_file_truncated_anywhere_is_an_error(files):
     ref = files.write(ROWS, FileKind.DELTA, author())
     path = path_of(files, ref)
     whole = path.read_bytes()
@@ -78,7 +79,7 @@ def test_a_missing_file_is_an_error_that_says_what_to_do(files):
     assert caught.value.file == ref.name
 
 
-def test_a_file_of_other_columns_is_an_error(files):
+def test_a_file_with_other_columns_is_an_error(files):
     table = ROWS.rename_columns(["k", "v"])
     with pytest.raises(KeyError):
         files.write(table, FileKind.DELTA, author())
@@ -88,19 +89,19 @@ def test_a_file_of_other_columns_is_an_error(files):
 
 
 @pytest.mark.parametrize("operator", ["a/b", "..", "ünï", "x" * 500, "a-b c%", ".hidden"])
-def test_any_name_of_an_operator_makes_a_file(files, operator):
+def test_any_operator_name_yields_a_valid_file(files, operator):
     ref = files.write(ROWS, FileKind.DELTA, author(operator))
     assert files.names() == [ref.name]
     assert files.read(ref).equals(ROWS)
 
 
-def test_long_names_of_operators_stay_apart(files):
+def test_long_operator_names_get_distinct_folders(files):
     first = files.write(ROWS, FileKind.DELTA, author("x" * 500 + "1"))
     second = files.write(ROWS, FileKind.DELTA, author("x" * 500 + "2"))
     assert first.name.split("/")[0] != second.name.split("/")[0]
 
 
-def test_listing_and_removing(files):
+def test_files_can_be_listed_and_removed(files):
     assert files.names() == []
     refs = [files.write(ROWS, FileKind.DELTA, author(epoch=epoch)) for epoch in (2, 1)]
     (Path(files.location) / "count" / "notes.txt").write_text("not ours")
@@ -120,7 +121,7 @@ def test_a_location_may_be_a_uri(tmp_path):
     assert files.read(files.write(ROWS, FileKind.DELTA, author())).equals(ROWS)
 
 
-def test_what_a_writer_did_not_live_to_finish_is_found_by_the_sweep(files, tmp_path):
+def test_the_sweep_finds_unfinished_files(files, tmp_path):
     half = "count/0000000003-0-0-0-delta-0123456789abcdef.arrow.77.tmp"
     (tmp_path / half).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / half).write_bytes(b"half of it")
@@ -130,3 +131,11 @@ def test_what_a_writer_did_not_live_to_finish_is_found_by_the_sweep(files, tmp_p
     assert garbage(found.names(), [], Epoch(3)) == [half]
     found.remove([half])
     assert found.names() == []
+
+
+def test_a_file_of_another_format_is_refused(files, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("midstream.state.files.FORMAT", FORMAT + 1)
+        ref = files.write(ROWS, FileKind.DELTA, author())
+    with pytest.raises(CheckpointError, match=rf"file of state 'count/.* has format {FORMAT + 1}, which is newer"):
+        files.read(ref)

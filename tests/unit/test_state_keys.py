@@ -1,4 +1,4 @@
-"""Keys of state: what they look like, what cannot be one."""
+"""Stored keys: their encoding, and what cannot be a key."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_the_representation_of_a_string_does_not_matter(kind):
     assert group_keys(other, ["k"], WHO).keys == group_keys(plain, ["k"], WHO).keys
 
 
-def test_columns_do_not_run_into_each_other():
+def test_neighbouring_columns_cannot_be_confused():
     batch = pa.record_batch({"a": ["x", "xy"], "b": ["yz", "z"]})
     first, second = encode_keys(batch, ["a", "b"], WHO)
     assert first[2:] != second[2:]
 
 
-def test_items_of_a_key_do_not_mix_with_items_of_another():
+def test_items_of_different_keys_cannot_be_confused():
     short, long = b"\x07\x00a", b"\x07\x00ab"
     assert not item_key(long, Namespace.LIST, b"1").startswith(item_key(short, Namespace.LIST))
 
@@ -98,24 +98,24 @@ def test_a_key_may_be_long_but_not_huge():
         encode_keys(pa.record_batch({"k": ["x" * 70_000], "n": [1]}), ["k", "n"], WHO)
 
 
-def test_a_time_with_a_zone_comes_back_in_utc():
+def test_a_time_with_a_zone_is_decoded_in_utc():
     schema = pa.schema({"k": pa.timestamp("us", "Europe/Berlin")})
     moment = datetime(2024, 2, 29, 12, 0, 0, 5, tzinfo=UTC)
     assert decode_key(encode_key((moment,), schema, WHO), schema) == (moment,)
 
 
-def test_a_year_that_python_does_not_know_comes_back_as_a_number():
+def test_a_year_outside_pythons_range_is_decoded_as_a_number():
     batch = pa.record_batch({"k": pa.array([2**62], pa.timestamp("us"))})
     assert decode_key(encode_keys(batch, ["k"], WHO)[0], batch.schema) == (2**62,)
 
 
 @pytest.mark.parametrize("stored", [b"\x00\x00\x00", b"\x00\x00\x00\x05ab", b"\x00\x00\x00\x01a" + bytes(9)])
-def test_bytes_that_are_no_such_key_are_refused(stored):
+def test_bytes_that_are_not_such_a_key_are_refused(stored):
     with pytest.raises(StateError, match="a stored key"):
         decode_key(stored, pa.schema({"a": pa.string(), "n": pa.int64()}))
 
 
-def test_a_key_of_too_few_values_is_refused():
+def test_a_key_with_too_few_values_is_refused():
     with pytest.raises(StateError, match="the key has the columns a, b, but 1 values were given"):
         encode_key((1,), pa.schema({"a": pa.int64(), "b": pa.int64()}), WHO)
 

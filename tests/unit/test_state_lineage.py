@@ -1,4 +1,4 @@
-"""Lineage: what makes the state, what a base lacks, what is due, what is garbage."""
+"""Lineage: which files make up the state, what a base lacks, which rewrites are due, which files are garbage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A, B, C = BinId(0), BinId(7), BinId(255)
 
 
 def file(epoch: int, counts: dict[BinId, int], tag: str = "") -> FileRef:
-    """A delta whose digest reads like a name: d3, or d3x for another attempt at epoch 3."""
+    """A delta with a readable digest: d3, or d3x for another attempt at epoch 3."""
     digest = f"d{epoch}{tag}".encode()
     name = f"count/{epoch:010d}-0-0-0-delta-{digest.hex():0>16}.arrow"
     return FileRef(name, 100, digest, sum(counts.values()), bytes(counts), tuple(counts.values()))
@@ -39,7 +39,7 @@ def steps(lineage: Lineage, held: dict[BinId, bytes], *bins: BinId):
     return sorted(found.clear), [(step.file.digest, step.positions) for step in found.apply]
 
 
-def test_a_new_operator_holds_nothing():
+def test_a_new_operator_has_no_state():
     lineage = Lineage.start("count")
     assert lineage.position(A) == EMPTY
     assert not lineage.missing({}, [A, B])
@@ -54,19 +54,19 @@ def test_a_new_base_applies_everything_in_order():
     )
 
 
-def test_a_base_applies_what_it_lacks_of_the_bins_that_are_asked_for():
+def test_a_base_applies_what_it_lacks_of_the_requested_bins():
     lineage = grown({A: 1, B: 1}, {B: 1}, {A: 1})
     assert steps(lineage, {A: b"d0", B: b"d1"}, A, B) == ([], [(b"d2", {A: b"d2"})])
     assert steps(lineage, {A: b"d0", B: b"d0"}, B) == ([], [(b"d1", {B: b"d1"})])
     assert steps(lineage, {A: b"d2", B: b"d1"}, A, B) == ([], [])
 
 
-def test_a_base_that_saw_another_attempt_at_an_epoch_starts_the_bin_afresh():
+def test_a_base_that_applied_another_attempt_rebuilds_the_bin():
     lineage = grown({A: 1, B: 1}, {A: 1, B: 1})
     assert steps(lineage, {A: b"d1x", B: b"d1"}, A, B) == ([A], [(b"d0", {A: b"d0"}), (b"d1", {A: b"d1"})])
 
 
-def test_a_base_that_is_ahead_goes_back():
+def test_a_base_that_is_ahead_is_rebuilt():
     lineage = grown({A: 1})
     assert steps(lineage, {A: b"d5", B: b"d5"}, A, B) == ([A, B], [(b"d0", {A: b"d0"})])
 
@@ -80,7 +80,7 @@ def test_a_snapshot_replaces_the_history_of_its_bins_and_no_other():
     assert (lineage.rows[B], lineage.keys[B]) == (3, 0)
 
 
-def test_a_base_that_was_there_when_the_snapshot_was_taken_need_not_load_it():
+def test_the_base_a_snapshot_was_taken_from_need_not_load_it():
     before = grown({A: 1}, {A: 1})
     lineage = before.after(Epoch(2), [file(2, {A: 1})], [snapshot(before, "s", a=5)])
     assert steps(lineage, {A: b"d1"}, A) == ([], [(b"d2", {A: b"d2"})])
@@ -101,7 +101,7 @@ def test_files_that_are_live_for_no_bin_leave_the_lineage():
     assert lineage.positions([A, B]) == {A: b"d1", B: b"d2"}
 
 
-def test_merged_deltas_take_the_place_of_many(monkeypatch):
+def test_a_merged_file_replaces_many_deltas(monkeypatch):
     monkeypatch.setattr(module, "MERGED_AT_ONCE", 3)
     assert grown({A: 1}, {A: 1, B: 1}).due_for_merging([A, B]) == []
     before = grown({A: 1}, {A: 1, B: 1}, {A: 1, C: 1})
@@ -116,14 +116,14 @@ def test_merged_deltas_take_the_place_of_many(monkeypatch):
     assert steps(lineage, {A: b"d2", B: b"d1"}, A, B) == ([], [(b"d3", {A: b"d3", B: b"d3"})])
 
 
-def test_a_delta_from_before_a_snapshot_is_not_merged_for_its_bins(monkeypatch):
+def test_a_delta_older_than_a_snapshot_is_not_merged_for_its_bins(monkeypatch):
     monkeypatch.setattr(module, "MERGED_AT_ONCE", 2)
     before = grown({A: 1, B: 1})
     lineage = before.after(Epoch(1), [file(1, {A: 1, B: 1})], [snapshot(before, "s", a=1)])
     assert [(one.digest, bins) for one, bins in lineage.due_for_merging([A, B])] == [(b"d0", [B]), (b"d1", [A, B])]
 
 
-def test_a_bin_is_due_when_its_deltas_outweigh_its_snapshot():
+def test_a_bin_is_due_if_its_deltas_have_more_rows_than_its_snapshot():
     assert grown({A: 1000}).due_for_snapshot([A], touched=10) == []
     heavy = grown({A: 1000}, {A: 1, B: 1})
     assert heavy.due_for_snapshot([A, B], touched=10) == [A]
@@ -132,13 +132,13 @@ def test_a_bin_is_due_when_its_deltas_outweigh_its_snapshot():
     assert lineage.after(Epoch(3), [file(3, {A: 1})]).due_for_snapshot([A], touched=10) == [A]
 
 
-def test_a_long_history_is_due_however_few_its_rows(monkeypatch):
+def test_a_bin_with_a_long_history_is_due_even_with_few_rows(monkeypatch):
     monkeypatch.setattr(module, "MAX_ENTRIES", 2)
     assert grown({A: 1}, {A: 1}).due_for_snapshot([A], touched=1) == []
     assert grown({A: 1}, {A: 1}, {A: 1}).due_for_snapshot([A], touched=1) == [A]
 
 
-def test_bins_that_are_due_together_are_spread_over_epochs_the_most_urgent_first():
+def test_bins_due_together_are_spread_over_epochs_most_urgent_first():
     lineage = grown({A: 30_000, B: 40_000, C: 20_000})
     assert lineage.due_for_snapshot([A, B, C], touched=0) == [B]
     assert lineage.due_for_snapshot([A, B, C], touched=20_000) == [B, A]
@@ -150,14 +150,14 @@ def test_two_tasks_cannot_change_one_bin():
         Lineage.start("count").after(Epoch(0), [file(0, {A: 1, B: 1}), file(0, {B: 1}, "x")])
 
 
-def test_epochs_only_go_on():
+def test_epochs_must_increase():
     with pytest.raises(StateError, match="epoch 1 cannot follow epoch 1"):
         grown({A: 1}, {A: 1}).after(Epoch(1), [])
 
 
-def test_a_rewrite_of_another_state_is_refused():
+def test_a_rewrite_made_from_another_state_is_refused():
     rewrite = snapshot(grown({A: 1}, {A: 1}), "s", a=1)
-    with pytest.raises(StateError, match="made for another state"):
+    with pytest.raises(StateError, match="made from another state"):
         grown({A: 1}).after(Epoch(1), [], [rewrite])
 
 
@@ -180,6 +180,6 @@ def test_a_lineage_is_small_in_a_manifest():
     assert len(lineage.encode()) < 16 * 150 + 1500
 
 
-def test_bytes_that_are_no_lineage_are_an_error():
-    with pytest.raises(CheckpointError, match="a lineage of state is damaged"):
+def test_bytes_that_are_not_a_lineage_are_an_error():
+    with pytest.raises(CheckpointError, match="a state lineage is damaged"):
         Lineage.decode(grown({A: 1}).encode()[:-3])

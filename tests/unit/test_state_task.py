@@ -1,4 +1,4 @@
-"""What a task sees and leaves behind."""
+"""The state that a task reads and writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def base(tmp_path: Path) -> Iterator[Base]:
 
 @pytest.fixture
 def lineage(base: Base) -> Lineage:
-    """One epoch is committed: ann and bob have a value, and there are timers."""
+    """A lineage with one committed epoch: ann and bob have a value, and there are timers."""
     with TaskState(base, Lineage.start("count"), [A, B]) as state:
         state.put_many([key("ann"), key("bob", B)], [b"1", b"2"])
         state.put_many([key(name, A, Namespace.EVENT_TIMER) for name in "135"], [b"", b"", b""])
@@ -54,7 +54,7 @@ def test_a_task_sees_what_is_committed_and_what_it_changed(base, lineage):
         assert state.get_many([key("dan")]) == [None]
 
 
-def test_nobody_else_sees_it_before_it_is_committed(base, lineage):
+def test_other_tasks_see_changes_only_after_the_commit(base, lineage):
     with TaskState(base, lineage, [A]) as state, TaskState(base, lineage, [A]) as twin:
         state.put_many([key("ann")], [b"9"])
         state.write_delta(author(1))
@@ -63,7 +63,7 @@ def test_nobody_else_sees_it_before_it_is_committed(base, lineage):
         assert retried.get_many([key("ann")]) == [b"1"]
 
 
-def test_changes_are_sorted_and_say_what_was_deleted(base, lineage):
+def test_changes_are_sorted_and_include_deletions(base, lineage):
     with TaskState(base, lineage, [A, B]) as state:
         state.put_many([key("z", B), key("b"), key("a")], [b"1", b"2", b"3"])
         state.delete_many([key("b")])
@@ -119,7 +119,7 @@ def test_keys_of_other_bins_are_refused(base, lineage):
                 use()
 
 
-def test_a_stored_key_must_fit(base, lineage):
+def test_a_stored_key_must_not_be_too_long(base, lineage):
     with TaskState(base, lineage, [A]) as state:
         state.put_many([key("x" * 509)], [b"fits"])
         with pytest.raises(StateError, match="a stored key takes 512 bytes; at most 511 are allowed"):
@@ -135,7 +135,7 @@ def test_each_key_needs_a_value(base, lineage):
         state.put_many([key("a"), key("b")], [b""])
 
 
-def test_what_is_due_is_written_and_replaces_the_past(base, lineage, monkeypatch):
+def test_due_rewrites_are_written_and_replace_older_files(base, lineage, monkeypatch):
     monkeypatch.setattr(lineage_module, "MIN_ROWS", 3)
     monkeypatch.setattr(lineage_module, "MERGED_AT_ONCE", 2)
     kinds = []

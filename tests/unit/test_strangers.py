@@ -1,6 +1,6 @@
-"""Strangers at the job's ports: many idle connections must not take the descriptors that the job needs.
+"""Strangers at the job's ports: many idle connections must not use up the descriptors that the job needs.
 
-The job's ends run in a process of their own whose limit of open files is low, so that few connections suffice.
+The job's side runs in a separate process with a low limit of open files, so that few connections are enough.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from midstream.server import serve
 from midstream.server.client import JobClient
 from tests.served import StandInJob, served
 
-LONG = 60.0  # seconds that only a failing test waits
+LONG = 60.0  # seconds; only a failing test waits this long
 SOFT, HARD = 256, 1_400
 STRANGERS = 1_500
 
-# Opens files all the time, as a job does, and answers each line of its input with what it has seen.
+# Opens files all the time, like a job, and answers each line of its input with its observations.
 PREAMBLE = f"""
 import json, logging, os, resource, sys, threading
 resource.setrlimit(resource.RLIMIT_NOFILE, ({SOFT}, {HARD}))
@@ -91,7 +91,7 @@ class Driver:
     told: str
 
     def report(self) -> dict[str, Any]:
-        """What it has seen so far."""
+        """Its observations so far."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
@@ -102,14 +102,14 @@ class Driver:
         return found
 
     def wait_until(self, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-        """Ask until something holds."""
+        """Ask until the condition holds."""
         deadline = time.monotonic() + LONG
         while not holds(found := self.report()):
             assert time.monotonic() < deadline, f"{what}: {found}"
         return found
 
     def end(self) -> list[str]:
-        """Let it end; gives what it logged."""
+        """Let it end; return what it logged."""
         _, err = self.process.communicate(timeout=LONG)
         assert self.process.returncode == 0, err
         return err.splitlines()
@@ -135,7 +135,7 @@ def driver(script: str, *arguments: str) -> Iterator[Driver]:
 
 @contextlib.contextmanager
 def strangers(host: str, port: int, says: bytes, between: Callable[[], object] | None) -> Iterator[list[socket.socket]]:
-    """Connections that say this and no more; ``between`` is called now and then while they come."""
+    """Connections that send ``says`` and nothing else; ``between`` is called now and then while they connect."""
     make_room()
     with contextlib.ExitStack() as stack:
         opened: list[socket.socket] = []
@@ -147,7 +147,7 @@ def strangers(host: str, port: int, says: bytes, between: Callable[[], object] |
 
 
 def connected(stack: contextlib.ExitStack, host: str, port: int, count: int, says: bytes) -> list[socket.socket]:
-    """So many connections, all at once; they are there when the kernel says so."""
+    """This many connections, opened at the same time; returns when the kernel has connected them."""
     opened = [stack.enter_context(socket.socket()) for _ in range(count)]
     with selectors.DefaultSelector() as selector:
         for each in opened:
@@ -159,7 +159,7 @@ def connected(stack: contextlib.ExitStack, host: str, port: int, count: int, say
             assert time.monotonic() < deadline, f"{len(selector.get_map())} of {count} are not connected"
             for key, _ in selector.select(1):
                 selector.unregister(key.fileobj)
-                with contextlib.suppress(OSError):  # closed already, perhaps
+                with contextlib.suppress(OSError):  # it may already be closed
                     key.fileobj.send(says)  # type: ignore[union-attr]
     return opened
 
@@ -169,7 +169,7 @@ def batched(numbers: range, size: int) -> list[range]:
 
 
 def closed_ones(connections: list[socket.socket]) -> int:
-    """How many of them the other side has ended."""
+    """How many of them the other side has closed."""
     closed = 0
     for each in connections:
         try:
@@ -189,7 +189,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# In a burst the kernel may keep some connections to itself (SYN cookies), so how many are closed is not known.
+# In a burst the kernel may hold back some connections (SYN cookies), so the number of closed ones is not known.
 BURST = (b"", False, 1)
 
 
@@ -199,7 +199,7 @@ BURST = (b"", False, 1)
     ids=["idle", "half a greeting"],
 )
 @pytest.mark.long
-def test_strangers_at_the_channel_leave_descriptors_to_the_job(says, paced, at_least):
+def test_strangers_at_the_channel_cannot_exhaust_descriptors(says, paced, at_least):
     with driver(CHANNEL) as job:
         address = pickle.loads(base64.b64decode(job.told))
         host, port = address.endpoint.removeprefix("tcp://").split(":")
@@ -211,7 +211,7 @@ def test_strangers_at_the_channel_leave_descriptors_to_the_job(says, paced, at_l
         with Client(address) as early:
             assert early.request(WorkerJoined(WorkerId("host", 1))) == Accepted()
             before = job.report()["open"]
-            # Connections are accepted in their order: when a task has joined, the strangers before it are in.
+            # Connections are accepted in order: once a task has joined, the strangers before it are in.
             with strangers(host, int(port), says, join if paced else None) as crowd:
                 job.wait_until(lambda found: found["closed"] >= at_least, "the oldest are closed")
                 job.wait_until(lambda _: closed_ones(crowd) >= at_least, "strangers know")
@@ -231,7 +231,7 @@ def test_strangers_at_the_channel_leave_descriptors_to_the_job(says, paced, at_l
     ids=["idle", "half a request"],
 )
 @pytest.mark.long
-def test_strangers_at_the_server_leave_descriptors_to_the_job(says, paced, at_least, tmp_path, monkeypatch):
+def test_strangers_at_the_server_cannot_exhaust_descriptors(says, paced, at_least, tmp_path, monkeypatch):
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
     with driver(SERVER, str(tmp_path)) as job:
         url, token = json.loads(job.told)
@@ -262,7 +262,7 @@ def test_a_connection_without_a_request_is_closed_after_a_while(tmp_path, monkey
 
 
 def test_only_a_connection_to_the_channel_is_ever_closed(tmp_path):
-    """By the time that a stranger is to be closed, its descriptor may be that of something else."""
+    """When a stranger is about to be closed, its descriptor may already belong to something else."""
     with Server(lambda peer, message: [(peer, Accepted())]) as server, Client(server.address) as client:
         one, other = socket.socketpair()
         with socket.create_server(("127.0.0.1", 0)) as listener, one, other, open(tmp_path / "file", "wb") as file:

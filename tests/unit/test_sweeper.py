@@ -1,4 +1,4 @@
-"""What no restart needs is removed, and nothing else; what cannot be removed never stops a job."""
+"""Only files that no restart needs are removed, and a failure to remove them never stops a job."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_only_what_the_last_two_epochs_stand_on_is_left(tmp_path: Path) -> None:
+def test_only_files_of_the_last_two_committed_states_are_left(tmp_path: Path) -> None:
     out = MemorySink()
     flow = counting(out)
-    # Attempts that die leave files behind that no manifest names; full sweeps find them.
+    # Attempts that die leave files that no manifest refers to; full sweeps find them.
     run_local(flow, checkpoint=str(tmp_path), faults=Faults(crash=0.05, speculate=0.05))
 
     checkpoint = Checkpoint.of_any_flow(str(tmp_path))
@@ -54,7 +54,7 @@ def test_only_what_the_last_two_epochs_stand_on_is_left(tmp_path: Path) -> None:
     left = set(checkpoint.states.names())
     assert needed <= left
     swept = {name for name in left - needed if int(name.split("/")[1][:10]) < EPOCHS - 21}
-    assert swept == set(), "orphans of long ago are gone"
+    assert swept == set(), "old orphans are gone"
     assert len(left) < EPOCHS
     assert sorted(int(path.name) for path in (tmp_path / "epochs").iterdir()) == list(
         range(EPOCHS - KEPT_MANIFESTS, EPOCHS)
@@ -64,11 +64,11 @@ def test_only_what_the_last_two_epochs_stand_on_is_left(tmp_path: Path) -> None:
     )
 
 
-# ── what cannot be removed ────────────────────────────────────────────────────────────────────────────────────────
+# ── files that cannot be removed ──────────────────────────────────────────────────────────────────────────────────
 
 
 class Stubborn(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no annotations
-    """A store that may refuse to remove files, as one does whose policy says that they are to be kept."""
+    """A store that may refuse to remove files, like one with a retention policy."""
 
     protocol = "stubborn"
     cachable = False
@@ -110,7 +110,7 @@ def names_below(folder: str) -> set[str]:
 
 
 @pytest.mark.parametrize("lifted_at", [45, None])
-def test_a_job_goes_on_when_nothing_can_be_removed(lifted_at: int | None, caplog: pytest.LogCaptureFixture):
+def test_a_job_continues_if_nothing_can_be_removed(lifted_at: int | None, caplog: pytest.LogCaptureFixture):
     counts: dict[int, pa.Table] = {}
 
     def keep(table: pa.Table, epoch: int) -> None:
@@ -123,11 +123,11 @@ def test_a_job_goes_on_when_nothing_can_be_removed(lifted_at: int | None, caplog
     with caplog.at_level(logging.INFO, "midstream"):
         run = run_local(flow, checkpoint="stubborn://job", changes=updates(15))
     last = {row["word"]: row["n"] for row in counts[59].to_pylist()}
-    assert (len(counts), last) == (60, dict.fromkeys("abcde", 60)), "epochs went on"
+    assert (len(counts), last) == (60, dict.fromkeys("abcde", 60)), "epochs continued"
     assert len([record for record in run.history if record.outcome == "applied"]) == 15
 
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 2, "one for files of state, one for blobs; not one for each epoch"
+    assert len(warnings) == 2, "one for state files, one for blobs; not one per epoch"
     assert all("could not be removed" in record.message and "policy forbids" in record.message for record in warnings)
     sweep = run.metrics.sweep
     assert sweep.failed > 10
@@ -146,12 +146,12 @@ def test_a_job_goes_on_when_nothing_can_be_removed(lifted_at: int | None, caplog
         assert names_below("state") == needed
         assert blobs < 25
         assert [record.message for record in caplog.records if record.levelno == logging.INFO] == [
-            "all that could not be removed from 'stubborn://job' before is removed"
+            "the files that could not be removed from 'stubborn://job' are now removed"
         ]
 
 
 class World:
-    """A checkpoint, and the committed states of a job that writes one file of state in each epoch and merges none."""
+    """A checkpoint, and the committed states of a job that writes one state file in each epoch and merges none."""
 
     def __init__(self, folder: Path) -> None:
         flow = counting(MemorySink(), 1)
@@ -166,10 +166,10 @@ class World:
         self.files.append(ref)
         return ref.name
 
-    def stand(
+    def commit(
         self, epoch: int, *needed: int, live: frozenset[Any] = frozenset(), samples: tuple[str, ...] = ()
     ) -> None:
-        """The job stands on the files that were written in some epochs."""
+        """Commit a state that refers to the files written in some epochs."""
         lineage = Lineage.start("count")
         for number in needed:
             [ref] = [ref for ref in self.files if ref.epoch == number]
@@ -188,18 +188,18 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.checkpoint.release()
 
 
-def test_a_file_that_cannot_be_removed_is_counted_and_gone_when_its_cause_is(world: World, tmp_path: Path):
+def test_a_file_that_cannot_be_removed_is_counted_and_removed_later(world: World, tmp_path: Path):
     for epoch in range(3):
         world.write(epoch)
     path = tmp_path / "state" / world.files[0].name
-    world.stand(0, 0)
+    world.commit(0, 0)
     world.sweeper.sweep()
-    world.stand(1, 1)
+    world.commit(1, 1)
     world.sweeper.sweep()
     path.unlink()
     path.mkdir()
     (path / "something").touch()
-    world.stand(2, 2)
+    world.commit(2, 2)
     world.sweeper.sweep()
     stats = world.sweeper.stats
     assert (stats.removed, stats.failed, stats.overdue) == (0, 1, 1)
@@ -216,43 +216,43 @@ def test_a_file_that_cannot_be_removed_is_counted_and_gone_when_its_cause_is(wor
     assert world.left() == [1, 2]
 
 
-def test_the_files_of_the_last_two_standings_and_of_running_tasks_stay(world: World):
+def test_files_of_the_last_two_committed_states_and_running_tasks_stay(world: World):
     for epoch in range(5):
         world.write(epoch)
-    world.stand(0, 0)
-    world.stand(1, 0, 1)
+    world.commit(0, 0)
+    world.commit(1, 0, 1)
     world.sweeper.sweep()
-    assert world.left() == [0, 1, 2, 3, 4], "whoever runs a later epoch has written the others"
-    world.stand(2, 2)
+    assert world.left() == [0, 1, 2, 3, 4], "the others are of later epochs, which are still running"
+    world.commit(2, 2)
     world.sweeper.sweep()
-    assert world.left() == [0, 1, 2, 3, 4], "a crash may lead back to epoch 1"
-    world.stand(3, 3)
+    assert world.left() == [0, 1, 2, 3, 4], "a crash may go back to epoch 1"
+    world.commit(3, 3)
     world.sweeper.sweep()
     assert world.left() == [2, 3, 4]
 
 
-def test_files_that_functions_are_tried_on_stay_as_long_as_that_takes(world: World):
+def test_files_stay_while_functions_are_tried_on_them(world: World):
     names = [world.write(epoch) for epoch in range(4)]
-    world.stand(0, 0, samples=(names[0],))
+    world.commit(0, 0, samples=(names[0],))
     world.sweeper.sweep()
     with world.sweeper.holding([names[0]]):
         for epoch in (1, 2, 3):
-            world.stand(epoch, epoch, samples=(names[1],))
+            world.commit(epoch, epoch, samples=(names[1],))
             world.sweeper.sweep()
         assert world.left() == [0, 1, 2, 3], "0 is held, 1 is the newest sample"
     world.sweeper.sweep()
     assert world.left() == [1, 2, 3]
-    world.stand(3, 3, samples=(names[3],))
+    world.commit(3, 3, samples=(names[3],))
     world.sweeper.sweep()
     assert world.left() == [3]
 
 
 def test_old_manifests_and_journals_are_removed_and_recent_ones_kept(world: World, tmp_path: Path):
     for epoch in range(KEPT_MANIFESTS + 5):
-        world.checkpoint.commit(Manifest(Epoch(epoch), Revision(1), (), (), 0.0, {}))
+        world.checkpoint.commit(Manifest(Epoch(epoch), Revision(1), (), {}, 0.0, {}))
         world.checkpoint.keep_journal(Epoch(epoch), Run(0), b"x")
     world.sweeper.after_failure()
-    world.stand(KEPT_MANIFESTS + 4)
+    world.commit(KEPT_MANIFESTS + 4)
     world.sweeper.sweep()
     assert sorted(int(path.name) for path in (tmp_path / "epochs").iterdir()) == list(range(5, KEPT_MANIFESTS + 5))
     assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [
@@ -260,14 +260,14 @@ def test_old_manifests_and_journals_are_removed_and_recent_ones_kept(world: Worl
     ]
 
 
-def test_a_folder_that_cannot_be_looked_through_is_looked_through_later(world: World, tmp_path: Path):
+def test_a_folder_that_cannot_be_listed_is_listed_later(world: World, tmp_path: Path):
     (tmp_path / "changes").rmdir()
     (tmp_path / "changes").write_text("not a folder")
     garbage = world.checkpoint.blobs.put(Blob.of(b"garbage"))
-    world.stand(0)
+    world.commit(0)
     world.sweeper.sweep()
     assert (world.sweeper.stats.failed, world.sweeper.stats.overdue) == (1, 1)
-    assert garbage in world.checkpoint.blobs.digests(), "without the records nobody knows which ones are needed"
+    assert garbage in world.checkpoint.blobs.digests(), "without the records it is unknown which ones are needed"
     (tmp_path / "changes").unlink()
     for _ in range(RETRY_EVERY):
         world.sweeper.sweep()
@@ -275,24 +275,24 @@ def test_a_folder_that_cannot_be_looked_through_is_looked_through_later(world: W
     assert world.checkpoint.blobs.digests() == set()
 
 
-def test_blobs_go_unless_something_runs_them_or_is_about_to(world: World, tmp_path: Path):
+def test_blobs_are_removed_unless_in_use_or_about_to_be(world: World, tmp_path: Path):
     blobs = world.checkpoint.blobs
     run, manifest, old, prepared = (blobs.put(Blob.of(data)) for data in (b"run", b"manifest", b"old", b"prepared"))
     (tmp_path / "blobs" / old[:2] / f"{old}.123.tmp").write_bytes(b"half")
-    world.checkpoint.commit(Manifest(Epoch(0), Revision(1), (manifest,), (), 0.0, {}))
+    world.checkpoint.commit(Manifest(Epoch(0), Revision(1), (manifest,), {}, 0.0, {}))
     with blobs.holds.preparing():
-        blobs.put(Blob.of(b"prepared"))  # it was there before
-        world.stand(0, live=frozenset({run}))
-        assert world.sweeper.sweep(), "some are gone"
+        blobs.put(Blob.of(b"prepared"))  # it existed before
+        world.commit(0, live=frozenset({run}))
+        assert world.sweeper.sweep(), "some were removed"
         assert blobs.digests() == {run, manifest, prepared}
         assert not world.sweeper.sweep()
-    world.stand(1, live=frozenset({run}))
-    assert world.sweeper.sweep(), "nothing came of the preparation"
+    world.commit(1, live=frozenset({run}))
+    assert world.sweeper.sweep(), "the preparation led to no record"
     assert blobs.digests() == {run, manifest}
     assert not list((tmp_path / "blobs").rglob("*.tmp"))
 
 
-def test_sweeping_beside_epochs_holds_nobody_up_and_ends_with_the_job():
+def test_background_sweeping_blocks_nothing_and_ends_with_the_job():
     is_removing, may_go_on = threading.Event(), threading.Event()
 
     def block(path: str) -> bool:
@@ -309,7 +309,7 @@ def test_sweeping_beside_epochs_holds_nobody_up_and_ends_with_the_job():
     sweeper.after(CommittedState(Epoch(0), {}, Watermarks({})), live=frozenset())
     thread.wake()
     assert is_removing.wait(30)
-    for epoch in range(1, 4):  # while a file is being removed, epochs are committed
+    for epoch in range(1, 4):  # epochs are committed while a file is being removed
         sweeper.after(CommittedState(Epoch(epoch), {}, Watermarks({})), live=frozenset())
         thread.wake()
     assert sweeper.stats.removed == 0

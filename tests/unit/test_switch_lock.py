@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream.control.messages import Accepted, Applied, Exhausted, FromTask, StageChange, Stay, TaskId, ToTask
+from midstream.control.messages import Accepted, Exhausted, FromTask, StageChange, Stay, SwitchRequested, TaskId, ToTask
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex
-from midstream.runtime.spark.switch_lock import SwitchLock
+from midstream.runtime.switch_lock import SwitchLock
 
 TASK = TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(0), 1)
 CHANGE = StageChange(Revision(2), Digest("ab"), ("A",))
@@ -27,10 +27,10 @@ class Work:
         self.error = error
         self.is_exhausted = False
 
-    def offer(self, change: StageChange) -> Applied | Exhausted:
+    def offer(self, change: StageChange) -> SwitchRequested | Exhausted:
         if self.error is not None:
             raise self.error
-        return self.exhausted(change) or Applied(TASK, change.revision, {})
+        return self.exhausted(change) or SwitchRequested(TASK, change.revision, {})
 
     def exhausted(self, change: StageChange) -> Exhausted | None:
         return Exhausted(TASK, change.revision) if self.is_exhausted else None
@@ -49,7 +49,7 @@ def attention_of(work: Any, answer: ToTask | None = None, posted: list[FromTask]
     def ask(message: FromTask) -> ToTask:
         return answer or Accepted()
 
-    return SwitchLock(work, ask, ([] if posted is None else posted).append)
+    return SwitchLock(work, ask, ([] if posted is None else posted).append, threading.Lock())
 
 
 def tell(attention: SwitchLock) -> list[FromTask]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from midstream.control.messages import ChangeBegun, StageChange, SwitchPoint, TaskId
-from midstream.control.operations.switching import Attempts, ChangeInRun, Place
+from midstream.control.operations.switching import Switching
+from midstream.control.run_book import Attempts, Place
 from midstream.ids import Digest, Epoch, InputPosition, Origin, PartitionId, Revision, Run, StageIndex
 
 PROGRAMS = (Digest("p0"), Digest("p1"), Digest("p2"))
@@ -33,15 +34,15 @@ def begun(heads: dict[int, tuple[str, ...]] | None = None, followers: dict[int, 
     )
 
 
-def change(known: Attempts, what: ChangeBegun | None = None, partitions: int = 2) -> ChangeInRun:
-    return ChangeInRun(what or begun(), known, partitions)
+def change(known: Attempts, what: ChangeBegun | None = None, partitions: int = 2) -> Switching:
+    return Switching(what or begun(), known, {StageIndex(1): partitions, StageIndex(2): partitions})
 
 
 def at(rows: int) -> InputPosition:
     return {Origin(-1): rows}
 
 
-def points(of: ChangeInRun) -> dict[tuple[int, int], InputPosition | None]:
+def points(of: Switching) -> dict[tuple[int, int], InputPosition | None]:
     return {(point.stage, point.partition): point.position for point in of.points}
 
 
@@ -65,19 +66,19 @@ def test_a_point_is_fixed_once():
 def test_a_later_attempt_switches_where_the_first_one_did():
     made = change(attempts(task()))
     made.apply(place(), at(5))
-    assert made.start(place(), is_first=False) == at(5)
+    assert made.start(place()) == at(5)
 
 
 def test_a_partition_that_starts_after_the_change_switches_at_its_beginning():
     made = change(attempts())
-    assert made.start(place(), is_first=True) == {}
-    assert made.start(place(), is_first=False) == {}, "and so do all its attempts"
+    assert made.start(place()) == {}
+    assert made.start(place()) == {}, "and so do all its attempts"
 
 
 def test_a_partition_of_which_an_attempt_finished_before_switches_nowhere():
     made = change(attempts(task(), over=(task(),), finished=(place(),)))
     assert points(made) == {(0, 0): None}
-    assert made.start(place(), is_first=False) is None, "a recomputation gives what the first one gave"
+    assert made.start(place()) is None, "a recomputation gives what the first one gave"
 
 
 def test_two_attempts_before_the_change_switch_nowhere():
@@ -99,7 +100,7 @@ def test_after_a_failed_attempt_the_one_that_is_left_may_switch():
 
 def test_a_second_attempt_that_starts_before_the_first_has_switched_ends_it():
     made = change(attempts(task()))
-    assert made.start(place(), is_first=False) is None
+    assert made.start(place()) is None
     assert not made.apply(place(), at(5)), "the first one may not switch any more"
 
 
@@ -119,7 +120,7 @@ def test_a_task_that_finishes_after_it_has_switched_leaves_its_point():
 
 def test_stages_without_heads_have_no_points():
     made = change(attempts(), begun({0: ("FM",)}, {1: ("MC",)}))
-    assert made.start(place(1), is_first=True) is None
+    assert made.start(place(1)) is None
     made.finish(place(1))
     assert made.points == ()
 
@@ -129,8 +130,8 @@ def test_stages_without_heads_have_no_points():
 
 def test_a_place_that_starts_after_the_change_knows_of_it():
     made = change(attempts(), begun({0: ("FM",)}, {1: ("MC",)}))
-    made.start(place(), is_first=True)
-    made.start(place(1), is_first=True)
+    made.start(place())
+    made.start(place(1))
     assert made.is_known_at(place())
     assert made.is_known_at(place(1)), "a stage without heads, too"
 
@@ -138,7 +139,7 @@ def test_a_place_that_starts_after_the_change_knows_of_it():
 def test_a_place_without_heads_that_had_started_before_never_knows_of_it():
     made = change(attempts(task(stage=1)), begun({0: ("FM",)}, {1: ("MC",)}))
     assert not made.is_known_at(place(1))
-    made.start(place(1), is_first=False)
+    made.start(place(1))
     assert not made.is_known_at(place(1)), "the first attempt has not heard of it, and may have finished"
 
 
@@ -151,7 +152,7 @@ def test_a_place_with_heads_that_had_started_before_knows_of_it_once_it_has_swit
 
 def test_a_place_that_must_stay_does_not_know_of_it():
     made = change(attempts(task(), over=(task(),), finished=(place(),)))
-    made.start(place(), is_first=False)
+    made.start(place())
     assert not made.is_known_at(place())
 
 

@@ -12,7 +12,7 @@ import pytest
 from midstream import Flow, ListSource, NoopSink, State, Update
 from midstream.change.configuration import first_configuration
 from midstream.change.prepare import prepare
-from midstream.control.messages import Applied, Assignment, Exhausted, StageChange, TaskId
+from midstream.control.messages import Exhausted, StageChange, SwitchRequested, TaskId, TaskOrder
 from midstream.engine.clock import ManualClock
 from midstream.engine.intake import inlet_origin
 from midstream.engine.resources import Resources
@@ -62,8 +62,8 @@ class World:
         self.access = StateAccess("job", str(folder / "state"), str(folder / "local"))
 
     def task(self, change: StageChange | None = None, switch_at: InputPosition | None = None) -> TaskRun:
-        assignment = Assignment(OLD, self.before.programs[0], self.before.bins, change=change, switch_at=switch_at)
-        return TaskRun(TASK, assignment, self.resources, self.access, clock=ManualClock(), sizer=Fixed())
+        order = TaskOrder(OLD, self.before.programs[0], change=change, switch_at=switch_at)
+        return TaskRun(TASK, order, self.resources, self.access, clock=ManualClock(), sizer=Fixed())
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_running_task_asks_where_it_is_and_switches_when_it_may(world: World):
     for number, ready in enumerate(task.run([ROWS])):
         out += ready
         if number == 1:
-            assert task.offer(world.change) == Applied(TASK, NEW, {inlet_origin(0): 20})
+            assert task.offer(world.change) == SwitchRequested(TASK, NEW, {inlet_origin(0): 20})
             task.switch()
     assert versions(out) == [1] * 20 + [2] * 20
 
@@ -180,8 +180,8 @@ class TimedWorld:
     def task(self, stage: int = 1, change: StageChange | None = None) -> TaskRun:
         lineages = {"p": Lineage.start("p").encode()} if stage else {}
         who = TaskId(Epoch(0), Run(0), StageIndex(stage), PartitionId(0), 1)
-        assignment = Assignment(OLD, self.before.programs[stage], self.before.bins, lineages=lineages, change=change)
-        return TaskRun(who, assignment, self.resources, self.access, clock=ManualClock(), sizer=Fixed())
+        order = TaskOrder(OLD, self.before.programs[stage], lineages=lineages, change=change)
+        return TaskRun(who, order, self.resources, self.access, clock=ManualClock(), sizer=Fixed())
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_task_that_may_not_switch_speaks_at_its_end_as_if_it_had_not_been_told
     for number, ready in enumerate(task.run(timed.frames)):
         out += ready
         if number == 1:
-            assert isinstance(task.offer(timed.change), Applied)
+            assert isinstance(task.offer(timed.change), SwitchRequested)
             task.stay()
     assert versions(out) == [1] * 40
     assert task.revision == OLD

@@ -1,4 +1,4 @@
-"""What moves the watermark, what does not, and how a finite run closes its windows."""
+"""What moves the watermark and what does not, and how a finite run closes its windows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows_at(*seconds: float, k: str = "a") -> list[Row]:
 
 
 def windows(flow: Flow, *sources: Any, out: MemorySink, late: MemorySink | None = None) -> None:
-    """How many rows there are in windows of ten seconds, over all sources."""
+    """Count rows in windows of ten seconds, over all sources."""
     [first, *others] = sources
     stream = first.union("all", *others) if others else first
     made = stream.key_by("by_k", "k").aggregate("count", window=tumbling("10 seconds"), n=agg.count())
@@ -54,7 +54,7 @@ def found(out: MemorySink) -> list[tuple[float, int]]:
 
 
 def ahead(max_ahead: Any, *, clock: int = us(START)) -> tuple[list[tuple[float, int]], int, int]:
-    """The closed windows, the late rows, and the rows that were ahead, if one row comes from next year."""
+    """The closed windows, the late rows, and the rows that were ahead, if one row is from next year."""
     flow, out, late = Flow("f"), MemorySink(), MemorySink()
     epochs = [rows_at(1, 400 * 86400), rows_at(2), rows_at(12)]
     options = {} if max_ahead == "default" else {"max_ahead": max_ahead}
@@ -69,7 +69,7 @@ def test_an_event_time_in_the_far_future_does_not_move_the_watermark():
     assert ahead("300 days") == ([(0, 2)], 0, 1)
 
 
-def test_it_does_if_it_is_allowed_to():
+def test_an_event_time_in_the_future_moves_the_watermark_if_allowed():
     assert ahead(None) == ([(0, 1)], 2, 0)
     assert ahead("500 days") == ([(0, 1)], 2, 0)
 
@@ -78,7 +78,7 @@ def test_replays_of_the_past_are_not_ahead():
     assert ahead("default", clock=us(at(500 * 86400))) == ([(0, 1)], 2, 0)
 
 
-def test_rows_that_are_ahead_are_processed_and_told_of_once(caplog: pytest.LogCaptureFixture):
+def test_rows_ahead_of_the_clock_are_processed_and_logged_once(caplog: pytest.LogCaptureFixture):
     flow, out = Flow("f"), MemorySink()
     epochs = [rows_at(1, 400 * 86400), rows_at(2, 400 * 86400), rows_at(12)]
     stream = flow.source("in", ListSource(epochs, DDL, event_time="t"))
@@ -115,7 +115,7 @@ def two_sources(bids: list[list[Row]], asks: list[list[Row]], idle: str | None, 
 
 
 def silent(asks: list[list[Row]], idle: str | None, checkpoint: Path) -> tuple[MemorySink, MemorySink]:
-    """Windows and late rows; every epoch is a life of its own, so all that counts must be in the checkpoint."""
+    """Windows and late rows. Every epoch is a separate start, so all relevant state must be in the checkpoint."""
     out, late = MemorySink(), MemorySink()
     for epoch, second in enumerate(PLANNED_AT):
         flow = two_sources([BIDS[epoch]], [asks[epoch]], idle, out=out, late=late)
@@ -129,20 +129,20 @@ def test_by_default_windows_wait_for_every_source(tmp_path: Path):
     assert [epoch for epoch, table in out.tables.items() if table.num_rows] == [3]
 
 
-def test_an_idle_source_does_not_hold_windows_for_ever(tmp_path: Path):
+def test_an_idle_source_does_not_hold_back_windows_forever(tmp_path: Path):
     out, late = silent(ASKS, "20 seconds", tmp_path / "checkpoint")
-    # In the third epoch the asks have been silent for 20 seconds; what they say of before is late.
+    # In the third epoch the asks have been silent for 20 seconds; their older rows are late.
     assert [epoch for epoch, table in out.tables.items() if table.num_rows] == [2, 3]
     assert found(out) == [(0, 2), (10, 1), (20, 1)]
     assert [row["t"] for row in late.rows] == [at(14)]
 
 
-def test_a_source_that_has_never_given_a_row_is_idle_too(tmp_path: Path):
+def test_a_source_that_has_never_produced_a_row_can_be_idle(tmp_path: Path):
     out, _ = silent([[], [], [], []], "20 seconds", tmp_path / "checkpoint")
     assert found(out) == [(0, 1), (10, 1), (20, 1)]
 
 
-def test_idle_needs_another_source_to_go_by():
+def test_an_idle_timeout_needs_another_source():
     flow = Flow("f")
     stream = flow.source("in", ListSource([[]], DDL, event_time="t"), idle="30 seconds")
     stream.sink("out", NoopSink())
@@ -159,7 +159,7 @@ def test_idle_needs_another_source_to_go_by():
         st.tuples(st.integers(0, 10), st.dictionaries(st.integers(0, 2), st.integers(0, 100))), max_size=12
     ),
 )
-def test_the_watermark_is_the_slowest_of_those_who_speak_and_never_goes_back(
+def test_the_watermark_is_that_of_the_slowest_active_source_and_never_goes_back(
     delays: list[int], idle: list[int | None], epochs: list[tuple[int, dict[int, int]]]
 ) -> None:
     names = [str(number) for number in range(len(delays))]
@@ -184,7 +184,7 @@ def test_the_watermark_is_the_slowest_of_those_who_speak_and_never_goes_back(
         assert marks.watermark == (max(reached) if reached else None)
 
 
-def test_a_longer_delay_in_the_script_does_not_take_the_watermark_back(tmp_path: Path):
+def test_a_longer_delay_in_the_script_does_not_move_the_watermark_back(tmp_path: Path):
     for delay, wanted in (("0 seconds", at(30)), ("20 seconds", at(30))):
         flow = Flow("f")
         stream = flow.source("in", ListSource([rows_at(30)], DDL, event_time="t"), delay=delay)
@@ -195,11 +195,11 @@ def test_a_longer_delay_in_the_script_does_not_take_the_watermark_back(tmp_path:
         assert newest.watermark == us(wanted)
 
 
-def test_a_manifest_without_a_watermark_has_the_one_that_follows_from_its_event_times():
+def test_the_watermark_of_an_older_manifest_is_derived_from_its_event_times():
     flow = two_sources([[]], [[]], None, out=MemorySink())
-    old = Manifest(Epoch(3), Revision(1), (), (), 0.0, {}, event_times={"bids": 50, "asks": 40})
+    old = Manifest(Epoch(3), Revision(1), (), {}, 0.0, {}, event_times={"bids": 50, "asks": 40})
     assert CommittedState.of(flow.graph, old).watermarks.watermark == 40
-    half = Manifest(Epoch(3), Revision(1), (), (), 0.0, {}, event_times={"bids": 50})
+    half = Manifest(Epoch(3), Revision(1), (), {}, 0.0, {}, event_times={"bids": 50})
     assert CommittedState.of(flow.graph, half).watermarks.watermark is None
 
 
@@ -207,7 +207,7 @@ def test_a_manifest_without_a_watermark_has_the_one_that_follows_from_its_event_
 
 
 class Beat:
-    """A timer that sets another one, for ever."""
+    """A timer that always sets another one."""
 
     def __call__(self, key: str, row: Row, state: Any) -> None:
         state.event_timer(row["t"] + timedelta(hours=1))

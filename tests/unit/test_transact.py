@@ -1,4 +1,4 @@
-"""The operator `transact` on the local runtime: what comes out, what the tables hold, and what is refused."""
+"""The operator `transact` on the local runtime: its output, its tables, and what it refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from midstream import Flow, ListSource, MemorySink, NoopSink, Table, Update, tra
 from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.engine.table_layout import TableLayout, stored_keys, table_prefix
 from midstream.errors import CheckpointError, FlowError, FunctionError, JobFailed, SchemaError
-from midstream.flow.model import LATE, Port, Transact
+from midstream.flow.model import Port
+from midstream.flow.spec import LATE
+from midstream.operators.transact import Transact
 from midstream.state.keys import Namespace
 from midstream.testing import ChangeAt, Faults, run_local
 from tests.transacted import COLUMNS, Bank, bank, event, outcomes, random_epochs, transactions
@@ -53,7 +55,7 @@ def test_crashes_retries_and_repeated_messages_change_nothing(seed: int, tmp_pat
     assert {(row["region"], row["key"]): row["value"] for row in found} == plain.accounts
 
 
-def test_a_restart_goes_on_with_the_tables(tmp_path: Any) -> None:
+def test_a_restart_continues_with_the_tables(tmp_path: Any) -> None:
     first, second = [[event(1, "deposit", "ann", 5.0)]], [[event(2, "transfer", "ann", 4.0, "bob")]]
     out = MemorySink()
     run_local(bank(first, out), checkpoint=str(tmp_path))
@@ -76,7 +78,7 @@ def test_an_epoch_without_rows_runs_nothing() -> None:
     assert len(out.rows) == 1
 
 
-def test_what_a_transaction_does_not_return_is_null() -> None:
+def test_columns_that_a_transaction_does_not_return_are_null() -> None:
     flow, out = Flow("f"), MemorySink()
     counts = flow.table("counts", key="bigint", value="bigint", default=0)
 
@@ -139,8 +141,8 @@ def test_a_table_may_have_a_name_of_many_bytes(tmp_path: Any) -> None:
     assert read_state(str(tmp_path), table.name).to_pylist() == [{"key": 1, "value": 1}]
 
 
-def test_bytes_in_state_stay_what_they_are() -> None:
-    """State on disk holds them: whoever changes them makes checkpoints unreadable."""
+def test_the_bytes_in_state_never_change() -> None:
+    """State on disk contains these bytes; changing them would make checkpoints unreadable."""
     whole = Table("n", key="bigint", value="bigint", default=0)
     named = Table("t", key="string", value="speed double, full boolean", default={"speed": 0.0, "full": False})
     domain = b"\x07\x00eu"
@@ -172,7 +174,7 @@ def timed(
     delay: str,
     domain: str | None = None,
 ) -> Flow:
-    """Each row writes its value to one key, and sees the sum of the window before it."""
+    """Each row writes its value to one key, and returns the sum of the window before it."""
     flow = Flow("f")
     meter = flow.table("meter", key="bigint", value="double", default=0.0)
 
@@ -190,24 +192,24 @@ def timed(
     return flow
 
 
-def test_windows_reach_over_epochs_and_forget_what_none_can_need(tmp_path: Any) -> None:
+def test_windows_span_epochs_and_forget_writes_that_are_too_old(tmp_path: Any) -> None:
     out, late = MemorySink(), MemorySink()
     epochs = [[(0.0, 1.0), (5.0, 2.0)], [(9.0, 4.0)], [(14.0, 8.0)], [(40.0, 16.0)]]
     run_local(timed(epochs, out, late, "10 seconds", "0 seconds"), checkpoint=str(tmp_path))
     assert [row["before"] for row in out.rows] == [0.0, 1.0, 3.0, 6.0, 0.0]
     rows = StateReader.at(str(tmp_path)).table("t")
-    assert len(rows) == 1, "the past is no table"
+    assert len(rows) == 1, "the history is not shown as a table"
 
 
-def test_what_a_window_can_just_reach_is_not_forgotten() -> None:
+def test_a_write_at_the_edge_of_a_window_is_not_forgotten() -> None:
     out, late = MemorySink(), MemorySink()
     microsecond = 1e-6
     epochs = [[(0.0, 1.0), (microsecond, 2.0), (10.0, 4.0)], [(10.0, 8.0)]]
     run_local(timed(epochs, out, late, "10 seconds", "0 seconds"), partitions=1)
-    assert out.rows[-1]["before"] == 6.0, "all but what was written ten whole seconds ago"
+    assert out.rows[-1]["before"] == 6.0, "all but the write exactly ten seconds ago"
 
 
-def test_rows_of_before_the_watermark_are_late() -> None:
+def test_rows_older_than_the_watermark_are_late() -> None:
     out, late = MemorySink(), MemorySink()
     run_local(timed([[(0, 1.0), (10, 2.0)], [(7, 4.0), (8, 8.0), (12, 1.0)]], out, late, "1 second", "2 seconds"))
     assert [row["x"] for row in late.rows] == [4.0]
@@ -257,10 +259,10 @@ def test_transactions_are_changed_between_epochs(scheduler: str) -> None:
     steps = {round(a - b, 3) for a, b in pairwise(after)}
     assert steps == {3.0}
     middle = [found[110 + j] for j in range(4)]
-    assert {round(a - b, 3) for a, b in pairwise(middle)} in ({1.0}, {3.0}), "one revision an epoch"
+    assert {round(a - b, 3) for a, b in pairwise(middle)} in ({1.0}, {3.0}), "one revision per epoch"
 
 
-def test_a_change_may_not_give_a_table_another_layout() -> None:
+def test_a_change_must_not_change_the_layout_of_a_table() -> None:
     out = MemorySink()
     flow = bank([[event(1, "deposit", "a", 1.0)]], out)
     cents = Table("accounts", key="string", value="bigint", default=0)
@@ -275,20 +277,20 @@ def test_a_change_may_not_give_a_table_another_layout() -> None:
         revise(flow.graph, [Update("ledger", deposit)])
 
 
-def test_what_a_transact_shows_of_itself() -> None:
+def test_a_transact_operator_describes_itself() -> None:
     out = MemorySink()
     flow = bank([[event(1, "deposit", "a", 1.0)]], out, domain="region")
     spec = flow.graph["ledger"].spec
     assert isinstance(spec, Transact)
-    assert (spec.transactions, spec.keys) == (("deposit", "transfer"), ("region",))
+    assert (spec.transactions, spec.keyed_by) == (("deposit", "transfer"), ("region",))
     assert flow.graph["ledger"].kind == "transact"
     run = run_local(flow)
     [stats] = [stats for stats in run.progress[-1].operators if stats.operator == "ledger"]
     assert "serial" in stats.note
 
 
-def test_a_broken_calibration_is_told_and_does_not_fail_a_job(tmp_path: Any, monkeypatch: Any, caplog: Any) -> None:
-    from midstream.txn.calibrating import default_path
+def test_a_broken_calibration_is_logged_and_does_not_fail_a_job(tmp_path: Any, monkeypatch: Any, caplog: Any) -> None:
+    from midstream.txn.calibration import default_path
 
     monkeypatch.setenv("MIDSTREAM_CACHE", str(tmp_path))
     default_path().parent.mkdir(parents=True, exist_ok=True)
@@ -299,7 +301,7 @@ def test_a_broken_calibration_is_told_and_does_not_fail_a_job(tmp_path: Any, mon
     assert "prices of a common machine are assumed" in caplog.text
 
 
-# ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── errors ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def flow_with(accounts: bool = True) -> tuple[Flow, Any, Any]:
@@ -333,21 +335,21 @@ def test_mistakes_are_refused_when_the_flow_is_built() -> None:
     wrong: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
         ((), {"order_by": "n"}, "at least one transaction"),
         ((deposit, deposit), {"order_by": "n", "which": "kind"}, "two transactions are called 'deposit'"),
-        ((deposit, transfer), {"order_by": "n"}, "give which="),
+        ((deposit, transfer), {"order_by": "n"}, "set which="),
         ((deposit, transfer), {"order_by": "n", "which": "eur"}, "which='eur' must be a string"),
         ((deposit,), {"order_by": "eur"}, "order_by='eur' must be a timestamp or a whole number"),
         ((deposit,), {"order_by": "ts"}, "ts"),
         ((deposit,), {"order_by": "n", "domain": "eur"}, "eur"),
         ((branches,), {"order_by": "n"}, "if t.read"),
-        ((wrong_key,), {"order_by": "n"}, "whose keys are string"),
+        ((wrong_key,), {"order_by": "n"}, "whose keys must be string"),
         ((fails,), {"order_by": "n"}, "cannot be traced: ZeroDivisionError"),
         ((clashes,), {"order_by": "n"}, "two columns called 'EUR'"),
-        ((3,), {"order_by": "n"}, "a transaction is a function of"),
+        ((3,), {"order_by": "n"}, "a transaction must be a function of"),
     ]
     for handed, options, message in wrong:
         with pytest.raises((FlowError, FunctionError, SchemaError), match=message):
             events.transact("ledger", *handed, **options)
-    assert list(flow._operators) == ["events"], "nothing is left of what was refused"
+    assert list(flow._operators) == ["events"], "refused operators leave nothing behind"
 
 
 def test_tables_belong_to_one_flow_and_one_operator() -> None:
@@ -430,7 +432,7 @@ def test_a_restart_with_another_layout_of_a_table_is_refused(tmp_path: Any) -> N
     assert balances(str(tmp_path)) == {"a": 2.0}
 
 
-def test_a_table_that_does_not_exist_is_named(tmp_path: Any) -> None:
+def test_an_unknown_table_is_named(tmp_path: Any) -> None:
     run_local(bank([[event(1, "deposit", "a", 1.0)]], MemorySink()), checkpoint=str(tmp_path))
     with pytest.raises(Exception, match="Did you mean 'accounts'"):
         read_state(str(tmp_path), "acounts")

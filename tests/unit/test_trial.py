@@ -29,7 +29,7 @@ from midstream.flow.model import Graph
 from midstream.ids import Epoch, PartitionId, Revision, Run, StageIndex
 from midstream.metrics import OperatorStats
 from midstream.planner.change_plan import Scheduler
-from midstream.planner.packing import pack_blobs
+from midstream.planner.programs import pack_blobs
 from midstream.storage.blobs import Blob, BlobStore
 
 DDL = "k string, n int"
@@ -218,7 +218,7 @@ def test_a_change_that_waits_is_planned_on_top_of_the_one_before(world: World):
 def test_a_change_that_fails_is_rolled_back_under_a_new_revision(world: World):
     change = world.request(Update("FM", two))
     assert world.fails()
-    assert (change.outcome, change.error, world.changes.on_trial) == (Outcome.ROLLED_BACK, "boom", None)
+    assert (change.outcome, world.changes.on_trial) == (Outcome.ROLLED_BACK, None)
     assert world.runs("FM", one)
     assert world.changes.configuration.revision == 3, "no number ever means two things"
     assert world.outcomes() == ["rolled back"]
@@ -449,7 +449,9 @@ def test_when_the_job_ends_a_change_stays_pending_for_the_next_start_and_those_b
     world.changes.abandon("stopped")
     assert (first.wait(), second.wait()) == (Outcome.PENDING, Outcome.REFUSED)
     assert world.outcomes() == ["pending", "refused"]
-    assert world.log.records()[1].error == "stopped"
+    on_trial, waiting = (record.error for record in world.log.records())
+    assert on_trial == "stopped; the next start with the same checkpoint goes on with the change, unless changes='drop'"
+    assert waiting == "stopped before it was this change's turn; request it again once the job runs"
 
 
 def test_when_the_job_ends_what_was_committed_in_part_is_still_on_trial(world: World):
@@ -480,7 +482,12 @@ def test_applied_changes_are_in_force_and_the_user_is_told(world: World):
     assert (found.configuration.revision, found.pending) == (3, None)
     assert world.runs("FM", two)
     assert world.runs("MC", three)
-    assert "operator 'FM' runs two of revision 2, to which ann@host changed it, and not what" in found.messages[0]
+    assert found.messages == (
+        "operator 'FM' runs two, to which ann@host changed it (revision 2), not what the script says: put that into "
+        "the script, or start with changes='drop' to go by the script",
+        "operator 'MC' runs three, to which ann@host changed it (revision 3), not what the script says: put that into "
+        "the script, or start with changes='drop' to go by the script",
+    )
 
 
 def test_a_restored_configuration_is_the_one_that_ran(world: World):
@@ -513,13 +520,43 @@ def test_a_change_that_no_epoch_has_seen_goes_on_trial_again(world: World):
     world.request(Update("FM", two))
     found = world.restart(committed=1)
     assert found.pending is not None
-    assert "was on its way when the driver ended" in found.messages[0]
+    assert found.messages == (
+        "operator 'FM' runs two from the first epoch of this start: ann@host had requested it (revision 2), and it was "
+        "on trial when the driver ended; start with changes='drop' to leave it out",
+    )
     assert world.runs("FM", one), "until it is resumed"
     change = world.changes.resume(found.pending)
     assert (change.revision, world.changes.on_trial) == (2, change)
     assert world.runs("FM", two)
     assert world.fails(), "and can be rolled back"
     assert world.outcomes() == ["rolled back"]
+
+
+def test_a_restart_says_one_thing_of_each_operator_and_it_is_what_runs(world: World):
+    world.applied(Update("FM", two), Update("MC", two))
+    world.request(Update("FM", three))
+    found = world.restart(committed=2)
+    assert found.pending is not None
+    world.changes.resume(found.pending)
+    said = {
+        message.split("'")[1]: message.split(" runs ")[1].partition(" ")[0].strip(",") for message in found.messages
+    }
+    assert (said, len(found.messages)) == ({"FM": "three", "MC": "two"}, 2)
+    assert world.runs("FM", three)
+    assert world.runs("MC", two)
+
+
+def test_a_restart_is_silent_about_an_operator_that_is_back_at_the_script(world: World):
+    world.applied(Update("FM", two))
+    world.applied(Update("FM", one))
+    assert world.restart(committed=3).messages == ()
+
+
+def test_of_a_change_that_goes_on_in_part_the_rest_is_not_announced(world: World):
+    world.request(Update("FM", two), Update("MC", three))
+    found = world.restart(committed=1, graph=world.graph(without="FM"))
+    [message] = found.messages
+    assert message.startswith("operator 'MC' runs three from the first epoch of this start")
 
 
 def test_before_anything_was_committed_it_goes_on_trial_as_well(world: World):
@@ -534,7 +571,8 @@ def test_what_waited_behind_it_was_never_sent_and_is_refused(world: World):
     assert found.pending is not None
     assert found.pending.record.operators == ("FM",)
     assert world.outcomes() == ["pending", "refused"]
-    assert world.log.records()[1].error == "the driver died before"
+    waiting = world.log.records()[1].error
+    assert waiting == "the driver ended before it was this change's turn; request it again once the job runs"
 
 
 def test_a_change_that_was_committed_in_part_is_on_trial_again_under_its_own_number(world: World):
@@ -614,7 +652,10 @@ def test_a_transform_whose_function_could_not_be_stored_runs_the_scripts(world: 
     update = msgspec.structs.replace(record.updates[0], function=NOT_STORED)
     world.log.keep(msgspec.structs.replace(record, updates=(update,)))
     found = world.restart(committed=2)
-    assert "to a function that is not stored; the script's is used" in found.messages[0]
+    assert found.messages == (
+        "transform 'FM' runs what the script says: the function to which ann@host changed it (revision 2) could not be "
+        "stored; request the change again, or put it into the script",
+    )
     assert found.configuration.revision == 2
 
 

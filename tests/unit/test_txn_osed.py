@@ -1,4 +1,4 @@
-"""OSED: the flow's steps give what the oracle says, and the oracle finds the stories that were planted."""
+"""OSED: the flow's steps match the oracle, and the oracle finds the stories that were planted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def when_and_what(event: dict[str, Any]) -> tuple[int, int]:
 
 
 class Steps:
-    """The flow by hand: its functions and its transactions, one batch of whole windows after the other."""
+    """The flow run by hand: its functions and transactions, on batches of whole windows."""
 
     def __init__(self) -> None:
         words, *others = TABLES.values()
@@ -55,7 +55,7 @@ class Steps:
         self.events += detecting.told(selected.filter(detecting.is_told(selected))).to_pylist()
 
     def transact(self, engine: Engine, events: pa.RecordBatch) -> pa.RecordBatch:
-        """What the operator does: outcomes behind the events' columns. Events arrive in any order."""
+        """Like the operator: outcomes after the events' columns. Events may arrive in any order."""
         events = events.take(pa.array(np.random.default_rng(5).permutation(len(events))))
         names = [kind.name for kind in engine.program.types]
         kinds = [names.index(kind) for kind in events["kind"].to_pylist()]
@@ -73,7 +73,7 @@ class Steps:
 
 @pytest.mark.long  # kernels are compiled when they are first used
 @pytest.mark.parametrize("talk", [osed.SMALL, osed.LARGE], ids=["small", "large"])
-def test_the_steps_agree_with_the_oracle(talk: osed.Talk) -> None:
+def test_the_steps_match_the_oracle(talk: osed.Talk) -> None:
     said = tweets(talk=talk)
     steps, expected = Steps(), osed.oracle(said)
     for windows in (1, 2, 10, WINDOWS - 13):  # a batch is any number of whole windows
@@ -97,7 +97,7 @@ def test_the_steps_agree_with_the_oracle(talk: osed.Talk) -> None:
 @pytest.mark.long
 def test_the_flow_agrees_with_the_oracle(tmp_path: Path) -> None:
     said = tweets(8).select(["tweet", "text"])
-    # Epochs end within windows, and the last window is not whole.
+    # Epochs end within windows, and the last window is incomplete.
     source = ListSource.of(said.to_pylist()[:-7], schema=osed.COLUMNS, epoch_rows=900, partitions=2)
     out, expected = MemorySink(), osed.oracle(said.slice(0, len(said) - 7))
     run_local(osed.flow(source, out), seed=1, faults=Faults(crash=0.02, repeat=0.05), checkpoint=str(tmp_path))
@@ -107,7 +107,7 @@ def test_the_flow_agrees_with_the_oracle(tmp_path: Path) -> None:
     words = {row.pop("key"): tuple(row.values()) for row in read_state(str(tmp_path), "words").to_pylist()}
     assert words == {text: (word.window, word.now, word.base, word.seen) for text, word in expected.words.items()}
     [held] = read_state(str(tmp_path), "windows").to_pylist()
-    assert held["window"] == 7, "only the window that is not whole is kept"
+    assert held["window"] == 7, "only the incomplete window is kept"
 
 
 @pytest.mark.parametrize("talk", [osed.SMALL, osed.LARGE], ids=["small", "large"])
@@ -121,7 +121,7 @@ def test_every_story_is_found_once_and_followed(talk: osed.Talk) -> None:
         planted = osed.story_of(event["keyword"])
         found[-1 if planted is None else planted][event["window"]] = event
     assert set(truth) == set(found) - {-1} == {0, 1, 2}
-    assert len(found[-1]) <= 3, "events that nobody has planted"
+    assert len(found[-1]) <= 3, "events that were not planted"
     for story, popularity in truth.items():
         assert len({event["cluster"] for event in found[story].values()}) == 1
         assert min(found[story]) == min(popularity), "it is found in its first window"
@@ -135,13 +135,13 @@ def test_nothing_is_found_where_there_is_no_story() -> None:
     assert len(osed.oracle(tweets(talk=quiet)).events) <= 4
 
 
-def test_a_window_counts_when_its_last_tweet_has_come() -> None:
+def test_a_window_is_complete_when_its_last_tweet_arrives() -> None:
     said = tweets(4)
     assert osed.oracle(said).events != osed.oracle(said.slice(0, len(said) - 1)).events
     assert osed.oracle(said.slice(0, len(said) - 1)).windows == 3
 
 
-def test_short_tweets_and_long_ones_have_as_many_columns() -> None:
+def test_short_and_long_tweets_have_the_same_number_of_columns() -> None:
     texts = ["Flood", "", "a b c d e f g h i", " River  flood "]
     split = detecting.counted_and_judged(
         detecting.with_window(pa.record_batch({"tweet": [0, 1, 2, 400], "text": texts}))

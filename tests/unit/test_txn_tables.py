@@ -1,4 +1,4 @@
-"""Keys as numbers, tables in memory, and how code is kept."""
+"""Numbering of keys, tables in memory, and the cache of generated code."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.txn import Batch, Engine, MemoryTables, Program, Table, compiling, transaction
+from midstream.txn import Batch, Engine, MemoryTables, Program, Table, compiler, transaction
 from midstream.txn.keys import IntKeys, NearKeys, TextKeys
-from midstream.txn.preparing import Room, prepare
-from midstream.txn.sorting import order_of
+from midstream.txn.prepared_batch import Room, prepare
+from midstream.txn.sort import order_of
 from midstream.txn.strategies import SERIAL
 
 # Kernels are compiled when they are first used, which takes a minute on a new machine.
@@ -36,7 +36,7 @@ def test_numbers_get_dense_ids_and_keep_them(parts):
 
 
 @given(st.lists(st.lists(NUMBERS, max_size=60), max_size=5))
-def test_keys_that_were_cleared_start_anew(parts):
+def test_ids_restart_after_clearing(parts):
     known = IntKeys()
     for part in parts:
         expected = {key: number for number, key in enumerate(dict.fromkeys(part))}
@@ -46,7 +46,7 @@ def test_keys_that_were_cleared_start_anew(parts):
         assert len(known) == 0
 
 
-def test_a_map_that_became_far_too_large_is_not_kept():
+def test_a_far_too_large_map_is_recreated():
     known = IntKeys()
     known.add(np.arange(100_000))
     known.clear()
@@ -96,7 +96,7 @@ PAYMENTS = st.lists(st.tuples(st.integers(-50, 50), st.integers(-50, 50)), max_s
 
 
 @given(st.lists(st.tuples(PLACES, PAYMENTS), max_size=8))
-def test_wherever_the_keys_of_a_batch_lie_their_numbers_stand_for_them(batches):
+def test_key_numbers_are_correct_for_any_range_of_keys(batches):
     program = pay_program()
     room, tables = Room(program), MemoryTables()
     for place, pairs in batches:
@@ -109,7 +109,7 @@ def test_wherever_the_keys_of_a_batch_lie_their_numbers_stand_for_them(batches):
         assert len(ready.tables[0][0]) == len(ready.changed[0]) == len(known)
 
 
-def test_near_keys_that_were_cleared_are_none():
+def test_cleared_near_keys_are_empty():
     known, found = NearKeys(0, 10), np.empty(1, np.int64)
     assert known.add_into(np.array([4]), np.array([0]), 1, 0, found)
     assert known.values().tolist() == [4]
@@ -117,7 +117,7 @@ def test_near_keys_that_were_cleared_are_none():
     assert known.values().tolist() == []
 
 
-def test_keys_that_stay_close_together_are_not_numbered_one_by_one():
+def test_keys_that_stay_close_together_need_no_map():
     program = pay_program()
     room, tables, random = Room(program), MemoryTables(), np.random.default_rng(3)
 
@@ -126,14 +126,14 @@ def test_keys_that_stay_close_together_are_not_numbered_one_by_one():
         return type(prepare(program, batch, tables, room).known[0])
 
     assert [kind_of_keys(0) for _ in range(3)] == [IntKeys, NearKeys, NearKeys]
-    # They move: that is seen, and after one batch of waiting they are expected in the new place.
+    # The range moves: that is noticed, and after skipping one batch the new range is expected.
     assert [kind_of_keys(5000) for _ in range(4)] == [IntKeys, IntKeys, NearKeys, NearKeys]
-    # Far apart, nothing is expected; few keys do not make use of a wide place.
+    # Far apart keys give no expected range; few keys do not use a wide one.
     assert type(prepare(program, payments([0, 2**40], [1, 2]), tables, room).known[0]) is IntKeys
     assert kind_of_keys(5000) is NearKeys
 
 
-def test_balances_are_right_while_keys_move_about():
+def test_balances_are_correct_while_key_ranges_move():
     program = pay_program()
     [accounts] = program.tables
     engine, tables, random = Engine(program, threads=1), MemoryTables(), np.random.default_rng(4)
@@ -146,7 +146,7 @@ def test_balances_are_right_while_keys_move_about():
     assert {key: value for key, (value,) in tables.as_dict(accounts).items()} == balances
 
 
-def test_large_keys_keep_their_ids_when_small_ones_turn_up():
+def test_large_keys_keep_their_ids_when_small_keys_are_added():
     known = IntKeys()
     large = np.arange(100) + 2**40
     assert known.add(large).tolist() == list(range(100))
@@ -154,7 +154,7 @@ def test_large_keys_keep_their_ids_when_small_ones_turn_up():
     assert known.add(large).tolist() == list(range(100))
 
 
-def test_room_can_be_made_before_keys_come_up_in_compiled_code():
+def test_room_can_be_reserved_before_compiled_code_adds_keys():
     known = IntKeys()
     known.add(np.array([5, 6]))
     known.reserve(1000)
@@ -163,7 +163,7 @@ def test_room_can_be_made_before_keys_come_up_in_compiled_code():
     assert known.add(np.array([6, 2**40, 5])).tolist() == [1, 2, 0]
 
 
-def test_what_windows_no_longer_reach_can_be_forgotten():
+def test_writes_too_old_for_any_window_can_be_forgotten():
     heat = Table("heat", key="bigint", value="double", default=0.0)
 
     @transaction
@@ -189,7 +189,7 @@ def test_what_windows_no_longer_reach_can_be_forgotten():
     assert run(13) == [3]
 
 
-def test_generated_code_is_kept_on_disk_and_found_again(tmp_path, monkeypatch):
+def test_generated_code_is_cached_on_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("MIDSTREAM_CACHE", str(tmp_path))
     table = Table("kept", key="bigint", value="bigint", default=0)
 
@@ -200,26 +200,26 @@ def test_generated_code_is_kept_on_disk_and_found_again(tmp_path, monkeypatch):
     program = Program.of(put.trace({"key": "bigint"}))
     batch = Batch.of({"ts": np.array([1]), "key": np.array([2])}, order_by="ts")
     for _ in range(2):
-        compiling._machines.clear()
+        compiler._machines.clear()
         result = Engine(program, threads=1).execute(batch, MemoryTables(), SERIAL)
         assert result.changes["kept"].columns[0].tolist() == [41]
     texts = list(tmp_path.rglob("transactions_*.py"))
     assert len(texts) == 1
-    assert list(tmp_path.rglob("*.nbi")), "numba's own files lie beside it"
+    assert list(tmp_path.rglob("*.nbi")), "numba's cache files are beside it"
 
 
-def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
+def test_an_unwritable_cache_folder_is_no_obstacle(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("MIDSTREAM_CACHE", str(blocked))
-    assert compiling._from_disk("x = 1\n") is None
+    assert compiler._from_disk("x = 1\n") is None
 
 
-def test_a_folder_that_others_can_write_is_not_used(tmp_path, monkeypatch):
+def test_a_cache_folder_that_others_can_write_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setenv("MIDSTREAM_CACHE", str(tmp_path))
-    assert compiling._from_disk("x = 1\n") is not None
-    (compiling.cache_folder() / "transactions").chmod(0o777)
-    assert compiling._from_disk("x = 1\n") is None
+    assert compiler._from_disk("x = 1\n") is not None
+    (compiler.cache_folder() / "transactions").chmod(0o777)
+    assert compiler._from_disk("x = 1\n") is None
 
 
 def test_strings_in_several_columns_and_types_are_keys_of_one_table():
@@ -237,7 +237,7 @@ def test_strings_in_several_columns_and_types_are_keys_of_one_table():
     columns = {"src": "string", "dst": "string", "amount": "double"}
     program = Program.of(give.trace(columns), find.trace(columns))
     engine, tables = Engine(program, threads=1), MemoryTables()
-    for first in (1, 4):  # the second time, in the memory of the first
+    for first in (1, 4):  # the second time in the buffers of the first
         events = {
             "ts": np.array([first + 2, first, first + 1]),
             "src": pa.array(["b", "a", "a"]),

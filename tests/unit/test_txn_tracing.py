@@ -1,4 +1,4 @@
-"""Tracing a transaction: what it records, and what it says about functions that it cannot record."""
+"""Tracing a transaction: what it records, and its errors about functions that it cannot trace."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_the_same_expression_is_one_node():
     assert len([node for node in kind.nodes if node.op == "add"]) == 2
 
 
-def test_whole_numbers_become_doubles_where_needed_and_never_the_other_way():
+def test_whole_numbers_are_converted_to_doubles_but_never_the_reverse():
     kind = traced(lambda t, e: t.write(accounts, e.src, e.n + 1))
     assert kind.nodes[kind.writes[0].values[0]].op == "to_double"
-    with pytest.raises(FunctionError, match=r"t\.floor\(x\) makes a double whole"):
+    with pytest.raises(FunctionError, match=r"t\.floor\(x\) rounds a double down"):
         traced(lambda t, e: t.write(counts, e.n, e.amount))
 
 
@@ -68,14 +68,14 @@ def test_named_columns_are_read_and_written_by_name():
 @pytest.mark.parametrize(
     ("body", "line"),
     [
-        (lambda t, e: 1 if t.read(accounts, e.src) > e.amount else 2, "decides on a value"),
-        (lambda t, e: (t.read(accounts, e.src) > 0) and e.ok, "decides on a value"),
-        (lambda t, e: 0 < t.read(accounts, e.src) < 5, "decides on a value"),
+        (lambda t, e: 1 if t.read(accounts, e.src) > e.amount else 2, "branches on a value"),
+        (lambda t, e: (t.read(accounts, e.src) > 0) and e.ok, "branches on a value"),
+        (lambda t, e: 0 < t.read(accounts, e.src) < 5, "branches on a value"),
         (lambda t, e: [x + 1 for x in e.amount], "loops over a value"),
-        (lambda t, e: math.sqrt(e.amount), "turns a value into a Python number"),
-        (lambda t, e: range(e.n), "uses a value as a Python number"),
-        (lambda t, e: len(e.amount), "asks for the length"),
-        (lambda t, e: np.maximum(e.amount, 1.0), "function of numpy"),
+        (lambda t, e: math.sqrt(e.amount), "converts a value to a Python number"),
+        (lambda t, e: range(e.n), "uses a value as a Python index"),
+        (lambda t, e: len(e.amount), "takes the length"),
+        (lambda t, e: np.maximum(e.amount, 1.0), "a numpy function"),
     ],
 )
 def test_control_flow_on_values_is_explained(body, line):
@@ -91,38 +91,38 @@ def test_control_flow_on_values_is_explained(body, line):
     ("body", "message"),
     [
         (lambda t, e: t.read("accounts", e.src), "'accounts', which is not a table"),
-        (lambda t, e: t.read(accounts, e.n), "uses a bigint as a key of table 'accounts', whose keys are string"),
-        (lambda t, e: t.read(counts, e.src), "uses a string as a key of table 'counts', whose keys are bigint"),
+        (lambda t, e: t.read(accounts, e.n), "uses a bigint as a key of table 'accounts', whose keys must be string"),
+        (lambda t, e: t.read(counts, e.src), "uses a string as a key of table 'counts', whose keys must be bigint"),
         (lambda t, e: t.write(accounts, e.src, e.ok), "gives a boolean where column 'value' of table 'accounts'"),
-        (lambda t, e: t.write(roads, e.n, {"cars": 1}), "wants all of its columns"),
-        (lambda t, e: t.write(roads, e.n, 1.0), "wants all of its columns"),
+        (lambda t, e: t.write(roads, e.n, {"cars": 1}), "needs all of its columns"),
+        (lambda t, e: t.write(roads, e.n, 1.0), "needs all of its columns"),
         (lambda t, e: t.read(roads, e.n).wheels, "no column 'wheels'; it has: speed, cars"),
         (lambda t, e: t.read(roads, e.n) + 1, "unsupported operand|name the column"),
         (lambda t, e: e.amont, "uses column 'amont'; the events have: amount, doc"),
-        (lambda t, e: e.amount // 2, r"Write t\.floor\(a / b\)"),
+        (lambda t, e: e.amount // 2, r"Use t\.floor\(a / b\)"),
         (lambda t, e: e.src + "x", "add on a string|uses 'x'"),
         (lambda t, e: e.doc + 1, "uses add on an object"),
-        (lambda t, e: t.read(counts, t.read(counts, e.n)), r"say so with t\.key\(value\)"),
+        (lambda t, e: t.read(counts, t.read(counts, e.n)), r"use t\.key\(value\)"),
         (lambda t, e: t.window(counts, e.n, 0, "sum"), "window of size 0"),
         (lambda t, e: t.window(counts, e.n, 5, "median"), "asks for 'median'"),
-        (lambda t, e: t.window(roads, e.n, 5, "sum"), "does not say which column"),
+        (lambda t, e: t.window(roads, e.n, 5, "sum"), "without naming the column"),
         (lambda t, e: t.call("len", e.n), "'len', which is not a function"),
-        (lambda t, e: t.call(len), "without values"),
+        (lambda t, e: t.call(len), "without values; compute constants outside"),
         (lambda t, e: t.call(len, e.n, returns="text"), "returns 'text'"),
         (lambda t, e: e.amount + 2**63, "does not fit into 64 bits|uses"),
-        (lambda t, e: t.require(e.amount), "gives a double where a condition wants a boolean"),
+        (lambda t, e: t.require(e.amount), "gives a double where a condition needs a boolean"),
         (lambda t, e: e.n, "returns Symbol"),
-        (lambda t, e: {"n": e.n}, "touches no table"),
+        (lambda t, e: {"n": e.n}, "accesses no table"),
     ],
 )
-def test_mistakes_are_named(body, message):
+def test_mistakes_are_refused_with_a_reason(body, message):
     with pytest.raises((FunctionError, SchemaError, TypeError), match=message):
         traced(body)
 
 
-def test_two_tables_of_one_name_are_refused_within_and_across_transactions():
+def test_two_tables_with_one_name_are_refused_within_and_across_transactions():
     other = Table("accounts", key="string", value="double", default=1.0)
-    with pytest.raises(FunctionError, match="two tables of the name 'accounts'"):
+    with pytest.raises(FunctionError, match="two tables named 'accounts'"):
         traced(lambda t, e: (t.read(accounts, e.src), t.read(other, e.src), None)[-1])
     one = traced(lambda t, e: t.write(accounts, e.src, 1.0))
     two = traced(lambda t, e: t.write(other, e.src, 1.0))
@@ -130,7 +130,7 @@ def test_two_tables_of_one_name_are_refused_within_and_across_transactions():
         Program.of(one, two)
 
 
-def test_a_schema_of_arrow_will_do():
+def test_an_arrow_schema_is_accepted():
     schema = pa.schema({"src": pa.string(), "amount": pa.float32(), "n": pa.int16()})
     kind = traced(lambda t, e: t.write(accounts, e.src, e.amount + e.n), schema)
     assert kind.columns == {"src": "string", "amount": "double", "n": "bigint"}
@@ -139,23 +139,23 @@ def test_a_schema_of_arrow_will_do():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"key": "double", "value": "double", "default": 0.0}, "a key is 'bigint' or 'string'"),
+        ({"key": "double", "value": "double", "default": 0.0}, "a key must be 'bigint' or 'string'"),
         ({"value": "double"}, "needs a default"),
         ({"value": "bigint", "default": 1.5}, "1.5 is not a bigint"),
         ({"value": "bigint", "default": 2**63}, "does not fit into 64 bits"),
         ({"value": "bigint", "default": True}, "True is not a bigint"),
         ({"value": "bigint", "default": math.nan}, "NaN is not a bigint"),
         ({"value": "a double, b string", "default": {"a": 1, "b": ""}}, "column 'b' is of type string"),
-        ({"value": "a double, b double", "default": {"a": 1}}, "gives each of its columns a value"),
-        ({"value": "a double, b double", "default": 0}, "gives each of its columns a value"),
+        ({"value": "a double, b double", "default": {"a": 1}}, "must have a value for each column"),
+        ({"value": "a double, b double", "default": 0}, "must have a value for each column"),
     ],
 )
-def test_a_table_says_what_is_wrong_with_it(options, message):
+def test_an_invalid_table_is_refused_with_a_reason(options, message):
     with pytest.raises(SchemaError, match=message):
         Table("t", **options)
 
 
-def test_late_keys_and_python_functions_are_noted():
+def test_late_keys_and_python_functions_are_detected():
     late = traced(lambda t, e: t.write(counts, t.key(t.read(counts, e.n)), 1))
     assert late.late
     assert not late.interpreted

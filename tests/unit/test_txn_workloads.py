@@ -1,4 +1,4 @@
-"""The workloads of the benchmark: right, as far as the oracle can tell, and as lively as they claim."""
+"""The workloads of the benchmark match the oracle, and have the properties they claim."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_engine_agrees_with_the_oracle(name, strategy):
         assert tables.as_dict(table) == oracle.values.get(table.name, {})
 
 
-def test_the_python_loop_agrees_too():
+def test_the_python_loop_matches_the_oracle():
     program, batches = CASES["ledger"]
     expected, oracle = shared_tables.oracle(program, batches)
     money: dict[int, float] = {}
@@ -65,7 +65,7 @@ def test_generators_are_seeded():
     assert columns(3) != columns(4)
 
 
-def test_aborts_are_as_frequent_as_asked_for():
+def test_aborts_have_the_requested_frequency():
     knobs = ledger.Knobs(interval=4000, aborts=0.3, transfers=1.0, cost=0.0)
     result = Engine(ledger.program(0.0), threads=1).execute(next(ledger.batches(knobs)), MemoryTables(), SERIAL)
     assert 0.26 < 1 - result.committed.mean() < 0.34
@@ -83,7 +83,7 @@ def test_the_dynamic_workload_has_its_phases():
     assert (found[-1][1].columns["amount"] > 1e9).mean() > 0.8, "aborts"
 
 
-def test_a_cost_is_what_it_says():
+def test_a_cost_takes_the_requested_time():
     rounds = shared_tables.rounds_for(50.0)
     assert rounds > 100 * shared_tables.rounds_for(0.0)
     assert shared_tables.rounds_for(100.0) == pytest.approx(2 * rounds, rel=0.5)

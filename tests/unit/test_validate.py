@@ -6,8 +6,11 @@ import pyarrow as pa
 import pytest
 
 from midstream.errors import FlowError
-from midstream.flow.model import Form, Graph, Map, Operator, Port, Route, Sink, Source, Union
+from midstream.flow.model import Graph, Operator, Port, Sink, Source, Union
+from midstream.flow.spec import Form
 from midstream.flow.validate import MAX_NAME, check_name, validate
+from midstream.operators.map import Map
+from midstream.operators.route import Route
 
 ROWS = pa.schema([("n", pa.int64())])
 MAP = Map(Form.ROWS)

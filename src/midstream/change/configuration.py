@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from midstream.flow.model import Graph
-from midstream.ids import BINS, Digest, Revision
-from midstream.planner.packing import pack_blobs
-from midstream.planner.programs import StateMigration, link
+from midstream.ids import Digest, Revision, StageIndex
+from midstream.planner.assignment import Assignment, assign
+from midstream.planner.programs import StateMigration, link, pack_blobs
 from midstream.planner.stages import Plan, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
 
@@ -17,7 +17,7 @@ FIRST_REVISION = Revision(1)
 
 @dataclass(frozen=True)
 class Configuration:
-    """A compiled plan, its stored programs, and who owns which bin.
+    """A compiled plan, its stored programs, and for each stage behind an exchange who owns which bin.
 
     ``blobs`` names the stored function or table of each operator that has one, ``migrations`` what brings its state up
     to date.
@@ -26,7 +26,7 @@ class Configuration:
     plan: Plan
     programs: tuple[Digest, ...]
     revision: Revision
-    partitions: int
+    assignments: Mapping[StageIndex, Assignment]
     blobs: Mapping[str, Digest] = field(default_factory=dict)
     migrations: Mapping[str, tuple[StateMigration, ...]] = field(default_factory=dict)
 
@@ -34,11 +34,6 @@ class Configuration:
     def graph(self) -> Graph:
         """The flow."""
         return self.plan.graph
-
-    @property
-    def bins(self) -> tuple[int, ...]:
-        """Which partition of a stage owns each bin."""
-        return tuple(b % self.partitions for b in range(BINS))
 
     def digests(self) -> frozenset[Digest]:
         """All blobs that it needs: programs, functions, tables and migrations."""
@@ -51,23 +46,30 @@ class Configuration:
 
 
 def first_configuration(
-    graph: Graph, store: BlobStore, partitions: int, blobs: Mapping[str, Blob] | None = None
+    graph: Graph,
+    store: BlobStore,
+    partitions: int,
+    blobs: Mapping[str, Blob] | None = None,
+    recorded: Mapping[StageIndex, Assignment] | None = None,
 ) -> Configuration:
-    """What a flow runs as it was written. ``blobs`` may have been packed before."""
+    """What a flow runs as it was written. ``blobs`` may have been packed before.
+
+    Stages whose assignment is ``recorded`` go on with it; the others spread their bins over ``partitions``.
+    """
+    plan = compile_plan(graph)
     packed = pack_blobs(graph) if blobs is None else blobs
     digests = {name: store.put(blob) for name, blob in packed.items()}
-    return configured(graph, store, FIRST_REVISION, partitions, digests, {})
+    return configured(plan, store, FIRST_REVISION, assign(plan.exchanged, partitions, recorded or {}), digests, {})
 
 
 def configured(
-    graph: Graph,
+    plan: Plan,
     store: BlobStore,
     revision: Revision,
-    partitions: int,
+    assignments: Mapping[StageIndex, Assignment],
     blobs: Mapping[str, Digest],
     migrations: Mapping[str, tuple[StateMigration, ...]],
 ) -> Configuration:
-    """Compile a graph whose functions are stored already, and store its programs."""
-    plan = compile_plan(graph)
-    programs = tuple(store.put(program.to_blob()) for program in link(plan, blobs, migrations))
-    return Configuration(plan, programs, revision, partitions, blobs, migrations)
+    """Link a plan whose functions are stored already, and store its programs."""
+    programs = tuple(store.put(program.to_blob()) for program in link(plan, blobs, migrations, assignments))
+    return Configuration(plan, programs, revision, assignments, blobs, migrations)

@@ -12,7 +12,6 @@ from midstream.checkpoint.layouts import stored_layouts
 from midstream.checkpoint.location import Checkpoint, Manifest
 from midstream.errors import CheckpointError, FlowError
 from midstream.flow.functions import check_callable, pack
-from midstream.flow.model import Process
 from midstream.ids import Digest, Revision
 
 __all__ = ["revert_offline"]
@@ -69,7 +68,7 @@ def _stored(
     if not migrate:
         return {}
     layouts = {} if newest is None else stored_layouts(checkpoint, newest)
-    processes = [name for name, layout in layouts.items() if isinstance(layout.operator.spec, Process)]
+    processes = [name for name, layout in layouts.items() if layout.operator.spec.keeps_user_state]
     for operator, function in migrate.items():
         if operator not in processes:
             raise FlowError(

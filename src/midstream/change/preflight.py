@@ -1,8 +1,8 @@
-"""New functions are tried on the driver before anything is sent: on a few real rows, and on the state of their keys.
+"""Preflight: the driver calls new functions on a few real rows, and the state of their keys, before anything is sent.
 
 Rows are those that an operator met in the last committed epoch, and the state is what that epoch left of their keys. So
 a function that cannot take what it will be given, or whose state has another layout, is found here, where it costs
-nothing. What only some rows bring about is found by the trial on all of them, see :mod:`.changes`.
+nothing. What only some rows bring about is found by the trial on all of them, see :mod:`.trial`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from midstream.control.messages import Commit
 from midstream.data.rows import to_rows
 from midstream.data.times import EpochTimes
 from midstream.engine.frames import decode_rows
-from midstream.engine.operators.registry import Parts, at_work
+from midstream.engine.parts import Parts, at_work
 from midstream.engine.resources import Resources
 from midstream.errors import CheckpointError, FunctionError, MidstreamError, OperatorFailed, StateError
-from midstream.flow.model import ERROR_COLUMN, ERRORS, Lookup, Operator, Process, Transact, Transform
+from midstream.flow.model import Operator, Transform
+from midstream.flow.spec import ERROR_COLUMN, ERRORS
 from midstream.ids import BINS, BinId, Epoch, Revision
 from midstream.planner.programs import StageProgram
 from midstream.state.base import Base
@@ -32,7 +33,7 @@ from midstream.state.lineage import Lineage
 from midstream.state.task import TaskState
 from midstream.storage.blobs import BlobStore
 
-__all__ = ["Samples", "try_updates"]
+__all__ = ["Samples", "changed_transforms", "run_preflight"]
 
 _NONE = Epoch(-1)
 
@@ -50,7 +51,7 @@ class Samples:
     deltas: Mapping[str, tuple[FileRef, ...]] = field(default_factory=dict)
 
     def files(self) -> frozenset[str]:
-        """The names of the files of state that functions are tried on."""
+        """The names of the files of state that the next preflight reads."""
         return frozenset(delta.name for deltas in self.deltas.values() for delta in deltas)
 
     def after(self, commit: Commit) -> Samples:
@@ -64,26 +65,38 @@ class Samples:
         return Samples(commit.epoch, commit.revision, commit.samples, deltas)
 
 
-def try_updates(prepared: PreparedChange, samples: Samples, store: BlobStore, files: StateFiles) -> tuple[str, ...]:
+def changed_transforms(prepared: PreparedChange) -> tuple[str, ...]:
+    """The transforms that a change updates, or gives other columns. Only the runtime can try them."""
+    before, after = prepared.before.graph, prepared.after.graph
+    return tuple(
+        op.name
+        for op in after.of(Transform)
+        if op.name in prepared.plan.updated
+        or not after.schema_of(op.inputs[0]).equals(before.schema_of(before[op.name].inputs[0]))
+    )
+
+
+def run_preflight(prepared: PreparedChange, samples: Samples, store: BlobStore, files: StateFiles) -> tuple[str, ...]:
     """Call each new function on the samples of its operator. Raises :class:`FunctionError` if one fails.
 
-    Gives a line for each function that could not be tried, and why.
+    Gives a line for each function that could not be checked, and why.
     """
-    untried = []
+    unchecked = []
     resources = Resources(store)
     try:
         for name in prepared.plan.updated:
-            # Transactions have been traced, which is all that can be tried of them without their tables.
-            if isinstance(prepared.after.graph[name].spec, Transform | Lookup | Transact):
+            if not prepared.after.graph[name].spec.has_preflight:
                 continue
-            if (why := _try(prepared, name, samples, resources, files)) is not None:
-                untried.append(f"{name!r} was not tried before: {why}")
+            if (why := _check(prepared, name, samples, resources, files)) is not None:
+                unchecked.append(f"no preflight of {name!r}: {why}")
     finally:
         resources.close()
-    return tuple(untried)
+    return tuple(unchecked)
 
 
-def _try(prepared: PreparedChange, name: str, samples: Samples, resources: Resources, files: StateFiles) -> str | None:
+def _check(
+    prepared: PreparedChange, name: str, samples: Samples, resources: Resources, files: StateFiles
+) -> str | None:
     if name not in samples.rows:
         return "no row has met it yet"
     rows = decode_rows(pa.py_buffer(samples.rows[name]))
@@ -95,7 +108,7 @@ def _try(prepared: PreparedChange, name: str, samples: Samples, resources: Resou
     try:
         resources.function(program.blobs[name], name)
     except OperatorFailed as error:
-        # What it needs may be on the workers only; there it is tried in earnest.
+        # What it needs may be on the workers only; the trial will tell.
         return f"it cannot be opened on the driver: {error.error}"
     try:
         with _state_of(name, operator, samples, files) as states:
@@ -161,12 +174,12 @@ def _call(
 @contextlib.contextmanager
 def _state_of(name: str, operator: Operator, samples: Samples, files: StateFiles) -> Iterator[dict[str, TaskState]]:
     """The state that the sample's epoch left, in a folder of its own; nothing is written back."""
-    if not isinstance(operator.spec, Process):
+    if not operator.spec.keeps_user_state:
         yield {}
         return
     lineage = Lineage.start(name).after(samples.epoch, list(samples.deltas.get(name, ())))
-    with tempfile.TemporaryDirectory(prefix="midstream-try-") as folder:
-        base = Base(folder, f"trial of {name}", files)
+    with tempfile.TemporaryDirectory(prefix="midstream-preflight-") as folder:
+        base = Base(folder, f"preflight of {name}", files)
         try:
             with TaskState(base, lineage, [BinId(number) for number in range(BINS)]) as state:
                 yield {name: state}
@@ -175,17 +188,17 @@ def _state_of(name: str, operator: Operator, samples: Samples, files: StateFiles
 
 
 def _refusal(prepared: PreparedChange, name: str, samples: Samples, rows: int, error: OperatorFailed) -> MidstreamError:
-    hint = ""
+    hint = "Fix it and request the change again; preflight=False sends a function that can only run on workers."
     record = next(update for update in prepared.updates if update.operator == name)
-    if isinstance(prepared.after.graph[name].spec, Process):
+    if prepared.after.graph[name].spec.keeps_user_state:
         hint = (
             "If it expects its state in another layout, give migrate=, which brings a key's state into it"
             if record.migrate is None
             else "It was called after migrate= had brought the state of these keys into its new layout"
         )
     return FunctionError(
-        f"operator {name!r}: {record.label} fails on {rows} row(s) of epoch {samples.epoch} that it was tried on, so "
-        f"nothing was changed: {error.message}\n\n{error.user_traceback}\n\n{hint}".rstrip(),
+        f"operator {name!r}: {record.label} fails in preflight, on {rows} row(s) of epoch {samples.epoch}; nothing "
+        f"was changed: {error.message}\n\n{error.user_traceback}\n\n{hint}",
         operator=name,
         row=error.row,
         user_traceback=error.user_traceback,

@@ -13,16 +13,15 @@ from midstream.change.configuration import Configuration, configured
 from midstream.checkpoint.change_records import NOT_STORED, UpdateRecord
 from midstream.control.messages import ChangeBegun
 from midstream.data.schema import to_ddl
-from midstream.errors import FlowError, FunctionError, SchemaError
-from midstream.flow.edits import Update, declares_columns, revise
+from midstream.errors import FlowError, SchemaError
+from midstream.flow.edits import Update, revise
 from midstream.flow.functions import label_of, pack
-from midstream.flow.model import Aggregate, Distinct, Graph, Join, Lookup, Operator, Sink, Transact, Transform
+from midstream.flow.model import Graph, Operator
 from midstream.flow.transactions import Transaction
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
-from midstream.planner.packing import lookup_table, table_to_blob
 from midstream.planner.programs import StateMigration
-from midstream.planner.stages import Plan
+from midstream.planner.stages import Plan, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
 
 __all__ = ["PreparedChange", "StoredUpdates", "prepare", "scheduler_of", "store_updates"]
@@ -133,7 +132,6 @@ def prepare(
     """
     graph = revise(current.graph, updates)
     plan = plan_change(graph, [update.operator for update in updates], scheduler)
-    _check_transforms(current.graph, plan)
     waits_for = _state_that_waits(current.graph, graph)
     if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
         _check_outlets(current.graph, graph)
@@ -148,7 +146,9 @@ def prepare(
             for name, blob in steps.items()
         },
     }
-    after = configured(graph, store, revision, current.partitions, digests, migrations)
+    after = configured(
+        compile_plan(graph, current.plan.numbers), store, revision, current.assignments, digests, migrations
+    )
     records = tuple(
         UpdateRecord(
             operator=update.operator,
@@ -168,26 +168,14 @@ def prepare(
 
 def _declared(op: Operator) -> str | None:
     """The columns of an operator, if they are what the user says they are."""
-    return to_ddl(op.schema) if declares_columns(op.spec) else None
-
-
-def _check_transforms(graph: Graph, plan: ChangePlan) -> None:
-    """A transform runs on the driver, in the epoch's own plan."""
-    if plan.scheduler in (Scheduler.NAIVE, Scheduler.MULTIVERSION):
-        for name in plan.updated:
-            if isinstance(graph[name].spec, Transform):
-                raise FlowError(
-                    f"transform {name!r} cannot be changed by the scheduler {plan.scheduler}: Catalyst runs it, once "
-                    f"for each epoch. Use scheduler='fries' or 'epoch'"
-                )
+    return to_ddl(op.schema) if op.spec.declares_columns else None
 
 
 def _state_that_waits(before: Graph, after: Graph) -> str | None:
     """Built-in operators with state have one layout of rows in an epoch."""
     for op in before:
-        if isinstance(op.spec, Aggregate | Distinct | Join | Transact) and _takes(before, op) != _takes(
-            after, after[op.name]
-        ):
+        has_layout = op.spec.is_stateful and not op.spec.keeps_user_state
+        if has_layout and _takes(before, op) != _takes(after, after[op.name]):
             return f"{op.kind} {op.name!r} gets other columns, and can have only one kind of rows in an epoch"
     return None
 
@@ -195,7 +183,7 @@ def _state_that_waits(before: Graph, after: Graph) -> str | None:
 def _check_outlets(before: Graph, after: Graph) -> None:
     """What Spark itself reads has one schema in an epoch: its plan is made when the epoch begins."""
     for op in before:
-        if isinstance(op.spec, Sink | Transform) and _takes(before, op) != _takes(after, after[op.name]):
+        if op.spec.is_outlet and _takes(before, op) != _takes(after, after[op.name]):
             [found] = _takes(after, after[op.name])
             raise SchemaError(
                 f"the change gives {op.kind} {op.name!r} other columns, ({to_ddl(found)}), in the midst of an epoch; "
@@ -217,16 +205,10 @@ def _packed(
         name, spec = update.operator, graph[update.operator].spec
         if name in stored:
             blobs[name] = stored[name]
-        elif isinstance(spec, Transform):
-            # It runs on the driver and may hold DataFrames, which cannot be stored. Then a restart goes by the script.
-            try:
-                blobs[name] = pack(update.function, name)
-            except FunctionError:
-                blobs[name] = NOT_STORED
-        elif isinstance(spec, Lookup):
-            blobs[name] = table_to_blob(lookup_table(name, spec, graph.payloads[name]))
         else:
-            blobs[name] = pack(graph.payloads[name], name)
+            # A transform may hold DataFrames, which cannot be stored. Then a restart goes by the script.
+            packed = spec.packed(graph.payloads[name], name)
+            blobs[name] = NOT_STORED if packed is None else packed
         if update.migrate is not None:
             steps[name] = migrates.get(name) or pack(update.migrate, name)
     return blobs, steps

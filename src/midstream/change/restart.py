@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -17,14 +16,14 @@ from midstream.checkpoint.change_log import ChangeLog
 from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, Outcome
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import CheckpointError, MidstreamError
-from midstream.flow.edits import Update, declares_columns, revise
-from midstream.flow.model import Graph, Lookup, Spec
-from midstream.ids import Digest, Revision
+from midstream.flow.edits import Update, revise
+from midstream.flow.model import Graph
+from midstream.ids import Revision
 from midstream.planner.change_plan import Scheduler
-from midstream.planner.packing import table_from_bytes
+from midstream.planner.stages import compile_plan
 from midstream.storage.blobs import BlobStore
 
-__all__ = ["Pending", "Restart", "drop_changes", "load_function", "restart_of", "restored"]
+__all__ = ["Pending", "Restart", "drop_changes", "restart_of", "restored"]
 
 
 @dataclass(frozen=True)
@@ -72,20 +71,15 @@ def restart_of(
         revision = Revision(max(revision, committed or 0))
     known = {name: course for name, course in courses(applied).items() if name in first.graph}
     configuration = _in_force(first, store, known, applied, revision)
-    messages = [_message(course.newest) for name, course in known.items() if not _is_scripts(first, name, course)]
     resumed = None if pending is None else _resumed(configuration, pending, store, outcomes)
     if pending is not None and resumed is None:
         refused = msgspec.structs.replace(pending, outcome=Outcome.REFUSED, error="the flow has no such operator now")
         outcomes = [refused if record.number == pending.number else record for record in outcomes]
         configuration = configuration.as_revision(Revision(max(revision, committed or 0)))
     if resumed is not None:
-        messages.append(
-            f"the change to revision {resumed.record.revision} ({', '.join(resumed.record.operators)}) was on its way "
-            f"when the driver ended; it takes effect with the first epoch of this start"
-        )
         resumed = replace(resumed, is_committed=is_committed)
     changed = tuple(after for before, after in zip(records, outcomes, strict=True) if before != after)
-    return Restart(configuration, resumed, tuple(messages), changed)
+    return Restart(configuration, resumed, _warnings(first, known, resumed), changed)
 
 
 def _in_force(
@@ -107,7 +101,9 @@ def _in_force(
         graph = revise(first.graph, updates) if updates else first.graph
         graph = replace(graph, written_for={**graph.written_for, **_written_for(graph, stored)})
         blobs = {**first.blobs, **{name: course.newest.update.function for name, course in stored.items()}}
-        return configured(graph, store, revision, first.partitions, blobs, migrations_of(applied))
+        return configured(
+            compile_plan(graph, first.plan.numbers), store, revision, first.assignments, blobs, migrations_of(applied)
+        )
     except MidstreamError as error:
         steps = [course.newest for course in known.values()]
         what = ", ".join(f"{step.update.operator} by revision {step.record.revision}" for step in steps)
@@ -189,19 +185,13 @@ def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | Non
     )
 
 
-def load_function(spec: Spec, digest: Digest, store: BlobStore) -> Any:
-    """What was stored of an operator: its function, or its table. Raises whatever the user's modules raise."""
-    data = store.get(digest)
-    return table_from_bytes(data) if isinstance(spec, Lookup) else pickle.loads(data)
-
-
 def _load(
     step: RevisionStep, graph: Graph, store: BlobStore, returns: str | None, records: Iterable[ChangeRecord]
 ) -> Update:
     """A recorded update, as a user would give it. Its migration is loaded only if it has yet to be checked."""
     update, spec = step.update, graph[step.update.operator].spec
     try:
-        function = load_function(spec, update.function, store)
+        function = spec.loaded(store.get(update.function))
         is_new = step.record.outcome is Outcome.PENDING
         migrate = pickle.loads(store.get(update.migrate)) if is_new and update.migrate is not None else None
     except Exception as error:  # a user's module may raise anything when it is imported
@@ -210,7 +200,7 @@ def _load(
             f"any more: {type(error).__name__}: {error}. Bring back what it needs; "
             f"{_ways_out(records, step.record.revision)}"
         ) from error
-    return Update(update.operator, function, migrate=migrate, returns=returns if declares_columns(spec) else None)
+    return Update(update.operator, function, migrate=migrate, returns=returns if spec.declares_columns else None)
 
 
 def _ways_out(records: Iterable[ChangeRecord], revision: Revision) -> str:
@@ -230,14 +220,42 @@ def _is_scripts(first: Configuration, operator: str, course: Course) -> bool:
     return update.function == first.blobs.get(operator) and (not course.changed_columns or update.returns == ddl)
 
 
-def _message(step: RevisionStep) -> str:
+def _warnings(first: Configuration, known: Mapping[str, Course], resumed: Pending | None) -> tuple[str, ...]:
+    """One sentence for each operator that does not run what the script says, or what was requested last."""
+    found = {name: _differs(course.newest) for name, course in known.items() if not _is_scripts(first, name, course)}
+    if resumed is not None:
+        on_trial = {update.operator for update in resumed.prepared.updates}
+        for update in resumed.record.updates:
+            if update.operator in on_trial:
+                found[update.operator] = _goes_on_trial(RevisionStep(resumed.record, update))
+            elif update.operator in first.graph:
+                found.setdefault(update.operator, _not_stored(RevisionStep(resumed.record, update)))
+    return tuple(found.values())
+
+
+def _differs(step: RevisionStep) -> str:
     record, update = step.record, step.update
     if update.function == NOT_STORED:
-        return (
-            f"transform {update.operator!r} was changed by revision {record.revision}, to a function that is not "
-            f"stored; the script's is used"
-        )
+        return _not_stored(step)
     return (
-        f"operator {update.operator!r} runs {update.label} of revision {record.revision}, to which {record.by} changed "
-        f"it, and not what the script says; changes='drop' goes by the script"
+        f"operator {update.operator!r} runs {update.label}, to which {record.by} changed it (revision "
+        f"{record.revision}), not what the script says: put that into the script, or start with changes='drop' to go "
+        f"by the script"
+    )
+
+
+def _goes_on_trial(step: RevisionStep) -> str:
+    record, update = step.record, step.update
+    return (
+        f"operator {update.operator!r} runs {update.label} from the first epoch of this start: {record.by} had "
+        f"requested it (revision {record.revision}), and it was on trial when the driver ended; start with "
+        f"changes='drop' to leave it out"
+    )
+
+
+def _not_stored(step: RevisionStep) -> str:
+    record, update = step.record, step.update
+    return (
+        f"transform {update.operator!r} runs what the script says: the function to which {record.by} changed it "
+        f"(revision {record.revision}) could not be stored; request the change again, or put it into the script"
     )

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from midstream.change.configuration import FIRST_REVISION, Configuration
-from midstream.change.restart import load_function
 from midstream.change.timeline import Course, courses, ended, in_force, known_revisions, listed
 from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
 from midstream.checkpoint.retention import KEPT_REVISIONS
 from midstream.errors import CheckpointError, FlowError
-from midstream.flow.edits import Update, declares_columns
+from midstream.flow.edits import Update
 from midstream.ids import Digest, Revision
 from midstream.planner.change_plan import Scheduler
 from midstream.storage.blobs import BlobStore
@@ -152,7 +151,7 @@ def undoing(
     for operator, each in back.items():
         spec = current.graph[operator].spec
         try:
-            function = load_function(spec, each.function, store)
+            function = spec.loaded(store.get(each.function))
         except CheckpointError:
             raise
         except Exception as error:  # a user's module may raise anything when it is imported
@@ -160,7 +159,7 @@ def undoing(
                 f"what {operator!r} ran at revision {revision} cannot be loaded any more: {type(error).__name__}: "
                 f"{error}. Bring back what it needs, or update the operator to something else"
             ) from error
-        returns = each.returns if declares_columns(spec) else None
+        returns = each.returns if spec.declares_columns else None
         updates.append(Update(operator, function, migrate=steps.get(operator), returns=returns))
     return Undoing(
         revision,

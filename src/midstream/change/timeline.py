@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from midstream.change.advice import never_sent
 from midstream.change.configuration import FIRST_REVISION
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, UpdateRecord
 from midstream.ids import Revision
@@ -133,7 +134,7 @@ def settled(
             pending = None
         if record.outcome is Outcome.PENDING:
             if pending is not None or record.revision < highest:
-                record = msgspec.structs.replace(record, outcome=Outcome.REFUSED, error="the driver died before")
+                record = msgspec.structs.replace(record, outcome=Outcome.REFUSED, error=never_sent("the driver ended"))
             elif committed is not None and record.revision < committed:
                 record = msgspec.structs.replace(record, outcome=Outcome.APPLIED, error=None)
             else:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from midstream.change.advice import after_roll_back, after_stop, never_sent
 from midstream.change.change import Change, TrialProgress
 from midstream.change.configuration import Configuration
 from midstream.change.prepare import PreparedChange, prepare, store_updates
@@ -31,7 +32,6 @@ from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.control.messages import ChangeNoted, Commit
 from midstream.errors import MidstreamError
 from midstream.flow.edits import Update
-from midstream.flow.model import Transform
 from midstream.ids import Digest, Epoch, Revision
 from midstream.planner.change_plan import Scheduler
 from midstream.storage.blobs import BlobStore
@@ -57,7 +57,7 @@ class Request:
     """Migrations that are in the store already, by operator."""
     time_limit_s: float | None = None
     """How long an epoch may take from when the change takes effect in it, as long as it is on trial."""
-    is_tried_before: bool = True
+    preflight: bool = True
     """Whether new functions are called on a few real rows, on the driver, before anything is sent."""
     note: str | None = None
     back_to: Undoing | None = None
@@ -75,6 +75,8 @@ class RunFailure:
     """Nobody's function failed: Spark lost a worker, or could not run its tasks."""
     is_overdue: bool = False
     """The time limit of the change on trial was reached."""
+    operator: str | None = None
+    """The operator whose function failed, if one did."""
 
 
 @dataclass
@@ -169,7 +171,7 @@ class Changes:
         self._highest = Revision(prepared.after.revision)
         change = Change(prepared, record, self._stopwatch)
         if self._trial is None:
-            self._enact(change)
+            self._put_on_trial(change)
         else:
             self._queue.append(_Queued(change, request))
         return change
@@ -198,7 +200,7 @@ class Changes:
         self._tell_progress(self._trial)
         return change
 
-    def _enact(self, change: Change) -> None:
+    def _put_on_trial(self, change: Change) -> None:
         self._trial = _Trial(change)
         self.configuration = change.prepared.after
         self._tell_progress(self._trial)
@@ -269,7 +271,9 @@ class Changes:
         self._highest = Revision(self._highest + 1)
         self.configuration = change.prepared.before.as_revision(self._highest)
         self._trial = None
-        self._end(change, Outcome.REVERTED if trial.is_committed else Outcome.ROLLED_BACK, failure.why)
+        advice = after_roll_back(failure, change.record.operators, self._highest, is_committed=trial.is_committed)
+        outcome = Outcome.REVERTED if trial.is_committed else Outcome.ROLLED_BACK
+        self._end(change, outcome, f"{failure.why}\n\n{advice}")
         self._next()
         return True
 
@@ -280,17 +284,15 @@ class Changes:
         """
         trial, self._trial = self._trial, None
         if trial is not None:
-            self._end(trial.change, Outcome.PENDING, why)
+            self._end(trial.change, Outcome.PENDING, after_stop(why))
         while self._queue:
-            self._end(self._queue.popleft().change, Outcome.REFUSED, why)
+            self._end(self._queue.popleft().change, Outcome.REFUSED, never_sent(why))
 
     def _unmet(self, trial: _Trial) -> tuple[str, ...]:
         """Updated operators that have met no rows. What a transform meets is not counted: Catalyst runs it."""
         graph = trial.change.prepared.after.graph
         return tuple(
-            name
-            for name in trial.change.plan.updated
-            if name not in trial.met and not isinstance(graph[name].spec, Transform)
+            name for name in trial.change.plan.updated if name not in trial.met and not graph[name].spec.divides
         )
 
     def _tell_progress(self, trial: _Trial) -> None:
@@ -305,10 +307,10 @@ class Changes:
         self._next()
 
     def _next(self) -> None:
-        """Enact the next one that waits."""
+        """Put the next one that waits on trial."""
         self._prepare_anew()
         if self._queue:
-            self._enact(self._queue.popleft().change)
+            self._put_on_trial(self._queue.popleft().change)
 
     def _prepare_anew(self) -> None:
         """What waits was prepared on top of what was to come before it, which may have been rolled back meanwhile.

@@ -15,13 +15,13 @@ import logging
 import posixpath
 import threading
 
-import msgspec
 import pyarrow.fs as pafs
 
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.errors import CheckpointError
 from midstream.storage.blobs import ASIDE, filesystem_of, set_aside, write_atomically
 from midstream.storage.checksums import with_checksum, without_checksum
+from midstream.storage.documents import read_struct, write_struct
 
 __all__ = ["ChangeLog"]
 
@@ -56,7 +56,7 @@ class ChangeLog:
             if self._torn is not None:
                 set_aside(self._fs, self._torn, durable=self._durable)
                 self._torn = None
-            data = with_checksum(msgspec.json.encode(record))
+            data = with_checksum(write_struct(record))
             write_atomically(self._fs, self._path(self._read + 1), data, durable=self._durable)
             self._add(record)
 
@@ -143,7 +143,8 @@ class ChangeLog:
         """The record of an entry, or None if it is damaged."""
         with self._fs.open_input_stream(self._path(entry)) as stream:
             data = without_checksum(stream.read())
-        return None if data is None else msgspec.json.decode(data, type=ChangeRecord)
+        what = f"entry {entry} of the log of changes in {self.location!r}"
+        return None if data is None else read_struct(data, ChangeRecord, what)
 
     def _path(self, entry: int) -> str:
         return posixpath.join(self._root, self._name(entry))

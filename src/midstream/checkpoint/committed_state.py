@@ -9,17 +9,18 @@ from itertools import chain
 from midstream.checkpoint.location import Manifest
 from midstream.control.messages import Commit
 from midstream.data.times import Watermarks
-from midstream.flow.model import Graph, Source, Stateful
+from midstream.flow.model import Graph
 from midstream.ids import Digest, Epoch, StageIndex
+from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan
 from midstream.state.lineage import Lineage
 
 
 @dataclass(frozen=True)
 class CommittedState:
-    """After ``epoch``: which files make the state of each operator, and how far the sources are.
+    """The state after ``epoch``: the files of each operator, and the progress of the sources.
 
-    Operators that the flow no longer has keep their lineage: whoever brings them back finds their state.
+    Operators that the flow no longer has keep their lineage, so that they find their state if they are added again.
     """
 
     epoch: Epoch
@@ -28,9 +29,8 @@ class CommittedState:
 
     @classmethod
     def of(cls, graph: Graph, manifest: Manifest | None) -> CommittedState:
-        """After the epoch of a manifest; None stands for a job that has committed nothing."""
-        specs = {op.name: op.spec for op in graph.of(Source) if isinstance(op.spec, Source)}
-        timed = {name: spec for name, spec in specs.items() if spec.event_time is not None}
+        """The state after the epoch of a manifest; None means a job that has committed nothing."""
+        timed = {name: spec for name, spec in graph.sources.items() if spec.event_time is not None}
         delays = {name: spec.delay_us for name, spec in timed.items()}
         idle = {name: spec.idle_us for name, spec in timed.items() if spec.idle_us is not None}
         if manifest is None:
@@ -38,7 +38,7 @@ class CommittedState:
         latest = {source: time for source, time in manifest.event_times.items() if source in timed}
         heard = {source: clock for source, clock in manifest.heard.items() if source in timed}
         watermark = manifest.watermark if timed else None
-        if watermark is None and latest and timed.keys() <= latest.keys():  # a manifest of before they were kept
+        if watermark is None and latest and timed.keys() <= latest.keys():  # an older manifest without watermark
             watermark = min(latest[source] - delay for source, delay in delays.items())
         lineages = {operator: Lineage.decode(data) for operator, data in manifest.lineages.items()}
         return cls(manifest.epoch, lineages, Watermarks(delays, idle, latest, heard, watermark))
@@ -49,13 +49,13 @@ class CommittedState:
             stage.index: {
                 name: self.lineages.get(name, Lineage.start(name)).encode()
                 for name in stage.operators
-                if isinstance(plan.graph[name].spec, Stateful)
+                if plan.graph[name].spec.is_stateful
             }
             for stage in plan.stages
         }
 
     def after(self, commit: Commit) -> CommittedState:
-        """After one more epoch."""
+        """The state after one more epoch."""
         lineages = dict(self.lineages)
         for operator, changes in commit.states.items():
             lineages[operator] = lineages.get(operator, Lineage.start(operator)).after(
@@ -69,18 +69,18 @@ class CommittedState:
         self,
         commit: Commit,
         programs: tuple[Digest, ...],
-        bins: tuple[int, ...],
+        assignments: Mapping[StageIndex, Assignment],
         *,
         committed_at: float,
         offsets: str,
         closing: bool = False,
     ) -> Manifest:
-        """What to write down of the epoch that led here."""
+        """The manifest of the epoch that led here."""
         return Manifest(
             epoch=commit.epoch,
             revision=commit.revision,
             programs=programs,
-            bins=bins,
+            assignments=dict(assignments),
             committed_at=committed_at,
             rows={stats.operator: (stats.rows_in, stats.rows_out) for stats in commit.operators},
             lineages={operator: lineage.encode() for operator, lineage in self.lineages.items()},
@@ -92,7 +92,7 @@ class CommittedState:
         )
 
     def files(self) -> Iterator[str]:
-        """The names of all files of state that a restart from here needs."""
+        """The names of all state files that a restart from here needs."""
         for lineage in self.lineages.values():
             for entry in lineage.entries:
                 yield entry.file.name

@@ -10,10 +10,9 @@ import pyarrow.compute as pc
 
 from midstream.checkpoint.layouts import StateLayout, stored_layouts
 from midstream.checkpoint.location import Checkpoint, Manifest
-from midstream.checkpoint.state_rows import shown_state, shown_table
 from midstream.data.ddl import closest
+from midstream.data.schema import columns_of
 from midstream.errors import CheckpointError, StateError
-from midstream.flow.model import Transact
 from midstream.flow.transactions import Table
 from midstream.ids import BinId, Epoch
 from midstream.state.contents import contents
@@ -76,18 +75,18 @@ class StateReader:
     def table(self, operator: str, key: tuple[Any, ...] | None = None) -> pa.Table:
         """The state of an operator or a table, or of one of its keys.
 
-        See :mod:`midstream.checkpoint.state_rows`.
+        See :meth:`midstream.flow.spec.Spec.shown_state` of the operator's description.
         """
         if (owned := self._owned(operator)) is not None:
             return self._shown_table(*owned, key)
         layout = self.layout(operator)
         if key is None:
             rows = contents(self.checkpoint.states, self._lineage(operator))
-            return shown_state(layout.operator, layout.takes, rows)
+            return layout.operator.spec.shown_state(layout.operator, layout.takes, rows)
         schema = self.key_schema(operator)
         bin_of_key = BinId(encode_key(key, schema, f"operator {operator!r}")[0])
         rows = contents(self.checkpoint.states, self._lineage(operator), [bin_of_key])
-        shown = shown_state(layout.operator, layout.takes, rows)
+        shown = layout.operator.spec.shown_state(layout.operator, layout.takes, rows)
         for name, value in zip(schema.names, key, strict=True):
             shown = shown.filter(pc.equal(shown[name], pa.scalar(value, schema.field(name).type)))
         return shown
@@ -96,10 +95,10 @@ class StateReader:
         """The key columns of an operator, or of a table."""
         if (owned := self._owned(operator)) is not None:
             layout, table = owned
-            domains = [layout.takes[0].field(name) for name in layout.keys]
-            return pa.schema([*domains, pa.field("key", pa.int64() if table.key == "bigint" else pa.string())])
+            key = pa.field("key", pa.int64() if table.key == "bigint" else pa.string())
+            return columns_of(layout.takes[0], layout.keys).append(key)
         layout = self.layout(operator)
-        return pa.schema([layout.takes[0].field(name) for name in layout.keys])
+        return columns_of(layout.takes[0], layout.keys)
 
     def layout(self, operator: str) -> StateLayout:
         """The description of an operator that keeps state; an error if there is none of this name."""
@@ -116,25 +115,21 @@ class StateReader:
     def tables(self) -> dict[str, str]:
         """The tables that transactions share, and the operator that each belongs to."""
         return {
-            table.name: name
-            for name, layout in self._layouts().items()
-            if isinstance(layout.operator.spec, Transact)
-            for table in layout.operator.spec.tables
+            table.name: name for name, layout in self._layouts().items() for table in layout.operator.spec.shared_tables
         }
 
     def _owned(self, name: str) -> tuple[StateLayout, Table] | None:
         """A table of this name, and the operator that it belongs to."""
         for layout in self._layouts().values():
-            if isinstance(layout.operator.spec, Transact):
-                for table in layout.operator.spec.tables:
-                    if table.name == name:
-                        return layout, table
+            for table in layout.operator.spec.shared_tables:
+                if table.name == name:
+                    return layout, table
         return None
 
     def _shown_table(self, layout: StateLayout, table: Table, key: tuple[Any, ...] | None) -> pa.Table:
         operator = layout.operator
         rows = contents(self.checkpoint.states, self._lineage(operator.name))
-        shown = shown_table(operator, table, layout.takes[0], rows)
+        shown = operator.spec.shown_table(operator, table, layout.takes, rows)
         for name, value in zip([*layout.keys, "key"], key or (), strict=key is not None):
             shown = shown.filter(pc.equal(shown[name], pa.scalar(value, shown.schema.field(name).type)))
         return shown

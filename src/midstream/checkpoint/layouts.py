@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from midstream.checkpoint.location import Checkpoint, Manifest
-from midstream.data.schema import to_ddl
 from midstream.errors import CheckpointError
-from midstream.flow.model import Form, Join, Operator, Process, Stateful, Transact
+from midstream.flow.model import Operator
 from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Plan
 
@@ -25,36 +24,15 @@ class StateLayout:
     @property
     def keys(self) -> tuple[str, ...]:
         """The key columns."""
-        assert isinstance(self.operator.spec, Stateful)
-        return self.operator.spec.keys
+        return self.operator.spec.keyed_by
 
     def describe(self) -> str:
-        """In words, as far as it matters to the state.
-
-        A process may have another function, form, promises and time to live; what it stores are its own objects. A
-        join may promise something else: that changes no byte of what it keeps. A transact may have other transactions,
-        and more or fewer tables.
-        """
-        spec = self.operator.spec
-        if isinstance(spec, Process):
-            spec = Process(spec.keys, Form.ROWS)
-        elif isinstance(spec, Join):
-            spec = dataclasses.replace(spec, unique=False)
-        elif isinstance(spec, Transact):
-            spec = Transact((), (), order_by="", domain=spec.domain)
-        details = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
-        shown = ", ".join(f"{name}={value!r}" for name, value in details.items() if value not in (None, False))
-        return f"{self.operator.kind}({shown}) over ({') and ('.join(to_ddl(s) for s in self._relevant())})"
-
-    def _relevant(self) -> list[pa.Schema]:
-        """Of a process or transact only the key's columns matter, of others all that they may keep."""
-        if isinstance(self.operator.spec, Process | Transact):
-            return [pa.schema([self.takes[0].field(name) for name in self.operator.spec.keys])]
-        return list(self.takes)
+        """In words, as far as it matters to the state."""
+        return self.operator.spec.state_layout(self.takes)
 
 
 def _tables(operator: Operator) -> dict[str, str]:
-    return {table.name: repr(table) for table in operator.spec.tables} if isinstance(operator.spec, Transact) else {}
+    return {table.name: repr(table) for table in operator.spec.shared_tables}
 
 
 def stored_layouts(checkpoint: Checkpoint, manifest: Manifest) -> dict[str, StateLayout]:
@@ -64,7 +42,7 @@ def stored_layouts(checkpoint: Checkpoint, manifest: Manifest) -> dict[str, Stat
         op.name: StateLayout(op, program.inputs[op.name])
         for program in programs
         for op in program.operators
-        if isinstance(op.spec, Stateful)
+        if op.spec.is_stateful
     }
 
 
@@ -79,7 +57,7 @@ def require_fitting(stored: Mapping[str, StateLayout], plan: Plan, location: str
     """The comparison behind :func:`check_layouts`."""
     graph = plan.graph
     for name, layout in stored.items():
-        if name not in graph or not isinstance(graph[name].spec, Stateful):
+        if name not in graph or not graph[name].spec.is_stateful:
             continue
         wanted = StateLayout(graph[name], tuple(graph.schema_of(port) for port in graph[name].inputs)).describe()
         found = layout.describe()

@@ -35,7 +35,8 @@ import pyarrow.fs as pafs
 from midstream.checkpoint.change_log import ChangeLog
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
-from midstream.ids import Digest, Epoch, Revision, Run
+from midstream.ids import Digest, Epoch, Revision, Run, StageIndex
+from midstream.planner.assignment import Assignment
 from midstream.state.files import StateFiles
 from midstream.state.lineage import Lineage
 from midstream.storage import disk
@@ -51,12 +52,12 @@ from midstream.storage.blobs import (
     write_atomically,
 )
 from midstream.storage.checksums import with_checksum, without_checksum
+from midstream.storage.documents import read_struct, write_struct
 from midstream.storage.ownership import warn_if_others_can_write
 from midstream.version import __version__
 
 _log = logging.getLogger("midstream")
 
-FORMAT = 3
 KEPT_MANIFESTS = 100
 KEPT_JOURNALS = 20
 FOLDERS = ("blobs", "changes", "epochs", "state")
@@ -65,9 +66,8 @@ _UNFINISHED_IDENTITY = re.compile(r"midstream\.json\.\d+\.tmp")
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Whose checkpoint this is."""
+    """Whose checkpoint this is, and which version of midstream made it."""
 
-    format: int
     version: str
     job: str
     flow: str
@@ -80,7 +80,8 @@ class Manifest(msgspec.Struct, frozen=True):
     epoch: Epoch
     revision: Revision
     programs: tuple[Digest, ...]
-    bins: tuple[int, ...]
+    assignments: dict[StageIndex, Assignment]
+    """Per stage behind an exchange: how many partitions it has, and which of them owns each bin."""
     committed_at: float
     rows: dict[str, tuple[int, int]]
     """Per operator: rows in, rows out."""
@@ -139,7 +140,7 @@ class Checkpoint:
             found = _read_identity(fs, path, location)
             if found is None:
                 _require_empty(fs, root, location)
-                found = Identity(FORMAT, __version__, uuid.uuid4().hex, graph.name, sources)
+                found = Identity(__version__, uuid.uuid4().hex, graph.name, sources)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
         _require_same(found, graph.name, sources, location)
@@ -155,7 +156,6 @@ class Checkpoint:
             raise CheckpointError(f"the checkpoint {location!r} cannot be read: {error}") from error
         if found is None:
             raise CheckpointError(f"{location!r} is not the checkpoint of a job: it has no midstream.json")
-        _require_format(found, location)
         return cls(location, found)
 
     def claim(self) -> None:
@@ -176,7 +176,7 @@ class Checkpoint:
         path = posixpath.join(self._root, "midstream.json")
         is_new = self._fs.get_file_info(path).type == pafs.FileType.NotFound
         if is_new:
-            write_atomically(self._fs, path, msgspec.json.encode(self.identity), durable=self.durable)
+            write_atomically(self._fs, path, write_struct(self.identity), durable=self.durable)
         if is_local(self._fs):
             self._mend_spark_log()
         if is_local(self._fs) and self.durable:
@@ -194,7 +194,7 @@ class Checkpoint:
 
     def commit(self, manifest: Manifest) -> None:
         """Write an epoch's manifest; from here on the epoch's results count."""
-        data = with_checksum(msgspec.json.encode(manifest))
+        data = with_checksum(write_struct(manifest))
         write_atomically(self._fs, self._manifest_path(manifest.epoch), data, durable=self.durable)
 
     def manifest(self, epoch: Epoch) -> Manifest | None:
@@ -207,7 +207,7 @@ class Checkpoint:
         if data is None:
             return None
         if (content := without_checksum(data)) is not None:
-            return msgspec.json.decode(content, type=Manifest)
+            return self._decoded(epoch, content)
         if not self._may_run_again(epoch):
             raise CheckpointError(
                 f"the manifest of epoch {epoch} in {self.location!r} is damaged: its checksum does not match its "
@@ -223,6 +223,9 @@ class Checkpoint:
                 posixpath.basename(aside),
             )
         return None
+
+    def _decoded(self, epoch: Epoch, content: bytes) -> Manifest:
+        return read_struct(content, Manifest, f"the manifest of epoch {epoch} in {self.location!r}")
 
     def manifest_before(self, epoch: Epoch) -> Manifest | None:
         """What an epoch goes on from: the manifest of the one before; None before the first."""
@@ -284,7 +287,7 @@ class Checkpoint:
             content = without_checksum(_content(self._fs, self._manifest_path(earlier)) or b"")
             if content is None:
                 continue
-            manifest = msgspec.json.decode(content, type=Manifest)
+            manifest = self._decoded(earlier, content)
             lineages = [Lineage.decode(data) for data in manifest.lineages.values()]
             if not self.states.lacks(entry.file for lineage in lineages for entry in lineage.entries):
                 return (
@@ -399,12 +402,7 @@ def _read_identity(fs: pafs.FileSystem, path: str, location: str) -> Identity | 
         return None
     with fs.open_input_stream(path) as stream:
         data = stream.read()
-    try:
-        return msgspec.json.decode(data, type=Identity)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"the checkpoint {location!r} is damaged, or was written by another version: midstream.json says {error}"
-        ) from error
+    return read_struct(data, Identity, f"the checkpoint {location!r} (midstream.json)")
 
 
 def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
@@ -423,16 +421,7 @@ def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
         )
 
 
-def _require_format(found: Identity, location: str) -> None:
-    if found.format != FORMAT:
-        raise CheckpointError(
-            f"the checkpoint {location!r} has format {found.format} (midstream {found.version}); this midstream "
-            f"{__version__} reads format {FORMAT}"
-        )
-
-
 def _require_same(found: Identity, flow: str, sources: tuple[str, ...], location: str) -> None:
-    _require_format(found, location)
     if found.flow != flow:
         raise CheckpointError(
             f"the checkpoint {location!r} belongs to the flow {found.flow!r}, not to {flow!r}; give each flow a "

@@ -1,14 +1,13 @@
-"""Which blobs a job still needs. Pure: decided from what it runs and from the records of its changes.
+"""Decides which blobs a job still needs, from what it runs and from the records of its changes. Pure.
 
 ==============================  ====================================================================================
-what                            why
+needed                          reason
 ==============================  ====================================================================================
-of a configuration, everything  workers run it, or will if a change is rolled back or its turn comes
-of a pending record, all        a restart goes on with it
-the newest applied function     a restart runs it in place of the script's
+everything in a configuration   workers run it, or will if a change is rolled back or starts
+everything in a pending record  a restart continues with it
+the newest applied function     a restart runs it instead of the script's
 of each operator
-all migrations that were        keys that no row has met since are still at old levels
-applied
+all applied migrations          keys without rows since then are still at old levels
 functions before and after the  ``revert`` goes back to them
 newest applied changes
 ==============================  ====================================================================================
@@ -24,7 +23,7 @@ from midstream.ids import Digest
 __all__ = ["KEPT_REVISIONS", "blobs_on_record"]
 
 KEPT_REVISIONS = 10
-"""So many of the newest applied changes can be taken back."""
+"""Number of newest applied changes that can be reverted."""
 
 
 def blobs_on_record(records: Iterable[ChangeRecord], kept: int = KEPT_REVISIONS) -> frozenset[Digest]:

@@ -1,10 +1,10 @@
-"""Removes from the checkpoint what no restart can need any more: files of state, blobs, old manifests and journals.
+"""Removes files from the checkpoint that no restart can need any more: state files, blobs, old manifests and journals.
 
-Sweeping never fails an epoch or a job. What cannot be removed is logged once for each cause, counted, and tried again.
+Sweeping never fails an epoch or a job. A failure is logged once per cause, counted, and tried again.
 
-What must stay is decided when an epoch is committed (:meth:`Sweeper.after`), and only things that the manifest of that
-epoch has superseded are removed; so it may be done at any later time (:meth:`Sweeper.sweep`): on Spark beside the next
-epochs, by a :class:`SweepThread`; on the local runtime at once, so that a seed replays exactly.
+What must stay is decided when an epoch is committed (:meth:`Sweeper.after`), and only files that this epoch's manifest
+has superseded are removed. So they may be removed at any later time (:meth:`Sweeper.sweep`): on Spark during the next
+epochs, by a :class:`SweepThread`; on the local runtime immediately, so that a seed replays exactly.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = ["SweepThread", "Sweeper"]
 
 FULL_SWEEP_EVERY = 100
 RETRY_EVERY = 10
-"""What could not be removed is tried again in every so many sweeps."""
+"""Number of sweeps between retries of files that could not be removed."""
 
 MAX_OVERDUE = 10_000
-"""So many files that could not be removed are remembered; full sweeps find the others again."""
+"""Most files that could not be removed that are remembered; full sweeps find the others again."""
 
 _log = logging.getLogger("midstream")
 
@@ -50,7 +50,7 @@ class _Folder(StrEnum):
 
 @dataclass(frozen=True)
 class _Leftover:
-    """A file that nobody needs."""
+    """A file that is no longer needed."""
 
     folder: _Folder
     name: str
@@ -59,12 +59,12 @@ class _Leftover:
 class Sweeper:
     """Follows a job's committed states, epoch by epoch.
 
-    A crash leads back at most one epoch: to the manifest before the newest, whose batch Spark may not have committed.
-    So the files of the last two committed states stay. What failed attempts left behind is in none; it is found by
-    looking at all files, at the start and now and then. The files of the newest samples stay as well, and those that
-    are held: functions are tried on them.
+    A crash goes back at most one epoch: to the manifest before the newest, whose batch Spark may not have committed. So
+    the files of the last two committed states stay. Files of failed attempts are in no committed state; listing all
+    files finds them, at the start and now and then. The files of the newest samples and held files stay as well:
+    functions are tried on them.
 
-    :meth:`after` and :meth:`holding` may be called by other threads while :meth:`sweep` is at work.
+    :meth:`after` and :meth:`holding` may be called by other threads while :meth:`sweep` runs.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -76,7 +76,7 @@ class Sweeper:
         self._live: frozenset[Digest] = frozenset()
         self._mark = Mark(0)
         self._looks: set[_Folder] = set()
-        """Folders in which to look for what nobody needs."""
+        """Folders to list for files that are no longer needed."""
         self._due: dict[_Leftover, None] = {}
         self._overdue: dict[_Leftover, None] = {}
         self._sweeps = 0
@@ -86,17 +86,18 @@ class Sweeper:
 
     @property
     def stats(self) -> SweepStats:
-        """What has been removed so far, and what could not be."""
+        """Statistics on what has been removed so far, and what could not be."""
         with self._lock:
             return self._stats
 
-    # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── decisions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def after(self, committed: CommittedState, *, live: frozenset[Digest], samples: Iterable[str] = ()) -> None:
-        """The job stands here now: the manifest of this epoch is written.
+        """Note a committed state, after its manifest was written.
 
-        ``live`` are the blobs of all that can be run without another request, ``samples`` the files of state on which
-        new functions are tried. To be called while no change can be requested; :meth:`sweep` does what follows.
+        ``live`` are the blobs of everything that can run without another request, ``samples`` the state files on which
+        new functions are tried. Call this while no change can be requested; :meth:`sweep` then removes what it
+        superseded.
         """
         with self._lock:
             dropped, self._kept = self._kept[:-1], (*self._kept[-1:], committed)
@@ -114,13 +115,13 @@ class Sweeper:
             self._live, self._mark = live, self._checkpoint.blobs.holds.mark()
 
     def after_failure(self) -> None:
-        """The journal of a run has been kept; there may be too many."""
+        """Note that the journal of a run was kept, so that there may be too many."""
         with self._lock:
             self._looks.add(_Folder.JOURNALS)
 
     @contextlib.contextmanager
     def holding(self, names: Iterable[str]) -> Iterator[None]:
-        """Inside, these files of state are not removed. Only for such as are needed anyway at the beginning."""
+        """Keep these state files while in this context. They must be needed anyway when it is entered."""
         names = tuple(names)
         with self._lock:
             self._held.update(names)
@@ -131,13 +132,13 @@ class Sweeper:
                 self._held.subtract(names)
                 self._held += Counter()
 
-    # ── doing ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── actions ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def sweep(self, is_wanted: Callable[[], bool] = lambda: True) -> bool:
-        """Remove what is due, as far as that is possible; ends early when it is no longer wanted. Never raises.
+        """Remove what is due, as far as possible; stops early if ``is_wanted`` returns False. Never raises.
 
-        Gives whether blobs are gone, which are mostly functions that the job no longer runs. Not to be called by two
-        threads at once.
+        Returns whether blobs were removed; those are mostly functions that the job no longer runs. Must not be called
+        by two threads at once.
         """
         blobs_before = self._blobs_removed
         with self._lock:
@@ -146,17 +147,17 @@ class Sweeper:
                 self._retry()
             looks, self._looks = sorted(self._looks), set()
         for folder in looks:
-            self._try(_Leftover(folder, ""), partial(self._look, folder, is_wanted))
+            self._attempt(_Leftover(folder, ""), partial(self._sweep_folder, folder, is_wanted))
         with self._lock:
             due = [leftover for leftover in self._due if not self._is_needed(leftover)]
         for leftover in due:
             if not is_wanted():
                 break
-            self._try(leftover, partial(self._remove, leftover))
+            self._attempt(leftover, partial(self._remove, leftover))
         return self._blobs_removed > blobs_before
 
     def _retry(self) -> None:
-        """Whether a blob is needed may have changed, so it is looked up again; other files are never needed again."""
+        """Try again. A blob may be needed again by now, so that is checked; other files are never needed again."""
         for leftover in self._overdue:
             if leftover.folder is _Folder.BLOBS or not leftover.name:
                 self._looks.add(leftover.folder)
@@ -164,14 +165,14 @@ class Sweeper:
                 self._due[leftover] = None
 
     def _is_needed(self, leftover: _Leftover) -> bool:
-        """Whether functions are, or may be, tried on it. It will not be asked for again once it is not."""
+        """Whether functions are, or may be, tried on it. Once it is not needed, it never will be again."""
         return leftover.folder is _Folder.STATE and (leftover.name in self._samples or leftover.name in self._held)
 
-    def _try(self, leftover: _Leftover, do: Callable[[], bool]) -> None:
-        """Do something about a file, or (without a name) about a folder; whether a file is gone by that."""
+    def _attempt(self, leftover: _Leftover, do: Callable[[], bool]) -> None:
+        """Do something about a file, or (without a name) about a folder; record whether a file is gone as a result."""
         try:
             is_removed = do()
-        except Exception as error:  # whatever the client of a store raises: the job must not end of it
+        except Exception as error:  # a store's client may raise anything, and the job must not fail
             self._failed(leftover, error)
             return
         with self._lock:
@@ -184,7 +185,7 @@ class Sweeper:
             )
             if was_overdue and not self._overdue:
                 self._causes.clear()
-                _log.info("all that could not be removed from %r before is removed", self._checkpoint.location)
+                _log.info("the files that could not be removed from %r are now removed", self._checkpoint.location)
 
     def _failed(self, leftover: _Leftover, error: Exception) -> None:
         cause = error.__cause__ or error
@@ -201,8 +202,8 @@ class Sweeper:
             self._causes.add(kind)
         if is_new:
             _log.warning(
-                "%s/%s in %r could not be %s: %s. The job goes on and tries again; what else fails for the same reason "
-                "is only counted (job.metrics.sweep)",
+                "%s/%s in %r could not be %s: %s. The job continues and tries again; further failures with the same "
+                "cause are only counted (job.metrics.sweep)",
                 leftover.folder,
                 leftover.name,
                 self._checkpoint.location,
@@ -219,18 +220,18 @@ class Sweeper:
             case _Folder.JOURNALS:
                 self._checkpoint.remove_journal(leftover.name)
             case _Folder.BLOBS:
-                raise AssertionError("blobs are removed when they are found")
+                raise AssertionError("blobs are removed as soon as they are found")
         return True
 
-    def _look(self, folder: _Folder, is_wanted: Callable[[], bool]) -> bool:
-        """Find what nobody needs; of blobs, remove it at once. Gives False: it is no file itself that would be gone."""
+    def _sweep_folder(self, folder: _Folder, is_wanted: Callable[[], bool]) -> bool:
+        """Find files that are not needed; blobs are removed at once. Returns False, as no single file is gone."""
         with self._lock:
             kept = self._kept
         found: Collection[str]
         match folder:
             case _Folder.STATE:
                 lineages = [lineage for committed in kept for lineage in committed.lineages.values()]
-                # Until Spark has moved on, the newest epoch may be run again; attempts of it may still be writing.
+                # Until Spark has moved on, the newest epoch may run again, and its attempts may still be writing.
                 settled = Epoch(kept[0].epoch)
                 found = garbage(self._checkpoint.states.names(), lineages, settled)
             case _Folder.MANIFESTS:
@@ -248,8 +249,8 @@ class Sweeper:
     def _sweep_blobs(self, kept: Sequence[CommittedState], is_wanted: Callable[[], bool]) -> None:
         """Remove blobs that nothing refers to.
 
-        The mark comes before the records are read. What is put on record later was touched after the mark, or by a
-        preparation that was in progress then, so it is safe.
+        The mark is taken before the records are read. Anything recorded later was touched after the mark, or by a
+        preparation that was in progress at that time, so it is safe.
         """
         store = self._checkpoint.blobs
         with self._lock:
@@ -262,12 +263,12 @@ class Sweeper:
         for name in store.garbage(needed):
             if not is_wanted():
                 return
-            self._try(_Leftover(_Folder.BLOBS, name), partial(store.remove, name, mark))
+            self._attempt(_Leftover(_Folder.BLOBS, name), partial(store.remove, name, mark))
         store.holds.forget_before(mark)
 
 
 class SweepThread:
-    """Sweeps beside the epochs of a job. The thread starts when it is first woken."""
+    """Sweeps while the epochs of a job run. The thread starts when it is first woken."""
 
     def __init__(self, sweeper: Sweeper) -> None:
         self._sweeper = sweeper
@@ -276,19 +277,19 @@ class SweepThread:
         self._is_closing = False
 
     def wake(self) -> None:
-        """There is something to sweep."""
+        """Sweep soon."""
         self._is_woken.set()
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="midstream-sweeper", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # a machine short of threads: the next epoch tries again
+            except RuntimeError as error:  # the machine is out of threads; the next epoch tries again
                 _log.warning("the checkpoint is not swept for now: %s", error)
             else:
                 self._thread = thread
 
     def close(self) -> None:
-        """End when the file in hand is done with. What is left to do is found at the next start."""
+        """Stop after the current file. The next start finds what is left."""
         self._is_closing = True
         self._is_woken.set()
         if self._thread is not None:
@@ -301,5 +302,5 @@ class SweepThread:
             if self._is_closing:
                 return
             if self._sweeper.sweep(lambda: not self._is_closing):
-                # Python looks for cycles when there are many new objects; a model is few, and may be large.
+                # Python collects cycles after many new objects; a model is few objects, but may be large.
                 gc.collect()

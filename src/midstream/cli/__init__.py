@@ -1,4 +1,4 @@
-"""The command ``midstream``: draw a flow, run a flow, look whether everything is there that Spark needs."""
+"""The command ``midstream``: draw, run and change flows, inspect state, and check the installation."""
 
 from __future__ import annotations
 

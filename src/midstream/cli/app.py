@@ -1,4 +1,4 @@
-"""The commands. Exit codes: 0 all is well, 1 something failed, 2 the command line was wrong."""
+"""The commands. Exit codes: 0 success, 1 failure, 2 wrong command line."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from midstream.cli.target import find, needs_session, to_flow
 from midstream.cli.trust import TrustOption, require_trust
 from midstream.control.journal import read, tell
 from midstream.drawing.render import Style, render
-from midstream.flow.builder import Flow
 from midstream.flow.model import Graph
+from midstream.operators.builder import Flow
 from midstream.planner.stages import compile_plan
 from midstream.runtime.spark import doctor as checks
 from midstream.runtime.spark.session import local_session
@@ -129,7 +129,7 @@ def run(
     settings = dict(_setting(text) for text in conf or [])
     with errors_told():
         target = find(flow)
-        # Before the module is imported: code at its top level that asks for the session gets this one.
+        # Before importing the module: code at its top level that asks for the session gets this one.
         with _session(master, settings) as spark:
             built = to_flow(target.load(), target, spark)
             with _folder(checkpoint) as folder:
@@ -231,7 +231,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _by_stage(graph: Graph) -> dict[str, str]:
-    """Stage of each operator; sinks, and transforms that only feed sinks, are Catalyst's and have none."""
+    """The stage of each operator; sinks, and transforms that only feed sinks, run in Catalyst and have none."""
     return {name: f"stage {stage.index}" for stage in compile_plan(graph).stages for name in stage.operators}
 
 

@@ -1,4 +1,4 @@
-"""``midstream calibrate``: what this machine takes for each step of running transactions."""
+"""``midstream calibrate``: measures the cost of each step of running transactions on this machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["calibrate"]
 def calibrate() -> None:
     """Measure this machine, so that transactions are run in the way that is fastest here."""
     try:
-        from midstream.txn import calibrating
+        from midstream.txn import calibration
     except ImportError as error:
         raise failed(f"{error}. Transactions need numba: pip install 'midstream[txn]'.", 1) from error
     console = Console()
     with errors_told():
         with console.status("Measuring, some 20 seconds"):
-            prices = calibrating.calibrate()
-        place = calibrating.store_calibration(prices)
+            prices = calibration.calibrate()
+        place = calibration.store_calibration(prices)
     console.print(_table(prices))
     console.print(f"Stored in {place}; jobs that start from now on use it.", soft_wrap=True, highlight=False)
 

@@ -1,4 +1,4 @@
-"""The commands for jobs that run elsewhere on this machine: list them, look at them, change them."""
+"""Commands for jobs that run in other processes on this machine: list, show and change them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from midstream.checkpoint.location import Checkpoint
 from midstream.cli.functions import named_functions, updates_of
 from midstream.cli.messages import errors_told, failed
 from midstream.cli.served import NONE_SERVED, NoSuchJob, client_of, find_job
-from midstream.cli.tables import history_table, jobs_table, outcome_of, print_state, taken_back_text
+from midstream.cli.tables import jobs_table, outcome_of, print_history, print_state, taken_back_text
 from midstream.errors import MidstreamError
 from midstream.planner.change_plan import Scheduler
 from midstream.server.client import JobClient
@@ -121,7 +121,7 @@ def history(
         if as_json:
             typer.echo(msgspec.json.format(msgspec.json.encode(records), indent=2).decode())
         elif records:
-            Console().print(history_table(records))
+            print_history(records, Console())
         else:
             typer.echo("The job has not been changed.")
 
@@ -170,7 +170,9 @@ def _records(text: str) -> list[ChangeRecord]:
 
 
 def _client_of_job_or_folder(text: str) -> JobClient | None:
-    """The client of a served job, which may be named by its checkpoint; None if it is a folder that nobody serves."""
+    """The client of a served job, which may be named by its checkpoint; None for the folder of a job that is not
+    served.
+    """
     try:
         return client_of(text)
     except NoSuchJob:

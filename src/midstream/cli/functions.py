@@ -1,4 +1,4 @@
-"""``OPERATOR MODULE:FUNCTION`` on the command line: what operators are to run instead."""
+"""``OPERATOR MODULE:FUNCTION`` on the command line: new functions for operators."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _HOW = "Write MODULE:FUNCTION, e.g. models.new:score or models/new.py:score; MOD
 
 
 class Functions:
-    """Loads functions; a module is loaded once, however many functions are taken from it."""
+    """Loads functions; each module is loaded once, however many of its functions are used."""
 
     def __init__(self) -> None:
         self._modules: dict[str, ModuleType] = {}
 
     def load(self, text: str) -> Any:
-        """A function, a callable object or a table; or, with ``()`` behind the name, what a call gives."""
+        """A function, a callable object or a table; or, with ``()`` after the name, the result of calling it."""
         name = text.removesuffix("()")
         target = find(name, "a function", _HOW)
         place = name.rpartition(":")[0]
         if place not in self._modules:
             self._modules[place] = target.import_module()
-            # An installed module, too: the job may have loaded it when it was an older one.
+            # Installed modules, too: the job may have loaded an older version.
             cloudpickle.register_pickle_by_value(self._modules[place])
         module = self._modules[place]
         try:
@@ -45,7 +45,7 @@ class Functions:
 
 
 def updates_of(pairs: Sequence[str], migrate: Sequence[str], returns: Sequence[str]) -> tuple[Update, ...]:
-    """The updates that a command line names: operators and functions in turn, and options by operator."""
+    """The updates of a command line: operators and functions in turn, and options by operator."""
     if len(pairs) % 2:
         raise TargetError(f"{pairs[-1]!r} stands alone: give an operator and a function in turn. {_HOW}")
     functions = Functions()

@@ -1,7 +1,7 @@
-"""A running job on the screen: a live table in a terminal, one line per epoch elsewhere.
+"""Shows a running job: a live table in a terminal, one line per epoch elsewhere.
 
-The display only reads a job; starting and stopping it is its owner's business. All rates are over the run time of
-epochs, as in :class:`~midstream.metrics.EpochProgress`, so waiting for a trigger does not make a job look slow.
+The display only reads a job; its owner starts and stops it. All rates are over the run time of epochs, as in
+:class:`~midstream.metrics.EpochProgress`, so waiting for a trigger does not make a job look slow.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _RECENT = 10
 _TICK_S = 0.5
 _ENDED = frozenset({"stopped", "finished", "failed"})
 _NONE = "–"
-# Lines of the live display that are not operators: header, table head, rules, the note on hidden operators.
+# Lines of the live display that are not operators: header, table head, rules, the note about hidden operators.
 _OTHER_LINES = 8
 
 
 class Watchable(Protocol):
-    """What the display reads of a job."""
+    """The part of a job that the display reads."""
 
     @property
     def name(self) -> str:
@@ -71,8 +71,8 @@ def watch(
 ) -> int:
     """Show a job until it ends, `seconds` have passed, or it has committed `epochs` epochs in all.
 
-    Returns the number of the last epoch shown; with ``after=`` that number, the next call goes on from there. The job
-    goes on, too. A failure of the job is raised as :class:`~midstream.errors.JobFailed`.
+    Returns the number of the last epoch shown; pass it as ``after=`` to continue from there. The job keeps running. A
+    failure of the job is raised as :class:`~midstream.errors.JobFailed`.
     """
     console = console or Console()
     live = None if plain or not console.is_terminal else Live(console=console, auto_refresh=False)
@@ -82,10 +82,10 @@ def watch(
             while not _is_over(job, epochs, deadline, clock):
                 after = _show(job, console, live, after)
                 left = _TICK_S if deadline is None else min(_TICK_S, max(deadline - clock(), 0.0))
-                # Wakes at the next commit, so the display is never late; a stalled job is shown at every tick.
+                # Wakes at the next commit, so the display is never late; a stalled job is refreshed at every tick.
                 job.await_epoch(job.metrics.epochs + 1, timeout=left)
         finally:
-            after = _show(job, console, live, after)  # the last state stays on the screen, of a failed job as well
+            after = _show(job, console, live, after)  # the last state stays on the screen, also if the job failed
     if _has_ended(job):
         job.await_termination()  # raises the failure, if there was one
     return after
@@ -113,7 +113,7 @@ def _show(job: Watchable, console: Console, live: Live | None, after: int) -> in
 
 
 def print_summary(job: Watchable, console: Console | None = None) -> None:
-    """What the job did since it was started, once it has ended."""
+    """Print the totals of a job after it has ended."""
     console = console or Console()
     metrics = job.metrics
     speed = 1000.0 * metrics.rows_in / metrics.busy_ms if metrics.busy_ms else 0.0
@@ -194,7 +194,7 @@ def _that_fit(names: list[str], stats: dict[str, OperatorStats], room: int) -> l
 def _figures(stats: OperatorStats | None, run_us: float) -> tuple[str, ...]:
     if stats is None or not run_us:
         return (_NONE,) * 5
-    rows = stats.rows_in or stats.rows_out  # nothing goes into a source
+    rows = stats.rows_in or stats.rows_out  # a source has no input
     busy = 100.0 * stats.busy_us / run_us
     ages = stats.latency_ms
     return (
@@ -206,7 +206,7 @@ def _figures(stats: OperatorStats | None, run_us: float) -> tuple[str, ...]:
 
 
 def _age_at_sinks(graph: Graph, operators: Sequence[OperatorStats]) -> Histogram:
-    """Age of rows at the end of the flow: at the last operator before each sink that measures it."""
+    """The age of rows at the end of the flow: at the last operator before each sink that measures it."""
     stats = {found.operator: found for found in operators if found.latency_ms.count}
     found: dict[str, Histogram] = {}
     seen: set[str] = set()

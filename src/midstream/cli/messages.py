@@ -1,4 +1,4 @@
-"""How commands tell what went wrong: a message for people on the error stream, and an exit code for scripts."""
+"""How commands report errors: a message on the error stream, and an exit code for scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["errors_told", "failed"]
 
 @contextmanager
 def errors_told() -> Iterator[None]:
-    """Turn what users can act on into a message and an exit code; anything else is our bug, and shows its traceback."""
+    """Turn errors that users can act on into a message and an exit code; others are our bugs, and show a traceback."""
     try:
         yield
     except TargetError as error:
@@ -25,6 +25,6 @@ def errors_told() -> Iterator[None]:
 
 
 def failed(message: str, code: int) -> typer.Exit:
-    """The end of a command that cannot do what it was asked for."""
+    """The exit of a command that failed, after printing the message."""
     typer.echo(message if message.startswith("Traceback") else f"Error: {message}", err=True)
     return typer.Exit(code)

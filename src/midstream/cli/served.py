@@ -1,4 +1,4 @@
-"""``JOB`` on the command line: which of the jobs that are served on this machine is meant."""
+"""``JOB`` on the command line: finds the job among those served on this machine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from midstream.server.registry import ServedEntry, served_jobs
 __all__ = ["SHORT", "NoSuchJob", "client_of", "find_job"]
 
 SHORT = 8
-"""Digits of a job's identity that tables show."""
+"""Digits of a job's id that tables show."""
 
 NONE_SERVED = "No job is served on this machine; start one with flow.start(…, serve=True) or midstream run --serve."
 
 
 class NoSuchJob(TargetError):
-    """No job that is served has this name or identity."""
+    """No served job has this name or id."""
 
 
 def find_job(text: str) -> ServedEntry:
-    """The job of this name, or whose identity begins like this."""
+    """The job with this name, or whose id starts with this text."""
     entries = served_jobs()
     found = [entry for entry in entries if text in (entry.name, entry.job)]
     found = found or [entry for entry in entries if text and entry.job.startswith(text)]
@@ -34,7 +34,7 @@ def find_job(text: str) -> ServedEntry:
 
 
 def client_of(text: str) -> JobClient:
-    """The client of a job that is named on the command line."""
+    """The client of a job named on the command line."""
     entry = find_job(text)
     return JobClient(entry.url, entry.token)
 

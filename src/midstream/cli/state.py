@@ -1,4 +1,4 @@
-"""How ``midstream state`` shows what operators hold."""
+"""The tables of ``midstream state``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def state_table(rows: pa.Table, operator: str, epoch: Epoch | None, limit: int) 
 
 
 def parse_key(text: str, schema: pa.Schema) -> tuple[Any, ...]:
-    """The values of a key that was written as text, columns separated by commas.
+    """The values of a key given as text, with columns separated by commas.
 
     >>> parse_key("ann, 7", pa.schema({"user": pa.string(), "n": pa.int64()}))
     ('ann', 7)

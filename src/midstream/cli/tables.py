@@ -1,9 +1,10 @@
-"""How served jobs and their changes look on the screen."""
+"""Tables of served jobs and their changes for the screen."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from textwrap import wrap
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +16,7 @@ from midstream.cli.served import SHORT
 from midstream.server.messages import JobState
 from midstream.server.registry import ServedEntry
 
-__all__ = ["history_table", "jobs_table", "outcome_of", "print_state", "taken_back_text"]
+__all__ = ["jobs_table", "outcome_of", "print_history", "print_state", "taken_back_text"]
 
 _STYLES = {
     Outcome.APPLIED: "green",
@@ -27,7 +28,7 @@ _STYLES = {
 
 
 def jobs_table(jobs: Sequence[tuple[ServedEntry, JobState | None]]) -> Table:
-    """All served jobs; those that do not answer are shown as such."""
+    """All served jobs, including those that do not answer."""
     table = _table("name", "id", "pid", "revision", "status", "url")
     for entry, state in jobs:
         revision, status = ("", "no answer") if state is None else (str(state.revision), state.status)
@@ -76,29 +77,38 @@ def print_state(entry: ServedEntry, state: JobState, console: Console) -> None:
         console.print(table)
 
 
-def history_table(records: Sequence[ChangeRecord]) -> Table:
-    """All changes of a job, one or more lines for each."""
-    table = _table("when", "revision", "by", "operators", "scheduler", "outcome", "after ms", "remarks")
+def print_history(records: Sequence[ChangeRecord], console: Console) -> None:
+    """All changes of a job, oldest first: a line with the outcome, and below it what was changed, why and what failed.
+
+    Lines wrap between words at the width of the console.
+    """
     for record in records:
-        # A refused change has no updates on record; its plan says what was wanted.
-        operators = ", ".join(record.operators) or record.plan
-        delay = "" if record.delay_ms is None else f"{record.delay_ms:,.1f}"
-        remarks = [text for text in (record.note, _first_line(record.error)) if text]
-        table.add_row(
-            datetime.fromtimestamp(record.requested_at).strftime("%Y-%m-%d %H:%M:%S"),
-            str(record.revision),
-            Text(record.by),
-            Text(operators),
-            record.scheduler,
-            Text(str(record.outcome), _STYLES[record.outcome]),
-            delay,
-            Text("; ".join(remarks)),
-        )
-    return table
+        is_refused = record.outcome is Outcome.REFUSED  # so it has no revision of its own
+        head = Text(f"revision {record.revision}  " if not is_refused else f"at revision {record.revision}  ")
+        head.append(str(record.outcome), _STYLES[record.outcome])
+        when = datetime.fromtimestamp(record.requested_at).strftime("%Y-%m-%d %H:%M:%S")
+        head.append(f"  {when}", "dim")
+        console.print(head)
+        for detail in _details(record):
+            for line in wrap(
+                detail, console.width, initial_indent=" " * 4, subsequent_indent=" " * 4, break_on_hyphens=False
+            ):
+                console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _details(record: ChangeRecord) -> Iterator[str]:
+    # A refused change has no updates on record; its plan says what was wanted.
+    what = ", ".join(f"{update.operator}: {update.label}" for update in record.updates) or record.plan
+    delay = "" if record.delay_ms is None else f", in effect after {record.delay_ms:,.1f} ms"
+    yield f"{what}, by {record.by} ({record.scheduler}{delay})"
+    if record.note:
+        yield f"note: {record.note}"
+    if record.error:
+        yield record.error.splitlines()[0]
 
 
 def outcome_of(record: ChangeRecord) -> str:
-    """How a change went, for people.
+    """The outcome of a change, for users.
 
     >>> from midstream.ids import Revision
     >>> outcome_of(ChangeRecord(1, Revision(2), 0.0, "ann@host", "fries", (), "", Outcome.APPLIED, delay_ms=3.21))
@@ -111,7 +121,7 @@ def outcome_of(record: ChangeRecord) -> str:
 
 
 def taken_back_text(taken: TakenBack) -> str:
-    """What was done to the changes of a job that is not running."""
+    """The result of reverting changes of a job that is not running."""
     assert taken.record is not None
     lines = [outcome_of(record) for record in taken.changed if record is not taken.record]
     what = f" ({', '.join(taken.record.operators)})" if taken.record.updates else ""
@@ -119,10 +129,6 @@ def taken_back_text(taken: TakenBack) -> str:
         f"revision {taken.record.revision}{what}: {taken.record.note}; the next start of the job begins with it"
     )
     return "\n".join(lines)
-
-
-def _first_line(text: str | None) -> str:
-    return text.splitlines()[0] if text else ""
 
 
 def _table(*titles: str, justify: str = "left") -> Table:

@@ -1,7 +1,7 @@
-"""``MODULE:FLOW`` on the command line: find the module, import it, take the flow out of it.
+"""``MODULE:FLOW`` on the command line: find the module, import it, get the flow.
 
-Finding is apart from importing, because a wrong name should be told at once, while importing waits for the Spark
-session: code at the module's top level may want to use it.
+Finding is separate from importing: a wrong name is reported at once, while importing waits for the Spark session, which
+code at the module's top level may use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
-from midstream.flow.builder import Flow
+from midstream.operators.builder import Flow
 
 __all__ = ["Target", "TargetError", "UserCodeError", "calling_user_code", "find", "needs_session", "to_flow"]
 
@@ -30,7 +30,7 @@ _HOW = "Write MODULE:FLOW, e.g. pipelines.fraud:flow or pipelines/fraud.py:flow.
 
 
 class TargetError(Exception):
-    """What was named on the command line is not there, or is not a flow."""
+    """The object named on the command line does not exist, or is not a flow."""
 
 
 class UserCodeError(Exception):
@@ -46,7 +46,7 @@ class Target:
     attribute: str
 
     def load(self) -> Any:
-        """Import the module and get the attribute: a Flow, or a function that makes one."""
+        """Import the module and get the attribute: a Flow, or a function that returns one."""
         module = self.import_module()
         try:
             found = getattr(module, self.attribute)
@@ -59,7 +59,7 @@ class Target:
         )
 
     def import_module(self) -> ModuleType:
-        """Import the module; a file is run anew, even if it was imported before."""
+        """Import the module; a file is run again, even if it was imported before."""
         return calling_user_code(self._import)
 
     def _import(self) -> ModuleType:
@@ -72,7 +72,7 @@ class Target:
         if spec is None or spec.loader is None:
             raise ImportError(f"{self.file} cannot be loaded as a module")
         module = importlib.util.module_from_spec(spec)
-        # Registered before it runs, as import does: dataclasses and pickle look a module up by its name.
+        # Registered before it runs, as import does: dataclasses and pickle look up a module by its name.
         sys.modules[self.module] = module
         spec.loader.exec_module(module)
         return module
@@ -82,7 +82,7 @@ class Target:
 
 
 class _Fresh(SourceFileLoader):
-    """Reads the source, never a cached compilation: that one is told from a newer source by whole seconds only."""
+    """Reads the source, never cached bytecode, whose timestamps only have a resolution of seconds."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -90,7 +90,7 @@ class _Fresh(SourceFileLoader):
 
 
 def find(text: str, what: str = "a flow", how: str = _HOW) -> Target:
-    """Check that the module exists, without importing it (packages around it are)."""
+    """Check that the module exists, without importing it (its parent packages are imported)."""
     module, colon, attribute = text.rpartition(":")
     if not colon or not module or not attribute.isidentifier():
         raise TargetError(f"{text!r} does not name {what}. {how}")
@@ -99,7 +99,7 @@ def find(text: str, what: str = "a flow", how: str = _HOW) -> Target:
         file = Path(module)
         if not file.is_file():
             raise TargetError(f"there is no file {module!r} in {Path.cwd()}. {how}")
-        # A script may well be called like a module that is loaded already, and must not take its place.
+        # A script may have the name of a module that is already loaded, which it must not replace.
         name = f"{file.stem}__flow" if file.stem in sys.modules else file.stem
         return Target(name, file.resolve(), attribute)
     if "/" in module or "\\" in module:
@@ -116,14 +116,14 @@ def find(text: str, what: str = "a flow", how: str = _HOW) -> Target:
 
 
 def _is_about(cause: BaseException | None, module: str) -> bool:
-    """Whether the module itself is what could not be found, and not something that its packages import."""
+    """Whether the module itself could not be found, rather than something that its packages import."""
     if isinstance(cause, ModuleNotFoundError):
         return cause.name is not None and f"{module}.".startswith(f"{cause.name}.")
     return isinstance(cause, ImportError | ValueError) and module.startswith(".")
 
 
 def needs_session(found: Any) -> bool:
-    """Whether `found` is a function that wants the SparkSession."""
+    """Whether `found` is a function that takes the SparkSession."""
     return not isinstance(found, Flow) and bool(_parameters(found))
 
 
@@ -144,7 +144,7 @@ def to_flow(found: Any, target: Target, spark: Any = None) -> Flow:
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that must be given by position; one with a default need not be."""
+    """The names of required positional parameters."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         found = inspect.signature(function).parameters.values()
@@ -165,7 +165,7 @@ def _no_attribute(target: Target, module: ModuleType) -> str:
 
 
 def _candidates(module: ModuleType) -> str:
-    """What could have been meant: flows, and functions of this very module that may make one."""
+    """What could have been meant: flows, and functions defined in this module that may return one."""
     flows = [name for name, value in vars(module).items() if isinstance(value, Flow)]
     functions = [
         f"{name}()"
@@ -177,7 +177,7 @@ def _candidates(module: ModuleType) -> str:
 
 
 def calling_user_code(call: Callable[[], T]) -> T:
-    """Call it; what it raises is told as the user's own traceback."""
+    """Call it; an exception is reported with the user's part of the traceback."""
     try:
         return call()
     except (Exception, SystemExit) as error:
@@ -185,7 +185,7 @@ def calling_user_code(call: Callable[[], T]) -> T:
 
 
 def _users_traceback(error: BaseException) -> str:
-    """The traceback without our frames and the import system's: what is left is what the user can act on."""
+    """The traceback without our frames and the import system's."""
     story = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = story
     while part is not None:

@@ -1,4 +1,4 @@
-"""Whether a command may read pickles from a checkpoint that was named on the command line."""
+"""Whether a command may unpickle from a checkpoint that was named on the command line."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TrustOption = Annotated[
 
 
 def require_trust(location: str, trusted: bool) -> None:
-    """Refuse a local checkpoint in which somebody else could have put a pickle, unless ``trusted``.
+    """Refuse a local checkpoint where someone else could have put a pickle, unless ``trusted``.
 
-    Of other file systems nobody can tell who writes there; they pass.
+    On other file systems it is unknown who can write; they pass.
     """
     fs, path = filesystem_of(location)
     if trusted or not isinstance(fs, pafs.LocalFileSystem):

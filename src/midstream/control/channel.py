@@ -31,7 +31,7 @@ from zmq.utils import z85
 
 from midstream.control.connection_limit import ConnectionLimit
 from midstream.control.descriptors import make_room
-from midstream.control.messages import Accepted, Assignment, FromTask, Refused, Stay, ToTask
+from midstream.control.messages import Accepted, FromTask, Refused, Stay, TaskOrder, ToTask
 from midstream.errors import ChannelError
 
 M = TypeVar("M")
@@ -41,7 +41,7 @@ _NUMBER = struct.Struct(">Q")
 _UNASKED = 0
 _EVENT = struct.Struct("=H")  # pyzmq's own reader would import asyncio into every worker
 # What can answer a request. Everything else the coordinator says is unsolicited, whenever it says it.
-_ANSWERS = (Assignment, Accepted, Refused, Stay)
+_ANSWERS = (TaskOrder, Accepted, Refused, Stay)
 _from_task: msgspec.msgpack.Decoder[FromTask] = msgspec.msgpack.Decoder(FromTask)
 _to_task: msgspec.msgpack.Decoder[ToTask] = msgspec.msgpack.Decoder(ToTask)
 
@@ -84,7 +84,7 @@ _TERM_PATIENCE_S = 5.0
 class Server(contextlib.AbstractContextManager["Server"]):
     """The coordinator's end. A daemon thread calls ``handle(peer, message)`` and sends what that gives back.
 
-    The first `Assignment`, `Accepted` or `Refused` among it that is for the sender answers the sender's request; the
+    The first `TaskOrder`, `Accepted` or `Refused` among it that is for the sender answers the sender's request; the
     rest is unsolicited. ``handle`` runs in the server's thread only. When it raises, ``error`` keeps the first
     exception, the sender is refused, and the server lives on. ``dropped`` counts packets that could not be decoded,
     ``undelivered`` messages for peers that are gone or have stopped reading, ``crowded_out`` connections that were

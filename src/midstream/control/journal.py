@@ -2,6 +2,8 @@
 
 The coordinator is pure, so its events are the whole truth about its decisions: replaying a journal gives the same
 coordinator, step by step, on any machine. The journal of a run that failed is kept in the checkpoint location.
+
+The file is a msgpack array of two: the version of the format, and the events, each tagged with its name.
 """
 
 from __future__ import annotations
@@ -13,9 +15,16 @@ import msgspec
 from midstream.control.coordinator import Coordinator, line_of
 from midstream.control.messages import EpochOpened, Event, Received, TaskFinished
 from midstream.errors import CheckpointError
+from midstream.storage.documents import FORMAT, require_format
+from midstream.version import __version__
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])
+
+class _File(msgspec.Struct):
+    """What is in a file. Events are named after their classes, so only the version that wrote them can replay them."""
+
+    format: int
+    version: str
+    events: msgspec.Raw
 
 
 class Journal:
@@ -24,7 +33,7 @@ class Journal:
     >>> from midstream.control.messages import EpochAbandoned
     >>> from midstream.ids import Digest, Epoch, Revision, Run
     >>> journal = Journal()
-    >>> journal.append(EpochOpened(Epoch(3), Run(0), Revision(1), (Digest("ab"),), (0,)))
+    >>> journal.append(EpochOpened(Epoch(3), Run(0), Revision(1), (Digest("ab"),)))
     >>> journal.append(EpochAbandoned(Epoch(3), Run(0)))
     >>> print(tell(read(journal.to_bytes())))
     EpochOpened(epoch 3.0)
@@ -48,15 +57,23 @@ class Journal:
 
     def to_bytes(self) -> bytes:
         """The journal as it is kept in a file."""
-        return _encoder.encode(self._events)
+        events = msgspec.Raw(msgspec.msgpack.encode(self._events))
+        return msgspec.msgpack.encode(_File(FORMAT, __version__, events))
 
 
 def read(data: bytes) -> list[Event]:
     """The events of a journal that was kept."""
+    version = "another version"
     try:
-        return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"this is not a journal of this version of midstream: {error}") from error
+        file = msgspec.msgpack.decode(data, type=_File)
+        require_format(file.format, "this journal", file.version)
+        version = file.version
+        return msgspec.msgpack.decode(file.events, type=list[Event])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"this is not a journal that midstream {__version__} can read: {error}. It is damaged, or midstream "
+            f"{version} wrote it: read it with that"
+        ) from error
 
 
 def replay(events: Iterable[Event]) -> Coordinator:

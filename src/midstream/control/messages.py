@@ -52,7 +52,7 @@ class TaskStarted(msgspec.Struct, frozen=True, tag=True):
     worker: WorkerId | None = None
 
 
-class Applied(msgspec.Struct, frozen=True, tag=True):
+class SwitchRequested(msgspec.Struct, frozen=True, tag=True):
     """A task asks to switch to a revision at this position, before it has emitted anything of it."""
 
     task: TaskId
@@ -160,19 +160,18 @@ class StageChange(msgspec.Struct, frozen=True):
     heads: tuple[str, ...] = ()
 
 
-class Assignment(msgspec.Struct, frozen=True, tag=True):
+class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     """What a task runs: the configuration, never guessed, always given.
 
-    ``program`` is the digest of the stage's program in the blob store. ``bins`` says which partition of a stage each
-    bin of the key space belongs to. ``lineages`` holds, encoded, the state from which the stage's operators go on.
-    If a change is on its way, ``switch_at`` says where the task's heads switch: nowhere (None), or as soon as the rows
-    of a wire are at this position, which for a wire that is not named is before its first row.
+    ``program`` is the digest of the stage's program in the blob store, which also says which bins the task owns and
+    where it sends rows. ``lineages`` holds, encoded, the state from which the stage's operators go on. If a change is
+    on its way, ``switch_at`` says where the task's heads switch: nowhere (None), or as soon as the rows of a wire are
+    at this position, which for a wire that is not named is before its first row.
     ``live`` names all blobs that some task may still be told to use; a worker forgets what it has loaded of others.
     """
 
     revision: Revision
     program: Digest
-    bins: tuple[int, ...]
     times: EpochTimes = EpochTimes(clock=0)
     lineages: dict[str, bytes] = {}
     change: StageChange | None = None
@@ -189,7 +188,7 @@ class Switch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stay(msgspec.Struct, frozen=True, tag=True):
-    """The task must not switch after all: it goes on under the revision that it has."""
+    """The task must not switch after all, or nobody wants it to: it goes on under the revision that it has."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -206,8 +205,11 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """The job ends: close the functions this process holds open for it."""
 
 
-FromTask = TaskStarted | TaskFinished | TaskFailed | Applied | Reached | Exhausted | WorkerJoined | WorkerReleased
-ToTask = Assignment | Switch | Stay | Accepted | Refused | Release
+OperationMessage = SwitchRequested | Reached | Exhausted
+"""What tasks say to an operation. Those of them that are :data:`Posted` expect no answer."""
+Posted = Reached | Exhausted
+FromTask = TaskStarted | TaskFinished | TaskFailed | OperationMessage | WorkerJoined | WorkerReleased
+ToTask = TaskOrder | Switch | Stay | Accepted | Refused | Release
 
 
 # ── events that only the driver makes ─────────────────────────────────────────────────────────────────────────────
@@ -216,16 +218,17 @@ ToTask = Assignment | Switch | Stay | Accepted | Refused | Release
 class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     """The driver starts a run of an epoch.
 
-    ``programs`` holds one digest per stage, in order, ``lineages`` by stage the state of its operators. ``clock`` is
-    the driver's, ``watermarks`` are those of the epoch before. ``on_trial`` is the revision that can still be rolled
-    back, if there is one. ``live`` names the blobs of all configurations that the driver may still open an epoch with.
+    ``programs`` holds one digest per stage, in order, ``partitions`` the number of partitions of each stage behind an
+    exchange, ``lineages`` by stage the state of its operators. ``clock`` is the driver's, ``watermarks`` are those of
+    the epoch before. ``on_trial`` is the revision that can still be rolled back, if there is one. ``live`` names the
+    blobs of all configurations that the driver may still open an epoch with.
     """
 
     epoch: Epoch
     run: Run
     revision: Revision
     programs: tuple[Digest, ...]
-    bins: tuple[int, ...]
+    partitions: dict[StageIndex, int] = {}
     lineages: dict[StageIndex, dict[str, bytes]] = {}
     clock: int = 0
     watermarks: Watermarks = Watermarks({})

@@ -1,1 +1,1 @@
-"""What engine and state are both made of: rows, hashes of keys, files, and the times of an epoch."""
+"""What engine and state share: rows, schemas, hashes of keys, and the times of an epoch."""

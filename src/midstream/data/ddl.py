@@ -1,7 +1,7 @@
-"""Spark DDL on the outside, Arrow schemas on the inside.
+"""Converts between Spark DDL and Arrow schemas.
 
-Users write ``"user string, p double"``; the engine works with :class:`pyarrow.Schema`. This module is the bridge in
-both directions and needs no JVM. Everybody imports these names from :mod:`midstream.data.schema`.
+Users write ``"user string, p double"``; the engine works with :class:`pyarrow.Schema`. This module converts in both
+directions and needs no JVM. Import these names from :mod:`midstream.data.schema`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _ALLOWED_TYPES = (
     "boolean, tinyint, smallint, int, bigint, float, double, decimal(p,s), string, binary, date, timestamp, "
     "timestamp_ntz, array<T>, map<K,V>, struct<name: T>"
 )
-# Spark has these, midstream does not: what to use instead.
+# Types that Spark has and midstream does not, with what to use instead.
 _UNSUPPORTED = {
     "interval": "store the length as a bigint of microseconds",
     "variant": "use a string of JSON, or a struct",
-    "void": "give the column the type its values will have",
+    "void": "use the type that the column's values will have",
     "time": "store the time of day as a bigint of microseconds",
     "geometry": "use binary (WKB)",
     "geography": "use binary (WKB)",
@@ -68,7 +68,7 @@ _TOKEN = re.compile(
 )
 # Spark's lexer reads these as literals, never as names (1L, 2e5, 3BD …).
 _NUMBER = re.compile(r"\d+(?:[lsyfd]|bd)?|\d+e\d+(?:[fd]|bd)?", re.IGNORECASE)
-_BACKTICK_HINT = "put a name that is not made of letters, digits and _ in `backticks`"
+_BACKTICK_HINT = "put names with characters other than letters, digits and _ in `backticks`"
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -86,7 +86,7 @@ def parse_ddl(ddl: str) -> pa.Schema:
     """Read a schema written in Spark's DDL.
 
     Accepts what Spark accepts: ``name type`` or ``name: type``, backticks, ``NOT NULL``, ``COMMENT '…'`` (dropped:
-    nothing in a stream reads it), any nesting, and the ``struct<…>`` form of ``df.schema.simpleString()``. Unlike
+    streams do not use it), any nesting, and the ``struct<…>`` form of ``df.schema.simpleString()``. Unlike
     Spark it refuses column names that differ only in case, because no query could tell them apart later.
 
     >>> parse_ddl("user string not null, scores array<double>")
@@ -103,7 +103,7 @@ def parse_ddl(ddl: str) -> pa.Schema:
     """
     if not isinstance(ddl, str):
         raise SchemaError(
-            f"a schema is written as Spark DDL, for example 'user string, p double'; found {type(ddl).__name__} {ddl!r}"
+            f"a schema must be Spark DDL, for example 'user string, p double'; found {type(ddl).__name__} {ddl!r}"
         )
     return _Parser(ddl).schema()
 
@@ -271,7 +271,7 @@ class _Parser:
 
     def _take(self) -> _Token:
         token = self._peek()
-        self._next = min(self._next + 1, len(self._tokens) - 1)  # the end may be taken again and again
+        self._next = min(self._next + 1, len(self._tokens) - 1)  # the end token may be taken repeatedly
         return token
 
     def _expect(self, mark: str, why: str) -> None:
@@ -292,11 +292,11 @@ class _Parser:
 
 
 def _same_but_case(first: str, second: str) -> str:
-    return "" if first == second else f" (Spark does not tell it from {first!r}: names differ only in case)"
+    return "" if first == second else f" (to Spark it is the same as {first!r}: the names differ only in case)"
 
 
 def quote_name(name: str) -> str:
-    """A column name as DDL wants it: in backticks only when it must be.
+    """A column name for DDL: in backticks only if needed.
 
     >>> quote_name("user"), quote_name("user id")
     ('user', '`user id`')
@@ -335,14 +335,14 @@ _NAME_BY_ID: dict[int, str] = {
 
 
 def type_name(kind: pa.DataType) -> str:
-    """Spark's name of an Arrow type, for messages and DDL; the type's representation does not show.
+    """Spark's name of an Arrow type, for messages and DDL, regardless of Arrow's representation.
 
     >>> type_name(pa.large_string()), type_name(pa.dictionary(pa.int32(), pa.string()))
     ('string', 'string')
     >>> type_name(pa.list_(pa.decimal128(12, 2)))
     'array<decimal(12,2)>'
 
-    Types that Spark does not have keep Arrow's name:
+    Types that Spark does not have keep their Arrow names:
 
     >>> type_name(pa.uint64())
     'uint64'
@@ -365,7 +365,7 @@ def type_name(kind: pa.DataType) -> str:
 
 
 def is_list_like(kind: pa.DataType) -> bool:
-    """Whether Arrow stores an array of values here, in whatever layout."""
+    """Whether this is any of Arrow's list types."""
     return kind.id in _LIST_IDS
 
 
@@ -389,7 +389,7 @@ def _not_null(field: pa.Field) -> str:
 
 
 def closest(name: str, candidates: Sequence[str]) -> str | None:
-    """The candidate a mistyped name most likely meant, or ``None``.
+    """The candidate that a mistyped name most likely meant, or ``None``.
 
     >>> closest("User", ["user", "users"]), closest("zzz", ["user"])
     ('user', None)

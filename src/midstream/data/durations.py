@@ -22,7 +22,7 @@ ALLOWED = "'500 ms', '10 seconds', '1.5 minutes', '1 hour', '2 days'"
 
 
 def microseconds(text: object) -> int | None:
-    """A length of time in microseconds; None if the text is none.
+    """A length of time in microseconds; None if the text is not one.
 
     >>> microseconds("1.5 seconds"), microseconds("3 apples")
     (1500000, None)
@@ -35,12 +35,12 @@ def microseconds(text: object) -> int | None:
 
 
 def duration(text: object, what: str, *, zero: bool = False) -> int:
-    """A length of time in microseconds; ``what`` says whose it is, for the error. Zero only where it makes sense.
+    """A length of time in microseconds; ``what`` names the option in errors. Zero is refused unless ``zero`` is set.
 
     >>> duration("10 seconds", "aggregate 'a': size")
     10000000
     """
     found = microseconds(text)
     if found is None or (found == 0 and not zero):
-        raise FlowError(f"{what}={text!r} is not a length of time; allowed are texts like {ALLOWED}")
+        raise FlowError(f"{what}={text!r} is not a length of time; use for example {ALLOWED}")
     return found

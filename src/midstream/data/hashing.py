@@ -1,16 +1,17 @@
 """Hashes of keys: the same in every process, on every machine, in every version.
 
-State on disk is addressed by bin, and a bin is a part of the hash, so the definition below must never change; a unit
-test pins values of it. ``mix`` is the finaliser of splitmix64, G its increment, all arithmetic is modulo 2**64::
+State on disk is addressed by bin, and a bin is part of the hash. So the definition below must never change; a unit test
+pins values of it. ``mix`` is the finaliser of splitmix64, G its increment; all arithmetic is modulo 2**64::
 
-    hash(integer, boolean, date, timestamp)  = mix(value + G)          as 64-bit two's complement; times in microseconds
+        hash(integer, boolean, date, timestamp)  = mix(value + G)          in 64-bit two's complement; times in
+    microseconds
     hash(bytes)                              = mix(n * L + sum over i of mix(word[i] + (i + 1) * G))
     hash(string), hash(decimal)              = hash of its UTF-8 bytes, of the 16 bytes of its unscaled value
     hash(null)                               = mix(N)
     hash(first column, …, next column)       = mix(hash so far * C + hash(next column))
 
 where ``n`` is the number of bytes and ``word[i]`` are eight of them, little-endian, the last padded with zeros (an
-empty string is one word of zeros). So the hash depends on the value, not on how Arrow stores it.
+empty string is one word of zeros). The hash depends on the value, not on how Arrow stores it.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ _N = np.uint64(0xA0761D6478BD642F)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFT_30, _SHIFT_27, _SHIFT_31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
-# A step of numpy over so many rows stays in the processor's cache; over a whole slice it would wait for memory.
+# Blocks of this many rows stay in the processor's cache; a numpy step over a whole slice would wait for memory.
 _BLOCK = 8192
-# Of the last word of a value only the first n % 8 bytes count (all of them when n is a multiple of 8).
+# Only the first n % 8 bytes of a value's last word count (all of them if n is a multiple of 8).
 _LAST_WORD = np.array([2**64 - 1, *(2 ** (8 * size) - 1 for size in range(1, 8))], np.uint64)
 
 
 def hash_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> Hashes:
-    """The hash of each row's key; a null is a key of its own.
+    """The hash of each row's key; null is a key of its own.
 
-    Equal keys have equal hashes whatever their representation:
+    Equal keys have equal hashes regardless of their representation:
 
     >>> narrow = pa.record_batch({"k": pa.array([7, None], pa.int32())})
     >>> wide = pa.record_batch({"k": pa.array([7, None], pa.int64())})
@@ -55,7 +56,7 @@ def hash_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> Hashes:
     True
     """
     if not columns:
-        raise SchemaError(f"no key column given; give at least one of {', '.join(batch.schema.names)}")
+        raise SchemaError(f"no key column given; use at least one of {', '.join(batch.schema.names)}")
     hashes = _hash_array(batch.column(columns[0]), columns[0])
     for name in columns[1:]:
         hashes *= _C
@@ -64,16 +65,17 @@ def hash_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> Hashes:
     return hashes
 
 
-def bins_of(hashes: Hashes) -> npt.NDArray[np.uint8]:
+def bins_of(hashes: Hashes, bins: int = BINS) -> npt.NDArray[np.uint16]:
     """The bin of each hash: its highest bits, so that sorting by hash also sorts by bin.
 
     >>> bins_of(np.array([0, 2**56, 2**64 - 1], np.uint64)).tolist()
     [0, 1, 255]
+    >>> bins_of(np.array([0, 2**56, 2**64 - 1], np.uint64), bins=2).tolist()
+    [0, 0, 1]
     """
-    return (hashes >> _BIN_SHIFT).astype(np.uint8)
-
-
-_BIN_SHIFT = np.uint64(64 - (BINS - 1).bit_length())
+    if bins == 1:  # a shift by all 64 bits is not defined
+        return np.zeros(len(hashes), np.uint16)
+    return (hashes >> np.uint64(64 - (bins - 1).bit_length())).astype(np.uint16)
 
 
 def _hash_array(array: pa.Array, name: str) -> Hashes:
@@ -96,7 +98,7 @@ def _hash_array(array: pa.Array, name: str) -> Hashes:
 
 
 def _as_integers(array: pa.Array, name: str) -> Hashes:
-    """The values as 64-bit patterns; what stands for a null does not matter."""
+    """The values as 64-bit patterns; the patterns of nulls are arbitrary."""
     kind = array.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         wanted = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.date32()
@@ -140,7 +142,7 @@ def _hash_bytes(array: pa.Array) -> Hashes:
 
 
 def _offsets_and_data(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Where each value starts in the bytes that follow, which end in eight zeros so that a word can always be read."""
+    """The offsets of the values and their bytes, followed by eight zeros so that a whole word can always be read."""
     if array.type not in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary()):
         array = array.cast(pa.large_string() if pa.types.is_string_view(array.type) else pa.large_binary())
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
@@ -157,8 +159,8 @@ def _offsets_and_data(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArr
 
 
 def _hash_bytes_block(offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8], hashes: Hashes) -> None:
-    """Hash the values between the offsets: gather all their words, mix them, and add up those of each value."""
-    # Unaligned words that start at every single byte. The shape leaves out the reads beyond the padding.
+    """Hash the values between the offsets: gather all their words, mix them, and sum up the words of each value."""
+    # A view of unaligned words that start at every single byte; its shape excludes reads beyond the padding.
     every_word: Hashes = np.ndarray((len(data) - 7,), "<u8", data.data, strides=(1,))
     starts, sizes = offsets[:-1], np.diff(offsets)
     counts = np.maximum((sizes + 7) >> 3, 1)
@@ -189,7 +191,7 @@ def _mix_blocks(values: Hashes) -> None:
 
 
 def _mix(values: Hashes) -> None:
-    """The finaliser of splitmix64, in place: a bijection in which every input bit moves every output bit."""
+    """The finaliser of splitmix64, in place: a bijection in which every input bit affects every output bit."""
     values ^= values >> _SHIFT_30
     values *= _MIX_1
     values ^= values >> _SHIFT_27

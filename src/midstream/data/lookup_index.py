@@ -1,7 +1,7 @@
 """An index over a static table, for the `lookup` operator.
 
-Built once per process, probed once per slice. Hashes find candidates fast; real equality decides, so that two keys with
-the same hash never give a wrong row.
+Built once per process, probed once per slice. Hashes find candidates quickly; exact comparison decides, so two keys
+with the same hash never produce a wrong row.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from midstream.errors import SchemaError
 __all__ = ["LookupIndex", "RowNumbers"]
 
 RowNumbers = npt.NDArray[np.int64]
-"""Positions of rows in a batch or a table."""
+"""Row numbers in a batch or a table."""
 
-# Pairs verified at a time: bounds the memory when many rows share a hash.
+# Number of pairs verified at a time: bounds the memory if many rows share a hash.
 _PAIRS = 1 << 20
 
-# Layouts that Arrow compares with one another only after a cast; it widens integers and decimals by itself.
+# Layouts that Arrow compares only after a cast; it widens integers and decimals by itself.
 _COMPARED_AS = {
     "string": pa.large_string(),
     "binary": pa.large_binary(),
@@ -49,15 +49,15 @@ class LookupIndex:
 
     def __init__(self, table: pa.Table, on: tuple[str, ...], hashes: Hashes, rows: RowNumbers) -> None:
         self.table = table
-        """The table, in one chunk; right row numbers point into it."""
+        """The table in one chunk; the right-hand row numbers refer to it."""
         self.on = on
         self._keys = [_plain(table.column(name).combine_chunks()) for name in on]
         self._hashes = hashes  # sorted
-        self._rows = rows  # the table's row behind each hash; ascending among equal hashes
+        self._rows = rows  # the table's row for each hash; ascending among equal hashes
 
     @classmethod
     def build(cls, table: pa.Table, on: Sequence[str]) -> Self:
-        """Index the table by the columns ``on``; rows with a null in one of them are left out, they never match."""
+        """Index the table by the columns ``on``; rows with a null in any of them never match, and are left out."""
         check_key_columns(table.schema, on, "the table of a lookup")
         table = table.unify_dictionaries().combine_chunks()
         parts = [hash_columns(batch, on) for batch in table.select(list(on)).to_batches()]
@@ -68,7 +68,7 @@ class LookupIndex:
         return cls(table, tuple(on), hashes[rows], rows)
 
     def probe(self, batch: pa.RecordBatch, on: Sequence[str]) -> tuple[RowNumbers, RowNumbers]:
-        """All pairs (row of the batch, row of the table) with equal keys, by batch row, then by table row."""
+        """All pairs (row of the batch, row of the table) with equal keys, sorted by batch row, then table row."""
         keys = self._probe_keys(batch, on)
         valid = np.flatnonzero(_all_valid(keys, batch.num_rows))
         hashes = hash_columns(batch, on)[valid]
@@ -78,11 +78,11 @@ class LookupIndex:
         return self._verified(keys, valid[found], first[found], counts[found])
 
     def duplicates(self) -> tuple[Any, ...] | None:
-        """The first key, in the table's order, that more than one row has; ``None`` when keys are unique."""
+        """The first key, in the table's order, that more than one row has; ``None`` if keys are unique."""
         same = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
         if not len(same):
             return None
-        # Only rows that share their hash with another can share their key.
+        # Only rows that share a hash can share a key.
         suspects = np.unique(np.concatenate((self._rows[same], self._rows[same + 1])))
         keys = [key.take(pa.array(suspects)).to_pylist() for key in self._keys]
         seen: dict[tuple[Any, ...], int] = {}
@@ -93,17 +93,17 @@ class LookupIndex:
         return tuple(key[first] for key in keys)
 
     def _probe_keys(self, batch: pa.RecordBatch, on: Sequence[str]) -> list[pa.Array]:
-        """The batch's key columns, in a layout that compares with the table's."""
+        """The batch's key columns, in a layout that can be compared with the table's."""
         if len(on) != len(self.on):
-            raise SchemaError(f"a lookup on {', '.join(self.on)} needs as many columns, found {', '.join(on)}")
+            raise SchemaError(f"a lookup on {', '.join(self.on)} needs as many columns; found {', '.join(on)}")
         check_key_columns(batch.schema, on, "the stream of a lookup")
         keys = []
         for name, other, mine in zip(on, self.on, self._keys, strict=True):
             key = batch.column(name)
             if _family(key.type) != _family(mine.type):
                 raise SchemaError(
-                    f"a lookup compares column {name!r} ({type_name(key.type)}) of the stream with {other!r} "
-                    f"({type_name(mine.type)}) of the table; make the types the same",
+                    f"a lookup compares column {name!r} ({type_name(key.type)}) of the stream with column {other!r} "
+                    f"({type_name(mine.type)}) of the table; give both the same type",
                     column=name,
                 )
             keys.append(_plain(key))
@@ -112,7 +112,7 @@ class LookupIndex:
     def _verified(
         self, keys: Sequence[pa.Array], left: RowNumbers, first: RowNumbers, counts: RowNumbers
     ) -> tuple[RowNumbers, RowNumbers]:
-        """Expand runs of candidates to pairs, in portions, and keep the pairs whose keys really are equal."""
+        """Expand runs of candidates to pairs, in portions, and keep the pairs whose keys are really equal."""
         lefts, rights = [], []
         ends = np.cumsum(counts)
         start = 0
@@ -148,7 +148,7 @@ def _all_valid(columns: Sequence[pa.Array | pa.ChunkedArray], rows: int) -> npt.
 
 
 def _family(kind: pa.DataType) -> str:
-    """Types of one family hash and compare alike, whatever their width and layout."""
+    """Types of one family hash and compare alike, regardless of width and layout."""
     name = type_name(kind)
     if name in ("tinyint", "smallint", "int", "bigint"):
         return "integer"
@@ -156,7 +156,7 @@ def _family(kind: pa.DataType) -> str:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """In the one layout that compares with any other of its family."""
+    """The array in the one layout that can be compared with any other of its family."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     wanted = _COMPARED_AS.get(type_name(array.type))

@@ -1,4 +1,4 @@
-"""Whether one row fits a schema, found out at once: for those who cannot wait for the other rows of a slice."""
+"""Checks a single row against a schema immediately, for callers that cannot wait for the other rows of a slice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sure = Callable[[Any], bool]
 
 
 class RowCheck:
-    """Holds single rows to a schema. Rows of plain values are known to fit without making a batch of them.
+    """Checks single rows against a schema. Rows of plain values pass without building a batch.
 
     >>> check = RowCheck(pa.schema([("n", pa.int32())]), "process 'p'")
     >>> check({"n": 1})
@@ -32,7 +32,7 @@ class RowCheck:
         self._columns = [(field.name, _sure(field.type), field.nullable) for field in schema]
 
     def __call__(self, row: Any) -> None:
-        """Raise :class:`SchemaError` for a row that does not fit."""
+        """Raise :class:`SchemaError` if the row does not fit."""
         if not self._surely_fits(row):
             from_rows([row], self._schema, self._what)
 
@@ -49,7 +49,7 @@ class RowCheck:
 
 
 def _sure(kind: pa.DataType) -> Sure:
-    """Whether a value certainly fits a type; what is not certain is tried."""
+    """Whether a value certainly fits a type; uncertain values are checked by building a batch."""
     if pa.types.is_boolean(kind):
         return lambda value: type(value) is bool
     if pa.types.is_signed_integer(kind):

@@ -1,13 +1,13 @@
-"""Batches to dicts and back: what stands behind row functions.
+"""Converts batches to dicts and back, for row functions.
 
-Both directions work column by column, so the cost per row is that of building or reading one dict. A value that does
-not fit is looked for only after the fast way has failed; the search then names row, column, type and value.
+Both directions work column by column, so the cost per row is that of building or reading one dict. Only if the fast
+conversion fails, a search finds the value that does not fit, and the error names row, column, type and value.
 
-Which Python values a column takes (``None`` too, unless the column is NOT NULL; numpy scalars count as what they hold):
+The Python values that a column accepts (also ``None`` unless the column is NOT NULL; numpy scalars count as Python's):
 
 =================== ================================================================================
 boolean             ``bool``
-integers            ``int`` in range; not ``bool`` and not ``float``, because both are mostly mistakes
+integers            ``int`` in range; not ``bool`` or ``float``, which are usually mistakes
 float, double       ``float``, or an ``int`` that it can hold exactly
 decimal             ``Decimal`` or ``int`` that needs no rounding
 string, binary      ``str``; ``bytes``, ``bytearray`` or ``memoryview``
@@ -36,15 +36,15 @@ from midstream.errors import SchemaError
 __all__ = ["Row", "from_rows", "to_rows"]
 
 Row = dict[str, Any]
-"""What a row function takes and returns: column name to Python value."""
+"""The argument and result of a row function: column name to Python value."""
 
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
 _NONE = type(None)
 _BAD_VALUE = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
-# What each type takes without a closer look: exactly these classes, not their subclasses (bool is an int, datetime a
-# date). Types that are not listed are nested, and always get the closer look.
+# The classes that each type accepts without a closer check: exactly these, not their subclasses (bool is an int,
+# datetime a date). Types that are not listed are nested, and always checked closely.
 _TAKES: dict[int, frozenset[type]] = {
     pa.lib.Type_BOOL: frozenset({bool}),
     pa.lib.Type_INT8: frozenset({int}),
@@ -77,7 +77,8 @@ def to_rows(batch: pa.RecordBatch) -> list[Row]:
 def _dict_maker(names: tuple[str, ...]) -> Callable[[list[list[Any]]], list[Row]]:
     """A function that turns columns into dicts.
 
-    Generated, as dataclasses are: a dict display of known keys is built 2.5 times as fast as ``dict(zip(...))``.
+    The function is generated, as in dataclasses: a dict display with known keys is 2.5 times as fast as
+    ``dict(zip(...))``.
     """
     variables = ", ".join(f"v{index}" for index in range(len(names)))
     items = ", ".join(f"{name!r}: v{index}" for index, name in enumerate(names))
@@ -88,14 +89,14 @@ def _dict_maker(names: tuple[str, ...]) -> Callable[[list[list[Any]]], list[Row]
 
 
 def _values(name: str, column: pa.Array) -> list[Any]:
-    """The column as Python values, the fastest way there is for its type."""
+    """The column as Python values, converted in the fastest way for its type."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         return _datetimes(name, column)
     if pa.types.is_date(kind):
         return _dates(name, column)
     if pa.types.is_decimal(kind):
-        # Through text: a quarter of the time that Arrow takes to make the same Decimal.
+        # Through strings: that takes a quarter of the time that Arrow needs to create the same Decimals.
         return [None if text is None else Decimal(text) for text in _objects(column.cast(pa.string()))]
     if pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind):
         return _objects(column)
@@ -111,14 +112,14 @@ def _objects(column: pa.Array) -> list[Any]:
 
 
 def _keys_hashable(kind: pa.DataType) -> bool:
-    """Whether maps can become dicts: not when a key is itself an array, a map or a struct."""
+    """Whether maps can become dicts: not if a key is itself an array, a map or a struct."""
     if pa.types.is_map(kind):
         return not pa.types.is_nested(kind.key_type) and _keys_hashable(kind.item_type)
     return all(_keys_hashable(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _datetimes(name: str, column: pa.Array) -> list[datetime | None]:
-    """Epoch plus timedelta: numpy makes the timedeltas, which is 30 times as fast as Arrow's own conversion."""
+    """Epoch plus timedelta: numpy creates the timedeltas, which is 30 times as fast as Arrow's own conversion."""
     kind = column.type
     epoch = _EPOCH if kind.tz is None else _EPOCH_UTC
     ticks = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
@@ -135,21 +136,21 @@ def _datetimes(name: str, column: pa.Array) -> list[datetime | None]:
 
 def _dates(name: str, column: pa.Array) -> list[date | None]:
     values: list[date | None] = _objects(column)
-    if int in set(map(type, values)):  # numpy's way to say that Python has no such date
+    if int in set(map(type, values)):  # numpy returns an int if Python has no such date
         _refuse_year(name, column.type)
     return values
 
 
 def _refuse_year(name: str, kind: pa.DataType) -> Never:
     raise SchemaError(
-        f"column {name!r} holds a {type_name(kind)} outside of the years 1 to 9999, which Python cannot express; "
-        f"filter such rows out before, or use a batch function",
+        f"column {name!r} contains a {type_name(kind)} outside the years 1 to 9999, which Python cannot represent; "
+        f"filter out such rows before this operator, or use a batch function",
         column=name,
     ) from None
 
 
 def from_rows(rows: Sequence[Row], schema: pa.Schema, what: str) -> pa.RecordBatch:
-    """The batch that the rows make under the declared schema; ``what`` says whose rows they are.
+    """A batch of these rows in the declared schema; ``what`` names the operator in errors.
 
     >>> from midstream.data.schema import parse_ddl
     >>> from_rows([{"n": 1, "user": "ann"}], parse_ddl("user string, n bigint"), "map 'score'").to_pylist()
@@ -165,14 +166,14 @@ def from_rows(rows: Sequence[Row], schema: pa.Schema, what: str) -> pa.RecordBat
     try:
         columns = [[row[name] for row in rows] for name in names]
     except KeyError:
-        rows = _checked_rows(rows, schema, what)  # raises: some row has another key instead
+        rows = _checked_rows(rows, schema, what)  # raises, because some row has another key instead
         raise
     arrays = [_array(values, field, what) for values, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _checked_rows(rows: Sequence[Any], schema: pa.Schema, what: str) -> list[Row]:
-    """The rows as plain dicts with the declared keys, or an error about the first that is not."""
+    """The rows as plain dicts with the declared keys, or an error about the first row that does not fit."""
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
             detail = f"expected a dict with the keys {', '.join(schema.names)}, found {_shown(row)}"
@@ -184,8 +185,8 @@ def _checked_rows(rows: Sequence[Any], schema: pa.Schema, what: str) -> list[Row
         for name in row:
             if name not in schema.names:
                 detail = (
-                    f"column {name!r}: not declared; declared are {', '.join(schema.names)}. Leave the key out, or "
-                    f"declare it with returns="
+                    f"column {name!r}: not declared; the declared columns are {', '.join(schema.names)}. "
+                    f"Remove the key, or declare it with returns="
                 )
                 raise SchemaError(f"{what}: row {index}, {detail}", row_index=index, column=name, detail=detail)
     return [dict(row) for row in rows]
@@ -210,7 +211,7 @@ def _array(values: list[Any], field: pa.Field, what: str) -> pa.Array:
 def _built(values: list[Any], kind: pa.DataType, has_none: bool) -> pa.Array:
     if not pa.types.is_timestamp(kind):
         return pa.array(values, kind)
-    # Subtracting refuses a missing or an unwanted time zone by itself, and is four times as fast as Arrow's own way.
+    # Subtraction refuses a missing or unwanted time zone, and is four times as fast as Arrow's own conversion.
     epoch = _EPOCH if kind.tz is None else _EPOCH_UTC
     if has_none:
         deltas = [None if value is None else value - epoch for value in values]
@@ -220,7 +221,7 @@ def _built(values: list[Any], kind: pa.DataType, has_none: bool) -> pa.Array:
 
 
 class _Misfit(Exception):
-    """A value that its column cannot take: where inside the column, what was expected there, and why not."""
+    """A value that its column cannot hold: its path, the expected type, and the reason."""
 
     def __init__(self, path: str, kind: pa.DataType, value: Any, why: str = "") -> None:
         super().__init__(path)
@@ -238,7 +239,7 @@ def _fitted_values(values: list[Any], field: pa.Field, what: str) -> list[Any]:
 
 
 def _refuse_first(values: list[Any], field: pa.Field, what: str, cause: Exception) -> Never:
-    """Raise for the first value that Arrow does not take."""
+    """Raise an error about the first value that Arrow refuses."""
     for index, value in enumerate(values):
         try:
             _built([_fitted(value, field, field.name)], field.type, has_none=value is None)
@@ -246,15 +247,15 @@ def _refuse_first(values: list[Any], field: pa.Field, what: str, cause: Exceptio
             _refuse(index, field, misfit, what)
         except _BAD_VALUE as error:
             _refuse(index, field, _Misfit(field.name, field.type, value, str(error)), what)
-    # No value is to blame alone: the column as a whole is too much, for example more than 2 GB of text.
+    # No single value is to blame; the column as a whole is too large, for example more than 2 GB of text.
     raise SchemaError(f"{what}: column {field.name!r}: {cause}", row_index=None, column=field.name) from cause
 
 
 def _refuse_overflow(array: pa.Array, values: list[Any], field: pa.Field, what: str) -> None:
-    """Raise for a finite value that became infinite, which Arrow does without a word."""
+    """Raise an error about a finite value that became infinite, which Arrow does silently."""
     for index in np.flatnonzero(np.isinf(array.to_numpy(zero_copy_only=False))).tolist():
         if math.isfinite(values[index]):
-            misfit = _Misfit(field.name, field.type, values[index], "too large; declare it double")
+            misfit = _Misfit(field.name, field.type, values[index], "too large; declare the column double")
             _refuse(index, field, misfit, what)
 
 
@@ -281,7 +282,7 @@ def _shown(value: Any) -> str:
 
 
 def _fitted(value: Any, field: pa.Field, path: str) -> Any:
-    """The value as Arrow takes it, after a close look at its class, and into it when the type is nested."""
+    """The value in the form that Arrow accepts, after checking its class, and its contents if the type is nested."""
     kind = field.type
     if value is None:
         if not field.nullable:
@@ -297,14 +298,14 @@ def _fitted(value: Any, field: pa.Field, path: str) -> Any:
     if isinstance(plain, np.ndarray):
         plain = plain.tolist()
     if not isinstance(plain, list | tuple):
-        raise _Misfit(path, kind, value, "give a list")
+        raise _Misfit(path, kind, value, "use a list")
     return [_fitted(item, kind.value_field, f"{path}[{index}]") for index, item in enumerate(plain)]
 
 
 def _fitted_struct(value: Any, kind: pa.StructType, path: str) -> Any:
     names = [child.name for child in kind]
     if not isinstance(value, dict):
-        raise _Misfit(path, kind, value, "give a dict")
+        raise _Misfit(path, kind, value, "use a dict")
     if set(value) != set(names):
         raise _Misfit(path, kind, value, f"the keys must be {', '.join(names)}")
     return {child.name: _fitted(value[child.name], child, f"{path}.{child.name}") for child in kind}
@@ -312,9 +313,9 @@ def _fitted_struct(value: Any, kind: pa.StructType, path: str) -> Any:
 
 def _fitted_map(value: Any, kind: pa.MapType, path: str) -> Any:
     pairs = list(value.items()) if isinstance(value, dict) else value
-    # Pairs are how to_rows gives a map whose keys cannot be keys of a dict.
+    # to_rows returns pairs for a map whose keys cannot be keys of a dict.
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise _Misfit(path, kind, value, "give a dict")
+        raise _Misfit(path, kind, value, "use a dict")
     return [
         (_fitted(key, kind.key_field, f"{path}.key"), _fitted(item, kind.item_field, f"{path}[{key!r}]"))
         for key, item in pairs
@@ -330,6 +331,6 @@ def _fitted_scalar(value: Any, original: Any, kind: pa.DataType, path: str) -> A
             raise _Misfit(path, kind, original, "its time of day would be lost; use .date()")
         if (value.utcoffset() is None) != (kind.tz is None):
             extra = "it has a time zone; declare the column timestamp"
-            lack = "it has no time zone; give it one, for example .replace(tzinfo=timezone.utc)"
+            lack = "it has no time zone; set one, for example with .replace(tzinfo=timezone.utc)"
             raise _Misfit(path, kind, original, extra if kind.tz is None else lack)
     return value

@@ -1,7 +1,7 @@
-"""Schemas: reading them, writing them, and holding data to them.
+"""Schemas: parsing and writing them, and checking data against them.
 
-The flow checks column names with :func:`require_columns` and :func:`check_key_columns` while it is built; the engine
-holds every batch that a user's function returns to the declared schema with :func:`conform`.
+The flow checks column names with :func:`require_columns` and :func:`check_key_columns` while it is built. The engine
+checks every batch that a user's function returns against the declared schema with :func:`conform`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from midstream.errors import SchemaError
 
 __all__ = [
     "check_key_columns",
+    "columns_of",
     "conform",
     "from_spark",
     "parse_ddl",
@@ -44,14 +45,14 @@ _KEY_TYPES = frozenset(
 )
 _INT_BITS = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
 _UNSIGNED_BITS = {pa.uint8(): 8, pa.uint16(): 16, pa.uint32(): 32, pa.uint64(): 64}
-_FLOAT_BITS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}  # of the significand: which integers are exact
-_DECIMAL_DIGITS = {7: 3, 8: 3, 15: 5, 16: 5, 31: 10, 32: 10, 63: 19, 64: 20}  # needed by an integer of so many bits
+_FLOAT_BITS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}  # bits of the significand
+_DECIMAL_DIGITS = {7: 3, 8: 3, 15: 5, 16: 5, 31: 10, 32: 10, 63: 19, 64: 20}  # digits of an integer with that many bits
 
 
 def from_spark(schema: Any) -> pa.Schema:
-    """The schema of a DataFrame, given its ``df.schema``; all columns may be null.
+    """The schema of a DataFrame, given its ``df.schema``; all columns are nullable.
 
-    Duck typing, because this package must not import pyspark. Not by ``simpleString()``, which quotes no names.
+    Uses duck typing, because this package must not import pyspark. ``simpleString()`` would not quote names.
     """
     return parse_ddl(", ".join(f"{quote_name(field.name)} {_spark_type(field.dataType)}" for field in schema.fields))
 
@@ -66,8 +67,17 @@ def _spark_type(kind: Any) -> str:
     return str(kind.simpleString())
 
 
+def columns_of(schema: pa.Schema, names: Iterable[str]) -> pa.Schema:
+    """Some of the columns of a schema, in the order of their names, e.g. those of a key.
+
+    >>> to_ddl(columns_of(parse_ddl("user string, p double"), ["p"]))
+    'p double'
+    """
+    return pa.schema([schema.field(name) for name in names])
+
+
 def require_columns(schema: pa.Schema, names: Iterable[str], what: str) -> None:
-    """Refuse names that are not columns of the schema; ``what`` says who asks.
+    """Refuse names that are not columns of the schema; ``what`` names the operator in errors.
 
     >>> require_columns(parse_ddl("user string, p double"), ["usr"], "process 'count'")
     Traceback (most recent call last):
@@ -84,7 +94,7 @@ def require_columns(schema: pa.Schema, names: Iterable[str], what: str) -> None:
 
 
 def check_key_columns(schema: pa.Schema, names: Sequence[str], what: str) -> None:
-    """Refuse keys that are not columns, are named twice, or have a type whose equality is not exact.
+    """Refuse keys that are not columns, are given twice, or have a type without exact equality.
 
     >>> check_key_columns(parse_ddl("user string, p double"), ["user"], "process 'count'")
     >>> check_key_columns(parse_ddl("user string, p double"), ["p"], "process 'count'")
@@ -92,14 +102,14 @@ def check_key_columns(schema: pa.Schema, names: Sequence[str], what: str) -> Non
     ...
     midstream.errors.SchemaError: process 'count': column 'p' is double, which cannot be a key: equal amounts can differ
     in their last bit. Allowed: integers, boolean, string, binary, date, timestamp, decimal. Round it to a decimal or
-    an integer in a map before.
+    an integer in an earlier map.
     """
     if not names:
-        raise SchemaError(f"{what}: no key column given; give at least one of {', '.join(schema.names)}")
+        raise SchemaError(f"{what}: no key column given; use at least one of {', '.join(schema.names)}")
     require_columns(schema, names, what)
     for name in names:
         if list(names).count(name) > 1:
-            raise SchemaError(f"{what}: column {name!r} is given twice; give each key column once", column=name)
+            raise SchemaError(f"{what}: column {name!r} is given twice; name each key column once", column=name)
         kind = schema.field(name).type
         if not _is_key_type(kind):
             why, do = _why_no_key(kind)
@@ -116,27 +126,27 @@ def _is_key_type(kind: pa.DataType) -> bool:
 
 def _why_no_key(kind: pa.DataType) -> tuple[str, str]:
     if pa.types.is_floating(kind):
-        return "equal amounts can differ in their last bit", "Round it to a decimal or an integer in a map before."
+        return "equal amounts can differ in their last bit", "Round it to a decimal or an integer in an earlier map."
     if pa.types.is_nested(kind):
-        return "it is nested", "Take the fields that make the key out of it in a map before."
-    return "midstream cannot hash it", "Convert it in a map before."
+        return "it is nested", "Extract the key fields in an earlier map."
+    return "midstream cannot hash it", "Convert it in an earlier map."
 
 
 def joined_schema(left: pa.Schema, right: pa.Schema, keys: Iterable[str], *, nullable: bool, what: str) -> pa.Schema:
-    """The columns of a join: all of the left side, then those of the right side but its ``keys``."""
+    """The columns of a join: all of the left side, then those of the right side except its ``keys``."""
     dropped = set(keys)
     added = [field for field in right if field.name not in dropped]
     taken = {name.lower() for name in left.names}
     if clash := [field.name for field in added if field.name.lower() in taken]:
-        raise SchemaError(f"{what}: both sides have {', '.join(clash)}; rename or drop it on one side before")
+        raise SchemaError(f"{what}: both sides have {', '.join(clash)}; rename or drop them on one side")
     return pa.schema([*left, *(field.with_nullable(True) if nullable else field for field in added)])
 
 
 def conform(batch: pa.RecordBatch | pa.Table, schema: pa.Schema, what: str) -> pa.RecordBatch:
-    """Hold a batch to the declared schema, and return it in exactly that schema.
+    """Check a batch against the declared schema, and return it in exactly that schema.
 
     The order of columns, the representation of a type (``large_string``, dictionaries, other time units …) and lossless
-    widening (``int`` to ``bigint``) are put right silently. Anything else is an error that starts with ``what``.
+    widening (``int`` to ``bigint``) are converted silently. Anything else is an error that starts with ``what``.
 
     >>> declared = parse_ddl("user string, n bigint")
     >>> conform(pa.record_batch({"n": pa.array([1], pa.int32()), "user": ["ann"]}), declared, "map 'score'").to_pylist()
@@ -178,9 +188,9 @@ def _check_names(found: Sequence[str], schema: pa.Schema, what: str) -> None:
     if twice:
         parts.append(f"more than once: {', '.join(twice)}")
     near = [(name, closest(name, extra)) for name in missing]
-    hints = "".join(f" Is {other!r} meant to be {name!r}?" for name, other in near if other)
+    hints = "".join(f" Did you mean {name!r} by {other!r}?" for name, other in near if other)
     raise SchemaError(
-        f"{what}: the columns are not the declared ones ({'; '.join(parts)}). "
+        f"{what}: the columns differ from the declared ones ({'; '.join(parts)}). "
         f"Declared: {to_ddl(schema)}.{hints} Return these columns, or declare others with returns=",
         missing=missing,
         extra=extra,
@@ -189,14 +199,14 @@ def _check_names(found: Sequence[str], schema: pa.Schema, what: str) -> None:
 
 def _refuse_nulls(what: str, path: str) -> Never:
     raise SchemaError(
-        f"{what}: column {path!r} is NOT NULL but the result has nulls in it; fill or drop them, or declare the column "
-        f"without NOT NULL",
+        f"{what}: column {path!r} is NOT NULL but the result contains nulls; fill in or drop them, or declare the "
+        f"column without NOT NULL",
         column=path,
     )
 
 
 def _converted(array: pa.Array, field: pa.Field, what: str, path: str) -> pa.Array:
-    """The array as the field wants it. Recursive: Arrow's own cast neither reorders nor checks inside structs."""
+    """The array in the field's type. Recursive, because Arrow's cast neither reorders nor checks inside structs."""
     array = _plain(array)
     found, wanted = array.type, field.type
     if not field.nullable and array.null_count:
@@ -213,7 +223,7 @@ def _converted(array: pa.Array, field: pa.Field, what: str, path: str) -> pa.Arr
         values = _converted(array.flatten(), wanted.value_field, what, f"{path}[]")
         return pa.ListArray.from_arrays(_offsets(array), values, type=wanted, mask=_mask(array))
     if not _widens(found, wanted):
-        _refuse_type(what, path, wanted, found, "convert the values in the function, or declare the column as it is")
+        _refuse_type(what, path, wanted, found, "convert the values in the function, or declare that type")
     try:
         return array.cast(wanted)
     except pa.ArrowInvalid as error:
@@ -222,7 +232,7 @@ def _converted(array: pa.Array, field: pa.Field, what: str, path: str) -> pa.Arr
 
 def _refuse_type(what: str, path: str, wanted: pa.DataType, found: pa.DataType, do: str) -> Never:
     expected, name = type_name(wanted), type_name(found)
-    shown = name if name != expected else str(found)  # the same Spark type can hide another Arrow type
+    shown = name if name != expected else str(found)  # different Arrow types can have the same Spark name
     raise SchemaError(
         f"{what}: column {path!r} is declared {expected}, but the result is {shown}; {do}",
         column=path,
@@ -243,7 +253,7 @@ def _plain(array: pa.Array) -> pa.Array:
 def _converted_struct(array: pa.StructArray, wanted: pa.StructType, what: str, path: str) -> pa.StructArray:
     names = [field.name for field in array.type]
     _check_names(names, pa.schema(list(wanted)), f"{what}, struct {path!r}")
-    # flatten() and not field(): under a null struct a child may hold anything, and must not count as a value.
+    # flatten(), not field(): a child under a null struct may hold anything, and must not count as a value.
     children = dict(zip(names, array.flatten(), strict=True))
     valid = array.is_valid()
     for field in wanted:
@@ -264,7 +274,7 @@ def _converted_map(array: pa.MapArray, wanted: pa.MapType, what: str, path: str)
 
 
 def _offsets(array: pa.Array) -> pa.Array:
-    """Offsets from zero, whatever slice of whatever list layout the array is; a null takes no room."""
+    """Offsets starting at zero, for any slice and any list layout; a null has length zero."""
     if pa.types.is_map(array.type):
         array = array.cast(pa.list_(pa.struct([array.type.key_field, array.type.item_field])))
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
@@ -276,9 +286,9 @@ def _mask(array: pa.Array) -> pa.Array | None:
 
 
 def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every value of one type is a value of the other, representation aside."""
+    """Whether every value of one type is also a value of the other, ignoring representation."""
     if pa.types.is_timestamp(wanted):
-        # Other units are tried and refused by value. A time without a zone is another thing, not another layout.
+        # Other units are tried, and refused by value. A time without a zone is a different type, not another layout.
         return bool(pa.types.is_timestamp(found) and (found.tz is None) == (wanted.tz is None))
     if type_name(found) == type_name(wanted):
         return True

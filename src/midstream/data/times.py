@@ -1,4 +1,4 @@
-"""The times of an epoch. Fixed for all of its tasks and attempts, so that running it again gives the same."""
+"""The times of an epoch: the same for all of its tasks and attempts, so that running it again has the same result."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from collections.abc import Mapping
 import msgspec
 
 END_OF_TIME = (1 << 62) + (1 << 61)
-"""The watermark of an epoch that closes all windows: behind every time that a row can have, with room to add to."""
+"""The watermark of an epoch that closes all windows: later than any row's time, but far enough from overflow."""
 
 
 class EpochTimes(msgspec.Struct, frozen=True):
-    """What time it is in an epoch, in microseconds since 1970.
+    """The times of an epoch, in microseconds since 1970.
 
-    A watermark promises that rows of earlier event times have arrived: see :class:`Watermarks`. None as long as there
-    is none, and in flows without event times.
+    A watermark promises that rows with earlier event times have arrived; see :class:`Watermarks`. It is None until
+    there is one, and in flows without event times.
     """
 
     clock: int
-    """The driver's clock when the epoch began."""
+    """The driver's clock at the start of the epoch."""
     late_before: int | None = None
-    """The watermark when the epoch began. What belongs before it is late: it may have been closed already."""
+    """The watermark at the start of the epoch. Rows older than it are late: their windows may already be closed."""
     watermark: int | None = None
-    """The watermark with this epoch's rows. What ends at or before it is closed at the end of this epoch."""
+    """The watermark including this epoch's rows. Windows that end at or before it close at the end of this epoch."""
 
     @property
     def is_closing(self) -> bool:
-        """Whether this epoch closes what is open, because no rows will follow."""
+        """Whether this epoch closes everything that is open, because no more rows will come."""
         return self.watermark == END_OF_TIME
 
 
 class Watermarks(msgspec.Struct, frozen=True):
-    """How far each source with event times is, and the watermark that follows; part of the manifest.
+    """The progress of each source with event times, and the resulting watermark; part of the manifest.
 
-    The watermark is the smallest, over the sources that are not idle, of the largest event time seen minus the delay
-    allowed. There is none as long as one of these has given no row. It never goes back: not when an idle source wakes
-    up, nor when a script says other delays.
+    For each source that is not idle, take the latest event time seen minus the allowed delay; the watermark is the
+    minimum. There is none until every such source has produced a row. It never moves backwards: neither when an idle
+    source resumes, nor when a script changes the delays.
 
     >>> marks = Watermarks(delays={"bids": 5, "asks": 0}, idle={"asks": 30})
     >>> marks = marks.after({"bids": 100}, clock=1000)
@@ -48,17 +48,17 @@ class Watermarks(msgspec.Struct, frozen=True):
     """
 
     delays: dict[str, int]
-    """Microseconds that rows of each source may be late."""
+    """Allowed delay of each source, in microseconds."""
     idle: dict[str, int] = {}
-    """Microseconds without rows after which each source is idle, for those that can be."""
+    """Microseconds without rows after which a source is idle; only sources that can be idle."""
     latest: dict[str, int] = {}
-    """The latest event time of each source that has given rows."""
+    """The latest event time of each source that has produced rows."""
     heard: dict[str, int] = {}
-    """The clock of the last epoch in which each source gave rows, or of the job's first epoch."""
+    """The clock of the last epoch in which each source produced rows, or of the job's first epoch."""
     watermark: int | None = None
 
     def after(self, event_times: Mapping[str, int], clock: int) -> Watermarks:
-        """After an epoch of which these are the latest event times, by source."""
+        """The progress after an epoch with these latest event times, by source."""
         latest, heard = dict(self.latest), dict(self.heard)
         for source, time in event_times.items():
             latest[source] = max(time, latest.get(source, time))

@@ -1,4 +1,4 @@
-"""Pictures of a change: the flow, with the components of the change in colours and what happens to each operator."""
+"""Pictures of a change: the flow, with the components of the change in colour and the effect on each operator."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ _MEANINGS = {
     "head": "the change begins here",
     "updated": "gets a new function",
     "crossed": "blocks: next epoch",
-    "pruned": "gives several rows for one, but need not take part",
+    "pruned": "emits several rows per row, but need not take part",
 }
 
 
 def change_to_text(graph: Graph, plan: ChangePlan) -> str:
-    """The flow for a terminal, with each operator's component and part in the change.
+    """The flow for a terminal, with each operator's component and role in the change.
 
     >>> import pyarrow as pa
-    >>> from midstream.flow.model import Form, Map, Operator, Port, Sink, Source
+    >>> from midstream.flow.model import Operator, Port, Sink, Source
+    >>> from midstream.flow.spec import Form
+    >>> from midstream.operators.map import Map
     >>> from midstream.planner.change_plan import plan_change
     >>> rows = pa.schema([])
     >>> graph = Graph("fraud", (
@@ -47,10 +49,10 @@ def change_to_text(graph: Graph, plan: ChangePlan) -> str:
 
 
 def change_to_svg(graph: Graph, plan: ChangePlan) -> str:
-    """The same as an SVG document that needs nothing else, for light and dark backgrounds.
+    """The same as a self-contained SVG document, for light and dark backgrounds.
 
-    Components have a colour each, and so have the arrows that the change travels along; updated operators have thick
-    frames, those that were pruned broken ones.
+    Each component has a colour, which the arrows along which the change travels share. Updated operators have thick
+    frames, pruned ones dashed frames.
     """
     return svg(_drawn(graph, plan))
 

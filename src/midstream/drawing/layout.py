@@ -1,9 +1,9 @@
-"""Where boxes and arrows go in a drawing: columns from left to right, few crossings, straight lines.
+"""Places boxes and arrows in a drawing: columns from left to right, few crossings, straight lines.
 
 The classic layered method in three steps: every box gets a *column* (longest path from a source), the boxes of a column
-get an *order* (barycentre sweeps, the best one seen is kept), and each gets a *height* as near as possible to its
-neighbours' (least squares that respect order and distance). An arrow over several columns is a chain of short ones
-with a *bend* in each column it passes, and bends take part in all steps, so arrows go around boxes, never over them.
+get an *order* (barycentre sweeps, keeping the best), and each gets a *height* as close as possible to its neighbours'
+(least squares subject to order and distance). An arrow over several columns is a chain of short arrows with a *bend* in
+each column it crosses. Bends take part in all steps, so arrows go around boxes, never over them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SWEEPS = 12
 
 @dataclass(frozen=True)
 class Link:
-    """An arrow to place: box numbers with ``tail < head``, and the room its label needs."""
+    """An arrow to place: box numbers with ``tail < head``, and the width of its label."""
 
     tail: int
     head: int
@@ -42,8 +42,8 @@ class Rect:
 
 @dataclass(frozen=True)
 class GraphLayout:
-    """A finished layout. A route's points come in pairs: between the two of a pair the arrow swings from one column
-    to the next, between pairs it runs straight through a column."""
+    """A finished layout. The points of a route come in pairs: within a pair the arrow swings from one column to the
+    next, between pairs it runs straight through a column."""
 
     boxes: tuple[Rect, ...]
     routes: tuple[tuple[tuple[float, float], ...], ...]
@@ -53,7 +53,7 @@ class GraphLayout:
 
 @dataclass(frozen=True)
 class _Chains:
-    """Links cut at columns. Items are boxes first, then bends; all lists are indexed by item."""
+    """Links cut into steps between columns. Items are boxes first, then bends; all lists are indexed by item."""
 
     columns: list[int]
     boxes: int
@@ -103,7 +103,7 @@ def arrange(widths: Sequence[float], links: Sequence[Link]) -> GraphLayout:
 
 
 def _columns(count: int, links: Sequence[Link]) -> list[int]:
-    """Longest path from a source; then a chain that only one box waits for moves right, next to that box."""
+    """Longest path from a source; then chains that only one box waits for move right, next to that box."""
     tails: list[list[int]] = [[] for _ in range(count)]
     heads: list[list[int]] = [[] for _ in range(count)]
     for link in links:
@@ -151,7 +151,7 @@ def _order(chains: _Chains) -> list[list[int]]:
 
 
 def _depth_first(chains: _Chains, right: list[list[int]]) -> Iterator[int]:
-    """All items, a branch to its end before the next: a start in which connected items lie at like heights."""
+    """All items, each branch to its end before the next: a first order with connected items at similar heights."""
     seen: set[int] = set()
     has_tail = {b for _, b in chains.steps}
     waiting = [item for item in reversed(range(len(chains.columns))) if item not in has_tail]
@@ -192,14 +192,14 @@ def _crossings(layers: list[list[int]], right: list[list[int]]) -> int:
 
 
 def _heights(chains: _Chains, layers: list[list[int]]) -> list[float]:
-    """Middle of each item; the topmost box ends up at 0 or below."""
+    """The middle of each item; the topmost box ends up at 0 or below."""
     left, right = chains.neighbours()
     sizes = [BOX_HEIGHT if item < chains.boxes else _BEND_HEIGHT for item in range(len(chains.columns))]
     middles = [0.0] * len(sizes)
     for layer in layers:
         _settle(layer, [0.0] * len(layer), [1.0] * len(layer), sizes, middles)
     for sweep in range(2 * _SWEEPS):
-        # Towards one side at first, which pulls whole branches into place; towards both at the end, which centres.
+        # First towards one side, which pulls whole branches into place; finally towards both, which centres.
         sides = [left, right] if sweep >= _SWEEPS else [left] if sweep % 2 == 0 else [right]
         for layer in layers if sweep % 2 == 0 else reversed(layers):
             wishes, weights = [], []
@@ -214,14 +214,14 @@ def _heights(chains: _Chains, layers: list[list[int]]) -> list[float]:
 
 
 def _stiffness(a: int, b: int, boxes: int) -> float:
-    """Long arrows should be straight in the middle, even if boxes must give way a little."""
+    """Weights that keep the middle of long arrows straight, even if boxes have to move a little."""
     return (1.0, 2.0, 8.0)[(a >= boxes) + (b >= boxes)]
 
 
 def _settle(
     layer: list[int], wishes: list[float], weights: list[float], sizes: list[float], middles: list[float]
 ) -> None:
-    """Set `middles` of a column as near to `wishes` as order and distance allow: isotonic least squares.
+    """Set `middles` of a column as close to `wishes` as order and distance allow: isotonic least squares.
 
     Subtracting each item's smallest possible offset turns "at least this far apart" into "not decreasing", which
     pooling adjacent violators solves exactly in one pass.

@@ -9,7 +9,7 @@ from midstream.drawing.picture import Arrow, Box, Picture
 
 _SHAPES = {"source": '(["{}"])', "sink": '[("{}")]', "route": '{{{{"{}"}}}}', "key_by": '[/"{}"/]'}
 _PLAIN = '["{}"]'
-# Mermaid reads these as themselves inside quotes; all else goes in as a character code.
+# Characters that Mermaid reads literally inside quotes; all others are written as character codes.
 _SAFE = frozenset(" .,:-_+=/()[]")
 
 
@@ -20,7 +20,7 @@ def mermaid(picture: Picture) -> str:
 
 def _lines(picture: Picture) -> Iterator[str]:
     if picture.title:
-        # A JSON string is a YAML string, and YAML is what the front matter is.
+        # A JSON string is also a YAML string, and the front matter is YAML.
         yield from ("---", f"title: {json.dumps(picture.title, ensure_ascii=False)}", "---")
     yield "flowchart LR"
     for i, box in enumerate(picture.boxes):

@@ -1,8 +1,8 @@
-"""What there is to draw of a flow, before any style: boxes, arrows and groups. Shared by all styles of `render`.
+"""The content of a drawing before any style: boxes, arrows and groups. Shared by all styles of `render`.
 
 A box is an operator; an arrow stands for all edges between two operators, so a route that sends two branches to one
-union gets one arrow with both branches on it. Boxes are numbered, because a name may hold any character and a number
-is safe in every output format.
+union has one arrow with both branches on it. Boxes are numbered, because a name may contain any character, while a
+number is safe in every output format.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from midstream.errors import FlowError
-from midstream.flow.model import Graph, Sink, Transform
+from midstream.flow.model import Graph
 
 
 @dataclass(frozen=True)
 class Box:
     """An operator as drawn. ``group`` is an index into :attr:`Picture.groups`.
 
-    ``badges`` are words on the box, ``strong`` gives it a thick frame and ``faint`` a broken one; Mermaid has neither.
+    ``badges`` are words on the box, ``strong`` gives it a thick frame and ``faint`` a dashed one; Mermaid shows
+    neither.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Arrow:
 class Picture:
     """Boxes in the graph's order, so that an arrow's tail always comes before its head.
 
-    ``meanings`` are pairs of a badge and what it means, for the legend.
+    ``meanings`` are pairs of a badge and its explanation, for the legend.
     """
 
     title: str
@@ -59,7 +60,7 @@ class Picture:
 
 
 def picture(graph: Graph, groups: Mapping[str, str], title: str) -> Picture:
-    """Reduce a graph to what is drawn; texts come back printable."""
+    """The picture of a graph; all texts are printable."""
     unknown = [name for name in groups if name not in graph]
     if unknown:
         raise FlowError(
@@ -81,7 +82,7 @@ def _arrows(graph: Graph) -> tuple[Arrow, ...]:
         ends = number[port.operator], number[consumer]
         seen = branches.setdefault(ends, [])
         # Rows behind a key_by move to other tasks, except into what Catalyst runs, which shuffles for itself if at all.
-        if graph.is_keyed(port) and not isinstance(graph[consumer].spec, Sink | Transform):
+        if graph.is_keyed(port) and not graph[consumer].spec.is_outlet:
             keyed.add(ends)
         if port.branch and port.branch not in seen:
             seen.append(port.branch)
@@ -91,7 +92,7 @@ def _arrows(graph: Graph) -> tuple[Arrow, ...]:
 
 
 def printable(text: str) -> str:
-    r"""Escape what would break a line or an XML file: control characters, lone surrogates, odd spaces.
+    r"""Escape characters that would break a line or an XML file: control characters, lone surrogates, odd spaces.
 
     >>> printable("a\tb")
     'a\\tb'

@@ -1,6 +1,6 @@
 """Pictures of a flow: for the terminal, for Markdown, for documents.
 
-The three styles show the same picture (`picture.py`) and live in a module each.
+The three styles show the same picture (`picture.py`) and have a module each.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ def render(
     groups: Mapping[str, str] | None = None,
     title: str | None = None,
 ) -> str:
-    """Draw a flow; equal graphs give equal pictures.
+    """Draw a flow; equal graphs produce equal pictures.
 
-    ``groups`` maps operators to labels of what they belong to, such as stages: a column in text, subgraphs in Mermaid,
-    colours with a legend in SVG. ``title`` is the flow's name unless given; an empty one is left out.
+    ``groups`` maps operators to labels of the groups they belong to, such as stages: a column in text, subgraphs in
+    Mermaid, colours with a legend in SVG. ``title`` defaults to the flow's name; an empty title is left out.
 
     >>> import pyarrow as pa
-    >>> from midstream.flow.model import Filter, Form, KeyBy, Operator, Port, Sink, Source
+    >>> from midstream.flow.model import KeyBy, Operator, Port, Sink, Source
+    >>> from midstream.flow.spec import Form
+    >>> from midstream.operators.filter import Filter
     >>> rows = pa.schema([("card", pa.string())])
     >>> graph = Graph("cards", (
     ...     Operator("payments", Source(), (), rows),

@@ -1,7 +1,7 @@
-"""A flow as an SVG file that needs nothing else: own layout, own style sheet, light and dark.
+"""Draws a flow as a self-contained SVG file: own layout, own style sheet, light and dark.
 
 Colours are classes, never attributes, so that the dark scheme can replace all of them. Operators are coloured by kind,
-or by group when there are groups; the kind is always written under the name. Badges sit on a box's upper edge.
+or by group if there are groups; the kind is always written under the name. Badges sit on a box's upper edge.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ def svg(picture: Picture) -> str:
 
 
 def _tips(picture: Picture) -> Iterator[str]:
-    """The tip of plain arrows, then those of coloured ones: a marker does not take the colour of its line."""
+    """The tip of plain arrows, then those of coloured ones: a marker does not inherit the colour of its line."""
     colours = sorted({_of_group(arrow.group) for arrow in picture.arrows if arrow.group is not None})
     for name, style in (("", "tip"), *((f"-{colour}", f"tip {colour}") for colour in colours)):
-        # A thick line scales its tip; a smaller one comes out as large as the others.
+        # A thick line scales its tip, so a smaller tip comes out as large as the others.
         size = "7" if not name else "4.8"
         yield (
             f'<marker id="midstream-tip{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="{size}" '
@@ -113,12 +113,12 @@ def _box_width(picture: Picture, box: Box) -> float:
 
 
 def _badge_width(badge: str) -> float:
-    """With the gap to the next one."""
+    """The width of a badge, including the gap to the next one."""
     return cells(badge) * _SMALL_ADVANCE + _BADGE_PADDING + _BADGE_GAP
 
 
 def _caption(picture: Picture, box: Box) -> str:
-    """The kind, and the group as well once there are more groups than colours."""
+    """The kind; also the group if there are more groups than colours."""
     if box.group is None or len(picture.groups) <= len(_OF_GROUP):
         return box.kind
     return f"{box.kind} · {picture.groups[box.group]}"
@@ -223,7 +223,7 @@ def _rect(rect: Rect, style: str) -> str:
 
 
 def _labels(picture: Picture, layout: GraphLayout) -> Iterator[str]:
-    """Branch names a little past half of the first swing, where the arrows of one route are apart already."""
+    """Branch names, a little past the middle of the first swing, where the arrows of one route have separated."""
     for arrow, route in zip(picture.arrows, layout.routes, strict=True):
         if arrow.label:
             # The point of the curve in `_path` at t = 0.6.

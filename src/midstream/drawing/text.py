@@ -1,8 +1,8 @@
-"""A flow for the terminal: one line per operator, with lanes on the left that split and join like the flow does.
+"""Draws a flow for the terminal: one line per operator, with lanes on the left that split and join like the flow.
 
-A lane is an arrow on its way down to its head. Operators come depth first, so a branch is read to its end before the
-next begins, and the branch that is read first takes the rightmost lane: lanes then close from the right, and lines
-rarely cross.
+A lane is an arrow on its way down to its head. Operators are in depth-first order, so each branch is shown to its end
+before the next begins. The first branch takes the rightmost lane: so lanes close from the right, and lines rarely
+cross.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Lanes = list[Arrow | None]
 
 
 def text(picture: Picture) -> str:
-    """Lanes, name, kind, group and badges, and the inputs unless they are simply the operator on the line above."""
+    """Lanes, name, kind, group and badges, and the inputs unless the only one is the operator on the line above."""
     rows = list(_rows(picture))
     width = max((cells(lanes) for lanes, _ in rows), default=0)
     order = [number for _, number in rows if number is not None]
@@ -33,7 +33,7 @@ def text(picture: Picture) -> str:
 
 
 def _rows(picture: Picture) -> Iterator[tuple[str, int | None]]:
-    """Lanes of each line, and the number of the box on it; lines without a box only split, join or continue lanes."""
+    """The lanes of each line, and the number of its box; lines without a box only split, join or continue lanes."""
     lanes: _Lanes = []
     leaving: dict[int, list[Arrow]] = {}
     for arrow in picture.arrows:
@@ -71,7 +71,7 @@ def _depth_first(picture: Picture) -> Iterator[int]:
 
 
 def _open(lanes: _Lanes, lane: int, arrows: list[Arrow]) -> list[int]:
-    """Give each arrow a lane, the last one its tail's own; return the new lanes."""
+    """Give each arrow a lane, the last one that of its tail; return the new lanes."""
     if not arrows:
         return []
     lanes[lane] = arrows[-1]
@@ -92,7 +92,7 @@ def _free_lane(lanes: _Lanes, start: int) -> int:
 
 
 def _connector(lanes: _Lanes, lane: int, others: Collection[int], glyphs: str) -> str:
-    """A line that ties `others`, all to the right of `lane`, to it; lanes in between are passed under."""
+    """A line that connects `others`, all to the right of `lane`, to it; it passes under the lanes in between."""
     last = max(others)
     marks = {lane: "├", last: glyphs[1]} | {i: glyphs[0] for i in others if i != last}
     return _drawn(lanes, marks, tied=range(lane, last))

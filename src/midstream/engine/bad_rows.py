@@ -1,8 +1,8 @@
-"""Bad rows of operators with ``on_error="branch"``: which rows they are, why, and what goes on without them.
+"""Bad rows of operators with ``on_error="branch"``: which rows they are, why, and how the other rows continue.
 
-A row is bad by itself, whatever rows it came with, so that it does not matter how rows are cut into slices. A function
-for rows is called once for each; one for batches is called on halves of a slice on which it raised, until the rows that
-it cannot take are alone.
+Whether a row is bad does not depend on other rows, so it does not matter how rows are cut into slices. A row function
+is called once per row. If a batch function raises, it is called on halves of the slice, until the rows that it cannot
+handle are isolated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 
 from midstream.data.rows import to_rows
 from midstream.engine.failure import MAX_ROW_TEXT, USER_ERRORS, call_on_batch, failed
-from midstream.engine.operators.base import OperatorStep
+from midstream.engine.steps import OperatorStep
 from midstream.errors import OperatorFailed
-from midstream.flow.model import ERRORS, OnError, Operator, errors_schema
+from midstream.flow.model import Operator
+from midstream.flow.spec import ERRORS, OnError
 from midstream.state.keys import MAX_KEY, key_sizes
 
 __all__ = [
@@ -43,23 +44,23 @@ Reasons = dict[int, str]
 """Why rows of a batch are bad, by their positions in it."""
 
 FAR = 1 << 62
-"""Microseconds, 146,000 years: what is further from 1970 could not be added to."""
+"""Microseconds, 146,000 years: arithmetic on times further from 1970 could overflow."""
 
 
 def reason_of(error: BaseException) -> str:
-    """An error as the errors branch tells it: bounded, and in characters that Arrow takes."""
-    detail = getattr(error, "fields", {}).get("detail")  # without the number of the row, which depends on slices
+    """The text of an error on the errors branch: bounded, and valid for Arrow."""
+    detail = getattr(error, "fields", {}).get("detail")  # without the row number, which depends on slices
     try:
         text = f"{type(error).__name__}: {error if detail is None else detail}"
-    except Exception:  # a user's own __str__
+    except Exception:  # a user's __str__ may raise
         text = type(error).__name__
     return text[:MAX_ROW_TEXT].encode(errors="replace").decode()
 
 
 def by_halves(count: int, attempt: Callable[[int, int], T]) -> tuple[list[T], dict[int, BaseException]]:
-    """What an attempt gives for all of ``count`` rows, in as few parts as it takes to leave out those it raises for.
+    """The results of an attempt for ``count`` rows, in as few parts as needed to leave out the rows it raises for.
 
-    Attempts are on ranges from start to stop, in order: one succeeds before any that follows it begins.
+    Attempts are on ranges from start to stop, in order: one succeeds before the next begins.
 
     >>> by_halves(4, lambda start, stop: [10 // (n - 2) for n in range(start, stop)])
     ([[-5, -10], [10]], {2: ZeroDivisionError('integer division or modulo by zero')})
@@ -71,7 +72,7 @@ def by_halves(count: int, attempt: Callable[[int, int], T]) -> tuple[list[T], di
         start, stop = pending.pop()
         try:
             results.append(attempt(start, stop))
-        except (OperatorFailed, MemoryError):  # nothing that the rows could be blamed for
+        except (OperatorFailed, MemoryError):  # not caused by a row
             raise
         except USER_ERRORS as error:
             if stop - start <= 1:
@@ -85,7 +86,7 @@ def by_halves(count: int, attempt: Callable[[int, int], T]) -> tuple[list[T], di
 
 
 def merged(parts: Sequence[Results]) -> Results:
-    """The results of one part after the other."""
+    """The results of all parts, in order."""
     if len(parts) == 1:
         return parts[0]
     branches: dict[str, list[pa.RecordBatch]] = {}
@@ -97,24 +98,24 @@ def merged(parts: Sequence[Results]) -> Results:
 
 @dataclass(frozen=True)
 class Aside:
-    """Where the bad rows of one input of an operator go."""
+    """The errors branch of one input of an operator."""
 
     operator: Operator
     branch: str = ERRORS
 
     def rows(self, batch: pa.RecordBatch, reasons: Reasons) -> Results:
-        """The bad rows of a batch, in its order; nothing when there are none."""
+        """The bad rows of a batch, in its order; empty if there are none."""
         if not reasons:
             return {}
         places = sorted(reasons)
         columns = batch.take(pa.array(places, pa.int64())).columns
         texts = pa.array([reasons[place] for place in places], pa.string())
-        schema = errors_schema(self.operator.spec, batch.schema)
+        schema = self.operator.spec.errors_schema(batch.schema)
         return {self.branch: pa.RecordBatch.from_arrays([*columns, texts], schema=schema)}
 
     def keys(self, keys: Sequence[Mapping[str, Any]], reasons: Sequence[str], takes: pa.Schema) -> Results:
-        """Errors that have a key and no row; ``takes`` is the schema that a row would have."""
-        schema = errors_schema(self.operator.spec, takes)
+        """Errors that have a key but no row; ``takes`` is the schema that a row would have."""
+        schema = self.operator.spec.errors_schema(takes)
         columns = [pa.array([key.get(column.name) for key in keys], column.type) for column in takes]
         return {self.branch: pa.RecordBatch.from_arrays([*columns, pa.array(reasons, pa.string())], schema=schema)}
 
@@ -128,10 +129,10 @@ def without(batch: pa.RecordBatch, reasons: Reasons) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class Screen:
-    """Finds rows without a usable key or time, before an operator meets them.
+    """Finds rows without a usable key or time, before an operator sees them.
 
-    With ``on_error="fail"`` it finds none: the operator itself refuses them. ``times`` are columns of event times,
-    ``present`` are columns that are needed for something else, each with what for.
+    With ``on_error="fail"`` it finds none: the operator itself refuses them. ``times`` are columns of event times;
+    ``present`` are columns that are needed for something else, each with its use.
     """
 
     aside: Aside
@@ -142,7 +143,7 @@ class Screen:
 
     @property
     def is_on(self) -> bool:
-        """Whether bad rows go aside."""
+        """Whether bad rows are set aside."""
         return self.aside.operator.on_error is OnError.BRANCH
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Results]:
@@ -152,7 +153,7 @@ class Screen:
         return without(batch, reasons), self.aside.rows(batch, reasons)
 
     def reasons(self, batch: pa.RecordBatch) -> Reasons:
-        """Why rows are bad; of several reasons the first that is looked for."""
+        """Why rows are bad; the first reason found for each."""
         found: Reasons = {}
         if not self.is_on:
             return found
@@ -200,7 +201,7 @@ def _instants(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def batch_step(operator: Operator, step: Callable[[pa.RecordBatch], Results]) -> OperatorStep:
-    """The step of a function for batches; ``step`` raises when the function cannot take a batch."""
+    """The step of a batch function; ``step`` raises if the function cannot handle a batch."""
 
     def failing(batch: pa.RecordBatch) -> Results:
         return call_on_batch(operator.name, step, batch)
@@ -222,9 +223,9 @@ def tolerant_rows(
     function: Callable[[dict[str, Any]], Any],
     assemble: Callable[[pa.RecordBatch, list[Any]], Results],
 ) -> OperatorStep:
-    """The step of a function for rows whose bad rows go aside.
+    """The step of a row function whose bad rows are set aside.
 
-    ``assemble`` makes results of rows and what the function answered to each; it raises when an answer will not do.
+    ``assemble`` builds results from rows and the function's answers; it raises if an answer is invalid.
     """
     aside = Aside(operator)
 
@@ -254,7 +255,7 @@ def tolerant_rows(
 
 
 def checked_rows(operator: Operator, batch: pa.RecordBatch) -> tuple[list[tuple[int, dict[str, Any]]], Reasons]:
-    """The rows of a batch as dicts, with their positions; and those that Python cannot express."""
+    """The rows of a batch as dicts, with their positions; and the rows that Python cannot represent."""
     try:
         return list(enumerate(to_rows(batch))), {}
     except USER_ERRORS:
@@ -270,7 +271,7 @@ def checked_rows(operator: Operator, batch: pa.RecordBatch) -> tuple[list[tuple[
 def _blamed(
     operator: Operator, count: int, attempt: Callable[[int, int], T]
 ) -> tuple[list[T], dict[int, BaseException]]:
-    """:func:`by_halves`, in which what no row is to blame for fails the operator."""
+    """:func:`by_halves`, where an error that no row causes fails the operator."""
     try:
         return by_halves(count, attempt)
     except OperatorFailed:

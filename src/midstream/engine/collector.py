@@ -1,13 +1,13 @@
-"""What leaves a stage: rows gathered by wire and destination until there is enough for a frame.
+"""The output of a stage: rows collected by wire and destination until there are enough for a frame.
 
-Memory is bounded by the sizes here, not by the epoch: about one frame per wire and destination, and less when there
-are very many of them.
+Memory is bounded by the sizes here, not by the epoch: about one frame per wire and destination, and less if there are
+very many of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.engine.frames import FrameKind, Header, encode_rows, frame
 from midstream.engine.intake import Carried
-from midstream.ids import PartitionId, Revision, WireId
+from midstream.ids import PartitionId, Revision, StageIndex, WireId
+from midstream.planner.assignment import MAX_BINS, Assignment
 from midstream.planner.stages import Leaves, Wire
 
 FRAME_BYTES = 1 << 20
@@ -27,10 +28,11 @@ HELD_BYTES = 64 << 20
 
 
 class _Destination(NamedTuple):
-    """What the rows of a frame share."""
+    """The properties that the rows of a frame share."""
 
     wire: WireId
     dest: int
+    owner: int
     revision: Revision
     kind: FrameKind
 
@@ -42,50 +44,60 @@ class _HeldRows:
 
 
 class Collector:
-    """Takes slices, gives record batches for Spark: frames, or plain columns at a typed outlet.
+    """Takes slices, returns record batches for Spark: frames, or plain columns at a typed outlet.
 
-    ``bins`` says which partition of the next stage owns each bin; rows on a wire without a key stay in ``partition``,
-    as far as the next stage has that many.
+    Rows on a wire with a key go to the partition of the wire's target that owns their bin, if that is the next stage;
+    else to any partition that passes them on. Rows on a wire without a key stay in ``partition``, as far as the next
+    stage has that many. ``assignments`` are those of the stages that wires from here lead to, and of the next one,
+    ``following``, if it is behind an exchange.
     """
 
-    def __init__(self, leaves: Leaves, partition: PartitionId, bins: Sequence[int]) -> None:
+    def __init__(
+        self,
+        leaves: Leaves,
+        partition: PartitionId,
+        following: StageIndex,
+        assignments: Mapping[StageIndex, Assignment],
+    ) -> None:
         self._typed = leaves is Leaves.TYPED
         self._partition = partition
-        self._stay = partition % (max(bins) + 1)
-        self._bins = np.asarray(bins, dtype=np.int64)
-        # Few destinations fit in 16 bits, for which numpy's stable sort is a radix sort.
-        self._dest_type = np.uint16 if max(bins) < 1 << 16 else np.int64
+        self._following = following
+        self._partitions = assignments[following].partitions if leaves is Leaves.EXCHANGE else MAX_BINS
+        self._stay = partition % self._partitions
+        # Partitions fit in 16 bits, for which numpy's stable sort is a radix sort.
+        self._owners = {stage: np.asarray(each.owners, np.uint16) for stage, each in assignments.items()}
         self._held: dict[_Destination, _HeldRows] = {}
         self._held_bytes = 0
         self._ready: list[pa.RecordBatch] = []
         self._seq = 0
         self.emitted: Counter[WireId] = Counter()
-        """Rows put on each wire that starts here."""
+        """Number of rows put on each wire that starts here."""
         self.sent: Counter[WireId] = Counter()
-        """Rows that left in frames on each wire, passing ones included."""
+        """Number of rows that left in frames on each wire, including those that pass through."""
 
     def add(self, wire: Wire, batch: pa.RecordBatch, revision: Revision) -> None:
-        """Rows of a wire that starts here."""
+        """Add rows of a wire that starts here."""
         self.emitted[wire.id] += batch.num_rows
         if wire.key is None:
             self._hold(wire, revision, FrameKind.ROWS, [(self._stay, batch)])
         else:
-            # Without columns all rows are of one key.
-            bins = bins_of(hash_columns(batch, wire.key)) if wire.key else np.zeros(batch.num_rows, np.uint8)
-            self._hold(wire, revision, FrameKind.ROWS, self._scatter(bins, batch))
+            owners = self._owners_at(wire)
+            # Without key columns all rows have the same key.
+            bins = bins_of(hash_columns(batch, wire.key), len(owners)) if wire.key else np.zeros(batch.num_rows, int)
+            self._hold(wire, revision, FrameKind.ROWS, _scattered(owners[bins], batch))
 
     def add_partials(self, wire: Wire, batch: pa.RecordBatch, revision: Revision) -> None:
-        """What rows of a wire that starts here have been added up to; a stored key begins with its bin."""
+        """Add partials of a wire that starts here; a stored key begins with its bin."""
         self.emitted[wire.id] += pc.sum(batch.column("rows")).as_py()
         bins = pc.binary_slice(batch.column("key"), 0, 1)
         numbers = np.frombuffer(b"".join(bins.to_pylist()), np.uint8)
-        self._hold(wire, revision, FrameKind.PARTIALS, self._scatter(numbers, batch))
+        self._hold(wire, revision, FrameKind.PARTIALS, _scattered(self._owners_at(wire)[numbers], batch))
 
     def _hold(
         self, wire: Wire, revision: Revision, kind: FrameKind, parts: Iterable[tuple[int, pa.RecordBatch]]
     ) -> None:
-        for dest, rows in parts:
-            key = _Destination(wire.id, dest, revision, kind)
+        for owner, rows in parts:
+            key = _Destination(wire.id, self._towards(wire, owner), owner, revision, kind)
             held = self._held.setdefault(key, _HeldRows())
             held.batches.append(rows)
             nbytes = rows.nbytes
@@ -97,33 +109,29 @@ class Collector:
             self._flush_all()
 
     def pass_on(self, carried: Carried) -> None:
-        """A frame of a wire that only passes through. Stamped anew, so that its order here is its order there."""
+        """Add a frame that only passes through. It is stamped again, so that the receiver keeps this order."""
         header = carried.header
-        dest = header.dest if carried.wire.key is not None else self._stay
-        self._emit(_Destination(header.wire, dest, header.revision, header.kind), header.rows, carried.payload)
+        owner = header.owner if carried.wire.key is not None else self._stay
+        place = _Destination(header.wire, self._towards(carried.wire, owner), owner, header.revision, header.kind)
+        self._emit(place, header.rows, carried.payload)
+
+    def _owners_at(self, wire: Wire) -> npt.NDArray[np.uint16]:
+        assert wire.target is not None, "rows that leave for an outlet have no key"
+        return self._owners[wire.target]
+
+    def _towards(self, wire: Wire, owner: int) -> int:
+        """The partition of the next stage through which rows come to their owner."""
+        return owner if wire.target == self._following else owner % self._partitions
 
     def take(self) -> list[pa.RecordBatch]:
-        """What is ready to leave."""
+        """The batches that are ready to leave."""
         ready, self._ready = self._ready, []
         return ready
 
     def finish(self) -> list[pa.RecordBatch]:
-        """Everything that is left."""
+        """All remaining batches."""
         self._flush_all()
         return self.take()
-
-    def _scatter(self, bins: npt.NDArray[np.uint8], batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The batch by destination; rows of one destination keep their order."""
-        dests = self._bins[bins].astype(self._dest_type)
-        order = np.argsort(dests, kind="stable")
-        dests = dests[order]
-        starts = np.concatenate([[0], np.flatnonzero(np.diff(dests)) + 1, [len(dests)]])
-        if len(starts) == 2:
-            yield int(dests[0]), batch
-            return
-        arranged = batch.take(pa.array(order))
-        for start, end in zip(starts.tolist(), starts.tolist()[1:], strict=False):
-            yield int(dests[start]), arranged.slice(start, end - start)
 
     def _flush_all(self) -> None:
         for key in list(self._held):
@@ -140,15 +148,28 @@ class Collector:
                 self._emit(place, piece.num_rows, encode_rows(piece))
 
     def _emit(self, place: _Destination, rows: int, payload: pa.Buffer) -> None:
-        wire, dest, revision, kind = place
-        header = Header(PartitionId(dest), wire, revision, self._partition, self._seq, rows, kind)
+        wire, dest, owner, revision, kind = place
+        header = Header(PartitionId(dest), wire, revision, self._partition, self._seq, rows, kind, PartitionId(owner))
         self._seq += 1
         self.sent[wire] += rows
         self._ready.append(frame(header, payload))
 
 
+def _scattered(owners: npt.NDArray[np.uint16], batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batch by owner, given that of each row; rows of one owner keep their order."""
+    order = np.argsort(owners, kind="stable")
+    owners = owners[order]
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(owners)) + 1, [len(owners)]])
+    if len(starts) == 2:
+        yield int(owners[0]), batch
+        return
+    arranged = batch.take(pa.array(order))
+    for start, end in zip(starts.tolist(), starts.tolist()[1:], strict=False):
+        yield int(owners[start]), arranged.slice(start, end - start)
+
+
 def _pieces(rows: pa.RecordBatch, nbytes: int) -> Iterator[pa.RecordBatch]:
-    """Cut rows into pieces of about a frame's size; wide rows would make frames that no buffer expects."""
+    """Cut rows into pieces of about the size of a frame; wide rows would otherwise make oversized frames."""
     count = max(1, min(rows.num_rows, round(nbytes / FRAME_BYTES)))
     for i in range(count):
         start = rows.num_rows * i // count

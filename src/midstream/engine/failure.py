@@ -1,4 +1,4 @@
-"""Where the user's code fails: the one place that turns its exceptions into an error with the row that caused it."""
+"""The one place that turns exceptions of the user's code into an error with the row that caused it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from midstream.errors import OperatorFailed
 
 T = TypeVar("T")
 
-# What user code may throw at us. A function that calls sys.exit() fails its row like any other.
+# Exceptions that user code may raise. A function that calls sys.exit() fails its row like any other.
 USER_ERRORS = (Exception, SystemExit)
 MAX_ROW_TEXT = 2_000
-_OURS = str(Path(__file__).resolve().parent.parent) + os.sep  # or a neighbour's `midstream_app` would be ours
+_OURS = str(Path(__file__).resolve().parent.parent) + os.sep  # with os.sep: a package `midstream_app` is not ours
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback from the user's first frame on; frames of midstream before it are left out."""
+    """The traceback starting at the user's first frame; earlier frames of midstream are left out."""
     frames = list(traceback.extract_tb(error.__traceback__))
     while frames and frames[0].filename.startswith(_OURS):
         frames.pop(0)
@@ -31,7 +31,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def failed(operator: str, error: BaseException, row: dict[str, Any] | None) -> OperatorFailed:
-    """The error to raise when the user's code failed on a row, or on no row in particular."""
+    """The error to raise if the user's code failed, on a given row or on none in particular."""
     where = f" on the row {row!r:.{MAX_ROW_TEXT}}" if row is not None else ""
     return OperatorFailed(
         f"operator {operator!r} failed{where}: {type(error).__name__}: {error}",
@@ -43,12 +43,12 @@ def failed(operator: str, error: BaseException, row: dict[str, Any] | None) -> O
 
 
 def row_at(batch: pa.RecordBatch, index: int | None) -> dict[str, Any] | None:
-    """One row of a batch, fresh: a function may have changed the dict it was given. No row when none is to blame."""
+    """One row of a batch, converted again: a function may have changed the dict it was given. None without an index."""
     return None if index is None else to_rows(batch.slice(index, 1))[0]
 
 
 def call_on_batch(operator: str, function: Callable[[pa.RecordBatch], T], batch: pa.RecordBatch) -> T:
-    """Call a batch function; if it raises, find the row."""
+    """Call a batch function; if it raises, find the row that caused it."""
     try:
         return function(batch)
     except OperatorFailed:
@@ -62,7 +62,7 @@ def _blame(
 ) -> dict[str, Any] | None:
     """Halve the batch until one row is left on which the function still raises the same kind of error.
 
-    The task is lost already, so calling the function again does no harm; at most 2·log2(rows) calls.
+    The task has failed already, so calling the function again does no harm; at most 2·log2(rows) calls.
     """
     while batch.num_rows > 1:
         middle = batch.num_rows // 2
@@ -71,7 +71,7 @@ def _blame(
                 batch = half
                 break
         else:
-            return None  # only the combination fails: no single row is to blame
+            return None  # only a combination of rows fails
     return row_at(batch, 0) if batch.num_rows else None
 
 

@@ -1,8 +1,8 @@
-"""Frames: the rows of an exchange. Each holds a chunk of rows that share destination, wire and revision.
+"""Frames: the rows of an exchange. Each holds a chunk of rows with the same destination, wire and revision.
 
-Spark sees a few fat binary rows and never looks inside, so an operator's schema is none of its business, and the
-revision of a chunk travels with the chunk. Sorted by (revision, src, seq) at the receiver, frames are FIFO per sender,
-replays are deterministic, and everything of an old revision comes before anything of a new one.
+Spark sees a few large binary rows and never looks inside. So Spark does not depend on operators' schemas, and the
+revision of a chunk travels with it. The receiver sorts frames by (revision, src, seq): they are FIFO per sender,
+replays are deterministic, and all rows of an old revision come before any row of a new one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from midstream.ids import PartitionId, Revision, WireId
 FRAME_SCHEMA = pa.schema(
     [
         pa.field("dest", pa.int32()),
+        pa.field("owner", pa.int32()),
         pa.field("kind", pa.int8()),
         pa.field("wire", pa.int32()),
         pa.field("revision", pa.int32()),
@@ -29,20 +30,27 @@ FRAME_SCHEMA = pa.schema(
     ]
 )
 FRAME_ORDER = ("revision", "src", "seq")
-_HEAD = ["dest", "wire", "revision", "src", "seq", "rows", "kind"]
+_HEAD = ["dest", "owner", "wire", "revision", "src", "seq", "rows", "kind"]
+
+
+_NONE = PartitionId(0)
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame carries. Control messages and migrating state will travel as frames of other kinds."""
+    """The content of a frame. Control messages and migrating state will be frames of other kinds."""
 
     ROWS = 0
     PARTIALS = 1
-    """Totals of rows that the sender has added up, see :mod:`.combiner`."""
+    """Totals of rows that the sender has combined, see :mod:`.combiner`."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """Everything about a frame but its payload."""
+    """Everything about a frame except its payload.
+
+    ``dest`` is where it goes next; ``owner``, if its wire has a key, the partition of the wire's target that owns its
+    rows. They differ as long as it only passes through stages on its way.
+    """
 
     dest: PartitionId
     wire: WireId
@@ -51,10 +59,11 @@ class Header:
     seq: int
     rows: int
     kind: FrameKind = FrameKind.ROWS
+    owner: PartitionId = _NONE
 
 
 def encode_rows(rows: pa.RecordBatch) -> pa.Buffer:
-    """Rows as an Arrow IPC stream of one record batch."""
+    """The rows as an Arrow IPC stream with one record batch."""
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, rows.schema) as writer:
         writer.write_batch(rows)
@@ -72,11 +81,12 @@ def decode_rows(payload: pa.Buffer) -> pa.RecordBatch:
 
 
 def frame(header: Header, payload: pa.Buffer) -> pa.RecordBatch:
-    """One frame as a record batch of one row. The payload is referenced, not copied."""
+    """One frame as a record batch with one row. The payload is referenced, not copied."""
     offsets = pa.py_buffer(np.array([0, payload.size], dtype=np.int32))
     return pa.RecordBatch.from_arrays(
         [
             pa.array([header.dest], pa.int32()),
+            pa.array([header.owner], pa.int32()),
             pa.array([header.kind], pa.int8()),
             pa.array([header.wire], pa.int32()),
             pa.array([header.revision], pa.int32()),
@@ -90,13 +100,13 @@ def frame(header: Header, payload: pa.Buffer) -> pa.RecordBatch:
 
 
 def frames_of(batch: pa.RecordBatch) -> Iterator[tuple[Header, pa.Buffer]]:
-    """The frames of a batch, in order. Rows without a payload are fillers, and no frames.
+    """The frames of a batch, in order. Rows without a payload are fillers, not frames.
 
-    Arrow copies each payload, and by that aligns it.
+    Arrow copies each payload, which also aligns it.
     """
     payloads = batch.column("payload")
     numbers = np.flatnonzero(payloads.is_valid().to_numpy(zero_copy_only=False))
     head = batch.select(_HEAD).take(pa.array(numbers))
     columns = [head.column(name).to_pylist() for name in _HEAD]
-    for number, dest, wire, revision, src, seq, rows, kind in zip(numbers.tolist(), *columns, strict=True):
-        yield Header(dest, wire, revision, src, seq, rows, FrameKind(kind)), payloads[number].as_buffer()
+    for number, dest, owner, wire, revision, src, seq, rows, kind in zip(numbers.tolist(), *columns, strict=True):
+        yield Header(dest, wire, revision, src, seq, rows, FrameKind(kind), owner), payloads[number].as_buffer()

@@ -1,9 +1,9 @@
-"""What enters a stage, as units of work. A stage reads one of three shapes, depending on where it stands:
+"""The input of a stage as units of work. A stage reads one of three shapes:
 
-* *plain*: the columns of its single inlet (a source, or a transform's result);
+* *plain*: the columns of its single inlet (a source, or the result of a transform);
 * *frames*: rows of an exchange;
-* *mixed*: several inlets, or inlets and frames of an earlier segment, united into one DataFrame: an ``inlet`` number,
-  one nullable struct per inlet, and one for the frame.
+* *mixed*: several inlets, or inlets and frames of an earlier segment, united into one DataFrame with an ``inlet``
+  number, one nullable struct per inlet, and one for the frame.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ JOINED_BYTES = 1 << 20
 
 
 def inlet_column(number: int) -> str:
-    """Name of the struct that holds an inlet's rows in the mixed shape."""
+    """The name of the struct with an inlet's rows in the mixed shape."""
     return f"rows{number}"
 
 
 def inlet_origin(number: int) -> Origin:
-    """Rows of an inlet have an origin of their own, apart from all wires.
+    """The origin of an inlet's rows, distinct from all wires.
 
     >>> inlet_origin(0), inlet_origin(1)
     (-1, -2)
@@ -43,26 +43,26 @@ def inlet_origin(number: int) -> Origin:
 
 
 def is_mixed(stage: Stage) -> bool:
-    """Whether several things enter this stage."""
+    """Whether this stage has several inputs."""
     return len(stage.inlets) + stage.takes_frames > 1
 
 
 @dataclass(frozen=True)
 class IntakeEntry:
-    """Where rows enter an operator: its name, and which of its inputs."""
+    """An entry point of rows: the operator's name, and which of its inputs."""
 
     operator: str
     side: int = 0
 
 
 def entries_of(port: Port, operators: Iterable[Operator]) -> tuple[IntakeEntry, ...]:
-    """Where the rows of a port enter these operators; both inputs of a join may read the same port."""
+    """The entries of these operators for the rows of a port; both inputs of a join may read the same port."""
     return tuple(IntakeEntry(op.name, side) for op in operators for side, read in enumerate(op.inputs) if read == port)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of ``port`` to push into ``entries``. Those of an inlet take the task's own revision, those of a frame the
+    """Rows of ``port`` to push into ``entries``. Rows of an inlet use the task's own revision, those of a frame the
     frame's."""
 
     entries: tuple[IntakeEntry, ...]
@@ -73,13 +73,13 @@ class Rows:
 
     @property
     def wire(self) -> WireId | None:
-        """The wire on which they came, unless they are an inlet's."""
+        """The wire on which the rows came; None for an inlet."""
         return WireId(self.origin) if self.origin >= 0 else None
 
 
 @dataclass(frozen=True)
 class Carried:
-    """A frame that only passes through."""
+    """A frame that only passes through this stage."""
 
     wire: Wire
     header: Header
@@ -87,7 +87,7 @@ class Carried:
 
 
 def units(program: StageProgram, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows | Carried]:
-    """Turn what Spark hands over into units of work, in order."""
+    """Convert Spark's batches into units of work, in order."""
     stage = program.stage
     for batch in batches:
         if is_mixed(stage):
@@ -100,7 +100,7 @@ def units(program: StageProgram, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 def _inlet(program: StageProgram, number: int, batch: pa.RecordBatch) -> Rows:
     name = program.stage.inlets[number]
-    # Spark labels timestamps with the session's time zone and may use other string layouts: bring them to ours.
+    # Spark labels timestamps with the session's time zone and may use other string layouts: convert them to ours.
     rows = conform(batch, program.inputs[name][0], f"rows of {name!r}")
     return Rows((IntakeEntry(name),), rows, None, inlet_origin(number))
 
@@ -122,14 +122,14 @@ def _entries(program: StageProgram, wire: Wire) -> tuple[IntakeEntry, ...]:
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small batches together: many senders send many small frames, and a slice never spans two batches."""
+    """Join small batches: many senders send many small frames, and a slice never spans two batches."""
     held: list[pa.RecordBatch] = []
     rows = nbytes = 0
     for batch in batches:
         held.append(batch)
         rows += batch.num_rows
         nbytes += batch.nbytes
-        # Wide rows are few in a frame, and Arrow cannot hold more than 2 GB of text in one batch.
+        # A frame has few wide rows, and Arrow cannot hold more than 2 GB of text in one batch.
         if rows >= JOINED_ROWS or nbytes >= JOINED_BYTES:
             yield pa.concat_batches(held)
             held, rows, nbytes = [], 0, 0
@@ -138,7 +138,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _mixed(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
-    """Cut the batch where the inlet number changes; Spark's union keeps inlets in partitions of their own, mostly."""
+    """Cut the batch where the inlet number changes; Spark's union mostly keeps inlets in separate partitions."""
     numbers = batch.column(INLET_COLUMN).to_numpy()
     cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), batch.num_rows]
     for start, end in pairwise(cuts):

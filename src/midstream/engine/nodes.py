@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from midstream.engine.intake import IntakeEntry, entries_of
-from midstream.engine.operators.base import AtWork
-from midstream.engine.operators.registry import Parts, at_work
+from midstream.engine.parts import Parts, at_work
+from midstream.engine.steps import AtWork
 from midstream.flow.model import Operator
 from midstream.ids import Revision
 from midstream.metrics import Histogram, OperatorStats

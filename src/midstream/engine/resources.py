@@ -1,8 +1,8 @@
-"""What a worker process holds on to between tasks: loaded functions, lookup tables, programs.
+"""Objects that a worker process keeps between tasks: loaded functions, lookup tables, programs.
 
-Everything is keyed by digest, so a new epoch, a new task or a new revision finds what is already there. Functions with
-``open()`` are opened when first loaded. They are closed when the job needs them no more, that is, when no configuration
-names them that could still be run, or when it releases the worker.
+All are keyed by digest, so a new epoch, task or revision finds what is already loaded. Functions with ``open()`` are
+opened when they are first loaded. They are closed when the job no longer needs them, that is, when no configuration
+that could still run refers to them, or when the job releases the worker.
 """
 
 from __future__ import annotations
@@ -15,31 +15,17 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import pyarrow as pa
-
-from midstream.data.lookup_index import LookupIndex
 from midstream.engine.failure import USER_ERRORS, failed
-from midstream.flow.model import Lookup
 from midstream.ids import Digest
-from midstream.planner.packing import table_from_bytes
 from midstream.planner.programs import StageProgram
 from midstream.storage.blobs import BlobStore
 
 T = TypeVar("T")
 
 
-class LookupTable:
-    """A static table, indexed by the columns a lookup joins on."""
-
-    def __init__(self, table: pa.Table, on: tuple[str, ...]) -> None:
-        self.index = LookupIndex.build(table, on)
-        added = [name for name in table.column_names if name not in on]
-        self.added = table.select(added).combine_chunks()
-
-
 @dataclass(frozen=True)
 class _Key:
-    """What is loaded: the blob that it was made of, and what of it."""
+    """A loaded object: its blob, and the variant made from it."""
 
     digest: Digest
     kind: str
@@ -47,9 +33,9 @@ class _Key:
 
 
 class Resources:
-    """Loads blobs of one store, once each, and forgets them when they are needed no more.
+    """Loads each blob of one store once, and drops it when it is no longer needed.
 
-    Tasks :meth:`hold` the programs that they run, so that nothing is taken from a task that is at work. May be used by
+    Tasks :meth:`hold` the programs that they run, so that nothing is dropped while a task uses it. May be used by
     several threads.
     """
 
@@ -58,40 +44,40 @@ class Resources:
         self._loaded: dict[_Key, Any] = {}
         self._held: Counter[Digest] = Counter()
         self._lock = threading.Lock()
-        # Loading may take as long as the user's code likes. Whoever wants nothing new need not wait for it.
+        # Loading may take as long as the user's code likes. Requests for loaded objects must not wait for it.
         self._loading = threading.Lock()
 
     def program(self, digest: Digest) -> StageProgram:
         """A stage program."""
-        return self._once(_Key(digest, "program"), lambda: StageProgram.from_bytes(self._store.get(digest)))
+        return self._load_once(_Key(digest, "program"), lambda: StageProgram.from_bytes(self._store.get(digest)))
 
     def function(self, digest: Digest, operator: str) -> Callable[..., Any]:
-        """A user function, opened. ``operator`` is blamed if that fails."""
-        return self._once(_Key(digest, "function"), lambda: self._open(self._store.get(digest), operator))
+        """A user function, opened. An error names ``operator``."""
+        return self._load_once(_Key(digest, "function"), lambda: self._open(self._store.get(digest), operator))
 
-    def table(self, digest: Digest, on: tuple[str, ...]) -> LookupTable:
-        """A lookup table, indexed."""
-        return self._once(_Key(digest, "table", on), lambda: LookupTable(table_from_bytes(self._store.get(digest)), on))
+    def data(self, digest: Digest) -> bytes:
+        """A blob as it is stored. Nothing of it is kept."""
+        return self._store.get(digest)
 
     def made(self, kind: str, digest: Digest, variant: object, make: Callable[[], T]) -> T:
-        """Whatever is expensive to make of a loaded blob, and worth keeping from task to task as long as that is."""
-        return self._once(_Key(digest, kind, variant), make)
+        """An object that is expensive to make from a loaded blob, kept as long as the blob."""
+        return self._load_once(_Key(digest, kind, variant), make)
 
     def hold(self, program: Digest) -> None:
-        """A task is about to run a program: until :meth:`release`, what that names is not forgotten."""
+        """Keep everything that a program refers to until :meth:`release`, because a task is about to run it."""
         with self._lock:
             self._held[program] += 1
 
     def release(self, program: Digest) -> None:
-        """The task is over. What it used stays for the next one; :meth:`forget_all_but` decides what goes."""
+        """End a hold. The objects stay for the next task; :meth:`forget_all_but` decides what is dropped."""
         with self._lock:
             self._held[program] -= 1
-            self._held += Counter()  # drops those that nobody holds
+            self._held += Counter()  # drops counts of zero
 
     def forget_all_but(self, live: Collection[Digest]) -> frozenset[Digest]:
-        """Forget all that was made of other blobs than these, and close functions among it; gives what was forgotten.
+        """Drop all objects made from other blobs than these, and close the functions among them; return their digests.
 
-        What is forgotten by mistake does no harm: it would be loaded again.
+        An object dropped by mistake does no harm: it is loaded again.
         """
         with self._lock:
             needed = {*live, *self._held}
@@ -104,27 +90,17 @@ class Resources:
         _close(value for key, value in forgotten.items() if key.kind == "function")
         return frozenset(key.digest for key in stale)
 
-    def preload(self, program: StageProgram) -> None:
-        """Load all that a program needs. What cannot be loaded is left for the task that wants it, which can say so."""
-        for op in program.operators:
-            with contextlib.suppress(Exception):
-                for digest in program.digests_of(op.name):
-                    if isinstance(op.spec, Lookup):
-                        self.table(digest, tuple(theirs for _, theirs in op.spec.on))
-                    else:
-                        self.function(digest, op.name)
-
     def close(self) -> None:
-        """Close every function that was opened. An error in one does not keep the others from being closed."""
+        """Close every opened function. An error in one does not keep the others from being closed."""
         with self._lock:
             functions = [value for key, value in self._loaded.items() if key.kind == "function"]
             self._loaded.clear()
         _close(functions)
 
-    def _once(self, key: _Key, load: Callable[[], T]) -> T:
+    def _load_once(self, key: _Key, load: Callable[[], T]) -> T:
         with self._lock:
             if key in self._loaded:
-                return self._loaded[key]  # type: ignore[no-any-return]  # a key has values of one type
+                return self._loaded[key]  # type: ignore[no-any-return]  # all values of a key have one type
         with self._loading:
             with self._lock:
                 if key in self._loaded:

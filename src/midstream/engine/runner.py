@@ -12,7 +12,7 @@ passes them carries it from then on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,10 +27,10 @@ from midstream.engine.collector import Collector
 from midstream.engine.frames import FrameKind, encode_rows
 from midstream.engine.intake import Carried, IntakeEntry, Rows, units
 from midstream.engine.nodes import OperatorNode, node_of, version_of
-from midstream.engine.operators.registry import Parts
+from midstream.engine.parts import Parts, combiner_of
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
-from midstream.ids import InputPosition, Origin, PartitionId, Revision, WireId
+from midstream.ids import InputPosition, Origin, PartitionId, Revision, StageIndex, WireId
 from midstream.metrics import OperatorStats
 from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Wire
@@ -77,7 +77,6 @@ class StageRunner:
         *,
         partition: PartitionId,
         revision: Revision,
-        bins: Sequence[int],
         clock: Clock,
         sizer: SliceSizer,
         times: EpochTimes,
@@ -90,7 +89,9 @@ class StageRunner:
         self._revision = revision
         self._clock = clock
         self._sizer = sizer
-        self._collector = Collector(program.stage.leaves, partition, bins)
+        self._collector = Collector(
+            program.stage.leaves, partition, StageIndex(program.stage.index + 1), program.assignments
+        )
         self._combiners: dict[tuple[Wire, Revision], Combiner] = {}
         self._received: Counter[WireId] = Counter()
         self._sources = program.timed
@@ -313,7 +314,7 @@ class StageRunner:
             self._collector.add(wire, rows, revision)
             return
         if (wire, revision) not in self._combiners:
-            self._combiners[wire, revision] = Combiner(consumer, self._program.schemas[wire.id])
+            self._combiners[wire, revision] = combiner_of(consumer, self._program.schemas[wire.id])
         combiner = self._combiners[wire, revision]
         combiner.add(rows)
         self._collect(wire, combiner, revision)

@@ -1,8 +1,7 @@
-"""Slices: how much of the input goes through the stage's operators at a time.
+"""Slices: the portions of input that go through the stage's operators.
 
-A slice should take about 5 ms. Between slices a task can hear from the coordinator, so this is what bounds the delay
-of a change; and operators never switch inside a slice. Fast vectorised functions get whole chunks, slow models a few
-rows.
+A slice should take about 5 ms. A task hears from the coordinator between slices, so this bounds the delay of a change;
+operators never switch inside a slice. Fast vectorised functions get whole chunks, slow models a few rows.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ MAX_SHRINK = 4.0
 
 
 class SliceSizer:
-    """Chooses the next slice's length from how long the last one took.
+    """Chooses the size of the next slice from the duration of the last one.
 
     >>> sizer = SliceSizer()
     >>> sizer.observe(rows=16, elapsed_ns=160_000)   # 10 µs a row: 500 rows take 5 ms, but growth is bounded
@@ -34,19 +33,19 @@ class SliceSizer:
         self.rows = rows
 
     def observe(self, *, rows: int, elapsed_ns: int) -> None:
-        """Note that so many rows took so long."""
+        """Record the duration of a slice."""
         if rows == 0:
             return
         fitting = TARGET_NS * rows / max(elapsed_ns, 1)
-        # A short remainder says little about a full slice, so it may shrink the size but not raise it beyond reach.
+        # A short remainder says little about a full slice, so it may shrink the size but grow it only within a bound.
         ceiling = min(max(rows, self.rows) * MAX_GROWTH, MAX_ROWS)
-        # A slice during which the process had to wait for a core says little too: without a bound, a busy machine would
-        # get ever smaller slices, whose overhead makes it busier still.
+        # A slice during which the process waited for a core says little, too. Without a bound, a busy machine would get
+        # ever smaller slices, whose overhead makes it busier still.
         floor = rows / MAX_SHRINK
         self.rows = max(1, int(min(max(fitting, floor), ceiling)))
 
     def cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The batch in slices; the size is asked for anew before each one. Never leaves a sliver at the end."""
+        """The batch in slices; the size is recomputed before each one. Never leaves a tiny slice at the end."""
         start = 0
         while start < batch.num_rows:
             left = batch.num_rows - start

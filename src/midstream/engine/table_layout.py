@@ -1,12 +1,12 @@
-"""How tables of transactions are kept in an operator's state: where their rows lie, and what their bytes mean.
+"""How tables of transactions are stored in an operator's state: their keys and the layout of their values.
 
 A table of a domain is a range of stored keys in the domain's bin::
 
-    bin, namespace, domain (behind its length), name of the table (behind its length), key
+        bin, namespace, domain (after its length), name of the table (after its length), key
 
-Values are structs of fixed width behind four bytes that tell their layout, or pickled objects. A table that windows
-look at also has, for each key, what was written to it lately: a struct for each write, oldest first. State on disk
-holds these bytes; a unit test pins values of them.
+Values are fixed-width structs after four bytes that identify their layout, or pickled objects. A table that windows
+read also has, for each key, its recent writes: a struct for each write, oldest first. State on disk contains these
+bytes; a unit test pins examples.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from midstream.errors import StateError
 from midstream.flow.transactions import Table
+from midstream.state.integers import integer_matrix, integers_of
 from midstream.state.keys import MAX_STORED_KEY, Namespace
 from midstream.state.values import ObjectCodec
 
@@ -31,13 +32,12 @@ __all__ = ["HEAD", "TableLayout", "TableRows", "keys_of", "rows_of", "stored_key
 Array = npt.NDArray[Any]
 
 HEAD = 4
-"""Bytes in front of values that tell their layout."""
-_SIGN = np.uint64(1 << 63)
+"""Number of bytes before a value that identify its layout."""
 _STORED = {"double": "<f8", "bigint": "<i8", "boolean": "?"}
 
 
 def table_prefix(domain: bytes, table: str, namespace: Namespace = Namespace.TABLE) -> bytes:
-    """What all stored keys of a table begin with. ``domain`` is the stored key of its domain: bin, namespace, value.
+    """The prefix of all stored keys of a table. ``domain`` is the stored key of its domain: bin, namespace, value.
 
     >>> table_prefix(b"\\x07\\x00eu", "accounts")
     b'\\x07\\x1e\\x00\\x02eu\\x00\\x08accounts'
@@ -51,28 +51,28 @@ def _behind_length(value: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """How the values of a table are kept."""
+    """The encoding of a table's values."""
 
     table: Table
 
     @property
     def is_packed(self) -> bool:
-        """Whether values are structs; else they are pickled objects."""
+        """Whether values are structs; otherwise they are pickled objects."""
         return all(column.kind != "object" for column in self.table.columns)
 
     @property
     def digest(self) -> bytes:
-        """What tells this layout from others."""
+        """A digest that identifies this layout."""
         columns = [(column.name, column.kind) for column in self.table.columns]
         return hashlib.blake2b(repr((self.table.key, columns)).encode(), digest_size=HEAD).digest()
 
     def struct(self, *, with_time: bool) -> np.dtype[Any]:
-        """A value, or a write of it with its time."""
+        """The dtype of a value, or of a write with its time."""
         fields = [(f"c{number}", _STORED[column.kind]) for number, column in enumerate(self.table.columns)]
         return np.dtype([("time", "<i8"), *fields] if with_time else fields)
 
     def structs(self, columns: Sequence[Array], times: Array | None = None) -> Array:
-        """Values, or writes, as an array."""
+        """Values, or writes, as an array of structs."""
         rows = np.empty(len(columns[0]), self.struct(with_time=times is not None))
         if times is not None:
             rows["time"] = times
@@ -94,12 +94,12 @@ class TableLayout:
         return encoded
 
     def require(self, values: Sequence[bytes], width: int, what: str) -> None:
-        """All values were written with this layout."""
+        """Check that all values were written with this layout."""
         digest = self.digest
         if any(value[:HEAD] != digest or (len(value) - HEAD) % width for value in values):
             raise StateError(
-                f"{what}: the table {self.table.name!r} holds values of another layout than ({self._text()}). Give it "
-                f"another name, so that it starts empty, or take back what was changed about it"
+                f"{what}: the table {self.table.name!r} has values with another layout than ({self._text()}). Give it "
+                f"another name, so that it starts empty, or revert the change to it"
             )
 
     def _text(self) -> str:
@@ -107,12 +107,11 @@ class TableLayout:
 
 
 def stored_keys(prefix: bytes, keys: Any, table: Table) -> list[bytes]:
-    """The stored keys of keys of a table: a numpy array of whole numbers, or an Arrow array of strings."""
+    """The stored keys for keys of a table: a numpy array of whole numbers, or an Arrow array of strings."""
     if isinstance(keys, np.ndarray):
         matrix = np.empty((len(keys), len(prefix) + 8), np.uint8)
         matrix[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
-        encoded = (keys.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8")
-        matrix[:, len(prefix) :] = encoded.view(np.uint8).reshape(-1, 8)
+        matrix[:, len(prefix) :] = integer_matrix(keys)
         stored: list[bytes] = matrix.view(f"V{matrix.shape[1]}").reshape(-1).tolist()
         return stored
     texts = keys.cast(pa.binary())
@@ -120,22 +119,22 @@ def stored_keys(prefix: bytes, keys: Any, table: Table) -> list[bytes]:
     if len(prefix) + longest > MAX_STORED_KEY:
         raise StateError(
             f"table {table.name!r}: a key takes {longest} bytes; at most {MAX_STORED_KEY - len(prefix)} are allowed. "
-            f"Use a shorter key, for example a hash of it"
+            f"Use a shorter key, for example a hash"
         )
     found: list[bytes] = pc.binary_join_element_wise(pa.scalar(prefix, pa.binary()), texts, b"").to_pylist()
     return found
 
 
 def keys_of(stored: pa.Array, skip: int, table: Table) -> Any:
-    """The keys of a table, from stored ones that have so many bytes in front of them."""
+    """The keys of a table, given stored keys with a prefix of ``skip`` bytes."""
     rest = pc.binary_slice(stored, skip, MAX_STORED_KEY)
     if table.key == "string":
         return rest.cast(pa.string())
     words = np.frombuffer(b"".join(rest.to_pylist()), ">u8").astype(np.uint64)
-    return (words ^ _SIGN).view(np.int64)
+    return integers_of(words)
 
 
-# ── for people ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── for inspection ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ class TableRows:
 
 
 def rows_of(table: Table, rows: pa.Table, what: str) -> TableRows:
-    """What a table holds, of all that an operator's state holds (``rows``: stored keys and values)."""
+    """The contents of a table, given everything in an operator's state (``rows``: stored keys and values)."""
     name = _behind_length(table.name.encode())
     domains, keys, values = [], [], []
     for stored, value in zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True):

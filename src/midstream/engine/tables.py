@@ -1,4 +1,4 @@
-"""Tables of transactions at work: a source for the engine, and a place for what it changed."""
+"""Tables of transactions in state: a source for the transaction engine, and a store for its changes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class StoredTables:
-    """The tables of one domain, as a source for the engine and a place for what it changed.
+    """The tables of one domain, as a source for the engine and a store for its changes.
 
-    ``what`` names the operator in errors. What was loaded of the past is kept until the batch is applied.
+    ``what`` names the operator in errors. Histories that were loaded are kept until the batch is applied.
     """
 
     state: TaskState
@@ -38,8 +38,8 @@ class StoredTables:
     _past: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
 
     def load(self, table: Table, keys: Any) -> Sequence[Array]:
-        """The value of each key: an array per column, the default where a key is unknown."""
-        # Ascending, which is how the base reads fastest.
+        """The value of each key: one array per column, with the default for unknown keys."""
+        # Ascending, because the base reads fastest in that order.
         order = np.argsort(keys) if isinstance(keys, np.ndarray) else pc.sort_indices(keys).to_numpy()
         ascending = keys[order] if isinstance(keys, np.ndarray) else keys.take(pa.array(order))
         values = self.state.get_many(stored_keys(table_prefix(self.domain, table.name), ascending, table))
@@ -66,7 +66,7 @@ class StoredTables:
         return keys_of(stored, len(prefix), table)
 
     def history(self, table: Table, keys: Any) -> History:
-        """What was written to these keys lately."""
+        """Recent writes to these keys."""
         stored = stored_keys(table_prefix(self.domain, table.name, Namespace.TABLE_PAST), keys, table)
         values = self.state.get_many(stored)
         layout = TableLayout(table)
@@ -79,7 +79,7 @@ class StoredTables:
         return History(np.repeat(np.arange(len(values)), counts), rows["time"].astype(np.int64), layout.columns(rows))
 
     def apply(self, result: Result, tables: Sequence[Table], *, forget: Mapping[str, int | None]) -> None:
-        """Keep what a batch changed. ``forget`` says, for tables with a past, up to which time it is over."""
+        """Store the changes of a batch. ``forget`` has the time up to which a table's history is dropped."""
         for table in tables:
             if table.name in result.changes:
                 change = result.changes[table.name]
@@ -110,11 +110,11 @@ class StoredTables:
         return ObjectCodec(f"{self.what}, table {table.name!r}", lambda key: key.decode(errors="replace"))
 
     def _remember(self, table: Table, keys: Any, rows: Array, forget: int | None) -> None:
-        """Put what was written behind what is remembered of each key, and drop what no window can need any more."""
+        """Append the writes to the history of each key, and drop those that no window can need any more."""
         stored = np.array(stored_keys(table_prefix(self.domain, table.name, Namespace.TABLE_PAST), keys, table), object)
         past = self._past.get(table.name, {})
         head, width, struct = TableLayout(table).digest, rows.dtype.itemsize, rows.dtype
-        # Writes of one key lie together after a stable sort, in the order in which they ran.
+        # After a stable sort the writes to one key are contiguous, in execution order.
         codes = pa.array(stored, pa.binary()).dictionary_encode()
         order = np.argsort(codes.indices.to_numpy(), kind="stable")
         counts = np.bincount(codes.indices.to_numpy(), minlength=len(codes.dictionary))

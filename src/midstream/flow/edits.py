@@ -13,42 +13,14 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.data.ddl import closest
-from midstream.data.schema import joined_schema, parse_ddl, to_ddl, type_name
-from midstream.errors import FlowError, SchemaError
-from midstream.flow.aggregations import result_type
-from midstream.flow.branches import check_error_column
-from midstream.flow.functions import check_callable, refuse_timers
-from midstream.flow.inputs import describe_table
-from midstream.flow.model import (
-    Aggregate,
-    Distinct,
-    Filter,
-    FlatMap,
-    Form,
-    Graph,
-    How,
-    Join,
-    KeyBy,
-    Lookup,
-    Map,
-    OnError,
-    Operator,
-    Process,
-    Route,
-    Sink,
-    Spec,
-    Transact,
-    Transform,
-    Union,
-    port_schema,
-)
-from midstream.flow.transactions.binding import check_events, described, schema_of, traced, transactions_of
+from midstream.data.schema import parse_ddl
+from midstream.errors import FlowError
+from midstream.flow.functions import check_callable
+from midstream.flow.model import Graph, Operator, port_schema
+from midstream.flow.spec import InputChange, OnError, Spec
+from midstream.flow.validate import check_error_column
 
-__all__ = ["Update", "declares_columns", "function_takes", "revise"]
-
-_FUNCTIONS = Map | Filter | FlatMap | Route | Process | Transform | Transact
-_DECLARED = Map | FlatMap | Process | Transform
-"""Operators whose columns are what the user says they are."""
+__all__ = ["Update", "revise"]
 
 
 @dataclass(frozen=True)
@@ -72,26 +44,6 @@ class Update:
     migrate: Callable[[Any, Any], None] | None = None
     returns: str | None = None
     local: Callable[[pa.Table], pa.Table] | None = None
-
-
-def declares_columns(spec: Spec) -> bool:
-    """Whether the columns of an operator are what the user says, and do not follow from its inputs."""
-    return isinstance(spec, _DECLARED)
-
-
-def function_takes(spec: Spec) -> tuple[str, ...]:
-    """What the function of an operator is called with, in words."""
-    match spec:
-        case Transform():
-            return ("a DataFrame",)
-        case Process(form=Form.ROWS):
-            return ("a key", "a dict (one row)", "its state")
-        case Process():
-            return ("keys", "a pyarrow.RecordBatch", "its state")
-        case Map(form=Form.ROWS) | Filter(form=Form.ROWS) | FlatMap(form=Form.ROWS) | Route(form=Form.ROWS):
-            return ("a dict (one row)",)
-        case _:
-            return ("a pyarrow.RecordBatch",)
 
 
 def revise(graph: Graph, updates: Sequence[Update]) -> Graph:
@@ -121,10 +73,8 @@ def revise(graph: Graph, updates: Sequence[Update]) -> Graph:
         schema = op.schema
         if update is not None and update.returns is not None:
             schema = parse_ddl(update.returns)
-        elif isinstance(spec, Transact):
-            spec, schema = _transacted(op, spec, payloads[op.name], inputs[0])
-        elif not isinstance(spec, _DECLARED):
-            schema = _derived(replace(op, spec=spec), inputs)
+        else:
+            spec, schema = spec.derived(inputs, schema, payloads.get(op.name), f"{op.kind} {op.name!r}")
         revised[op.name] = replace(op, spec=spec, schema=schema)
     return Graph(graph.name, tuple(revised.values()), payloads, written_for)
 
@@ -138,7 +88,7 @@ def _by_operator(graph: Graph, updates: Iterable[Update]) -> dict[str, Update]:
                 f"{update!r:.60}"
             )
         if update.operator not in graph:
-            names = [op.name for op in graph if isinstance(op.spec, _FUNCTIONS | Lookup)]
+            names = [op.name for op in graph if op.spec.is_updatable]
             near = closest(str(update.operator), names)
             raise FlowError(
                 f"flow {graph.name!r} has no operator {update.operator!r}"
@@ -158,64 +108,14 @@ def _updated(op: Operator, update: Update) -> tuple[Spec, Any]:
     what = f"update of {op.kind} {op.name!r}"
     spec = op.spec
     if update.migrate is not None:
-        if not isinstance(spec, Process):
+        if not spec.keeps_user_state:
             raise FlowError(f"{what}: migrate= is for the state of a process; a {op.kind} keeps none of the user's")
         check_callable(update.migrate, op.name, "a key", "its state")
-    if update.returns is not None and not isinstance(spec, _DECLARED):
+    if update.returns is not None and not spec.declares_columns:
         raise FlowError(f"{what}: the columns of a {op.kind} follow from its input; leave out returns=")
-    if update.local is not None and not isinstance(spec, Transform):
+    if update.local is not None and not spec.divides:
         raise FlowError(f"{what}: local= is for transforms; the local runtime runs a {op.kind}'s function as it is")
-    if isinstance(spec, Lookup):
-        return _updated_lookup(spec, update, what)
-    if not isinstance(spec, _FUNCTIONS):
-        raise FlowError(
-            f"{what}: a {op.kind} has no function that could be replaced. What can be updated are map, filter, "
-            f"flat_map, route, process, transact, lookup (its table) and transform"
-        )
-    if isinstance(spec, Transact):
-        handed = update.function if isinstance(update.function, list | tuple) else (update.function,)
-        return spec, transactions_of(handed, what)
-    check_callable(update.function, op.name, *function_takes(spec))
-    if isinstance(spec, Process):
-        on_timer = getattr(update.function, "on_timer", None)
-        if on_timer is not None:
-            check_callable(on_timer, op.name, "a key", "a time", "its state")
-        return replace(spec, has_timers=on_timer is not None), update.function
-    refuse_timers(update.function, op.name)
-    if isinstance(spec, Transform):
-        if update.local is not None:
-            check_callable(update.local, op.name, "a pyarrow.Table")
-        return spec, (update.function, update.local)
-    return spec, update.function
-
-
-def _transacted(op: Operator, spec: Transact, payload: Any, events: pa.Schema) -> tuple[Transact, pa.Schema]:
-    """A transact with other transactions, or with events of other columns. Its tables stay as they are."""
-    what = f"{op.kind} {op.name!r}"
-    check_events(spec, events, what)
-    types = traced(payload, events, what)
-    revised = described(spec, types, what)
-    known = {table.name: table for table in spec.tables}
-    for table in revised.tables:
-        if known.get(table.name, table) != table:
-            raise SchemaError(
-                f"after the change {what} would have the table {table.name!r} as {table!r} instead of "
-                f"{known[table.name]!r}; what it holds cannot be converted. Give the new table another name"
-            )
-    return revised, schema_of(events, types, what)
-
-
-def _updated_lookup(spec: Lookup, update: Update, what: str) -> tuple[Spec, Any]:
-    table, schema = describe_table(update.function, what)
-    for _, theirs in spec.on:
-        if theirs not in schema.names or not schema.field(theirs).type.equals(spec.table_schema.field(theirs).type):
-            raise SchemaError(
-                f"{what}: the new table must have the column {theirs!r} of type "
-                f"{type_name(spec.table_schema.field(theirs).type)}, by which rows are looked up; it has "
-                f"({to_ddl(schema)})",
-                column=theirs,
-            )
-    return replace(spec, table_schema=schema), table
+    return spec.replaced(update.function, update.local, op.name, what)
 
 
 def _check_inputs(
@@ -226,68 +126,6 @@ def _check_inputs(
     ``written_for`` are the columns that its function was made for; None if the change brings another function.
     """
     for i, (old, new) in enumerate(zip(before, after, strict=True)):
-        if new.equals(old):
-            continue
-        what = f"the change gives {op.kind} {op.name!r} other columns: ({to_ddl(new)}) instead of ({to_ddl(old)})"
-        match op.spec:
-            case Join():
-                raise SchemaError(
-                    f"{what}. A join keeps whole rows, so they cannot change; keep the columns, or give the new ones "
-                    f"to an operator behind the join"
-                )
-            case Union() | Sink() | Transform() | Transact():
-                # Unions compare their inputs, a transact is traced anew, others depend on the time of the change.
-                pass
-            case Process(keys=keys) | Aggregate(keys=keys) | Distinct(keys=keys) | KeyBy(columns=keys):
-                # Aggregates with windows and distinct may need the event time as well.
-                times = [time for time in (getattr(op.spec, "time", None),) if time is not None]
-                _require([*keys, *times], old, new, f"{what}, and it needs")
-                if isinstance(op.spec, Process) and written_for is not None:
-                    _require(written_for[i].names, written_for[i], new, _advice(op, what))
-            case _ if written_for is not None:
-                _require(written_for[i].names, written_for[i], new, _advice(op, what))
-            case _:
-                pass
-
-
-def _advice(op: Operator, what: str) -> str:
-    return f"{what}. Add an Update({op.name!r}, …) to the change that can take them; it needs"
-
-
-def _require(names: Iterable[str], old: pa.Schema, new: pa.Schema, what: str) -> None:
-    """Refuse when one of these columns is gone or has another type."""
-    for name in names:
-        wanted = old.field(name).type
-        if name not in new.names or not new.field(name).type.equals(wanted):
-            raise SchemaError(f"{what} {name!r} of type {type_name(wanted)}", column=name)
-
-
-def _derived(op: Operator, inputs: list[pa.Schema]) -> pa.Schema:
-    """The columns of an operator whose columns follow from its inputs'."""
-    what = f"{op.kind} {op.name!r}"
-    match op.spec:
-        case Union():
-            for other in inputs[1:]:
-                if not other.equals(inputs[0]):
-                    raise SchemaError(
-                        f"after the change {what} would unite ({to_ddl(inputs[0])}) and ({to_ddl(other)}); update all "
-                        f"its inputs, so that they have the same columns"
-                    )
-            return inputs[0]
-        case Filter() | KeyBy() | Route() | Distinct() | Sink():
-            return inputs[0]
-        case Lookup(on=on, how=how, table_schema=table):
-            keys = [theirs for _, theirs in on]
-            return joined_schema(inputs[0], table, keys, nullable=how is How.LEFT, what=what)
-        case Aggregate(columns=columns):
-            for name, aggregation in columns:
-                found = result_type(aggregation, inputs[0], f"{what}, {name}")
-                if not found.equals(op.schema.field(name).type):
-                    raise SchemaError(
-                        f"after the change {what} would have to keep {name!r} as {type_name(found)} instead of "
-                        f"{type_name(op.schema.field(name).type)}; what it has kept so far cannot be converted",
-                        column=name,
-                    )
-            return op.schema
-        case _:
-            return op.schema
+        if not new.equals(old):
+            made_for = None if written_for is None else written_for[i]
+            op.spec.check_input(InputChange(op.name, op.kind, old, new, made_for))

@@ -12,6 +12,7 @@ import dis
 import functools
 import inspect
 import io
+import pickle
 import site
 import sys
 import sysconfig
@@ -101,18 +102,44 @@ def _dumps(value: Any) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Knows cached_property, which holds a lock in Python 3.11: classes that use it could not be pickled by value."""
+    """Pickles what is in a checkpoint for years: of midstream it may name what is public, and nothing else.
+
+    Knows cached_property, too, which holds a lock in Python 3.11: classes that use it could not be pickled by value.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, functools.cached_property):
-            return _cached_property, (obj.func, obj.attrname)
+            # Its name is set by the class statement, which a class that was pickled by value never sees.
+            return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
+        if isinstance(obj, _NAMED) and _is_midstreams(obj):
+            return _by_public_name(obj)
         return super().reducer_override(obj)
 
 
-def _cached_property(function: Any, name: str) -> functools.cached_property[Any]:
-    made = functools.cached_property(function)
-    made.attrname = name  # set by the class statement, which a class that was pickled by value never sees
-    return made
+_NAMED = type | types.FunctionType | types.ModuleType
+_PUBLIC = ("midstream", "midstream.errors", "midstream.testing")
+
+
+def _is_midstreams(obj: Any) -> bool:
+    """Whether a pickle would name it by a module of midstream that is not public."""
+    module = obj.__name__ if isinstance(obj, types.ModuleType) else obj.__module__
+    if str(module).partition(".")[0] != "midstream" or module in _PUBLIC:
+        return False
+    # Functions of doctests only pretend to be there, and are pickled by value.
+    return isinstance(obj, types.ModuleType) or getattr(sys.modules.get(module), obj.__name__, None) is obj
+
+
+def _by_public_name(obj: Any) -> tuple[Any, ...]:
+    """How a pickle finds a class, function or module of midstream again, wherever it will have been moved to."""
+    for name in _PUBLIC:
+        module = sys.modules.get(name)
+        for public in getattr(module, "__all__", ()):
+            if getattr(module, public) is obj:
+                return getattr, (module, public)
+    raise pickle.PicklingError(
+        f"{getattr(obj, '__qualname__', obj.__name__)} is internal to midstream, which may move or remove it; use the "
+        f"names of {', '.join(_PUBLIC)}"
+    )
 
 
 # cloudpickle's registry is the process's, and several threads may pack at once: how many of them need each module.

@@ -3,64 +3,24 @@
 The builder makes a :class:`Graph`, the planner reads it, and nothing ever changes one. An operator's description is
 kept apart from what the user handed over for it (a function, a table, a stream, a sink target): descriptions are
 small, comparable and picklable, and travel to workers; the user's objects stay on the driver until they are stored.
+
+The descriptions here are those that give a graph its structure; :mod:`midstream.operators` has all others.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from midstream.flow.aggregations import Aggregation, AggregationKind
-from midstream.flow.transactions.tables import Table
-from midstream.flow.windows import Window
-
-LATE = "late"
-"""The branch for rows that came too late for an operator's windows: the input's own rows."""
-
-LATE_RIGHT = "late_right"
-"""The same for the right input of a join."""
-
-ERRORS = "errors"
-"""The branch for bad rows of an operator with ``on_error="branch"``: the input's own columns, and the reason."""
-
-ERRORS_RIGHT = "errors_right"
-"""The same for the right input of a join."""
-
-ERROR_COLUMN = "error"
-"""The column of an errors branch that holds the reason."""
-
-
-class OnError(enum.StrEnum):
-    """What becomes of a bad row: the epoch fails, with the row in the error; or the row leaves by a branch."""
-
-    FAIL = "fail"
-    BRANCH = "branch"
-
-
-class Form(enum.StrEnum):
-    """How a function is called: with one dict per row, or with one Arrow record batch per slice."""
-
-    ROWS = "rows"
-    BATCHES = "batches"
-
-
-class Contract(enum.StrEnum):
-    """How many outputs one input can give; what decides which operators must change together."""
-
-    ONE_TO_ONE = "one-to-one"
-    ONE_TO_MANY = "one-to-many"
-
-
-class How(enum.StrEnum):
-    """What a lookup or join does with a (left) row that has no match: drop it, or keep it with nulls."""
-
-    INNER = "inner"
-    LEFT = "left"
+from midstream.data.schema import to_ddl
+from midstream.errors import FunctionError, SchemaError
+from midstream.flow.functions import check_callable, pack, refuse_timers
+from midstream.flow.spec import ERRORS_RIGHT, LATE_RIGHT, Contract, InputChange, OnError, Spec
+from midstream.storage.blobs import Blob
 
 
 @dataclass(frozen=True)
@@ -76,13 +36,16 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(Spec):
     """Rows come in. ``event_time`` names the column that says when an event happened or was due, if there is one;
     events may arrive ``delay_us`` later than others.
 
     Event times more than ``max_ahead_us`` ahead of the epoch's clock do not move the watermark. While the source has
     given no row for ``idle_us``, the watermark goes by the other sources.
     """
+
+    kind: ClassVar[str] = "source"
+    is_inlet: ClassVar[bool] = True
 
     event_time: str | None = None
     delay_us: int = 0
@@ -91,160 +54,118 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Map:
-    """Each row gives exactly one row."""
-
-    form: Form
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Keeps the rows for which the function says so."""
-
-    form: Form
-
-
-@dataclass(frozen=True)
-class FlatMap:
-    """Each row gives any number of rows."""
-
-    form: Form
-
-
-@dataclass(frozen=True)
-class KeyBy:
+class KeyBy(Spec):
     """Rows with equal values in ``columns`` meet in one task downstream: the operator before an exchange. Without
     columns all rows do."""
 
+    kind: ClassVar[str] = "key_by"
+
     columns: tuple[str, ...]
 
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """What a key_by is for."""
+        return self.columns
+
+    def check_input(self, change: InputChange) -> None:
+        """The key must stay."""
+        change.require(self.columns)
+
 
 @dataclass(frozen=True)
-class Union:
+class Union(Spec):
     """Rows of several streams of one schema, as one stream."""
 
+    kind: ClassVar[str] = "union"
 
-@dataclass(frozen=True)
-class Route:
-    """Each row goes to exactly one branch."""
+    def check_input(self, change: InputChange) -> None:
+        """Any columns will do, as long as all inputs have the same: see :meth:`derived`."""
 
-    form: Form
-    branches: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """Joins rows with a static table that every worker holds. ``on`` pairs stream columns with table columns."""
-
-    on: tuple[tuple[str, str], ...]
-    how: How
-    unique: bool
-    table_schema: pa.Schema
-
-
-@dataclass(frozen=True)
-class Transform:
-    """A DataFrame → DataFrame function that Catalyst runs on the epoch's rows; divides the flow."""
+    def derived(
+        self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
+    ) -> tuple[Spec, pa.Schema]:
+        """The columns that all inputs have."""
+        for other in inputs[1:]:
+            if not other.equals(inputs[0]):
+                raise SchemaError(
+                    f"after the change {what} would unite ({to_ddl(inputs[0])}) and ({to_ddl(other)}); update all its "
+                    f"inputs, so that they have the same columns"
+                )
+        return self, inputs[0]
 
 
 @dataclass(frozen=True)
-class Process:
-    """A user's function over each key's rows and state. ``keys`` are the columns of the key_by before it.
+class Transform(Spec):
+    """A DataFrame → DataFrame function that Catalyst runs on the epoch's rows; divides the flow.
 
-    ``ttl_us``: state of a key that was not written for so long is gone. ``unique`` is as in a :class:`Join`.
+    Its payload is a pair: the function, and the one that does the same in the local runtime, or None.
     """
 
-    keys: tuple[str, ...]
-    form: Form
-    one_to_one: bool = False
-    ttl_us: int | None = None
-    has_timers: bool = False
-    unique: bool = False
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """Aggregations per key: running ones, or per window of the event time in the column ``time``."""
-
-    keys: tuple[str, ...]
-    columns: tuple[tuple[str, Aggregation], ...]
-    window: Window | None = None
-    time: str | None = None
+    kind: ClassVar[str] = "transform"
+    is_inlet: ClassVar[bool] = True
+    is_outlet: ClassVar[bool] = True
+    runs_whole_epochs: ClassVar[bool] = True
+    is_updatable: ClassVar[bool] = True
+    declares_columns: ClassVar[bool] = True
 
     @property
-    def combinable(self) -> bool:
-        """Whether rows may be added up anywhere: not by windows, nor when their order counts."""
-        kinds = {aggregation.kind for _, aggregation in self.columns}
-        return self.window is None and AggregationKind.LAST not in kinds
-
-
-@dataclass(frozen=True)
-class Distinct:
-    """The first row of each key; with ``within_us`` the key is forgotten that long after that row's ``time``."""
-
-    keys: tuple[str, ...]
-    time: str | None = None
-    within_us: int | None = None
-
-
-@dataclass(frozen=True)
-class Join:
-    """Pairs of rows of two keyed streams with equal keys, in one window or at most ``within_us`` apart.
-
-    ``left_keys`` and ``right_keys`` correspond by position; ``left_time`` and ``right_time`` name the event times.
-    ``unique`` is the user's promise that at most one row comes out for each row of the *source*, as of a self-join on
-    the primary key, so that a change of what stands behind it may begin there. Unlike ``one_to_one`` it says nothing of
-    the operator's own inputs, and nothing checks it while the flow runs.
-    """
-
-    left_keys: tuple[str, ...]
-    right_keys: tuple[str, ...]
-    left_time: str
-    right_time: str
-    how: How
-    window: Window | None = None
-    within_us: int | None = None
-    unique: bool = False
+    def contract(self) -> Contract:
+        """A query gives what it likes."""
+        return Contract.ONE_TO_MANY
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The key columns as the result has them."""
-        return self.left_keys
+    def blocks(self) -> bool:
+        """It is one query over an epoch's rows."""
+        return True
 
+    def begins(self, branch: str) -> bool:
+        """Nothing is known of which row came of which."""
+        return True
 
-@dataclass(frozen=True)
-class Transact:
-    """Each row triggers a transaction over tables that all of them share, in the order of the column ``order_by``.
-
-    ``which`` is the column that says by name which of the ``transactions`` a row triggers; rows that agree in the
-    column ``domain`` have tables of their own. ``timed``: ``order_by`` is the event time of the source, so rows of
-    before the watermark are late.
-    """
-
-    transactions: tuple[str, ...]
-    tables: tuple[Table, ...]
-    order_by: str
-    which: str | None = None
-    domain: str | None = None
-    timed: bool = False
+    def gives_many(self, branch: str) -> bool:
+        """Whatever it makes is a source row of what follows."""
+        return False
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The columns by which rows were brought together: none if all of them were."""
-        return () if self.domain is None else (self.domain,)
+    def function_takes(self) -> tuple[str, ...]:
+        """What Catalyst works on."""
+        return ("a DataFrame",)
+
+    def packed(self, payload: Any, operator: str) -> Blob | None:
+        """For those who go back to it later. It runs on the driver and may hold DataFrames, which cannot be stored."""
+        try:
+            return pack(payload[0], operator)
+        except FunctionError:
+            return None
+
+    def replaced(self, function: Any, local: Any, operator: str, what: str) -> tuple[Spec, Any]:
+        """Another function for each runtime."""
+        check_callable(function, operator, *self.function_takes)
+        refuse_timers(function, operator)
+        if local is not None:
+            check_callable(local, operator, "a pyarrow.Table")
+        return self, (function, local)
+
+    def check_input(self, change: InputChange) -> None:
+        """Whether the query can take them is for Catalyst to say."""
 
 
 @dataclass(frozen=True)
-class Sink:
+class Sink(Spec):
     """Rows go out. ``drains`` says that its writer reads every row exactly once, so that none need be kept for it."""
+
+    kind: ClassVar[str] = "sink"
+    is_outlet: ClassVar[bool] = True
 
     drains: bool = True
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """None: nothing follows a sink."""
+        return ()
 
-Stateful = Process | Aggregate | Distinct | Join | Transact
-"""Operators that keep state; they stand behind a key_by."""
-
-Spec = Source | Map | Filter | FlatMap | KeyBy | Union | Route | Lookup | Transform | Sink | Stateful
+    def check_input(self, change: InputChange) -> None:
+        """It depends on when the change takes effect, which is looked at later."""
 
 
 @dataclass(frozen=True)
@@ -262,54 +183,29 @@ class Operator:
 
     @property
     def kind(self) -> str:
-        """The operator's kind as the user would say it.
-
-        >>> Operator("m", FlatMap(Form.ROWS), (), pa.schema([])).kind
-        'flat_map'
-        """
-        name = type(self.spec).__name__
-        return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+        """The operator's kind as the user would say it."""
+        return self.spec.kind
 
     @property
     def ports(self) -> tuple[Port, ...]:
         """The operator's outputs, in order."""
-        match self.spec:
-            case Sink():
-                branches: tuple[str, ...] = ()
-            case Route():
-                branches = self.spec.branches
-            case _:
-                branches = ("", *self.late_branches)
-        return tuple(Port(self.name, branch) for branch in (*branches, *self.error_branches))
+        spec = self.spec
+        return tuple(Port(self.name, each) for each in (*spec.outputs, *spec.late_branches, *self.error_branches))
 
     @property
     def late_branches(self) -> tuple[str, ...]:
         """The branches for late rows, one for each input that may have some."""
-        match self.spec:
-            case Join():
-                return (LATE, LATE_RIGHT)
-            case Aggregate(window=window) if window is not None:
-                return (LATE,)
-            case Transact(timed=True):
-                return (LATE,)
-            case _:
-                return ()
+        return self.spec.late_branches
 
     @property
     def error_branches(self) -> tuple[str, ...]:
         """The branches for bad rows, one for each input; none when a bad row fails the epoch."""
-        if self.on_error is OnError.FAIL:
-            return ()
-        return (ERRORS, ERRORS_RIGHT) if isinstance(self.spec, Join) else (ERRORS,)
+        return () if self.on_error is OnError.FAIL else self.spec.error_branches
 
     @property
     def contract(self) -> Contract:
         """How many outputs one input can give, over all of the operator's ports."""
-        match self.spec:
-            case FlatMap() | Transform() | Lookup(unique=False) | Aggregate() | Join() | Process(one_to_one=False):
-                return Contract.ONE_TO_MANY
-            case _:
-                return Contract.ONE_TO_ONE
+        return self.spec.contract
 
 
 def port_schema(operators: Mapping[str, Operator], port: Port) -> pa.Schema:
@@ -318,24 +214,11 @@ def port_schema(operators: Mapping[str, Operator], port: Port) -> pa.Schema:
     if port.branch in producer.late_branches:
         return port_schema(operators, producer.inputs[port.branch == LATE_RIGHT])
     if port.branch in producer.error_branches:
-        if isinstance(producer.spec, Source):
-            return errors_schema(producer.spec, producer.schema)
-        return errors_schema(producer.spec, port_schema(operators, producer.inputs[port.branch == ERRORS_RIGHT]))
+        takes = producer.schema  # of a source, which has no input
+        if producer.inputs:
+            takes = port_schema(operators, producer.inputs[port.branch == ERRORS_RIGHT])
+        return producer.spec.errors_schema(takes)
     return producer.schema
-
-
-def errors_schema(spec: Spec, takes: pa.Schema) -> pa.Schema:
-    """Schema of the bad rows of an operator: the columns that it takes, and the reason.
-
-    Where a timer of a process fails there is no row, only a key, so the other columns may be null.
-
-    >>> errors_schema(Map(Form.ROWS), pa.schema([("n", pa.int64())])).names
-    ['n', 'error']
-    """
-    columns = list(takes)
-    if isinstance(spec, Process):
-        columns = [column if column.name in spec.keys else column.with_nullable(True) for column in columns]
-    return pa.schema([*columns, pa.field(ERROR_COLUMN, pa.string(), nullable=False)])
 
 
 @dataclass(frozen=True)
@@ -381,6 +264,11 @@ class Graph:
         """All operators of one kind, e.g. ``graph.of(Sink)``."""
         return tuple(op for op in self.operators if isinstance(op.spec, spec))
 
+    @cached_property
+    def sources(self) -> dict[str, Source]:
+        """The descriptions of all sources, by name."""
+        return {op.name: op.spec for op in self.operators if isinstance(op.spec, Source)}
+
     def schema_of(self, port: Port) -> pa.Schema:
         """Schema of the rows that leave a port. Late rows are as they came in; bad ones have the reason, too."""
         return port_schema(self._by_name, port)
@@ -408,8 +296,8 @@ class Graph:
         above: dict[str, dict[str, None]] = {}
         for op in self.operators:
             columns = dict.fromkeys(column for port in op.inputs for column in above[self._carrier(port)])
-            if isinstance(op.spec, Source) and op.spec.event_time:
-                columns[op.spec.event_time] = None
+            if op.name in self.sources and (time := self.sources[op.name].event_time):
+                columns[time] = None
             above[op.name] = {
                 column: None
                 for column in columns
@@ -419,7 +307,7 @@ class Graph:
 
     def is_keyed(self, port: Port) -> bool:
         """Whether rows that leave by this port go to the task that owns their key. Bad rows have none."""
-        return isinstance(self[port.operator].spec, KeyBy) and not port.branch
+        return self[port.operator].spec.partition_by is not None and not port.branch
 
     @property
     def edges(self) -> tuple[tuple[Port, str], ...]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import pyarrow as pa
+
 from midstream.data.ddl import closest
-from midstream.errors import FlowError
-from midstream.flow.model import Graph, Operator, Sink, Source
+from midstream.data.schema import to_ddl
+from midstream.errors import FlowError, SchemaError
+from midstream.flow.model import Graph, Operator, Sink
+from midstream.flow.spec import ERROR_COLUMN
 
 _NAME = re.compile(r"[^\W\d][\w .\-]*")
 MAX_NAME = 100
@@ -28,6 +32,16 @@ def check_name(name: object, what: str) -> str:
             f"metrics."
         )
     return name
+
+
+def check_error_column(takes: pa.Schema, what: str) -> None:
+    """The errors branch adds a column to those of the rows; they must not have one of that name."""
+    if ERROR_COLUMN in (name.lower() for name in takes.names):
+        raise SchemaError(
+            f"{what}: with on_error='branch' bad rows get the column {ERROR_COLUMN!r}, but the rows have one of that "
+            f"name already ({to_ddl(takes)}); rename it in a map before",
+            column=ERROR_COLUMN,
+        )
 
 
 def validate(graph: Graph) -> Graph:
@@ -91,7 +105,7 @@ def _find_cycle(graph: Graph) -> list[str]:
 
 
 def _has_ends(graph: Graph) -> None:
-    if not graph.of(Source):
+    if not graph.sources:
         raise FlowError(f"flow {graph.name!r} has no source; add one with flow.source(name, stream)")
     if not graph.of(Sink):
         raise FlowError(f"flow {graph.name!r} has no sink; end a stream with stream.sink(name, target)")
@@ -107,11 +121,11 @@ def _nothing_dangles(graph: Graph) -> None:
 
 
 def _idle_among_others(graph: Graph) -> None:
-    timed = [op for op in graph.of(Source) if isinstance(op.spec, Source) and op.spec.event_time is not None]
-    for op in timed:
-        if isinstance(op.spec, Source) and op.spec.idle_us is not None and len(timed) == 1:
+    timed = {name: source for name, source in graph.sources.items() if source.event_time is not None}
+    for name, source in timed.items():
+        if source.idle_us is not None and len(timed) == 1:
             raise FlowError(
-                f"source {op.name!r}: idle= lets the watermark go by the other sources, but no other source of flow "
+                f"source {name!r}: idle= lets the watermark go by the other sources, but no other source of flow "
                 f"{graph.name!r} has event times, so there is nothing to go by; leave out idle="
             )
 

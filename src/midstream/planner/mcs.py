@@ -41,7 +41,10 @@ def covering(graph: Graph, chosen: Collection[str]) -> frozenset[str]:
     """The operators of the MCS of the chosen ones.
 
     >>> import pyarrow as pa
-    >>> from midstream.flow.model import Filter, Form, Map, Operator, Port, Sink, Source
+    >>> from midstream.flow.model import Operator, Port, Sink, Source
+    >>> from midstream.flow.spec import Form
+    >>> from midstream.operators.filter import Filter
+    >>> from midstream.operators.map import Map
     >>> rows = pa.schema([])
     >>> graph = Graph("g", (
     ...     Operator("in", Source(), (), rows),

@@ -6,16 +6,20 @@ use. A program is itself a blob, so a task is told one digest and has everything
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from midstream.flow.model import Aggregate, Graph, Operator, Source, Transform
-from midstream.ids import Digest, Revision, WireId
+from midstream.flow.graph_format import CODEC
+from midstream.flow.model import Graph, Operator, Source
+from midstream.ids import BinId, Digest, PartitionId, Revision, StageIndex, WireId
+from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan, Stage, Wire
 from midstream.storage.blobs import Blob
+from midstream.storage.documents import read_document, write_document
+
+_WHAT = "a program of a stage in the checkpoint"
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class StageProgram:
     event_times: Mapping[str, str]
     blobs: Mapping[str, Digest]
     onward: frozenset[WireId]
+    assignments: Mapping[StageIndex, Assignment]
+    """Of this stage, of the next one, and of those that wires from here lead to, as far as they have one."""
     combines: Mapping[WireId, Operator]
     """Wires that start here and lead to nothing but one operator whose rows may be added up before."""
     migrations: Mapping[str, tuple[StateMigration, ...]]
@@ -62,6 +68,11 @@ class StageProgram:
         """The blobs of all operators."""
         return frozenset(digest for op in self.operators for digest in self.digests_of(op.name))
 
+    def owned_by(self, partition: PartitionId) -> tuple[BinId, ...]:
+        """The bins that a task owns; none in a stage that is not behind an exchange."""
+        assignment = self.assignments.get(self.stage.index)
+        return () if assignment is None else assignment.owned_by(partition)
+
     def operator(self, name: str) -> Operator:
         """One of the operators."""
         return next(op for op in self.operators if op.name == name)
@@ -73,29 +84,37 @@ class StageProgram:
         return {name: source for name, source in sources if source.event_time is not None}
 
     def to_blob(self) -> Blob:
-        """The program as a blob of the store."""
-        return Blob.of(pickle.dumps(self, protocol=5))
+        """The program as a blob of the store: a document, the same for equal programs."""
+        return Blob.of(write_document(CODEC.encode(self, StageProgram)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StageProgram:
-        """Read a stored program. Only the driver writes to the store, and digests are checked when it is read."""
-        program = pickle.loads(data)
-        assert isinstance(program, cls)
+        """Read a stored program; refuses one that another version of midstream wrote in another way."""
+        program: StageProgram = CODEC.decode(read_document(data, _WHAT), cls, _WHAT)
         return program
 
 
+def pack_blobs(graph: Graph) -> dict[str, Blob]:
+    """Functions and tables of all operators, ready to store. Used by both runtimes, before :func:`link`."""
+    packed = ((op.name, op.spec.packed(graph.payloads.get(op.name), op.name)) for op in graph)
+    return {name: blob for name, blob in packed if blob is not None}
+
+
 def link(
-    plan: Plan, blobs: Mapping[str, Digest], migrations: Mapping[str, tuple[StateMigration, ...]] | None = None
+    plan: Plan,
+    blobs: Mapping[str, Digest],
+    migrations: Mapping[str, tuple[StateMigration, ...]],
+    assignments: Mapping[StageIndex, Assignment],
 ) -> tuple[StageProgram, ...]:
     """One program per stage. ``blobs`` names the stored function or table of each operator that has one."""
-    migrations = migrations or {}
     times = plan.graph.event_times
-    has_event_times = any(op.spec.event_time is not None for op in plan.graph if isinstance(op.spec, Source))
+    has_event_times = any(source.event_time is not None for source in plan.graph.sources.values())
     programs = []
     for stage in plan.stages:
         operators = tuple(plan.graph[name] for name in stage.operators)
         touched = {*stage.receives, *stage.carries, *stage.emits}
         following = plan.stages[stage.index + 1] if stage.index + 1 < len(plan.stages) else None
+        involved = {stage.index, stage.index + 1, *(wire.target for wire in plan.wires if wire.id in stage.emits)}
         programs.append(
             StageProgram(
                 stage=stage,
@@ -107,6 +126,7 @@ def link(
                 # A transform runs on the driver; workers must not load it.
                 blobs={op.name: blobs[op.name] for op in operators if _has_blob(op, blobs)},
                 onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
+                assignments={index: each for index, each in assignments.items() if index in involved},
                 combines=_combinable(plan, stage),
                 migrations={op.name: migrations[op.name] for op in operators if op.name in migrations},
                 has_event_times=has_event_times,
@@ -116,7 +136,7 @@ def link(
 
 
 def _has_blob(op: Operator, blobs: Mapping[str, Digest]) -> bool:
-    return op.name in blobs and not isinstance(op.spec, Transform)
+    return op.name in blobs and not op.spec.is_outlet
 
 
 def _combinable(plan: Plan, stage: Stage) -> dict[WireId, Operator]:
@@ -125,13 +145,13 @@ def _combinable(plan: Plan, stage: Stage) -> dict[WireId, Operator]:
         consumers = [plan.graph[name] for name in wire.consumers]
         if wire.id in stage.emits and wire.key is not None and len(consumers) == 1:
             [consumer] = consumers
-            if isinstance(consumer.spec, Aggregate) and consumer.spec.combinable:
+            if consumer.spec.combinable:
                 found[wire.id] = consumer
     return found
 
 
 def _input_schemas(graph: Graph, op: Operator) -> tuple[pa.Schema, ...]:
     """A transform's rows enter a stage as its result, so an inlet takes what it emits."""
-    if isinstance(op.spec, Source | Transform):
+    if op.spec.is_inlet:
         return (op.schema,)
     return tuple(graph.schema_of(port) for port in op.inputs)

@@ -27,9 +27,9 @@ import enum
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from midstream.flow.model import Aggregate, Contract, Graph, How, Join, Lookup, Operator, Port, Transact, Transform
+from midstream.flow.model import Graph, Operator, Port
 
-__all__ = ["Pruned", "Rule", "blocks", "find_forks"]
+__all__ = ["Pruned", "Rule", "find_forks"]
 
 _Edges = list[tuple[Port, str]]
 
@@ -52,15 +52,6 @@ class Pruned:
     updated: str
     rule: Rule
     why: str
-
-
-def blocks(operator: Operator) -> bool:
-    """Whether an operator speaks at the end of an epoch too, when it no longer knows which rows came after a change."""
-    match operator.spec:
-        case Aggregate() | Transform() | Transact() | Join(how=How.LEFT):
-            return True
-        case _:
-            return False
 
 
 def find_forks(graph: Graph, updated: Collection[str], prune: bool) -> tuple[frozenset[str], tuple[Pruned, ...]]:
@@ -107,13 +98,13 @@ class _Behind:
             # Nothing protects an updated operator from meeting several rows itself, not even that it is unique.
             self._meets[op.name] = op.name
             return
-        passing = [(port, reader) for port, reader in leading if not _begins(op, port)]
+        passing = [(port, reader) for port, reader in leading if not op.spec.begins(port.branch)]
         if not passing:
             return
         self._meets[op.name] = self._first(passing)
         gate = self._common_gate(passing)
         # The promise is about pairs, not about late and bad rows, of which an operator has as many as came.
-        if gate is None and _is_unique(op) and not any(port.branch for port, _ in passing):
+        if gate is None and op.spec.is_unique and not any(port.branch for port, _ in passing):
             gate = op.name
         if gate is not None:
             self._gate[op.name] = gate
@@ -144,7 +135,7 @@ class _Behind:
         alone = leading[0][1] if len(leading) == 1 else None
         if alone is not None and not _gives_many(op, port):
             return Rule.EDGE_WISE, f"it gives each reader one row at most, and only {alone!r} leads to the change"
-        if alone is not None and _is_unique(op):
+        if alone is not None and op.spec.is_unique:
             why = f"it gives one row at most for each source row, and only {alone!r} leads to the change"
             return Rule.UNIQUENESS, why
         gate = self._common_gate(leading)
@@ -166,30 +157,7 @@ class _Behind:
         return gates.pop() if len(gates) == 1 else None
 
 
-def _begins(op: Operator, port: Port) -> bool:
-    """Whether rows that leave by this port are rows of a new source, rather than on behalf of a row that came."""
-    match op.spec:
-        case Transform():
-            return True
-        case Aggregate():
-            return not port.branch
-        case _:
-            return False
-
-
 def _gives_many(op: Operator, port: Port) -> bool:
     """Whether several rows may leave by a port on behalf of one that came."""
-    if port.branch in op.error_branches:  # a bad row comes out as it came, whatever good ones become
-        return False
-    match op.spec:
-        case Aggregate() | Transform():  # whatever they make is a source row of what follows
-            return False
-        case Join():  # a late row comes out as it came
-            return not port.branch
-        case _:
-            return op.contract is Contract.ONE_TO_MANY
-
-
-def _is_unique(op: Operator) -> bool:
-    # A lookup is called unique if its table's keys are, which is what its contract says already.
-    return bool(getattr(op.spec, "unique", False)) and not isinstance(op.spec, Lookup)
+    # A bad row comes out as it came, whatever good ones become.
+    return port.branch not in op.error_branches and op.spec.gives_many(port.branch)

@@ -6,7 +6,8 @@ The vocabulary, from large to small:
 * A *stage* is the operators of one segment that need equally many exchanges before them (their *depth*). Stages of a
   segment form one straight chain with a single exchange between neighbours, whatever the shape of the graph.
 * A *wire* carries the rows of one output port to a later place: a later stage, or an *outlet* (a transform or sink at
-  the end of a segment). Consumers in one place share a wire, so rows that are needed twice there travel once.
+  the end of a segment). Consumers in one place share a wire, so rows that are needed twice there travel once. Port and
+  place make a wire what it is: it has the same number in all plans of a job.
 
 :func:`compile_plan` is a list of passes, each a pure function of what the ones before it found.
 """
@@ -16,8 +17,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
-from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Transform
+from midstream.flow.model import Graph, Operator, Port, Sink
 from midstream.ids import StageIndex, WireId
 
 
@@ -65,6 +67,26 @@ class Wire:
 
 
 @dataclass(frozen=True)
+class NumberedWire:
+    """What makes a wire the same in two plans, where it leads (None: to outlets) included, and its number."""
+
+    port: Port
+    target: Place | None
+    id: WireId
+
+
+@dataclass(frozen=True)
+class WireNumbers:
+    """Which wires have had which numbers in a job: ``wires`` are those of its newest plan, ``used`` counts all."""
+
+    wires: tuple[NumberedWire, ...] = ()
+    used: int = 0
+
+
+_NO_WIRES = WireNumbers()
+
+
+@dataclass(frozen=True)
 class Stage:
     """One link of the chain.
 
@@ -99,10 +121,20 @@ class Plan:
     stages: tuple[Stage, ...]
     wires: tuple[Wire, ...]
     feeds: Mapping[str, WireId | str]
+    numbers: WireNumbers
+
+    def wire(self, number: WireId) -> Wire:
+        """A wire by its number."""
+        return next(wire for wire in self.wires if wire.id == number)
 
     def segment(self, number: int) -> tuple[Stage, ...]:
         """The stages of one segment, in order."""
         return tuple(stage for stage in self.stages if stage.segment == number)
+
+    @property
+    def exchanged(self) -> tuple[StageIndex, ...]:
+        """The stages behind an exchange. The others have as many partitions as what they read."""
+        return tuple(after.index for stage, after in pairwise(self.stages) if stage.leaves is Leaves.EXCHANGE)
 
     @property
     def segments(self) -> int:
@@ -130,11 +162,16 @@ class Plan:
         return "\n".join(lines)
 
 
-def compile_plan(graph: Graph) -> Plan:
+def compile_plan(graph: Graph, before: WireNumbers = _NO_WIRES) -> Plan:
     """Compile a validated graph.
 
+    ``before`` are the numbers of the job's plan until now: wires that were there keep theirs, and no number is ever
+    given to another wire, so that rows on their way are never mistaken for others.
+
     >>> import pyarrow as pa
-    >>> from midstream.flow.model import Form, Map
+    >>> from midstream.flow.model import KeyBy, Source
+    >>> from midstream.flow.spec import Form
+    >>> from midstream.operators.map import Map
     >>> rows = pa.schema([("user", pa.string())])
     >>> graph = Graph("g", (
     ...     Operator("in", Source(), (), rows),
@@ -157,15 +194,10 @@ def compile_plan(graph: Graph) -> Plan:
     """
     places = place_operators(graph)
     runs_at = number_stages(graph, places)
-    wires = lay_wires(graph, places, runs_at)
+    wires, numbers = lay_wires(graph, places, runs_at, before)
     feeds = feed_outlets(graph, wires)
     stages = assemble_stages(graph, runs_at, wires)
-    return Plan(graph, stages, wires, feeds)
-
-
-def is_outlet(operator: Operator) -> bool:
-    """Whether Catalyst runs this operator (a transform or a sink) rather than a stage."""
-    return isinstance(operator.spec, Transform | Sink)
+    return Plan(graph, stages, wires, feeds, numbers)
 
 
 def place_operators(graph: Graph) -> dict[str, Place]:
@@ -177,7 +209,7 @@ def place_operators(graph: Graph) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for op in graph:
         place = max((_arrival(graph, places, port, op) for port in op.inputs), default=Place(0, 0))
-        keyed = any(graph.is_keyed(port) for port in op.inputs) and not is_outlet(op)
+        keyed = any(graph.is_keyed(port) for port in op.inputs) and not op.spec.is_outlet
         # Where a segment starts there is no exchange, so rows keyed in an earlier one would not have met yet.
         places[op.name] = Place(place.segment, 1) if keyed and place.depth == 0 else place
     return places
@@ -185,11 +217,11 @@ def place_operators(graph: Graph) -> dict[str, Place]:
 
 def _arrival(graph: Graph, places: Mapping[str, Place], port: Port, consumer: Operator) -> Place:
     producer, place = graph[port.operator], places[port.operator]
-    if is_outlet(consumer):
+    if consumer.spec.is_outlet:
         return place
     if graph.is_keyed(port):
         return Place(place.segment, place.depth + 1)
-    return Place(place.segment + 1, 0) if isinstance(producer.spec, Transform) else place
+    return Place(place.segment + 1, 0) if producer.spec.divides else place
 
 
 def number_stages(graph: Graph, places: Mapping[str, Place]) -> dict[str, tuple[StageIndex, int]]:
@@ -199,38 +231,51 @@ def number_stages(graph: Graph, places: Mapping[str, Place]) -> dict[str, tuple[
     """
     runs_at: dict[str, Place] = {}
     for op in graph:
-        if isinstance(op.spec, Transform):
-            if any(not is_outlet(graph[name]) for name in graph.consumers(Port(op.name))):
+        if op.spec.divides:
+            if any(not graph[name].spec.is_outlet for name in graph.consumers(Port(op.name))):
                 runs_at[op.name] = Place(places[op.name].segment + 1, 0)
-        elif not isinstance(op.spec, Sink):
+        elif not op.spec.is_outlet:
             runs_at[op.name] = places[op.name]
     index = {place: StageIndex(i) for i, place in enumerate(sorted(set(runs_at.values())))}
     return {name: (index[place], place.segment) for name, place in runs_at.items()}
 
 
 def lay_wires(
-    graph: Graph, places: Mapping[str, Place], runs_at: Mapping[str, tuple[StageIndex, int]]
-) -> tuple[Wire, ...]:
-    """Pass 3: one wire for each port and each later place that consumes it, in the graph's order."""
+    graph: Graph,
+    places: Mapping[str, Place],
+    runs_at: Mapping[str, tuple[StageIndex, int]],
+    before: WireNumbers,
+) -> tuple[tuple[Wire, ...], WireNumbers]:
+    """Pass 3: one wire for each port and each later place that consumes it, in the graph's order.
+
+    A wire that was there before keeps its number; others are given the next that no wire has had.
+    """
+    known = {(each.port, each.target): each.id for each in before.wires}
+    used = before.used
     wires: list[Wire] = []
+    numbered: list[NumberedWire] = []
     for op in graph:
         if op.name not in runs_at:
             continue
         origin, segment = runs_at[op.name]
         for port in op.ports:
-            key = op.spec.columns if isinstance(op.spec, KeyBy) and graph.is_keyed(port) else None
+            key = op.spec.partition_by if graph.is_keyed(port) else None
             ends: dict[StageIndex | None, list[str]] = {}
             for name in graph.consumers(port):
-                if is_outlet(graph[name]):
+                if graph[name].spec.is_outlet:
                     # A transform's own outlets read its DataFrame; no wire is needed.
-                    if not isinstance(op.spec, Transform):
+                    if not op.spec.divides:
                         ends.setdefault(None, []).append(name)
                 elif runs_at[name][0] != origin:
                     ends.setdefault(runs_at[name][0], []).append(name)
             for end, names in ends.items():
+                target = None if end is None else places[names[0]]
+                if (number := known.get((port, target))) is None:
+                    number, used = WireId(used), used + 1
+                numbered.append(NumberedWire(port, target, number))
                 wires.append(
                     Wire(
-                        id=WireId(len(wires)),
+                        id=number,
                         port=port,
                         origin=origin,
                         target=end,
@@ -239,13 +284,13 @@ def lay_wires(
                         segment=segment,
                     )
                 )
-    return tuple(wires)
+    return tuple(wires), WireNumbers(tuple(numbered), used)
 
 
 def feed_outlets(graph: Graph, wires: Iterable[Wire]) -> dict[str, WireId | str]:
     """Pass 4: where each transform and sink takes its rows from."""
     by_consumer = {name: wire.id for wire in wires if wire.target is None for name in wire.consumers}
-    return {op.name: by_consumer.get(op.name, op.inputs[0].operator) for op in graph if is_outlet(op)}
+    return {op.name: by_consumer.get(op.name, op.inputs[0].operator) for op in graph if op.spec.is_outlet}
 
 
 def assemble_stages(
@@ -266,7 +311,7 @@ def assemble_stages(
                 segment=segment,
                 operators=tuple(op.name for op in operators),
                 # By name: Spark numbers a query's sources by position, and a script may declare them in another order.
-                inlets=tuple(sorted(op.name for op in operators if isinstance(op.spec, Source | Transform))),
+                inlets=tuple(sorted(op.name for op in operators if op.spec.is_inlet)),
                 receives=tuple(wire.id for wire in wires if wire.target == index),
                 carries=tuple(wire.id for wire in carries),
                 emits=tuple(wire.id for wire in emits),

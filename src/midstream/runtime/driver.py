@@ -3,11 +3,12 @@
 Both runtimes use it, so that simulations run what production runs. It knows neither Spark nor sockets: a runtime
 computes the epochs, says what became of them, and lends it a control plane and a few hands (:class:`Edge`).
 
-An epoch goes through these steps::
+An epoch goes through these steps (:meth:`Driver.run`)::
 
-    begin ──► (the runtime computes, sinks write) ──► commit: 1. sealed  2. manifest written  3. counted
-      │                      │
-      │                      └──► failed: run again, or the job fails
+    begin ──► the runtime computes, sinks write ──► commit: sealed, manifest written, counted
+      │                      │                         │
+      │                      └──► failed ◄─────────────┘ not whole, or given up meanwhile
+      │                             └──► run again, or the job fails
       └──► None: the epoch has a manifest already, so nothing is owed (a crash came before Spark's own commit)
 
 Two kinds of threads meet here: the runtime's, which runs epochs, and users', which request changes. A lock keeps them
@@ -26,7 +27,7 @@ from typing import Protocol
 
 from midstream.change.change import Change
 from midstream.change.configuration import Configuration
-from midstream.change.preflight import Samples, try_updates
+from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request, RunFailure
 from midstream.checkpoint.audit_files import keep_index
@@ -35,41 +36,42 @@ from midstream.checkpoint.location import Checkpoint, Manifest
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.messages import (
     AuditOrder,
-    ChangeBegun,
     ChangeNoted,
     Commit,
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
+    Event,
     GiveUpRun,
     Instruction,
+    Reject,
     TaskFailed,
 )
 from midstream.errors import CheckpointError, MidstreamError, ProtocolError
+from midstream.flow.model import Graph
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
 from midstream.planner.change_plan import Scheduler
-from midstream.runtime.reporting import epoch_progress, explain
+from midstream.runtime.reporting import cause_of, epoch_progress, explain
 
-__all__ = ["BatchEntry", "Control", "Driver", "Edge", "OpenRun"]
+__all__ = ["BatchEntry", "Control", "Driver", "DriverCrashed", "Edge", "OpenRun"]
 
 _log = logging.getLogger("midstream")
+
+
+class DriverCrashed(Exception):
+    """Raised by tests in place of the death of this process: nothing follows from it here."""
 
 
 class Control(Protocol):
     """The coordinator, as the driver speaks to it."""
 
-    def open(self, event: EpochOpened) -> None:
-        """A run begins."""
+    def tell(self, event: Event) -> Sequence[Instruction]:
+        """Have the coordinator take an event and send what it has for tasks; gives what the driver must know."""
 
-    def begin(self, event: ChangeBegun) -> Sequence[Instruction]:
-        """A change is to take effect in the run in progress; gives what the driver must know."""
-
-    def seal(self, event: EpochSealed) -> Commit:
-        """What to commit; raises :class:`ProtocolError` if the epoch is not whole."""
-
-    def abandon(self, event: EpochAbandoned) -> tuple[TaskFailed, ...]:
-        """The run is over without success; gives the failures that its tasks reported."""
+    @property
+    def failures(self) -> tuple[TaskFailed, ...]:
+        """The failures that tasks of the run in progress have reported."""
 
     def journal(self) -> bytes:
         """The events of the newest run."""
@@ -77,6 +79,12 @@ class Control(Protocol):
 
 class Edge(Protocol):
     """What only the runtime can do."""
+
+    def make_ready(self) -> None:
+        """A run of an epoch is about to begin."""
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether a run that failed so was lost through no function, as when Spark cannot run its jobs."""
 
     def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
         """Make the runtime stop computing this run, soon; it reports a failure then. Returns at once.
@@ -90,8 +98,8 @@ class Edge(Protocol):
     def stop_timer(self) -> None:
         """Call nothing."""
 
-    def preflight(self, prepared: PreparedChange) -> None:
-        """Try what only this runtime can try of a change; raises :class:`~midstream.errors.FlowError` if it fails."""
+    def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
+        """Call transforms on no rows; raises :class:`~midstream.errors.FlowError` if one cannot work."""
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Have the sweeper remove what is due, now or beside the epochs to come."""
@@ -140,6 +148,7 @@ class Driver:
         audit: AuditOrder | None,
         on_commit: Callable[[Commit, EpochProgress], None],
         wall: Callable[[], float] = time.time,
+        stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.changes = changes
         self._checkpoint = checkpoint
@@ -148,6 +157,7 @@ class Driver:
         self._audit = audit
         self._on_commit = on_commit
         self._wall = wall
+        self._stopwatch = stopwatch
         self.sweeper = Sweeper(checkpoint)
         self._samples = Samples()
         self._committed: CommittedState | None = None  # known when the runtime says with which epoch it goes on
@@ -164,6 +174,27 @@ class Driver:
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def run(self, epoch: Epoch, entry: BatchEntry, compute: Callable[[OpenRun], None]) -> None:
+        """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be.
+
+        ``compute`` returns when a run is computed and all its sinks are written.
+        """
+        while True:
+            began = self._stopwatch()
+            self._edge.make_ready()
+            run = self.begin(epoch, entry)
+            if run is None:
+                return
+            try:
+                compute(run)
+            except DriverCrashed:
+                raise
+            except BaseException as error:
+                self._failed(run, error, is_lost=self._edge.is_lost(error))
+                continue
+            if self._commit(run, 1000 * (self._stopwatch() - began)):
+                return
+
     def begin(self, epoch: Epoch, entry: BatchEntry) -> OpenRun | None:
         """Open a run of an epoch; None if the epoch is committed already, so that there is nothing to compute."""
         with self._lock:
@@ -177,13 +208,13 @@ class Driver:
             run = OpenRun(epoch, self._next_run, entry, configuration, committed)
             self._next_run = Run(run.run + 1)
             self._wants_replay, self._overdue = False, None
-            self._control.open(
+            self._control.tell(
                 EpochOpened(
                     epoch=epoch,
                     run=run.run,
                     revision=configuration.revision,
                     programs=configuration.programs,
-                    bins=configuration.bins,
+                    partitions={stage: each.partitions for stage, each in configuration.assignments.items()},
                     lineages=committed.by_stage(configuration.plan),
                     clock=entry.clock,
                     watermarks=committed.watermarks,
@@ -197,50 +228,65 @@ class Driver:
             self._start_timer()
             return run
 
-    def commit(self, run: OpenRun, duration_ms: float) -> bool:
+    def _commit(self, run: OpenRun, duration_ms: float) -> bool:
         """The runtime has computed a run and written its sinks. False if the epoch is to be run again all the same.
 
-        1. The coordinator agrees that the epoch is whole, or there is nothing to commit.
-        2. The manifest is written. From here on the epoch counts, whatever happens.
-        3. The job goes on from it: changes, samples, housekeeping and progress follow.
+        The order is what makes an epoch exactly once: nothing that follows from the epoch happens before 5, and all
+        that the manifest refers to is there before it.
+
+        1. A run that was given up meanwhile is not committed, although it came to its end.
+        2. The coordinator agrees that the epoch is whole. From here on its tasks are fenced.
+        3. The index of what tasks recorded for the auditor is written.
+        4. The engine's own log of the epoch is on disk: without it, the manifest would speak of rows that nobody knows.
+        5. The manifest is written. From here on the epoch counts, whatever happens.
+        6. The changes learn of it, before anything that depends on whether one is still on trial.
+        7. What nobody needs any more is removed: after 5, which says what is superseded, and after 6, which says what
+           can still be gone back to.
+        8. Users are told, last, because their code may fail.
         """
         with self._lock:
-            if self._wants_replay or self._overdue is not None:  # too late to cancel anything
-                self._give_up(run, MidstreamError(self._overdue or "the run is cancelled"))
-                return False
             # 1.
+            if self._wants_replay or self._overdue is not None:  # too late to cancel anything
+                self._failed(run, MidstreamError(self._overdue or "the run is cancelled"))
+                return False
             self._edge.at("computed")
-            try:
-                commit = self._control.seal(EpochSealed(run.epoch, run.run))
-            except ProtocolError as error:
+            # 2.
+            [commit] = self._control.tell(EpochSealed(run.epoch, run.run))
+            if isinstance(commit, Reject):
                 self._over(run)
+                error = ProtocolError(f"epoch {run.epoch} is not whole although Spark finished it: {commit.reason}")
                 self._judge(run, error, (), is_lost=True)
                 return False
-            # 2.
+            assert isinstance(commit, Commit), commit
+            # 3.
+            if self._audit is not None:
+                keep_index(self._audit.location, commit.epoch, commit.audits)
+            self._edge.at("sealed")
+            # 4.
+            self._edge.secure(run)
+            # 5.
             now = self._wall()
             ended_with = self.changes.run_of(commit, run.configuration)
             committed = run.committed.after(commit)
-            if self._audit is not None:
-                keep_index(self._audit.location, commit.epoch, commit.audits)
             manifest = committed.manifest(
                 commit,
                 ended_with.programs,
-                ended_with.bins,
+                ended_with.assignments,
                 committed_at=now,
                 offsets=run.entry.offsets,
                 closing=run.entry.closing,
             )
-            self._edge.at("sealed")
-            self._edge.secure(run)
             self._checkpoint.commit(manifest)
             self._edge.at("manifest written")
-            # 3.
             self._over(run)
             self._committed = committed
+            # 6.
             self.changes.committed(commit, run.configuration)
+            # 7.
             self._samples = self._samples.after(commit)
             self._sweep(committed)
             self._edge.at("counted")
+            # 8.
             self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms))
             self._warn_of_times_ahead(commit)
             return True
@@ -265,20 +311,18 @@ class Driver:
                 self._wants_replay = True
                 self._edge.cancel(self._open)
 
-    def failed(self, run: OpenRun, error: BaseException, *, is_lost: bool = False) -> None:
+    def _failed(self, run: OpenRun, error: BaseException, *, is_lost: bool = False) -> None:
         """A run has failed. Returns if the epoch is to be run again, else raises :class:`~midstream.errors.JobFailed`.
 
         ``is_lost`` says that the error is no function's, if no task has reported one.
         """
         with self._lock:
-            self._give_up(run, error, is_lost=is_lost)
-
-    def _give_up(self, run: OpenRun, error: BaseException, *, is_lost: bool = False) -> None:
-        failures = self._control.abandon(EpochAbandoned(run.epoch, run.run))
-        self._over(run)
-        if self._wants_replay and not self._is_stopping:
-            return
-        self._judge(run, error, failures, is_lost=is_lost)
+            failures = self._control.failures
+            self._control.tell(EpochAbandoned(run.epoch, run.run))
+            self._over(run)
+            if self._wants_replay and not self._is_stopping:
+                return
+            self._judge(run, error, failures, is_lost=is_lost)
 
     def _judge(
         self, run: OpenRun, error: BaseException, failures: tuple[TaskFailed, ...], *, is_lost: bool = False
@@ -290,10 +334,11 @@ class Driver:
                 self._checkpoint.keep_journal(run.epoch, run.run, self._control.journal())
                 self.sweeper.after_failure()
             failure = RunFailure(
-                self._overdue or str(failed),
+                self._overdue or cause_of(failed),
                 frozenset(each.revision for each in failures),
                 is_lost=is_lost and not failures,
                 is_overdue=self._overdue is not None,
+                operator=failed.fields.get("operator"),
             )
             if self.changes.failed(failure, run.configuration):
                 return
@@ -354,18 +399,18 @@ class Driver:
             return self._request(request)
 
     def _request(self, request: Request) -> Change:
-        began = time.perf_counter()
+        began = self._stopwatch()
         try:
             # All that the user's code has a part in comes first, without the lock; epochs go on meanwhile.
             request = self.changes.store(request)
             prepared = self.changes.check(request)
-            if request.is_tried_before:
+            if request.preflight:
                 self._try(prepared)
             while True:
                 with self._lock:
                     self._require_not_stopping()
                     if self.changes.is_current(prepared):
-                        return self._take(request, prepared, 1000 * (time.perf_counter() - began))
+                        return self._take(request, prepared, 1000 * (self._stopwatch() - began))
                 prepared = self.changes.check(request)  # another change came first
         except MidstreamError as error:
             with self._lock:
@@ -374,12 +419,12 @@ class Driver:
             raise
 
     def _try(self, prepared: PreparedChange) -> None:
-        self._edge.preflight(prepared)
+        self._edge.try_transforms(prepared.after.graph, changed_transforms(prepared))
         with contextlib.ExitStack() as stack:
             with self._lock:
                 samples = self._samples
                 stack.enter_context(self.sweeper.holding(samples.files()))
-            for note in try_updates(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
+            for note in run_preflight(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
                 _log.info("%s", note)
 
     def _take(self, request: Request, prepared: PreparedChange, preparation_ms: float) -> Change:
@@ -398,7 +443,7 @@ class Driver:
         elif prepared.from_next_epoch:
             change.note("waits for the next epoch")
         else:
-            self.hear(self._control.begin(prepared.begun))
+            self.hear(self._control.tell(prepared.begun))
             self._start_timer()
 
     def hear(self, instructions: Sequence[Instruction]) -> None:

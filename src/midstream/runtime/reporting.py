@@ -45,11 +45,26 @@ def explain(name: str, epoch: Epoch, error: BaseException, failures: tuple[TaskF
     return error if isinstance(error, JobFailed) else unexpected(name, epoch, error)
 
 
+def cause_of(failed: JobFailed) -> str:
+    """Why a run failed, for the record of a change that is taken back: the job itself goes on."""
+    fields = failed.fields
+    if "operator" not in fields:
+        return f"epoch {fields['epoch']} failed: {fields['cause']}" if "cause" in fields else str(failed)
+    row = "" if fields["row"] is None else f"\n  row: {fields['row']}"
+    return (
+        f"operator {fields['operator']!r} failed in {_place(fields['epoch'], fields['partition'])}: {fields['error']}"
+        f"{row}\n\n{fields['user_traceback']}"
+    )
+
+
+def _place(epoch: Epoch, partition: PartitionId | None) -> str:
+    return f"epoch {epoch}" if partition is None else f"epoch {epoch}, partition {partition}"
+
+
 def _users_failure(name: str, epoch: Epoch, partition: PartitionId | None, failure: TaskFailure) -> JobFailed:
-    place = f"epoch {epoch}" if partition is None else f"epoch {epoch}, partition {partition}"
     row = f"\n  row: {failure.row}" if failure.row is not None else ""
     return JobFailed(
-        f"job {name!r} failed in operator {failure.operator!r}, {place}: {failure.error}"
+        f"job {name!r} failed in operator {failure.operator!r}, {_place(epoch, partition)}: {failure.error}"
         f"{row}\n\n{failure.traceback}\n\nThe epoch was not committed. After a fix, start the flow again with the same "
         f"checkpoint: the epoch runs again, and nothing is missing or doubled.",
         operator=failure.operator,

@@ -1,4 +1,4 @@
-"""One attempt of a task, on whatever runtime: from its assignment to its report."""
+"""One attempt of a task, on whatever runtime: from its order to its report."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pyarrow as pa
 
 from midstream.checkpoint.audit_files import write_history
 from midstream.control.messages import (
-    Applied,
-    Assignment,
     Exhausted,
     Reached,
     StageChange,
     StateChange,
+    SwitchRequested,
     TaskFinished,
     TaskId,
+    TaskOrder,
 )
 from midstream.engine.audit_recorder import Recorder
 from midstream.engine.clock import Clock
@@ -38,7 +38,7 @@ class TaskRun:
     def __init__(
         self,
         task: TaskId,
-        assignment: Assignment,
+        order: TaskOrder,
         resources: Resources,
         access: StateAccess,
         *,
@@ -49,29 +49,29 @@ class TaskRun:
         self._resources = resources
         self._held: list[Digest] = []
         self._states: dict[str, TaskState] = {}
-        self._audit = assignment.audit
+        self._audit = order.audit
         self._recorder = None if self._audit is None else Recorder(self._audit.column)
-        own = [BinId(number) for number, owner in enumerate(assignment.bins) if owner == task.partition]
         try:
-            for operator, data in assignment.lineages.items():
+            program = self._program(order.program)
+            own = program.owned_by(task.partition)
+            for operator, data in order.lineages.items():
                 self._states[operator] = _open(access, operator, data, own)
             self._runner = StageRunner(
-                self._program(assignment.program),
+                program,
                 resources,
                 partition=task.partition,
-                revision=assignment.revision,
-                bins=assignment.bins,
+                revision=order.revision,
                 clock=clock,
                 sizer=sizer,
-                times=assignment.times,
+                times=order.times,
                 states=self._states,
                 recorder=self._recorder,
             )
         except BaseException:
             self.close()
             raise
-        self._change = assignment.change
-        self._switch_at = assignment.switch_at
+        self._change = order.change
+        self._switch_at = order.switch_at
 
     @property
     def revision(self) -> Revision:
@@ -86,7 +86,7 @@ class TaskRun:
                 self._runner.switch(self._switch_at)
         return self._runner.run(batches)
 
-    def offer(self, change: StageChange) -> Applied | Exhausted | None:
+    def offer(self, change: StageChange) -> SwitchRequested | Exhausted | None:
         """What to ask the coordinator when the task was told to switch; nothing if it is too late for that.
 
         Only between slices. If the coordinator agrees, :meth:`switch` comes next, else :meth:`stay`.
@@ -97,7 +97,7 @@ class TaskRun:
             return self.exhausted(change)
         self._change = change
         self._prepare(change)
-        return Applied(self._task, change.revision, self._runner.position)
+        return SwitchRequested(self._task, change.revision, self._runner.position)
 
     def exhausted(self, change: StageChange) -> Exhausted | None:
         """What to tell the coordinator if the change makes no difference to this task any more; at any time."""
@@ -165,7 +165,7 @@ class TaskRun:
             raise failed(operator, error, None) from error
 
 
-def _open(access: StateAccess, operator: str, lineage: bytes, bins: list[BinId]) -> TaskState:
+def _open(access: StateAccess, operator: str, lineage: bytes, bins: tuple[BinId, ...]) -> TaskState:
     try:
         return access.open(Lineage.decode(lineage), bins)
     except (CheckpointError, StateError, OSError) as error:

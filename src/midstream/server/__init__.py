@@ -1,1 +1,1 @@
-"""A running job from outside its process: a small HTTP interface on the loopback address, and its client."""
+"""Access to a running job from other processes: a small HTTP interface on the loopback address, and its client."""

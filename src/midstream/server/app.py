@@ -1,7 +1,7 @@
-"""The HTTP interface of one job: what can be asked of it, and how errors are told.
+"""The HTTP interface of one job: its requests, and how errors are reported.
 
-Calls into the job may take their time (functions are stored, a lock is waited for), so they run in threads and never
-in the loop that answers others.
+Calls into the job may take time (storing functions, waiting for a lock), so they run in threads and never in the event
+loop that answers other requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 _log = logging.getLogger("midstream")
 
 BODY_LIMIT = 256 * 1024 * 1024
-"""Bytes of a request; a model or a table as large as this should lie in a file that the function opens."""
+"""Most bytes of a request; larger models or tables belong in a file that the function opens."""
 
 RECENT = 10
 KEPT_CHANGES = 100
@@ -50,12 +50,12 @@ MEDIA_TYPES = {"text": "text/plain; charset=utf-8", "mermaid": "text/plain; char
 
 
 def application(job: Job, token: str, *, body_limit: int = BODY_LIMIT) -> ASGIApp:
-    """The interface of a job, for those who have the token."""
+    """The interface of a job, protected by the token."""
     return Guard(routes_of(job, body_limit), token)
 
 
 def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
-    """The interface without its guard."""
+    """The interface without the token check."""
     endpoints = _Endpoints(job, body_limit)
     routes = [
         _route("/", "GET", endpoints.welcome),
@@ -68,7 +68,7 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/history/{number}", "GET", endpoints.change),
         _route("/revert", "POST", endpoints.revert),
     ]
-    handlers: Mapping[Any, Any] = {HTTPException: _told}
+    handlers: Mapping[Any, Any] = {HTTPException: _error_reply}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return app
@@ -122,14 +122,14 @@ class _Endpoints:
             by=wanted.by,
             note=wanted.note,
         )
-        return self._kept(change)
+        return self._remember(change)
 
     def _revert(self, wanted: RevertRequest) -> ChangeRecord:
         change = self._job.revert(wanted.revision, migrate=wanted.unpacked(), scheduler=wanted.scheduler, by=wanted.by)
-        return self._kept(change)
+        return self._remember(change)
 
-    def _kept(self, change: Change) -> ChangeRecord:
-        """Remember the handle, so that clients can wait for the outcome."""
+    def _remember(self, change: Change) -> ChangeRecord:
+        """Keep the handle, so that clients can wait for the outcome."""
         self._changes[change.record.number] = change
         if len(self._changes) > KEPT_CHANGES:
             self._changes.popitem(last=False)
@@ -143,10 +143,10 @@ class _Endpoints:
         for record in records:
             if record.number == number:
                 return record
-        raise HTTPException(404, f"there is no change {number}; the job has had {len(records)}")
+        raise HTTPException(404, f"there is no change {number}; the job has {len(records)} changes")
 
     async def _read(self, request: Request, kind: type[T]) -> T:
-        too_large = HTTPException(413, f"a request may have {self._body_limit:,} bytes", {"connection": "close"})
+        too_large = HTTPException(413, f"at most {self._body_limit:,} bytes are allowed", {"connection": "close"})
         announced = request.headers.get("content-length", "0")
         if not announced.isdigit() or int(announced) > self._body_limit:
             raise too_large
@@ -158,11 +158,11 @@ class _Endpoints:
         try:
             return await run_in_threadpool(partial(msgspec.json.decode, bytes(body), type=kind))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise HTTPException(400, f"the body is no {kind.__name__} in JSON: {error}") from error
+            raise HTTPException(400, f"the body is not a {kind.__name__} in JSON: {error}") from error
 
 
 def state_of(job: Job) -> JobState:
-    """Where a job is."""
+    """The state of a job."""
     metrics, change, exception = job.metrics, job.on_trial, job.exception
     return JobState(
         name=job.name,
@@ -190,9 +190,9 @@ def _route(path: str, method: str, handler: Handler) -> Route:
             return failure(422, type(error).__name__, str(error))
         except HTTPException:
             raise
-        except Exception as error:  # a bug of ours: the client learns that there is one, the job's log which
-            _log.exception("%s %s of a served job failed", request.method, path)
-            return failure(500, "InternalError", f"{type(error).__name__}; the log of the job's process says more")
+        except Exception as error:  # a bug of ours: the client is told so, and the log has the details
+            _log.exception("%s %s failed in the server of a job", request.method, path)
+            return failure(500, "InternalError", f"{type(error).__name__}; see the log of the job's process")
 
     return Route(path, answer, methods=[method], name=path)
 
@@ -213,11 +213,11 @@ def _seconds(text: str) -> float:
     except ValueError:
         wait_s = -1.0
     if not 0.0 <= wait_s <= LONGEST_WAIT_S:
-        raise HTTPException(400, f"wait_s={text!r:.40} is not a number of seconds from 0 to {LONGEST_WAIT_S:g}")
+        raise HTTPException(400, f"wait_s={text!r:.40} must be a number of seconds from 0 to {LONGEST_WAIT_S:g}")
     return wait_s
 
 
-async def _told(request: Request, error: HTTPException) -> Response:
+async def _error_reply(request: Request, error: HTTPException) -> Response:
     kinds = {404: "NotFound", 405: "MethodNotAllowed", 413: "TooLarge"}
     detail = f"{request.method} {request.url.path}: see /openapi.json" if error.status_code == 405 else error.detail
     return failure(error.status_code, kinds.get(error.status_code, "BadRequest"), detail, dict(error.headers or {}))

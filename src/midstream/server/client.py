@@ -1,6 +1,6 @@
-"""A job from another process: asks what ``job.status``, ``explain``, ``update``, ``history`` and ``revert`` ask.
+"""A client for a job in another process, with ``status``, ``explain``, ``update``, ``history`` and ``revert``.
 
-Uses only the standard library, so that whoever changes a job needs no server.
+Uses only the standard library, so that changing a job does not require the server's packages.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = ["JobClient", "is_over"]
 T = TypeVar("T")
 
 ANSWER_S = 120.0
-"""How long a job may take to answer. It stores functions first, and waits for an epoch that is being committed."""
+"""Seconds that a job may take to answer. It stores functions first, and waits for an epoch that is being committed."""
 POLL_S = 5.0
 LARGEST = 256 * 1024 * 1024
 
 
 def is_over(record: ChangeRecord) -> bool:
-    """Whether a change can come to no other outcome here: it has one, or the job ended before."""
+    """Whether the outcome of a change is final here: it has one, or the job has ended."""
     return record.outcome is not Outcome.PENDING or record.error is not None
 
 
 class JobClient:
-    """A served job. What the job refuses is raised here as the error it would have raised there."""
+    """A served job. An error that the job raises for a request is raised here as the same class."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
@@ -54,11 +54,11 @@ class JobClient:
         return f"JobClient({self.url!r})"
 
     def status(self, timeout: float = ANSWER_S) -> JobState:
-        """Where the job is."""
+        """The state of the job."""
         return self._ask("GET", "/status", JobState, timeout=timeout)
 
     def graph(self, style: str = "text") -> str:
-        """The flow that runs, drawn."""
+        """The flow that runs, as a drawing."""
         return self._send("GET", f"/graph?{urlencode({'format': style})}", b"", ANSWER_S).decode()
 
     def explain(self, *updates: Update, scheduler: str = "fries") -> Explained:
@@ -74,7 +74,7 @@ class JobClient:
         by: str | None = None,
         note: str | None = None,
     ) -> ChangeRecord:
-        """Change the job; gives the change as it is when running tasks have been told. See :meth:`wait`."""
+        """Change the job; returns the change as soon as running tasks have been notified. See :meth:`wait`."""
         body = ChangeRequest(_packed(updates), python_version(), scheduler, time_limit, by or whoami(), note)
         return self._ask("POST", "/update", ChangeRecord, body)
 
@@ -96,7 +96,7 @@ class JobClient:
         return self._ask("POST", "/revert", ChangeRecord, body)
 
     def wait(self, number: int, timeout: float | None = None) -> ChangeRecord:
-        """Wait for the outcome of a change; it is pending still if the time is up, or if the job ended before."""
+        """Wait for the outcome of a change; it is still pending if the time runs out, or if the job has ended."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = POLL_S if deadline is None else min(POLL_S, max(0.0, deadline - time.monotonic()))
@@ -110,15 +110,15 @@ class JobClient:
             return msgspec.json.decode(answer, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise MidstreamError(
-                f"{self.url} answers {method} {path} in a way that is not understood here ({error}); is the job's "
-                f"midstream of another version?"
+                f"{self.url} sent an answer to {method} {path} that cannot be understood ({error}); does the job use "
+                f"another version of midstream?"
             ) from error
 
     def _send(self, method: str, path: str, body: bytes, timeout: float) -> bytes:
         if len(body) > LARGEST:
             raise FlowError(
-                f"the change has {len(body):,} bytes, and a job takes {LARGEST:,}; put large models or tables into a "
-                f"file that the function reads in open()"
+                f"the change has {len(body):,} bytes; a job accepts at most {LARGEST:,}. Put large models or tables "
+                f"into a file that the function reads in open()"
             )
         at = urlsplit(self.url)
         connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=timeout)
@@ -132,7 +132,7 @@ class JobClient:
         except (OSError, http.client.HTTPException) as error:
             raise MidstreamError(
                 f"nobody answers at {self.url} ({type(error).__name__}): the job has ended. `midstream jobs` lists "
-                f"those that are served"
+                f"the served jobs"
             ) from error
         finally:
             connection.close()
@@ -146,11 +146,11 @@ def _packed(updates: tuple[Update, ...]) -> tuple[UpdateMessage, ...]:
 
 
 def _error_of(url: str, status: int, answer: bytes) -> MidstreamError:
-    """What a job's refusal is here."""
+    """The error for a job's refusal."""
     if status == 401:
         return MidstreamError(
-            f"{url} does not take this token: another job, or another start of it, listens there now. `midstream jobs` "
-            f"lists those that are served"
+            f"{url} does not accept this token: another job, or another start of it, listens there now. `midstream "
+            f"jobs` lists the served jobs"
         )
     try:
         told = msgspec.json.decode(answer, type=ErrorReply)

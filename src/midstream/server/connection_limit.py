@@ -1,7 +1,7 @@
-"""A bound on connections to a job's server that have not sent a request.
+"""Limits the connections to a job's server that have not sent a request.
 
-uvicorn waits for the first request of a connection for ever, and so would let strangers hold any number of descriptors.
-Whoever has sent a request is no stranger for long: without the token it is answered with 401 and disconnected.
+uvicorn waits forever for the first request of a connection, so strangers could hold any number of file descriptors.
+After a request, a stranger is gone soon: without the token it gets a 401 and is disconnected.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["BACKLOG", "limited_protocol"]
 _log = logging.getLogger("midstream")
 
 STRANGERS = 64
-"""Connections that may be without a request at the same time; when there are more, the oldest is closed."""
+"""Most connections without a request at the same time; if there are more, the oldest is closed."""
 
 PATIENCE_S = 10.0
-"""How long the first request, without its body, may take."""
+"""Seconds that the first request may take, not counting its body."""
 
 BACKLOG = 32
-"""Connections that wait in the kernel. asyncio accepts this many at once before it says so to anybody."""
+"""Length of the kernel's accept queue. asyncio accepts this many connections at once before any handler runs."""
 
 
 def limited_protocol(strangers: int = STRANGERS, patience_s: float = PATIENCE_S) -> type[asyncio.Protocol]:
-    """uvicorn's protocol for the connections of one server, with these bounds."""
+    """uvicorn's protocol for the connections of one server, with these limits."""
     waiting: dict[H11Protocol, asyncio.TimerHandle] = {}  # oldest first
     told = False
 
@@ -41,30 +41,30 @@ def limited_protocol(strangers: int = STRANGERS, patience_s: float = PATIENCE_S)
             waiting[self] = self.loop.call_later(patience_s, transport.abort)
             if len(waiting) > strangers:
                 oldest = next(iter(waiting))
-                _no_longer(oldest)
+                _forget(oldest)
                 oldest.transport.abort()
-                _tell(transport)
+                _warn_once(transport)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            if self.cycle is not None:  # a request is there, whole but for its body
-                _no_longer(self)
+            if self.cycle is not None:  # a request has arrived, complete except for its body
+                _forget(self)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            _no_longer(self)
+            _forget(self)
             super().connection_lost(exc)
 
-    def _no_longer(protocol: H11Protocol) -> None:
+    def _forget(protocol: H11Protocol) -> None:
         if (timer := waiting.pop(protocol, None)) is not None:
             timer.cancel()
 
-    def _tell(transport: asyncio.Transport) -> None:
+    def _warn_once(transport: asyncio.Transport) -> None:
         nonlocal told
         if not told:
             told = True
             _log.warning(
                 "more than %d connections to the job's server at port %s have sent no request; the oldest are closed. "
-                "This is said once",
+                "This is logged only once",
                 strangers,
                 transport.get_extra_info("sockname")[1],
             )
@@ -73,7 +73,7 @@ def limited_protocol(strangers: int = STRANGERS, patience_s: float = PATIENCE_S)
 
 
 def _quiet_log() -> logging.Logger:
-    """For what uvicorn says of a connection: errors of the application, not every stranger's bad request."""
+    """A logger for uvicorn's connections: shows errors of the application, but not every stranger's bad request."""
     log = logging.getLogger("midstream.server.http")
     log.setLevel(logging.ERROR)
     return log

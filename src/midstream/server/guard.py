@@ -1,8 +1,8 @@
-"""Who may ask: the outermost layer of the interface, which sees a request before anything of it is looked at.
+"""Access control: the outermost layer of the interface, which checks a request before anything else handles it.
 
-Without the right token there is one answer to everything, so that a stranger learns not even which paths exist. A
-browser that was lured here by a name that resolves to the loopback address (DNS rebinding) has no token; should it ever
-have one, its ``Host`` header gives it away.
+Without the right token every request gets the same answer, so a stranger does not even learn which paths exist. A
+browser lured here by a name that resolves to the loopback address (DNS rebinding) has no token; if it ever had one, its
+``Host`` header would still give it away.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost"})
 
 
 class Guard:
-    """Lets requests through to ``app`` that carry the token and were meant for this machine."""
+    """Passes requests on to ``app`` if they carry the token and are addressed to this machine."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or let through."""
+        """Answer the request, or pass it on."""
         if scope["type"] != "http":
-            return  # nothing else is spoken here
+            return  # only HTTP is served
         headers = Headers(scope=scope)
         if not self._is_known(headers.getlist("authorization")):
             await Response(status_code=401, headers={"connection": "close"})(scope, receive, send)
         elif _host_name(headers.get("host", "")) not in LOOPBACK_NAMES:
-            answer = failure(421, "MisdirectedRequest", "this interface is reached by 127.0.0.1 or localhost only")
+            answer = failure(421, "MisdirectedRequest", "this interface is only available as 127.0.0.1 or localhost")
             await answer(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -45,13 +45,13 @@ class Guard:
         if len(given) != 1:
             return False
         scheme, _, token = given[0].partition(" ")
-        # Compared in a time that does not depend on where the first difference is.
+        # In constant time, so that the duration does not reveal the first difference.
         is_equal = hmac.compare_digest(token.strip().encode(errors="replace"), self._token)
         return is_equal and scheme.lower() == "bearer"
 
 
 def failure(status: int, error: str, message: str, headers: dict[str, str] | None = None) -> Response:
-    """An answer that says what is wrong."""
+    """An answer that reports an error."""
     body = msgspec.json.encode(ErrorReply(error, message))
     return Response(body, status, headers, "application/json")
 

@@ -1,7 +1,7 @@
-"""What travels between a job and its clients, as JSON.
+"""The messages between a job and its clients, as JSON.
 
-Functions travel pickled by value, tables as Arrow IPC, both in base64. A pickle is code: it is loaded only after the
-token was checked, and only by a Python that can run what the client's Python compiled.
+Functions are pickled by value, tables are Arrow IPC, both in base64. A pickle is code: it is loaded only after the
+token was checked, and only by a Python version that can run what the client's Python compiled.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = [
 
 
 def python_version() -> str:
-    """The Python whose compiled functions this one can run: its minor version."""
+    """The minor version of Python; compiled functions can only be exchanged between equal ones."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 class UpdateMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An :class:`~midstream.Update` on its way: ``function`` for operators with functions, ``table`` for lookups.
+    """An :class:`~midstream.Update` as a message: ``function`` for operators with functions, ``table`` for lookups.
 
     >>> sent = UpdateMessage.of(Update("double", lambda row: {"n": 3 * row["n"]}))
     >>> msgspec.json.decode(msgspec.json.encode(sent), type=UpdateMessage).update().function({"n": 2})
@@ -55,10 +55,10 @@ class UpdateMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, update: Update) -> UpdateMessage:
-        """Pack an update; raises :class:`FunctionError` if it cannot be."""
+        """Pack an update; raises :class:`FunctionError` if that is impossible."""
         name = update.operator
         if update.local is not None:
-            raise FlowError(f"update of {name!r}: local= is for the local runtime, which no client reaches")
+            raise FlowError(f"update of {name!r}: local= is only for the local runtime, which has no clients")
         is_table = _is_table(update.function)
         return cls(
             operator=name,
@@ -69,9 +69,9 @@ class UpdateMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def update(self) -> Update:
-        """Unpack it. Runs the sender's code."""
+        """Unpack it. This runs the sender's code."""
         if (self.function is None) == (self.table is None):
-            raise FlowError(f"update of {self.operator!r}: give a function or a table, and not both")
+            raise FlowError(f"update of {self.operator!r}: set either function or table")
         replacement = (
             _table_from_bytes(self.table, self.operator)
             if self.table is not None
@@ -82,7 +82,7 @@ class UpdateMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of ``POST /explain`` and ``POST /update``. ``python`` is the client's, as :func:`python_version` says it."""
+    """Body of ``POST /explain`` and ``POST /update``. ``python`` is the client's :func:`python_version`."""
 
     updates: tuple[UpdateMessage, ...]
     python: str
@@ -92,20 +92,20 @@ class ChangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str | None = None
 
     def unpacked(self) -> tuple[Update, ...]:
-        """The updates. Runs the sender's code."""
+        """The updates. This runs the sender's code."""
         _require_same_python(self.python)
         return tuple(update.update() for update in self.updates)
 
 
 class MigrationFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the state of one process gets back into an earlier layout."""
+    """A function that migrates the state of one process back to an earlier layout."""
 
     operator: str
     function: bytes
 
     @classmethod
     def of(cls, operator: str, function: Any) -> MigrationFunction:
-        """Pack it."""
+        """Pack a migration."""
         return cls(operator, pack(function, operator).data)
 
 
@@ -119,7 +119,7 @@ class RevertRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: str | None = None
 
     def unpacked(self) -> Mapping[str, Any]:
-        """The migrations by operator. Runs the sender's code."""
+        """The migrations by operator. This runs the sender's code."""
         _require_same_python(self.python)
         return {step.operator: _load(step.function, step.operator) for step in self.migrate}
 
@@ -149,13 +149,13 @@ class JobState(msgspec.Struct, frozen=True):
     error: str | None = None
     sweep: SweepStats = SweepStats()
     errors: dict[str, int] = {}
-    """Bad rows by operator, of those that have had some."""
+    """Bad rows by operator; only operators that have some."""
     rows_ahead: dict[str, int] = {}
-    """Rows by source, of those that gave some whose event time was too far in the future to move the watermark."""
+    """By source, rows whose event time was too far in the future to move the watermark; only sources that have some."""
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """Answer of ``POST /explain``. ``most_ms`` is null if it is not known how long the running epoch will take."""
+    """Answer of ``POST /explain``. ``most_ms`` is null if the duration of the running epoch is unknown."""
 
     text: str
     svg: str
@@ -164,7 +164,7 @@ class Explained(msgspec.Struct, frozen=True):
 
 
 class ErrorReply(msgspec.Struct, frozen=True):
-    """Answer when something is wrong: the name of the error's class, and its message."""
+    """Answer to a failed request: the name of the error's class, and its message."""
 
     error: str
     message: str
@@ -184,8 +184,8 @@ def _load(data: bytes, operator: str) -> Any:
     except Exception as error:
         story = str(error).splitlines()
         raise FunctionError(
-            f"operator {operator!r}: the job cannot load what it was sent ({type(error).__name__}: "
-            f"{story[0][:200] if story else ''}); installed packages must be installed where the job runs, too",
+            f"operator {operator!r}: the job cannot load the object it was sent ({type(error).__name__}: "
+            f"{story[0][:200] if story else ''}); packages that it uses must be installed where the job runs, too",
             operator=operator,
         ) from error
 
@@ -206,4 +206,4 @@ def _table_from_bytes(data: bytes, operator: str) -> pa.Table:
     try:
         return pa.ipc.open_stream(data).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise FlowError(f"update of {operator!r}: the table is no Arrow IPC stream: {error}") from error
+        raise FlowError(f"update of {operator!r}: the table is not an Arrow IPC stream: {error}") from error

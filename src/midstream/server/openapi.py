@@ -1,4 +1,4 @@
-"""The interface described as OpenAPI 3.1. The shapes of messages are derived from their types; the rest is text."""
+"""The OpenAPI 3.1 description of the interface. Schemas of messages are derived from their types; the rest is text."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _REF = "#/components/schemas/{name}"
 _NO_TOKEN = {"description": "The token is missing or wrong. The body is empty, whatever the path."}
 _EVERYWHERE = {
     "401": _NO_TOKEN,
-    "421": {"description": "The request was meant for another host."},
+    "421": {"description": "The request was addressed to another host."},
     "500": {"description": "A bug of midstream; the log of the job's process has the traceback."},
 }
 
 
 @cache
 def description() -> dict[str, Any]:
-    """The whole description, as ``GET /openapi.json`` gives it."""
+    """The whole description, as served at ``GET /openapi.json``."""
     _, components = msgspec.json.schema_components(_MESSAGES, ref_template=_REF)
     return {
         "openapi": "3.1.0",
@@ -41,21 +41,21 @@ def description() -> dict[str, Any]:
         "security": [{"token": []}],
         "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "paths": {
-            "/": {"get": _ask("Which job this is", Welcome)},
+            "/": {"get": _get("Which job this is", Welcome)},
             "/openapi.json": {"get": _operation("This description", {"application/json": {"schema": {}}})},
-            "/status": {"get": _ask("Where the job is, its recent epochs, and the change on trial", JobState)},
+            "/status": {"get": _get("The state of the job, its recent epochs, and the change on trial", JobState)},
             "/graph": {"get": _graph()},
-            "/explain": {"post": _tell("What a change would do", ChangeRequest, Explained)},
+            "/explain": {"post": _post("What a change would do", ChangeRequest, Explained)},
             "/update": {
-                "post": _tell(
-                    "Change the job. Answers when running tasks have been told; the outcome is pending then",
+                "post": _post(
+                    "Change the job. Answers when running tasks have been notified; the outcome is still pending",
                     ChangeRequest,
                     ChangeRecord,
                 )
             },
             "/history": {"get": _history()},
             "/history/{number}": {"get": _change()},
-            "/revert": {"post": _tell("Go back to an earlier revision, as a change", RevertRequest, ChangeRecord)},
+            "/revert": {"post": _post("Go back to an earlier revision, as a change", RevertRequest, ChangeRecord)},
         },
     }
 
@@ -75,15 +75,15 @@ def _operation(summary: str, content: dict[str, Any], **failures: str) -> dict[s
     return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}, **told, **_EVERYWHERE}}
 
 
-def _ask(summary: str, answer: type) -> dict[str, Any]:
+def _get(summary: str, answer: type) -> dict[str, Any]:
     return _operation(summary, _body(answer))
 
 
-def _tell(summary: str, body: type, answer: type) -> dict[str, Any]:
+def _post(summary: str, body: type, answer: type) -> dict[str, Any]:
     operation = _operation(
         summary,
         _body(answer),
-        _400="The body is not such a message.",
+        _400="The body is not a valid message.",
         _413="The body is too large.",
         _422="The job refuses: `error` is the name of a class of midstream.errors.",
     )
@@ -93,7 +93,7 @@ def _tell(summary: str, body: type, answer: type) -> dict[str, Any]:
 def _graph() -> dict[str, Any]:
     styles = {"type": "string", "enum": ["text", "mermaid", "svg"], "default": "text"}
     content = {"text/plain": {"schema": {"type": "string"}}, "image/svg+xml": {"schema": {"type": "string"}}}
-    operation = _operation("The flow that runs, drawn", content, _422="There is no such format.")
+    operation = _operation("The flow that runs, as a drawing", content, _422="There is no such format.")
     return {**operation, "parameters": [{"name": "format", "in": "query", "schema": styles}]}
 
 
@@ -105,9 +105,9 @@ def _history() -> dict[str, Any]:
 def _change() -> dict[str, Any]:
     wait = {"type": "number", "minimum": 0, "maximum": 30, "default": 0}
     operation = _operation(
-        "One change; waits up to wait_s seconds for the outcome of one that was requested here",
+        "One change; waits up to wait_s seconds for the outcome of a change that was requested here",
         _body(ChangeRecord),
-        _400="wait_s is not such a number.",
+        _400="wait_s is not a valid number.",
         _404="There is no such change.",
     )
     parameters = [

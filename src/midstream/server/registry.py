@@ -1,7 +1,7 @@
-"""Which jobs are served on this machine: one file for each, in a folder that only its user can read.
+"""The registry of jobs served on this machine: one file per job, in a folder that only its user can read.
 
-The file holds the job's token, so whoever can read it can change the job. It is written with mode 0600 into a folder of
-mode 0700, and removed when the job ends; what a killed process leaves behind is removed by whoever looks next.
+The file contains the job's token, so anyone who can read it can change the job. It is written with mode 0600 into a
+folder with mode 0700, and removed when the job ends. The file of a killed process is removed by the next reader.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 
 from midstream.errors import SetupError
 
-__all__ = ["ServedEntry", "enter", "served_jobs"]
+__all__ = ["ServedEntry", "register", "served_jobs"]
 
 
 class ServedEntry(msgspec.Struct, frozen=True):
-    """A served job: where it is and how it is reached."""
+    """A served job: its identity, and how to reach it."""
 
     pid: int
     host: str
@@ -37,9 +37,9 @@ class ServedEntry(msgspec.Struct, frozen=True):
 
 
 def folders() -> tuple[Path, ...]:
-    """Where entries may lie; new ones go into the first.
+    """Folders that may contain entries; new entries go into the first.
 
-    A job that was started by a service has no XDG_RUNTIME_DIR, while its user at a terminal has one: so all are read.
+    A job started by a service has no XDG_RUNTIME_DIR, while its user at a terminal has one; so all folders are read.
     """
     if home := os.environ.get("MIDSTREAM_HOME"):
         return (Path(home) / "jobs",)
@@ -48,21 +48,21 @@ def folders() -> tuple[Path, ...]:
     return (Path(runtime) / "midstream", at_home) if runtime and Path(runtime).is_dir() else (at_home,)
 
 
-def enter(entry: ServedEntry) -> Path:
-    """Write an entry; gives its file."""
+def register(entry: ServedEntry) -> Path:
+    """Write an entry; return its file."""
     folder = folders()[0]
     path = folder / f"{entry.job}.{entry.pid}.json"
     try:
-        _own(folder)
+        _make_private(folder)
         draft = folder / f".{path.name}"
         draft.unlink(missing_ok=True)
-        # O_EXCL: the file is new, so nobody has it open; the mode counts from its first moment.
+        # O_EXCL: the file is new, so nobody has it open, and it has the right mode from the start.
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(msgspec.json.encode(entry))
         draft.replace(path)
     except OSError as error:
         raise SetupError(
-            f"the job cannot be entered into {str(folder)!r} ({error}); let MIDSTREAM_HOME name a folder of your own"
+            f"the job cannot be registered in {str(folder)!r} ({error}); set MIDSTREAM_HOME to a folder of your own"
         ) from error
     return path
 
@@ -79,9 +79,9 @@ def _entries(folder: Path) -> list[ServedEntry]:
         try:
             entry = msgspec.json.decode(path.read_bytes(), type=ServedEntry)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            continue  # gone meanwhile, or not one of ours
+            continue  # removed in the meantime, or not one of ours
         if entry.host != socket.gethostname():
-            continue  # a home folder may be shared between machines; of others' processes we know nothing
+            continue  # a shared home folder may have entries of other machines, whose processes we cannot see
         if _is_alive(entry.pid):
             found.append(entry)
         else:
@@ -90,7 +90,7 @@ def _entries(folder: Path) -> list[ServedEntry]:
     return found
 
 
-def _own(folder: Path) -> None:
+def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(folder):
         raise PermissionError("it belongs to another user")
@@ -99,7 +99,7 @@ def _own(folder: Path) -> None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """What others own could lead our commands, and the functions they carry, to others' servers."""
+    """Whether this user owns the folder. Another owner could direct our commands, and functions, to another server."""
     try:
         return folder.stat().st_uid == os.geteuid()
     except OSError:

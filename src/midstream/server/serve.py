@@ -1,4 +1,4 @@
-"""Serving a job: a thread beside it, on the loopback address, for as long as the job lives."""
+"""Serves a job on the loopback address, in a thread, until the job ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from midstream.control.descriptors import make_room
 from midstream.errors import FlowError, SetupError
 from midstream.server.app import application
 from midstream.server.connection_limit import BACKLOG, limited_protocol
-from midstream.server.registry import ServedEntry, enter
+from midstream.server.registry import ServedEntry, register
 
 if TYPE_CHECKING:
     from midstream.runtime.spark.job import Job
@@ -25,13 +25,13 @@ __all__ = ["JobServer"]
 
 LOOPBACK = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1"}
 GRACE_S = 2
-"""How long requests in progress may take when the job ends."""
+"""Seconds that requests in progress may take when the job ends."""
 
 
 class JobServer:
-    """The HTTP interface of a running job; see ``job.server``. Listens from the moment it is made.
+    """The HTTP interface of a running job; see ``job.server``. Listens from the moment it is created.
 
-    :param checkpoint: where the job's checkpoint lies, for the registry.
+    :param checkpoint: the location of the job's checkpoint, for the registry.
     """
 
     def __init__(self, job: Job, host: str = "127.0.0.1", port: int = 0, *, checkpoint: str = "") -> None:
@@ -48,7 +48,7 @@ class JobServer:
                 loop="asyncio",
                 lifespan="off",
                 access_log=False,
-                log_config=None,  # the process's logging is the user's
+                log_config=None,  # the user configures logging
                 server_header=False,
                 date_header=False,
                 proxy_headers=False,
@@ -57,7 +57,7 @@ class JobServer:
         )
         self._thread = threading.Thread(target=self._run, name="midstream-server", daemon=True)
         try:
-            self._entry = enter(
+            self._entry = register(
                 ServedEntry(
                     pid=os.getpid(),
                     host=socket.gethostname(),
@@ -78,7 +78,7 @@ class JobServer:
         return f"JobServer({self.url!r})"  # without the token, which must not get into logs
 
     def close(self) -> None:
-        """Stop serving: requests in progress are finished, new ones are refused. Harmless when repeated."""
+        """Stop serving: requests in progress are finished, new ones are refused. Safe to call repeatedly."""
         with contextlib.suppress(OSError):
             self._entry.unlink(missing_ok=True)
         self._server.should_exit = True
@@ -87,15 +87,15 @@ class JobServer:
         self._listener.close()
 
     def _run(self) -> None:
-        # In a thread other than the main one uvicorn leaves signals alone.
+        # uvicorn installs signal handlers only in the main thread.
         self._server.run(sockets=[self._listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
     if host not in LOOPBACK:
         raise FlowError(
-            f"a job is served on 127.0.0.1 only, not on {host!r}: whoever reaches it can run code in it. To reach it "
-            f"from elsewhere, use a tunnel such as ssh -L"
+            f"a job is served on 127.0.0.1 only, not on {host!r}: anyone who can reach it can run code in it. For "
+            f"access from elsewhere, use a tunnel such as ssh -L"
         )
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,7 +105,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise SetupError(
-            f"the job cannot be served on port {port}: {error.strerror or error}; give another port, or serve=True for "
-            f"any that is free"
+            f"the job cannot be served on port {port}: {error.strerror or error}; use another port, or serve=True for "
+            f"any free one"
         ) from error
     return listener

@@ -1,4 +1,4 @@
-"""Whether a job is to be served, and whether it can be: asked before anything starts."""
+"""Checks, before anything starts, whether a job shall be served, and whether it can be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["port_wanted", "server_wanted"]
 
 
 def port_wanted(serve: bool | int) -> int | None:
-    """The port to serve a job on (0: any that is free), or None if it is not to be served.
+    """The port to serve a job on (0: any free one), or None if it shall not be served.
 
     >>> port_wanted(False) is None, port_wanted(True), port_wanted(8123)
     (True, 0, 8123)
@@ -25,7 +25,7 @@ def port_wanted(serve: bool | int) -> int | None:
     if serve is False:
         return None
     if serve is not True and (type(serve) is not int or not 1 <= serve <= 65535):
-        raise FlowError(f"serve={serve!r}: give True (any port that is free), or a port from 1 to 65535")
+        raise FlowError(f"serve={serve!r}: use True (any free port), or a port from 1 to 65535")
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise SetupError(
@@ -35,13 +35,13 @@ def port_wanted(serve: bool | int) -> int | None:
 
 
 def server_wanted(serve: bool | int) -> Callable[[Job, str], JobServer] | None:
-    """What serves a job, given the job and the location of its checkpoint; None if it is not to be served."""
+    """A function that serves a job, given the job and its checkpoint location; None if it shall not be served."""
     port = port_wanted(serve)
     if port is None:
         return None
 
     def serve_job(job: Job, checkpoint: str) -> JobServer:
-        from midstream.server.serve import JobServer  # needs packages that a job which is not served does without
+        from midstream.server.serve import JobServer  # needs packages that other jobs do not need
 
         folder = checkpoint if "://" in checkpoint else os.path.abspath(checkpoint)
         return JobServer(job, port=port, checkpoint=folder)

@@ -1,4 +1,4 @@
-"""How a worker process reaches keyed state: the files of the job, and its own host's base for each operator."""
+"""How a worker process opens keyed state: the job's files, and this host's base for each operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAPPED_LIMIT = 256 << 20
 
 
 def mapped_bytes() -> int:
-    """How much of this process's resident memory is pages of files; 0 where the system does not tell."""
+    """Resident memory of this process that is mapped from files; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[2]) * os.sysconf("SC_PAGE_SIZE")
@@ -29,10 +29,10 @@ def mapped_bytes() -> int:
 
 @dataclass(frozen=True)
 class StateAccess:
-    """Opens the state of operators of one job.
+    """Opens the state of one job's operators.
 
-    ``location`` is the folder of state in the checkpoint location, ``local`` a folder on this host's disk for bases.
-    ``durable``: files of state survive a loss of power once they are written.
+    ``location`` is the state folder in the checkpoint location; ``local`` is a folder on this host's disk for bases.
+    With ``durable``, a written state file survives a power loss.
     """
 
     job: str
@@ -41,20 +41,20 @@ class StateAccess:
     durable: bool = True
 
     def close(self) -> None:
-        """Let go of all bases of this job in this process."""
+        """Close all bases of this job in this process."""
         Base.close_below(self.local)
 
     def trim(self) -> None:
-        """Let go of the bases when very many of their pages are mapped; no task may be using them.
+        """Close the bases if too many of their pages are mapped. No task may be using them.
 
-        These pages belong to the kernel, which takes them back when it needs to, but they count as this process's
-        memory, and whoever watches that would kill it. Opening a base again costs about a millisecond.
+        The kernel reclaims these pages when it needs memory, but they count towards this process's memory, so a memory
+        watchdog would kill it. Reopening a base takes about a millisecond.
         """
         if mapped_bytes() > MAPPED_LIMIT:
             self.close()
 
     def open(self, lineage: Lineage, bins: Iterable[BinId]) -> TaskState:
-        """The state of an operator as its lineage says, for one task."""
+        """Open an operator's state at the given lineage, for one task."""
         folder = os.path.join(self.local, folder_of(lineage.operator))
         base = Base.shared(folder, f"{self.job} {lineage.operator}", StateFiles(self.location, durable=self.durable))
         return TaskState(base, lineage, bins)

@@ -1,9 +1,9 @@
-"""The base: committed state on the local disk of a host, shared by its Python workers. A cache, nothing more.
+"""The base: a cache of committed state on a host's local disk, shared by the host's Python workers.
 
-One LMDB environment per operator, the bin as the first byte of each key: a slice's keys are read in one sorted pass
-over all bins of a task, and a delta is applied in one transaction, together with the positions of its bins. So a bin's
-rows and its position always agree, whoever is killed when. What the environment cannot be trusted with, and a bin whose
-position is not part of the lineage, is built again from the files in the checkpoint location.
+There is one LMDB environment per operator; the first byte of each key is the bin. A slice's keys are read in one sorted
+pass over all bins of a task. A delta is applied in one transaction together with the positions of its bins, so a bin's
+rows and its position always agree, no matter when a process is killed. If the environment is damaged, or a bin's
+position is not part of the lineage, the data is rebuilt from the files in the checkpoint location.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from midstream.state.mapped import DAMAGED, Mapped
 __all__ = ["ALL_BINS", "Base", "View"]
 
 ALL_BINS = tuple(BinId(number) for number in range(BINS))
-"""Every bin that an operator has."""
+"""All bins of an operator."""
 
 _CHUNK = 1024
 _MANY = 50_000
-_ROOM_PER_BYTE = 2  # what a row takes in a page, compared with a file
+_ROOM_PER_BYTE = 2  # size of a row in a page relative to its size in a file
 _T = TypeVar("_T")
 
 
 class Base:
-    """The committed state of one operator, as far as this host has needed it.
+    """The committed state of one operator, for the bins that this host has needed so far.
 
-    ``owner`` names the job and the operator: a folder that belongs to another is emptied.
+    ``owner`` names the job and the operator. A folder that belongs to another owner is emptied.
 
     >>> import tempfile
     >>> from midstream.ids import Epoch, PartitionId, Run
@@ -69,7 +69,7 @@ class Base:
 
     @classmethod
     def shared(cls, folder: str, owner: str, files: StateFiles) -> Base:
-        """The one base of this process for a folder: LMDB must not be opened twice."""
+        """This process's only base for a folder: LMDB must not open an environment twice."""
         with cls._shared_lock:
             base = cls._shared.get(folder)
             if base is None or base._mapped.owner != owner or base.files != files:
@@ -80,26 +80,26 @@ class Base:
 
     @classmethod
     def close_below(cls, folder: str) -> None:
-        """Close the shared bases of this process whose folders are in this one."""
+        """Close this process's shared bases whose folders are below ``folder``."""
         with cls._shared_lock:
             found = [base for at, base in cls._shared.items() if at.startswith(folder + os.sep)]
         for base in found:
             base.close()
 
     def close(self) -> None:
-        """Let go of the folder; what is in it stays for others, and for the next time."""
+        """Close the folder. Its contents stay for other processes and for the next start."""
         self._mapped.close()
         for folder, base in list(self._shared.items()):
             if base is self:
                 del self._shared[folder]
 
     def positions(self) -> dict[BinId, Position]:
-        """How far each bin is; bins that were never needed are left out."""
-        return self._trusting(lambda: self._marks(_Marks.positions))
+        """The position of each bin; bins that were never needed are left out."""
+        return self._retry_if_damaged(lambda: self._marks(_Marks.positions))
 
     def counts(self) -> dict[BinId, int]:
-        """How many rows each bin has, of all namespaces; bins that were never needed are left out."""
-        return self._trusting(
+        """The number of rows of each bin, over all namespaces; bins that were never needed are left out."""
+        return self._retry_if_damaged(
             lambda: self._marks(lambda marks: {number: marks.count(number) for number in marks.positions()})
         )
 
@@ -108,22 +108,22 @@ class Base:
             return look(_Marks(transaction, self._mapped.marks))
 
     def catch_up(self, lineage: Lineage, bins: Iterable[BinId]) -> int:
-        """Have all that the lineage says of these bins; the number of rows that this applied.
+        """Bring these bins to the lineage's positions; return the number of rows applied.
 
-        Any process may do so at any time, with any lineage: bins are brought to where this one is.
+        Any process may call this at any time, with any lineage.
         """
         bins = tuple(bins)
         if not lineage.missing(self.positions(), bins):
             return 0
-        return self._trusting(lambda: self._catch_up(lineage, bins))
+        return self._retry_if_damaged(lambda: self._catch_up(lineage, bins))
 
     def view(self, lineage: Lineage, bins: Iterable[BinId]) -> View:
-        """Catch up, and see these bins as the lineage says, whatever others do to the base meanwhile."""
+        """Catch up, then show these bins at the given lineage, regardless of what other tasks do to the base."""
         return View(self, lineage, tuple(bins))
 
     def drop(self, bins: Iterable[BinId]) -> None:
-        """Forget bins that now live elsewhere, to have their space back."""
-        self._trusting(partial(self._drop, tuple(bins)))
+        """Delete bins that now live on another host, to free their space."""
+        self._retry_if_damaged(partial(self._drop, tuple(bins)))
 
     def _drop(self, bins: Sequence[BinId]) -> None:
         with self._mapped.guarded():
@@ -132,7 +132,7 @@ class Base:
     def _catch_up(self, lineage: Lineage, bins: Sequence[BinId]) -> int:
         rows = 0
         with self._mapped.guarded():
-            # Looked up again: another process may have been here while this one waited for the guard.
+            # Check again: another process may have caught up while this one waited for the guard.
             steps = lineage.missing(self.positions(), bins)
             if steps.clear:
                 self._mapped.write(lambda transaction: self._clear(transaction, steps.clear))
@@ -141,8 +141,8 @@ class Base:
                 rows += self._mapped.write(_BinChange(self, step, table), room=_ROOM_PER_BYTE * table.nbytes)
         return rows
 
-    def _trusting(self, use: Callable[[], _T]) -> _T:
-        """Use the environment; if it turns out to be damaged, start an empty one and use that."""
+    def _retry_if_damaged(self, use: Callable[[], _T]) -> _T:
+        """Use the environment; if it turns out to be damaged, replace it with an empty one and try again."""
         with self._mapped.lock:
             try:
                 return use()
@@ -168,7 +168,7 @@ class Base:
 
 
 class _BinChange:
-    """One step as a change of the environment; may be run again when there was not enough room."""
+    """Applies one lineage step to the environment. It may be called again if there was not enough room."""
 
     def __init__(self, base: Base, step: LineageStep, table: pa.Table) -> None:
         self._mapped = base._mapped
@@ -185,7 +185,7 @@ class _BinChange:
             keys, values = rows["key"].to_pylist(), rows["value"].to_pylist()
             for number, start, stop in bin_ranges(rows):
                 _apply(transaction, cursor, keys[start:stop], values[start:stop])
-                # Counted by what LMDB has more than before: whether a key is new need not be looked up.
+                # Count by LMDB's number of entries: that avoids looking up whether each key is new.
                 before, entries = entries, transaction.stat()["entries"]
                 marks.set(number, EMPTY, marks.count(number) + entries - before)
             applied += len(keys)
@@ -196,7 +196,7 @@ class _BinChange:
 
 
 class View:
-    """Some bins of a base as a lineage says they are. Lasts until it is closed."""
+    """Some bins of a base at a given lineage. Valid until it is closed."""
 
     def __init__(self, base: Base, lineage: Lineage, bins: tuple[BinId, ...]) -> None:
         self.bins = frozenset(bins)
@@ -206,11 +206,11 @@ class View:
         self._transaction: lmdb.Transaction[bytes] | None = None
         self._remapped = -1
         self.rows_applied = base.catch_up(lineage, bins)
-        base._trusting(self._begin)
+        base._retry_if_damaged(self._begin)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of stored keys, in the same order. Fastest when the keys are ascending."""
-        found = self._base._trusting(lambda: self._current().cursor().getmulti(keys))
+        found = self._base._retry_if_damaged(lambda: self._current().cursor().getmulti(keys))
         if len(found) == len(keys):
             return [value for _, value in found]
         return list(map(dict(found).get, keys))
@@ -224,8 +224,8 @@ class View:
         return self._scan(prefix + start, last)
 
     def occupied(self, bins: Iterable[BinId], namespace: Namespace, stop: bytes | None = None) -> list[BinId]:
-        """Those of ``bins`` that have anything in a namespace before ``stop``; one look at each."""
-        return self._base._trusting(lambda: self._occupied(bins, namespace, stop))
+        """Those of ``bins`` with at least one entry in a namespace before ``stop``; one lookup per bin."""
+        return self._base._retry_if_damaged(lambda: self._occupied(bins, namespace, stop))
 
     def _occupied(self, bins: Iterable[BinId], namespace: Namespace, stop: bytes | None) -> list[BinId]:
         found = []
@@ -238,11 +238,11 @@ class View:
         return found
 
     def count(self, bin_id: BinId) -> int:
-        """How many rows a bin has, of all namespaces."""
-        return self._base._trusting(lambda: _Marks(self._current(), self._base._mapped.marks).count(bin_id))
+        """The number of rows in a bin, over all namespaces."""
+        return self._base._retry_if_damaged(lambda: _Marks(self._current(), self._base._mapped.marks).count(bin_id))
 
     def table(self, bins: Iterable[BinId]) -> pa.Table:
-        """All rows of these bins, as a snapshot holds them."""
+        """All rows of these bins, in the form that a snapshot stores."""
         keys: list[bytes] = []
         values: list[bytes] = []
         for number in sorted(bins):
@@ -253,7 +253,7 @@ class View:
         return table_of(keys, values)
 
     def close(self) -> None:
-        """Let go of what is seen, so that its space can be used again."""
+        """End the read transaction, so that LMDB can reuse the pages it held."""
         with self._base._mapped.lock:
             if self._transaction is not None and self._remapped == self._base._mapped.remapped:
                 self._transaction.abort()
@@ -268,7 +268,9 @@ class View:
         self.close()
 
     def _current(self) -> lmdb.Transaction[bytes]:
-        """The transaction; another one if the environment was mapped anew by this process, which ends all it has."""
+        """The read transaction. It is renewed if this process has remapped the environment, which ends all
+        transactions.
+        """
         if self._transaction is None:
             raise StateError(f"the state of {self._lineage.operator!r} is closed; the task that read it is over")
         if self._remapped != self._base._mapped.remapped:
@@ -284,7 +286,7 @@ class View:
             if all(held.get(number, EMPTY) == position for number, position in self._wanted.items()):
                 self._transaction = transaction
                 return
-            # Another task took the base elsewhere, between catching up and looking.
+            # Another task moved the base to another epoch after we caught up.
             transaction.abort()
             self.rows_applied += self._base.catch_up(self._lineage, tuple(self.bins))
         raise StateError(
@@ -293,9 +295,9 @@ class View:
         )
 
     def _scan(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        # In chunks, each with a cursor of its own: whoever iterates may do anything between two rows.
+        # In chunks, each with its own cursor: the caller may do anything between two rows.
         while True:
-            chunk = self._base._trusting(partial(self._chunk, start, stop))
+            chunk = self._base._retry_if_damaged(partial(self._chunk, start, stop))
             yield from chunk
             if len(chunk) < _CHUNK:
                 return
@@ -312,7 +314,7 @@ class View:
 
 
 def _in_chunks(table: pa.Table, bins: Container[BinId]) -> Iterator[pa.Table]:
-    """The rows of these bins, a bounded number at a time, because each becomes Python objects."""
+    """The rows of these bins, in bounded chunks, because each row becomes Python objects."""
     start = stop = 0
     for number, first, behind in bin_ranges(table):
         if number not in bins or stop != first or stop - start > _MANY:
@@ -341,7 +343,7 @@ def _apply(
 
 
 class _Marks:
-    """Position and number of rows of each bin: one record, read and stored in the transaction that changes the rows."""
+    """Position and row count of each bin: one record, read and stored in the same transaction as the rows."""
 
     _KEY = b"bins"
     _SIZE = 24

@@ -1,4 +1,4 @@
-"""All that an operator's state holds after an epoch, read from the files alone: for looking, not for working."""
+"""Everything an operator's state holds after an epoch, read from the files alone. Used for inspection only."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from midstream.state.keys import Namespace
 from midstream.state.lineage import Lineage
 from midstream.state.task import merged
 
-__all__ = ["contents", "in_namespace"]
+__all__ = ["contents", "in_namespace", "keys_of"]
 
 
 def contents(files: StateFiles, lineage: Lineage, bins: Iterable[BinId] | None = None) -> pa.Table:
-    """Stored keys and values, ascending, of some bins or of all.
+    """Stored keys and values, ascending, of some bins or of all of them.
 
     >>> import tempfile
     >>> contents(StateFiles(tempfile.mkdtemp()), Lineage.start("count")).num_rows
@@ -30,8 +30,13 @@ def contents(files: StateFiles, lineage: Lineage, bins: Iterable[BinId] | None =
 
 
 def in_namespace(rows: pa.Table, namespace: Namespace) -> pa.Table:
-    """Those of some rows whose keys are in a namespace."""
+    """The rows whose keys are in a namespace."""
     if not rows.num_rows:
         return rows
     second = pc.binary_slice(rows["key"], 1, 2)
     return rows.filter(pc.equal(second, pa.scalar(bytes([namespace]), second.type)))
+
+
+def keys_of(rows: pa.Table) -> pa.Array:
+    """The stored keys of some rows, as one array."""
+    return rows["key"].combine_chunks().cast(pa.binary())

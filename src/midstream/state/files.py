@@ -1,9 +1,9 @@
-"""Files of state in the checkpoint location: what tasks changed (deltas), and whole bins (snapshots).
+"""State files in the checkpoint location: the changes of tasks (deltas) and whole bins (snapshots).
 
 Each is an Arrow IPC file with the columns ``key`` (bin, namespace and key in one, see :mod:`.keys`) and ``value`` (null
-means deleted), ascending by key, so that the rows of a bin lie together. Its name carries operator, epoch, run,
-partition and attempt, and a part of its digest: nobody can ever overwrite a file with other content, not even a task
-of an earlier life of the driver. A :class:`FileRef` says what must be found under the name; reading checks it.
+means deleted), ascending by key, so the rows of a bin are contiguous. The name contains operator, epoch, run,
+partition, attempt and part of the digest. So no file can be overwritten with different content, not even by a task of
+an earlier driver process. A :class:`FileRef` records the expected size and digest; reading checks both.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import pyarrow.fs as pafs
 from midstream.errors import CheckpointError
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
 from midstream.storage.blobs import filesystem_of, remove_file, write_atomically
+from midstream.storage.documents import FORMAT, require_format
 
 __all__ = [
     "SCHEMA",
@@ -39,14 +40,14 @@ __all__ = [
 ]
 
 SCHEMA = pa.schema([pa.field("key", pa.large_binary(), nullable=False), pa.field("value", pa.large_binary())])
-"""Columns of every file of state."""
+"""Columns of every state file."""
 
 _DIGEST_SIZE = 16
 _NAME = re.compile(r"(?P<operator>[^/]+)/(?P<epoch>\d{10})-\d+-\d+-\d+-[a-z]+-[0-9a-f]{16}\.arrow(\.\d+\.tmp)?")
 
 
 class FileKind(StrEnum):
-    """What the rows of a file are: changes of one epoch, changes of several, or all there is."""
+    """The kind of rows in a file: changes of one epoch, changes of several epochs, or the whole state of its bins."""
 
     DELTA = "delta"
     MERGED = "merged"
@@ -65,17 +66,17 @@ class Author:
 
 
 class FileRef(msgspec.Struct, frozen=True, array_like=True):
-    """A file and what must be found in it."""
+    """A file and its expected contents."""
 
     name: str
-    """Below the location of the state."""
+    """Path below the state location."""
     size: int
     digest: bytes
     rows: int
     bins: bytes = b""
-    """Bins that have rows, ascending. Known to those who commit the file, not kept with it."""
+    """Bins that have rows, ascending. Set when the file is committed, not stored in the lineage."""
     counts: tuple[int, ...] = ()
-    """Rows of each of ``bins``."""
+    """Number of rows of each of ``bins``."""
 
     @property
     def epoch(self) -> Epoch:
@@ -84,7 +85,7 @@ class FileRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateFiles:
-    """The files of state below one location. With ``durable``, one that was written survives a loss of power.
+    """The state files below one location. With ``durable``, a written file survives a power loss.
 
     >>> import tempfile
     >>> files = StateFiles(tempfile.mkdtemp())
@@ -108,8 +109,8 @@ class StateFiles:
         return hash((self.location, self.durable))
 
     def write(self, table: pa.Table, kind: FileKind, author: Author) -> FileRef:
-        """Write rows that are ascending by key, atomically, and say what was written."""
-        metadata = {"kind": kind, **{name: str(value) for name, value in vars(author).items()}}
+        """Write rows that are ascending by key, atomically; return a reference to the file."""
+        metadata = {"format": str(FORMAT), "kind": kind, **{name: str(value) for name, value in vars(author).items()}}
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, table.schema.with_metadata(metadata)) as writer:
             writer.write_table(table.combine_chunks())
@@ -122,38 +123,40 @@ class StateFiles:
         return FileRef(name, data.size, digest, table.num_rows, bins.tobytes(), tuple(counts.tolist()))
 
     def read(self, ref: FileRef) -> pa.Table:
-        """The rows of a file; an error unless it is, to the last bit, what was written."""
+        """The rows of a file. Raises an error unless the content is exactly what was written."""
         data = self._data(ref)
         if len(data) != ref.size or _digest(data) != ref.digest:
             raise CheckpointError(
-                f"the file of state {ref.name!r} in {self.location!r} is damaged: expected {ref.size} bytes with the "
+                f"the state file {ref.name!r} in {self.location!r} is damaged: expected {ref.size} bytes with the "
                 f"digest {ref.digest.hex()}, found {len(data)} bytes with the digest {_digest(data).hex()}. Restore it "
                 f"from a copy",
                 file=ref.name,
             )
         table = pa.ipc.open_file(data).read_all()
+        found = (table.schema.metadata or {}).get(b"format", b"")
+        require_format(int(found) if found.isdigit() else None, f"the file of state {ref.name!r} in {self.location!r}")
         if table.num_rows != ref.rows or not table.schema.equals(SCHEMA):
             raise CheckpointError(
-                f"the file of state {ref.name!r} in {self.location!r} was written by another version of midstream: "
+                f"the state file {ref.name!r} in {self.location!r} was written by another version of midstream: "
                 f"expected {ref.rows} rows of {SCHEMA.names}, found {table.num_rows} of {table.schema.names}",
                 file=ref.name,
             )
         return table
 
     def names(self) -> list[str]:
-        """The names of all files there are, sorted; also of those that their writer did not live to finish."""
+        """The names of all files, sorted, including temporary files that were never completed."""
         selector = pafs.FileSelector(self._root, allow_not_found=True, recursive=True)
         found = [posixpath.relpath(info.path, self._root) for info in self._fs.get_file_info(selector) if info.is_file]
         return sorted(name for name in found if _NAME.fullmatch(name))
 
     def lacks(self, refs: Iterable[FileRef]) -> list[str]:
-        """The names of those files that are missing, or have another size than they should. Content is not read."""
+        """The names of files that are missing or have the wrong size. Content is not read."""
         wanted = {self._path(ref.name): ref for ref in refs}
         found = {info.path: info for info in self._fs.get_file_info(list(wanted))}
         return sorted(ref.name for path, ref in wanted.items() if found[path].size != ref.size)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; those that are gone already do not matter."""
+        """Remove files; files that no longer exist are ignored."""
         for name in names:
             try:
                 remove_file(self._fs, self._path(name))
@@ -168,14 +171,14 @@ class StateFiles:
                 return source.read_buffer()
         except FileNotFoundError as error:
             raise CheckpointError(
-                f"the file of state {ref.name!r} is missing from {self.location!r}; expected {ref.size} bytes. The "
+                f"the state file {ref.name!r} is missing from {self.location!r}; expected {ref.size} bytes. The "
                 f"checkpoint location must be storage that the driver and all executors share, and nothing but "
                 f"midstream may remove files from it. Restore it from a copy",
                 file=ref.name,
             ) from error
         except OSError as error:
             raise CheckpointError(
-                f"the file of state {ref.name!r} cannot be read from {self.location!r}: {error}", file=ref.name
+                f"the state file {ref.name!r} cannot be read from {self.location!r}: {error}", file=ref.name
             ) from error
 
     def _path(self, name: str) -> str:
@@ -183,7 +186,7 @@ class StateFiles:
 
 
 def table_of(keys: Sequence[bytes], values: Sequence[bytes | None]) -> pa.Table:
-    """Rows as files hold them; the keys must be ascending.
+    """Rows in the form that files store; the keys must be ascending.
 
     >>> table_of([b"a", b"b"], [b"1", None])["value"].to_pylist()
     [b'1', None]
@@ -193,7 +196,7 @@ def table_of(keys: Sequence[bytes], values: Sequence[bytes | None]) -> pa.Table:
 
 
 def bin_ranges(table: pa.Table) -> Iterator[tuple[BinId, int, int]]:
-    """For each bin that has rows: the bin, its first row, and the row behind its last.
+    """For each bin that has rows: the bin, its first row, and the row after its last.
 
     >>> list(bin_ranges(table_of([b"\\x02a", b"\\x02b", b"\\x07c"], [None] * 3)))
     [(2, 0, 2), (7, 2, 3)]
@@ -214,7 +217,7 @@ def _first_bytes(table: pa.Table) -> npt.NDArray[np.uint8]:
 
 
 def epoch_and_operator(name: str) -> tuple[Epoch, str] | None:
-    """The epoch in which a file was written and the folder of its operator, or None if this is no name of a file.
+    """The epoch in which a file was written and the folder of its operator, or None if the name is not a state file's.
 
     >>> epoch_and_operator("count/0000000003-0-1-0-delta-0123456789abcdef.arrow")
     (3, 'count')
@@ -226,12 +229,12 @@ def epoch_and_operator(name: str) -> tuple[Epoch, str] | None:
 def _epoch_of(name: str) -> Epoch:
     found = epoch_and_operator(name)
     if found is None:
-        raise CheckpointError(f"{name!r} is not the name of a file of state", file=name)
+        raise CheckpointError(f"{name!r} is not the name of a state file", file=name)
     return found[0]
 
 
 def folder_of(operator: str) -> str:
-    """A folder for any operator's name, whatever is in it, and never too long for a file system.
+    """A valid folder name for any operator name, short enough for every file system.
 
     >>> folder_of("FC"), folder_of("a/b"), len(folder_of("ä" * 100))
     ('FC', 'a%2Fb', 97)
@@ -243,5 +246,5 @@ def folder_of(operator: str) -> str:
 
 
 def _digest(data: pa.Buffer) -> bytes:
-    # SHA-256 because processors compute it themselves: twice as fast here as BLAKE2. Half of it is plenty.
+    # SHA-256 because processors have instructions for it: twice as fast here as BLAKE2. Half of it is enough.
     return hashlib.sha256(data).digest()[:_DIGEST_SIZE]

@@ -1,7 +1,7 @@
-"""What a user's function sees of its state: one key's value, lists, maps and timers.
+"""The state that a user's function sees: the value, lists, maps and timers of one key.
 
-A handle belongs to one key in one task. It remembers what was read and written; its keeper writes changes at the end of
-the epoch, each once, however often it was changed.
+A handle belongs to one key in one task. It remembers what was read and written. Its keeper writes each change once, at
+the end of the epoch, no matter how often it was changed.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ MapKey = str | int | bytes | tuple[str | int | bytes, ...]
 
 
 class Keeper(Protocol):
-    """Where a handle's state is kept."""
+    """Stores the state of handles."""
 
     what: str
     clock: int
     watermark: int | None
     firing: int | None
-    """While a timer fires: its time."""
+    """The time of the timer that is firing, if any."""
 
     def read(self, stored: bytes) -> Any:
         """The object under a stored key, or MISSING."""
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, Any]]:
-        """Stored keys that begin like this and their objects, ascending, without changes of this epoch's handles."""
+        """Stored keys with this prefix and their objects, ascending, without this epoch's changes by handles."""
 
     def set_timer(self, key: bytes, namespace: Namespace, time: int, wanted: bool) -> None:
         """Register or cancel a timer."""
 
 
 class State:
-    """What a function remembers of one key. Changes count when the epoch is committed, all or none of them.
+    """A function's state for one key. An epoch's changes are committed together, or not at all.
 
-    * ``get(default)``, ``set(value)``, ``delete()``: one value, any object that can be pickled. An object that was
-      changed in place must be set again.
+    * ``get(default)``, ``set(value)``, ``delete()``: one value, any object that can be pickled. After changing the
+      object in place, call ``set`` again.
     * ``list(name)``: a short list, read and written whole.
-    * ``map(name)``: a dict whose items are stored one by one, so that each costs only itself.
-    * ``event_timer(time)``, ``clock_timer(time)``: have ``on_timer`` called once the watermark, or the clock, is there.
+    * ``map(name)``: a dict whose items are stored one by one, so that reading or writing an item costs only that item.
+    * ``event_timer(time)``, ``clock_timer(time)``: have ``on_timer`` called when the watermark, or the clock, gets
+    there.
     """
 
     __slots__ = ("_changed", "_keeper", "_key", "_level", "_lists", "_maps", "_stored_level", "_value")
@@ -60,28 +61,28 @@ class State:
         self._key = key
         self._value = value
         self._changed = False
-        # The revision whose layout this key's state has, as it is here and as it is stored.
+        # The revision whose layout this key's state has: in this handle, and as stored.
         self._level = self._stored_level = level
         self._lists: dict[str, ListView] | None = None
         self._maps: dict[str, MapView] | None = None
 
     def get(self, default: Any = None) -> Any:
-        """The value, or the default if there is none."""
+        """The value, or the default if the key has none."""
         value = self._value
         return default if value is MISSING else value
 
     def set(self, value: Any) -> None:
-        """Remember a value."""
+        """Set the value."""
         self._value = value
         self._changed = True
 
     def delete(self) -> None:
-        """Forget the value."""
+        """Delete the value."""
         self._value = MISSING
         self._changed = True
 
     def list(self, name: str = "list") -> ListView:
-        """A list of this key."""
+        """A list that belongs to this key."""
         if self._lists is None:
             self._lists = {}
         view = self._lists.get(name)
@@ -93,7 +94,7 @@ class State:
         return ListView(self._keeper, stored)
 
     def map(self, name: str = "map") -> MapView:
-        """A map of this key."""
+        """A map that belongs to this key."""
         if self._maps is None:
             self._maps = {}
         view = self._maps.get(name)
@@ -106,12 +107,12 @@ class State:
         return MapView(self._keeper, prefix, name)
 
     def _exists(self) -> bool:
-        """Whether anything is remembered of this key."""
+        """Whether this key has any state."""
         lists, maps = self._lists or {}, self._maps or {}
         views: Iterable[Sized] = (*lists.values(), *maps.values())
         if self._value is not MISSING or any(len(view) for view in views):
             return True
-        # What is stored of a view that was opened may have been cleared since.
+        # A view that was opened may have been cleared since, so only unopened views count as stored.
         return any(name not in lists for name in self._stored_lists()) or any(
             name not in maps for name in self._stored_maps()
         )
@@ -121,13 +122,13 @@ class State:
             yield split_item(stored)[1].decode()
 
     def _stored_maps(self) -> Iterator[str]:
-        """The name of the map of each stored item."""
+        """The map name of each stored item."""
         for stored, _ in self._keeper.scan(item_key(self._key, Namespace.MAP)):
             item = split_item(stored)[1]
             yield item[1 : 1 + item[0]].decode()
 
     def clear(self) -> None:
-        """Forget value, lists and maps of this key. Timers stay."""
+        """Delete the value, lists and maps of this key. Timers stay."""
         self.delete()
         for name in self._stored_lists():
             self.list(name)
@@ -142,18 +143,18 @@ class State:
 
     @property
     def now(self) -> datetime:
-        """The driver's clock when the epoch began, the same in all tasks and attempts."""
+        """The driver's clock at the start of the epoch; the same in all tasks and attempts."""
         return _datetime(self._keeper.clock)
 
     @property
     def watermark(self) -> datetime | None:
-        """The event time up to which rows have arrived, those of this epoch included; None if not known."""
+        """The event time up to which all rows are assumed to have arrived, including this epoch's; None if unknown."""
         return None if self._keeper.watermark is None else _datetime(self._keeper.watermark)
 
     def event_timer(self, time: datetime) -> None:
         """Call ``on_timer`` at the end of the epoch in which the watermark reaches this time.
 
-        When a run ends with ``close_windows=True``, all timers fire that are set by then; not those they set.
+        When a run ends with ``close_windows=True``, all timers set so far fire, but not timers that those set.
         """
         self._timer(Namespace.EVENT_TIMER, time, wanted=True)
 
@@ -162,11 +163,11 @@ class State:
         self._timer(Namespace.CLOCK_TIMER, time, wanted=True)
 
     def cancel_event_timer(self, time: datetime) -> None:
-        """Do not call it after all. Harmless if there is no such timer."""
+        """Cancel an event timer. Does nothing if there is no such timer."""
         self._timer(Namespace.EVENT_TIMER, time, wanted=False)
 
     def cancel_clock_timer(self, time: datetime) -> None:
-        """Do not call it after all. Harmless if there is no such timer."""
+        """Cancel a clock timer. Does nothing if there is no such timer."""
         self._timer(Namespace.CLOCK_TIMER, time, wanted=False)
 
     def _timer(self, namespace: Namespace, time: datetime, wanted: bool) -> None:
@@ -188,7 +189,7 @@ class ListView(Sequence[Any]):
         self._changed = False
 
     def append(self, item: Any, keep: int | None = None) -> None:
-        """Add an item; with ``keep``, only the most recent so many stay."""
+        """Add an item; with ``keep``, only the most recent ``keep`` items stay."""
         self._items.append(item)
         self._changed = True
         if keep is not None:
@@ -206,7 +207,7 @@ class ListView(Sequence[Any]):
             self._changed = True
 
     def clear(self) -> None:
-        """Forget all items."""
+        """Delete all items."""
         self._items = []
         self._changed = True
 
@@ -227,7 +228,7 @@ class ListView(Sequence[Any]):
         return f"ListView({self._items!r})"
 
     def _pending(self) -> tuple[bytes, Any] | None:
-        """What has to be written: a stored key and its object, MISSING to delete it."""
+        """The pending write: a stored key and its object, or MISSING to delete it."""
         return (self._stored, self._items or MISSING) if self._changed else None
 
 
@@ -259,12 +260,12 @@ class MapView(MutableMapping[MapKey, Any]):
         self[item] = MISSING
 
     def clear(self) -> None:
-        """Forget all items."""
+        """Delete all items."""
         for item in self:
             self[item] = MISSING
 
     def __iter__(self) -> Iterator[MapKey]:
-        """All items' keys, those that were stored before first."""
+        """The keys of all items; previously stored items come first."""
         for stored, value in self._keeper.scan(self._prefix):
             item = _item_of(stored[len(self._prefix) :])
             self._known.setdefault(item, value)
@@ -284,13 +285,13 @@ class MapView(MutableMapping[MapKey, Any]):
         parts = item if isinstance(item, tuple) else (item,)
         if not all(type(part) in (str, int, bytes) for part in parts):
             raise StateError(
-                f"{self._keeper.what}: {item!r:.60} cannot be a key of the map {self._name!r}; allowed are str, int, "
-                f"bytes, and tuples of them"
+                f"{self._keeper.what}: {item!r:.60} cannot be a key of the map {self._name!r}; use str, int,"
+                f" bytes, or tuples of these"
             )
         try:
             return self._prefix + msgspec.msgpack.encode(item)
         except OverflowError:
-            raise StateError(f"{self._keeper.what}: {item!r} is too large a number for a map's key (64 bits)") from None
+            raise StateError(f"{self._keeper.what}: {item!r} does not fit the 64 bits of a map key") from None
 
 
 def _item_of(data: bytes) -> MapKey:
@@ -299,10 +300,10 @@ def _item_of(data: bytes) -> MapKey:
 
 
 def _microseconds(time: datetime) -> int:
-    # Without a zone it is UTC, as timestamps without a zone are compared with watermarks.
+    # A time without a zone is UTC, which is also how timestamps without a zone are compared with watermarks.
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
 
 
 def _datetime(microseconds: int) -> datetime:
-    # The watermark of an epoch that closes all windows is later than any datetime.
+    # An epoch that closes all windows has a watermark later than any datetime.
     return _EPOCH + min(microseconds, _LAST) * _MICROSECOND

@@ -1,4 +1,4 @@
-"""Keeps the handles of one task: loads values for whole slices, fires timers, forgets what expired, writes changes."""
+"""Manages the handles of one task: loads values for whole slices, fires timers, expires keys, writes changes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from midstream.data.times import EpochTimes
 from midstream.errors import StateError
 from midstream.ids import Revision
 from midstream.state.handle import State
+from midstream.state.integers import integer_bytes, integer_of
 from midstream.state.keys import Namespace, item_key, split_timer, timer_key
 from midstream.state.task import TaskState
 from midstream.state.undo import Undo, UndoState
@@ -21,18 +22,18 @@ _VIEWS = (Namespace.LIST, Namespace.MAP)
 
 
 Migrations = Sequence[tuple[Revision, Callable[[bytes, State], None]]]
-"""What brings a key's state up to date, by the revisions that came with another layout, oldest first."""
+"""Functions that migrate a key's state, with the revisions that introduced each layout, oldest first."""
 
 
 class HandleKeeper:
     """The handles of one operator in one task.
 
-    Expired keys are forgotten first, by the epoch's clock, so that all rows of an epoch see the same.
+    Keys are expired at the start, by the epoch's clock, so that all rows of an epoch see the same state.
 
-    With ``undo``, what a function does to its state can be taken back.
+    With ``undo``, the changes that a function makes to its state can be undone.
 
     State is migrated key by key, when a function first asks for it. A key's *level* is the revision whose layout its
-    state has: it is stored beside the key once there have been migrations, and 0 before.
+    state has. It is stored beside the key after the first migration, and is 0 before.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class HandleKeeper:
         self._is_closing = times.is_closing
         self.firing: int | None = None
         self.idle_timers: Mapping[Namespace, str] = {}
-        """Timers that would never do anything for the function that is at work, and why."""
+        """Timer kinds that cannot fire for the current function, with the reason."""
         self._task = task
         self._codec = codec
         self._has_levels = has_levels
@@ -64,7 +65,7 @@ class HandleKeeper:
             self._forget_expired()
 
     def handles(self, keys: Sequence[bytes], migrations: Migrations = ()) -> list[State]:
-        """The handle of each key, loaded together, and migrated as far as the one who asks wants it."""
+        """The handle of each key. Handles are loaded together, and migrated by the given ``migrations``."""
         known = self._handles
         new = [key for key in keys if key not in known]
         if new:
@@ -86,9 +87,9 @@ class HandleKeeper:
         return found
 
     def due_timers(self) -> Iterator[tuple[bytes, int]]:
-        """Timers whose time has come, in order of time, each removed as it is given out.
+        """Timers that are due, in order of time; each is deleted as it is returned.
 
-        Timers that are set meanwhile and are due as well follow in their turn.
+        Due timers that are set while this runs are returned as well, in order.
         """
         self._due = [(time, key, namespace) for namespace in self._limits() for time, key in self._timers(namespace)]
         heapq.heapify(self._due)
@@ -96,7 +97,7 @@ class HandleKeeper:
             time, key, namespace = heapq.heappop(self._due)
             stored = timer_key(key, namespace, time)
             if self._task.get_many([stored]) == [None]:
-                continue  # cancelled by a timer that fired before
+                continue  # cancelled by a timer that fired earlier
             self._task.delete_many([stored])
             self.firing = time
             yield key, time
@@ -109,7 +110,7 @@ class HandleKeeper:
         return [0 if data is None else int.from_bytes(data, "big") for data in stored]
 
     def write(self, revision: Revision) -> None:
-        """Hand all changes to the task's state; ``revision`` is whose function made them."""
+        """Write all changes to the task's state; ``revision`` is the revision of the function that made them."""
         changes: dict[bytes, Any] = {}
         touched = []
         for key, handle in self._handles.items():
@@ -120,7 +121,7 @@ class HandleKeeper:
         keys = sorted(key for key, value in changes.items() if value is not MISSING)
         encoded = self._codec.encode_many([changes[key] for key in keys], revision, keys)
         self._task.put_many(keys, encoded)
-        moved = sorted((key, handle._level) for key, handle in self._handles.items() if _has_moved(handle))
+        moved = sorted((key, handle._level) for key, handle in self._handles.items() if _level_changed(handle))
         records = [item_key(key, Namespace.MIGRATED) for key, _ in moved]
         self._task.put_many(records, [level.to_bytes(4, "big") for _, level in moved])
         self._task.delete_many(sorted(key for key, value in changes.items() if value is MISSING))
@@ -128,7 +129,7 @@ class HandleKeeper:
             self._note_written(sorted(touched), self._ttl_us)
         self._handles.clear()
 
-    # ── what handles ask for ──────────────────────────────────────────────────────────────────────────────────────
+    # ── called by handles ─────────────────────────────────────────────────────────────────────────────────────────
 
     def read(self, stored: bytes) -> Any:
         """The object under a stored key, or MISSING."""
@@ -136,7 +137,7 @@ class HandleKeeper:
         return MISSING if data is None else self._codec.decode(data, stored).value
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, Any]]:
-        """Stored keys that begin like this and their objects, ascending."""
+        """Stored keys with this prefix and their objects, ascending."""
         for stored, data in self._task.scan_prefix(prefix):
             yield stored, self._codec.decode(data, stored).value
 
@@ -153,11 +154,11 @@ class HandleKeeper:
         if self.firing is not None and time <= self.firing:
             raise StateError(
                 f"{self.what}: on_timer set a timer for {time} µs while the one for {self.firing} µs fires; it must be "
-                f"later, or it would fire for ever"
+                f"later, or it would fire forever"
             )
         limit = self._limits().get(namespace)
         if self._is_closing and namespace is Namespace.EVENT_TIMER:
-            limit = None  # or one that sets another each time it fires would never end
+            limit = None  # otherwise a timer that always sets another would never end
         if self.firing is not None and limit is not None and time <= limit and self._task.get_many([stored]) == [None]:
             heapq.heappush(self._due, (time, key, namespace))
         self._task.put_many([stored], [b""])
@@ -184,7 +185,7 @@ class HandleKeeper:
             yield from self._until(namespace, limit)
 
     def _until(self, namespace: Namespace, time: int) -> Iterator[tuple[int, bytes]]:
-        """Entries of a namespace that is ordered by time, up to a time (inclusive)."""
+        """Entries up to a time (inclusive), in a namespace that is ordered by time."""
         stop = timer_key(b"\0\0", namespace, time + 1)[2:]
         for number in self._task.occupied(namespace, stop):
             for stored, _ in list(self._task.scan(number, namespace, stop=stop)):
@@ -199,19 +200,19 @@ class HandleKeeper:
             self._task.delete_many(doomed)
 
     def _note_written(self, keys: Sequence[bytes], ttl_us: int) -> None:
-        """Move the expiry of these keys to the clock plus their time to live."""
+        """Set the expiry of these keys to the clock plus their time to live."""
         records = [item_key(key, Namespace.WRITTEN) for key in keys]
         for key, data in zip(keys, self._task.get_many(records), strict=True):
             if data is not None:
-                self._task.delete_many([timer_key(key, Namespace.EXPIRY, int.from_bytes(data, "big", signed=True))])
+                self._task.delete_many([timer_key(key, Namespace.EXPIRY, integer_of(data))])
         expiry = self.clock + ttl_us
-        self._task.put_many(records, [expiry.to_bytes(8, "big", signed=True)] * len(records))
+        self._task.put_many(records, [integer_bytes(expiry)] * len(records))
         entries = [timer_key(key, Namespace.EXPIRY, expiry) for key in keys]
         self._task.put_many(entries, [b""] * len(entries))
 
 
 def _migrate(key: bytes, handle: State, migrations: Migrations) -> None:
-    """Through all layouts that came since this key was last written. A key without state needs none of it."""
+    """Apply all migrations newer than the key's level. A key without state only gets the new level."""
     exists = handle._exists()
     for revision, migrate in migrations:
         if handle._level < revision:
@@ -220,13 +221,13 @@ def _migrate(key: bytes, handle: State, migrations: Migrations) -> None:
             handle._level = revision
 
 
-def _has_moved(handle: State) -> bool:
-    """Whether the level must be written: of a key that has no state to be mistaken for older state, it need not."""
+def _level_changed(handle: State) -> bool:
+    """Whether the level must be written. A key without state needs none: nothing could be mistaken for older state."""
     return handle._level != handle._stored_level and handle._exists()
 
 
 def _pending(handle: State) -> Iterator[tuple[bytes, Any]]:
-    """What has to be written of a handle: stored keys and their objects, MISSING to delete one."""
+    """The pending writes of a handle: stored keys and their objects, or MISSING to delete one."""
     if handle._changed:
         yield handle._key, handle._value
     for view in (handle._lists or {}).values():

@@ -1,4 +1,4 @@
-"""Stored keys as Arrow arrays: what :mod:`.keys` does for one key, for very many at once and without Python objects."""
+"""Stored keys as Arrow arrays: like :mod:`.keys`, but for many keys at once and without Python objects."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.data.schema import type_name
+from midstream.state.integers import integer_matrix, integers_of, sign_flipped
 from midstream.state.keys import Namespace
 
 __all__ = ["decode_keys", "split_timers", "timer_keys"]
 
-_SIGN = np.uint64(1 << 63)
 _Integers = npt.NDArray[np.int64]
 
 
@@ -27,12 +27,12 @@ def timer_keys(keys: pa.Array, namespace: Namespace, times: _Integers) -> pa.Arr
     heads = np.empty((len(keys), 10), np.uint8)
     heads[:, 0] = data[offsets[:-1]]
     heads[:, 1] = namespace
-    heads[:, 2:] = (times.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
-    return _with_heads(heads, offsets, data, 2)
+    heads[:, 2:] = integer_matrix(times)
+    return _replace_heads(heads, offsets, data, 2)
 
 
 def split_timers(stored: pa.Array) -> tuple[_Integers, pa.Array]:
-    """The times and the keys (among the values) of what :func:`timer_keys` made.
+    """The times and the value keys that :func:`timer_keys` was given.
 
     >>> times, keys = split_timers(timer_keys(pa.array([b"\\x07\\x00ann"]), Namespace.EVENT_TIMER, np.array([-5])))
     >>> times.tolist(), keys.to_pylist()
@@ -41,7 +41,7 @@ def split_timers(stored: pa.Array) -> tuple[_Integers, pa.Array]:
     offsets, data = _offsets_and_data(stored)
     heads = np.full((len(stored), 2), int(Namespace.VALUE), np.uint8)
     heads[:, 0] = data[offsets[:-1]]
-    return _integers(data, offsets[:-1] + 2), _with_heads(heads, offsets, data, 10)
+    return _integers(data, offsets[:-1] + 2), _replace_heads(heads, offsets, data, 10)
 
 
 def decode_keys(keys: pa.Array, schema: pa.Schema) -> list[pa.Array]:
@@ -69,15 +69,15 @@ def decode_keys(keys: pa.Array, schema: pa.Schema) -> list[pa.Array]:
             columns.append(_decimals(data, at, field.type))
             at = at + 16
         else:
-            columns.append(_of_integers(_integers(data, at), field.type))
+            columns.append(_from_integers(_integers(data, at), field.type))
             at = at + 8
     return columns
 
 
-def _with_heads(
+def _replace_heads(
     heads: npt.NDArray[np.uint8], offsets: _Integers, data: npt.NDArray[np.uint8], replaced: int
 ) -> pa.Array:
-    """Other first bytes for each key, in the place of so many."""
+    """Replace the first ``replaced`` bytes of each key with its row of ``heads``."""
     width = heads.shape[1]
     data, offsets = data[offsets[0] : offsets[-1]], offsets - offsets[0]
     moved = offsets + np.arange(len(offsets)) * (width - replaced)
@@ -109,10 +109,10 @@ def _words(data: npt.NDArray[np.uint8], at: _Integers) -> npt.NDArray[np.uint64]
 
 
 def _integers(data: npt.NDArray[np.uint8], at: _Integers) -> _Integers:
-    return (_words(data, at) ^ _SIGN).view(np.int64)
+    return integers_of(_words(data, at))
 
 
-def _of_integers(values: _Integers, kind: pa.DataType) -> pa.Array:
+def _from_integers(values: _Integers, kind: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(kind):
         return pa.array(values.astype(np.bool_))
     if pa.types.is_timestamp(kind):
@@ -125,7 +125,7 @@ def _of_integers(values: _Integers, kind: pa.DataType) -> pa.Array:
 def _decimals(data: npt.NDArray[np.uint8], at: _Integers, kind: pa.DataType) -> pa.Array:
     words: npt.NDArray[Any] = np.empty((len(at), 2), "<u8")
     words[:, 0] = _words(data, at + 8)
-    words[:, 1] = _words(data, at) ^ _SIGN
+    words[:, 1] = sign_flipped(_words(data, at))
     whole = pa.decimal128(kind.precision, kind.scale)
     return pa.Array.from_buffers(whole, len(at), [None, pa.py_buffer(words)]).cast(kind)
 

@@ -1,15 +1,15 @@
-"""Key columns to bytes and back, for whole batches at once.
+"""Encodes key columns as bytes and back, whole batches at a time.
 
-A stored key is ``bin (1 byte) + namespace (1 byte) + key columns``. The encoding depends on values, not on how Arrow
-stores them, so equal keys have equal bytes whatever the width of the column, and the columns' types decode it:
+A stored key is ``bin (1 byte) + namespace (1 byte) + key columns``. The encoding depends on the values, not on how
+Arrow stores them, so equal keys have equal bytes whatever the width of the column. The column types decode it:
 
 =============================== ======================================================================
-integer, boolean, date, time    8 bytes, big-endian, sign flipped: bytes sort as the values do
-decimal                         16 bytes of the unscaled value, the same way
-string, binary                  its bytes; behind their length in 2 bytes unless it is the last column
+integer, boolean, date, time    8 bytes, big-endian, sign flipped, so that bytes sort like the values
+decimal                         16 bytes of the unscaled value, encoded in the same way
+string, binary                  its bytes, after their length in 2 bytes unless it is the last column
 =============================== ======================================================================
 
-State on disk holds these bytes, so the definition must never change; a unit test pins values of it.
+State on disk contains these bytes, so the encoding must never change; a unit test pins examples.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.rows import from_rows
 from midstream.data.schema import check_key_columns, type_name
 from midstream.errors import StateError
+from midstream.state.integers import integer_bytes, integer_matrix, integer_of, sign_flipped
 
 __all__ = [
     "MAX_KEY",
     "MAX_STORED_KEY",
     "DistinctKeys",
-    "KeyGroups",
     "Namespace",
+    "SortedKeys",
     "decode_key",
     "distinct_keys",
     "encode_key",
@@ -50,12 +51,11 @@ __all__ = [
 ]
 
 MAX_KEY = 480
-"""Bytes that the key columns of one row may take."""
+"""Most bytes that the key columns of one row may take."""
 
 MAX_STORED_KEY = 511
-"""Bytes of a stored key: LMDB's limit. The difference is room for bin and namespace, a timer's time, a view's item."""
+"""Most bytes of a stored key: LMDB's limit. The rest is for bin and namespace, a timer's time or a view's item."""
 
-_SIGN = np.uint64(1 << 63)
 _EPOCH = datetime(1970, 1, 1)
 _EXACT = Context(prec=38)
 
@@ -63,7 +63,7 @@ _Matrix = npt.NDArray[np.uint8]
 
 
 class Namespace(IntEnum):
-    """What a stored key is for; keeps values, timers and views of one bin apart."""
+    """The purpose of a stored key; separates the values, timers and views of one bin."""
 
     VALUE = 0
     LIST = 1
@@ -86,11 +86,11 @@ class Namespace(IntEnum):
 
 
 @dataclass(frozen=True)
-class KeyGroups:
-    """The distinct keys of a batch, and which of them each row has."""
+class SortedKeys:
+    """The distinct keys of a batch, and the key of each row."""
 
     keys: list[bytes]
-    """Stored keys, distinct, in the order in which the base reads them fastest: ascending."""
+    """Distinct stored keys, ascending, because the base reads them fastest in that order."""
     group_of_row: npt.NDArray[np.int64]
     """Index into ``keys``, one per row."""
     distinct: pa.RecordBatch
@@ -99,12 +99,12 @@ class KeyGroups:
 
 @dataclass(frozen=True)
 class DistinctKeys:
-    """The distinct keys of a batch as Arrow holds them, in the order of their first rows."""
+    """The distinct keys of a batch as Arrow arrays, in the order of their first rows."""
 
     stored: pa.Array
     """Stored keys."""
     first_row: npt.NDArray[np.int64]
-    """Where each key is first; ascending."""
+    """The first row of each key, ascending."""
     group_of_row: npt.NDArray[np.int64]
     """Index into ``stored``, one per row."""
 
@@ -112,7 +112,7 @@ class DistinctKeys:
 def encode_keys(
     batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace = Namespace.VALUE
 ) -> list[bytes]:
-    """The stored key of each row; ``what`` says whose keys they are, for errors.
+    """The stored key of each row; ``what`` names the operator in errors.
 
     >>> narrow = pa.record_batch({"k": pa.array([7], pa.int32())})
     >>> wide = pa.record_batch({"k": pa.array([7], pa.int64())})
@@ -121,8 +121,8 @@ def encode_keys(
     >>> encode_keys(pa.record_batch({"k": ["ann", None]}), ["k"], "process 'p'")
     Traceback (most recent call last):
     ...
-    midstream.errors.StateError: process 'p': the key column 'k' is null in row 1; a null cannot be a key. Filter such
-    rows out before, or give them a value of their own in a map
+    midstream.errors.StateError: process 'p': the key column 'k' is null in row 1; a null cannot be a key. Before this
+    operator, filter such rows out or replace the null in a map
     """
     check_key_columns(batch.schema, columns, what)
     keys: list[bytes] = _stored(batch, columns, what, namespace).to_pylist()
@@ -146,7 +146,7 @@ def encode_key(values: Sequence[Any], schema: pa.Schema, what: str, namespace: N
 
 
 def item_key(key: bytes, namespace: Namespace, item: bytes = b"") -> bytes:
-    """Where one item of a view of ``key`` is stored.
+    """The stored key of one item of a view of ``key``.
 
     All items of a key, and nothing else, start with ``item_key(key, namespace)``.
 
@@ -157,7 +157,7 @@ def item_key(key: bytes, namespace: Namespace, item: bytes = b"") -> bytes:
 
 
 def split_item(stored: bytes) -> tuple[bytes, bytes]:
-    """The key (among the values) and the item of what :func:`item_key` made.
+    """The value key and the item that :func:`item_key` was given.
 
     >>> split_item(item_key(b"\\x07\\x00ann", Namespace.MAP, b"red"))
     (b'\\x07\\x00ann', b'red')
@@ -167,28 +167,27 @@ def split_item(stored: bytes) -> tuple[bytes, bytes]:
 
 
 def timer_key(key: bytes, namespace: Namespace, time: int) -> bytes:
-    """Where a timer of ``key`` is stored; those of a bin are in the order of their times (microseconds).
+    """The stored key of a timer of ``key``; the timers of a bin sort by time (microseconds).
 
     >>> timer_key(b"\\x07\\x00ann", Namespace.EVENT_TIMER, 5)
     b'\\x07\\x03\\x80\\x00\\x00\\x00\\x00\\x00\\x00\\x05ann'
     """
-    return b"%c%c%b%b" % (key[0], namespace, (time + (1 << 63)).to_bytes(8, "big"), key[2:])
+    return b"%c%c%b%b" % (key[0], namespace, integer_bytes(time), key[2:])
 
 
 def split_timer(stored: bytes) -> tuple[int, bytes]:
-    """The time and the key (among the values) of what :func:`timer_key` made.
+    """The time and the value key that :func:`timer_key` was given.
 
     >>> split_timer(timer_key(b"\\x07\\x00ann", Namespace.EVENT_TIMER, -5))
     (-5, b'\\x07\\x00ann')
     """
-    time = int.from_bytes(stored[2:10], "big") - (1 << 63)
-    return time, b"%c%c%b" % (stored[0], Namespace.VALUE, stored[10:])
+    return integer_of(stored[2:10]), b"%c%c%b" % (stored[0], Namespace.VALUE, stored[10:])
 
 
 def decode_key(stored: bytes, schema: pa.Schema) -> tuple[Any, ...]:
     """The Python values of a stored key; ``schema`` holds the key columns only.
 
-    Times that Python cannot express (outside of the years 1 to 9999) come back as numbers.
+    Times outside Python's range (years 1 to 9999) are returned as numbers.
 
     >>> schema = pa.schema({"user": pa.string(), "n": pa.int64()})
     >>> decode_key(encode_key(("ann", -1), schema, "process 'p'"), schema)
@@ -212,8 +211,8 @@ def decode_key(stored: bytes, schema: pa.Schema) -> tuple[Any, ...]:
 
 def group_keys(
     batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace = Namespace.VALUE
-) -> KeyGroups:
-    """The distinct keys of a batch. Only these are hashed and encoded, and no Python code sees a row.
+) -> SortedKeys:
+    """The distinct keys of a batch. Only these are hashed and encoded; no Python code runs per row.
 
     >>> groups = group_keys(pa.record_batch({"k": ["b", "a", "b"]}), ["k"], "process 'p'")
     >>> [groups.keys[index][2:] for index in groups.group_of_row]
@@ -226,13 +225,13 @@ def group_keys(
     rows = pa.array(found.first_row).take(order)
     chosen = [_takeable(batch.column(name)).take(rows) for name in columns]
     distinct = pa.RecordBatch.from_arrays(chosen, names=list(columns))
-    return KeyGroups(found.stored.take(order).to_pylist(), rank[found.group_of_row], distinct)
+    return SortedKeys(found.stored.take(order).to_pylist(), rank[found.group_of_row], distinct)
 
 
 def distinct_keys(
     batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace = Namespace.VALUE
 ) -> DistinctKeys:
-    """As :func:`group_keys`, for those who need neither Python objects nor an order.
+    """Like :func:`group_keys`, for callers that need neither Python objects nor an order.
 
     >>> found = distinct_keys(pa.record_batch({"k": ["b", "a", "b"]}), ["k"], "process 'p'")
     >>> found.first_row.tolist(), found.group_of_row.tolist()
@@ -241,18 +240,18 @@ def distinct_keys(
     check_key_columns(batch.schema, columns, what)
     codes = _codes(batch, columns, what)
     first = np.empty(int(codes.max()) + 1 if len(codes) else 0, np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several assignments to one place the last one stays
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last assignment to a place wins: the first row
     chosen = [_takeable(batch.column(name)).take(pa.array(first)) for name in columns]
     distinct = pa.RecordBatch.from_arrays(chosen, names=list(columns))
     try:
         return DistinctKeys(_stored(distinct, columns, what, namespace), first, codes)
     except StateError:
-        _stored(batch, columns, what, namespace)  # fails too, and counts rows as the caller does
+        _stored(batch, columns, what, namespace)  # fails too, but with the row number of the batch
         raise
 
 
 def _codes(batch: pa.RecordBatch, columns: Sequence[str], what: str) -> npt.NDArray[np.int64]:
-    """A number per row, equal exactly for rows with equal keys, without gaps: Arrow's hash tables are exact."""
+    """A number per row, without gaps; equal exactly for rows with equal keys, since Arrow's hash tables are exact."""
     codes: npt.NDArray[np.int64] | None = None
     for name in columns:
         column = _plain(batch.column(name))
@@ -262,7 +261,7 @@ def _codes(batch: pa.RecordBatch, columns: Sequence[str], what: str) -> npt.NDAr
         if codes is None:
             codes = found
         else:
-            # Both are below the number of rows, so the product fits; encoding again keeps it that way.
+            # Both factors are below the number of rows, so the product fits; encoding again keeps it that way.
             combined = pa.array(codes * len(encoded.dictionary) + found).dictionary_encode()
             codes = combined.indices.to_numpy().astype(np.int64)
     assert codes is not None
@@ -284,7 +283,7 @@ def _stored(batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace:
 
 
 def key_sizes(batch: pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.int64] | None:
-    """The bytes that each row's key would take, nulls counted as empty; None when all keys are of one, small, size.
+    """The size of each row's key in bytes, with nulls as empty; None if all keys have the same, small size.
 
     >>> key_sizes(pa.record_batch({"k": ["ann", None], "n": [1, 2]}), ["k", "n"]).tolist()
     [13, 10]
@@ -308,7 +307,7 @@ def key_sizes(batch: pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.i
 
 
 def _takeable(column: pa.Array) -> pa.Array:
-    """Arrow cannot take rows of views yet."""
+    """A column whose rows Arrow can take; it cannot take rows of views yet."""
     if pa.types.is_string_view(column.type):
         return column.cast(pa.large_string())
     return column.cast(pa.large_binary()) if pa.types.is_binary_view(column.type) else column
@@ -327,8 +326,8 @@ def _refuse_null(column: pa.Array, name: str, what: str) -> None:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise StateError(
-            f"{what}: the key column {name!r} is null in row {row}; a null cannot be a key. Filter such rows out "
-            f"before, or give them a value of their own in a map",
+            f"{what}: the key column {name!r} is null in row {row}; a null cannot be a key. Before this operator, "
+            f"filter such rows out or replace the null in a map",
             column=name,
             row_index=row,
         )
@@ -341,7 +340,7 @@ def _refuse_huge(keys: pa.Array, columns: Sequence[str], what: str) -> None:
         row = pc.index(sizes, largest).as_py()
         raise StateError(
             f"{what}: the key ({', '.join(columns)}) of row {row} takes {largest - 2} bytes; at most {MAX_KEY} are "
-            f"allowed. Use a shorter key, for example a hash of it, in a map before",
+            f"allowed. Shorten the key in a map before this operator, for example by hashing it",
             row_index=row,
         )
 
@@ -354,35 +353,33 @@ def _encoded(column: pa.Array, last: bool) -> list[_Matrix | pa.Array]:
         return [_integer_bytes(column)]
     if last:
         return [column]
-    # A length that does not fit is cut here, and refused with the key that it belongs to.
+    # A length that does not fit is capped here; the key is then refused as too long.
     sizes = np.minimum(pc.binary_length(column).to_numpy(), 2**16 - 1)
     return [sizes.astype(">u2").view(np.uint8).reshape(-1, 2), column]
 
 
 def _integer_bytes(column: pa.Array) -> _Matrix:
     if pa.types.is_temporal(column.type):
-        # Hashing has refused what is finer than microseconds.
+        # Hashing has already refused anything finer than microseconds.
         is_timestamp = pa.types.is_timestamp(column.type)
         column = column.cast(pa.timestamp("us", column.type.tz) if is_timestamp else pa.date32())
         column = column.view(pa.int64() if is_timestamp else pa.int32())
-    values = column.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
-    encoded: _Matrix = (values ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
-    return encoded
+    return integer_matrix(column.to_numpy(zero_copy_only=False))
 
 
 def _decimal_bytes(column: pa.Array) -> _Matrix:
     column = column.cast(pa.decimal128(column.type.precision, column.type.scale))
     count, start = len(column), column.offset
-    # Little-endian words, the low one first.
+    # Little-endian words, low word first.
     words = np.frombuffer(column.buffers()[1], "<u8")[2 * start : 2 * (start + count)].reshape(count, 2)
     flipped = np.empty((count, 2), np.uint64)
-    flipped[:, 0] = words[:, 1] ^ _SIGN
+    flipped[:, 0] = sign_flipped(words[:, 1])
     flipped[:, 1] = words[:, 0]
     return flipped.astype(">u8").view(np.uint8).reshape(count, 16)
 
 
 def _joined(parts: list[_Matrix | pa.Array]) -> pa.Array:
-    """The parts side by side: fixed ones as one matrix, and all of them by Arrow when one varies in length."""
+    """The parts side by side: fixed-width parts as one matrix; joined by Arrow if any part varies in length."""
     arrays: list[pa.Array] = []
     fixed: list[_Matrix] = []
     for part in parts:

@@ -1,13 +1,13 @@
-"""Lineage: which files make the state of an operator at an epoch. Pure; part of the epoch's manifest.
+"""Lineage: the files that make up an operator's state at an epoch. Pure data, stored in the epoch's manifest.
 
-A lineage is a list of entries, oldest first. An entry is a file and the bins it is *live* for; the history of a bin is
-the entries live for it: at most one snapshot, then deltas. Rewriting (a snapshot of some bins, or a merger of several
-deltas) takes these bins from the entries that it replaces; an entry that is live for no bin is dropped.
+A lineage is a list of entries, oldest first. An entry is a file and the bins it is *live* for. The history of a bin is
+the list of entries live for it: at most one snapshot, then deltas. A rewrite (a snapshot of some bins, or several
+deltas merged) takes its bins from the entries that it replaces; an entry that is live for no bin is dropped.
 
-A base remembers per bin a *position*: the digest of the last delta it applied. A digest says more than an epoch's
-number: when an epoch is run again after a crash of the driver, its delta is another file, and a base that holds the
-first one must not pass for one that holds the second. A snapshot leaves the position where it was taken from, so the
-base it was read from need not load it.
+A base stores a *position* per bin: the digest of the last delta applied. An epoch number would not be enough: if an
+epoch runs again after a driver crash, its delta is a different file, and a base with the first must not pass for one
+with the second. A snapshot keeps the position of the state it was taken from, so the base it was read from does not
+have to load it.
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ from midstream.state.files import FileRef, epoch_and_operator
 __all__ = ["EMPTY", "Lineage", "LineageEntry", "LineageStep", "Position", "Rewrite", "Steps", "garbage"]
 
 Position = NewType("Position", bytes)
-"""How far a bin is: the digest of the last delta applied to it."""
+"""The state a bin has reached: the digest of the last delta applied to it."""
 
 EMPTY = Position(b"")
-"""The position of a bin that has never held anything."""
+"""The position of a bin that has never had any state."""
 
 MIN_ROWS = 1000
-"""A bin with fewer rows of deltas than this never needs a snapshot for their sake."""
+"""A bin whose deltas have fewer rows than this does not get a snapshot because of them."""
 
 MERGED_AT_ONCE = 16
-"""So many deltas of single epochs are merged into one file."""
+"""Number of single-epoch deltas that are merged into one file."""
 
 MAX_ENTRIES = 80
-"""A bin with a longer history than this needs a snapshot, however few its rows: restoring opens each of the files."""
+"""A bin with a longer history gets a snapshot even if it has few rows, because restoring opens every file."""
 
 SMALL_REWRITE = 20_000
-"""So many rows may be rewritten in any epoch, whatever it touched."""
+"""Rows that any epoch may rewrite, no matter how few rows it touched."""
 
 
 class LineageEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A file, and for which bins it counts."""
+    """A file and the bins it is live for."""
 
     file: FileRef
     live: bytes
-    """Bitmap over the bins."""
+    """Bitmap of bins."""
     complete: bool = False
-    """A snapshot: all there is of its bins."""
+    """Whether this is a snapshot, which holds everything its bins have."""
     single: bool = True
-    """The delta of one epoch, not yet merged with others."""
+    """Whether this is the delta of a single epoch, not yet merged with others."""
     leads_to: tuple[tuple[Position, bytes], ...] = ()
-    """Positions of the bins (bitmaps) after this file, unless it is the file's own digest."""
+    """Positions after this file, each with a bitmap of bins; empty if it is the file's own digest for all bins."""
 
 
 class Rewrite(msgspec.Struct, frozen=True, array_like=True):
-    """A file that stands for several others, for some bins: a snapshot if it is complete, else merged deltas."""
+    """A file that replaces several others for some bins: a snapshot if it is complete, otherwise merged deltas."""
 
     file: FileRef
     bins: bytes
-    """Which bins, ascending. The file need not have rows for all of them."""
+    """The bins, ascending. The file need not have rows for all of them."""
     replaces: tuple[bytes, ...]
-    """Digests of the files."""
+    """Digests of the replaced files."""
     complete: bool
 
 
 @dataclass(frozen=True)
 class LineageStep:
-    """Apply the rows that a file has for some bins, which are then at these positions."""
+    """Apply a file's rows for some bins; afterwards those bins are at these positions."""
 
     file: FileRef
     positions: dict[BinId, Position]
@@ -80,7 +80,7 @@ class LineageStep:
 
 @dataclass(frozen=True)
 class Steps:
-    """What a base must do: forget all it has of some bins, then apply files in this order."""
+    """The work of a base to catch up: clear some bins, then apply files in this order."""
 
     clear: frozenset[BinId]
     apply: tuple[LineageStep, ...]
@@ -90,7 +90,7 @@ class Steps:
 
 
 class Lineage(msgspec.Struct, frozen=True, array_like=True):
-    """The files that make the state of an operator at the end of an epoch.
+    """The files that make up an operator's state at the end of an epoch.
 
     >>> delta = FileRef("count/0000000000-0-0-0-delta-0123456789abcdef.arrow", 300, b"d0", 2, b"\\x07", (2,))
     >>> lineage = Lineage.start("count").after(Epoch(0), [delta])
@@ -106,33 +106,33 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
     epoch: Epoch
     entries: tuple[LineageEntry, ...] = ()
     rows: tuple[int, ...] = (0,) * BINS
-    """Per bin: rows of deltas since its snapshot."""
+    """Per bin: number of delta rows since its snapshot."""
     keys: tuple[int, ...] = (0,) * BINS
-    """Per bin: rows of its snapshot."""
+    """Per bin: number of rows in its snapshot."""
 
     @classmethod
     def start(cls, operator: str) -> Lineage:
-        """The lineage of an operator that has never held anything."""
+        """The lineage of an operator that has no state yet."""
         return cls(operator, Epoch(-1))
 
     def encode(self) -> bytes:
-        """Compact bytes, for the manifest."""
+        """Compact bytes for the manifest."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Lineage:
-        """The lineage of what :meth:`encode` made."""
+        """The lineage that :meth:`encode` was given."""
         try:
             return msgspec.msgpack.decode(data, type=cls)
         except msgspec.MsgspecError as error:
             raise CheckpointError(
-                f"a lineage of state is damaged, or was written by another version of midstream: {error}"
+                f"a state lineage is damaged, or was written by another version of midstream: {error}"
             ) from error
 
     def after(self, epoch: Epoch, deltas: Sequence[FileRef], rewrites: Sequence[Rewrite] = ()) -> Lineage:
-        """The lineage when an epoch has been committed.
+        """The lineage after an epoch has been committed.
 
-        ``deltas`` are what its tasks changed, at most one for a bin; ``rewrites`` were made of the state before it.
+        ``deltas`` are the changes of its tasks, at most one per bin; ``rewrites`` were made from the state before it.
         """
         if epoch <= self.epoch:
             raise StateError(f"operator {self.operator!r}: epoch {epoch} cannot follow epoch {self.epoch}")
@@ -152,7 +152,7 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
                     f"{list(_bins(live & taken))}; a bin belongs to one task ({delta.name!r} is the second)"
                 )
             taken |= live
-            entries.append(LineageEntry(_lean(delta), _bitmap(live)))
+            entries.append(LineageEntry(_without_bins(delta), _bitmap(live)))
             for number, count in zip(delta.bins, delta.counts, strict=True):
                 rows[number] += count
         return Lineage(self.operator, epoch, tuple(entries), tuple(rows), tuple(keys))
@@ -163,7 +163,7 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
         if unknown or not replaced:
             raise StateError(
                 f"operator {self.operator!r}: {rewrite.file.name!r} replaces {len(unknown) or 'no'} files that are not "
-                f"part of epoch {self.epoch}; it was made for another state"
+                f"part of epoch {self.epoch}; it was made from another state"
             )
         reached: dict[Position, int] = {}
         left: list[LineageEntry] = []
@@ -180,16 +180,16 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
             else:
                 left.append(entry)
         leads_to = tuple((position, _bitmap(mask)) for position, mask in reached.items() if mask)
-        live = sum(reached.values())  # disjoint; bins without any history are left out
-        left.insert(place, LineageEntry(_lean(rewrite.file), _bitmap(live), rewrite.complete, False, leads_to))
+        live = sum(reached.values())  # the masks are disjoint; bins without a history are left out
+        left.insert(place, LineageEntry(_without_bins(rewrite.file), _bitmap(live), rewrite.complete, False, leads_to))
         return left
 
     def position(self, bin_id: BinId) -> Position:
-        """Where a base is that has all of a bin."""
+        """The position of a base that has all of a bin."""
         return self.positions([bin_id])[bin_id]
 
     def positions(self, bins: Iterable[BinId]) -> dict[BinId, Position]:
-        """Where a base is that has all of these bins."""
+        """The positions of a base that has all of these bins."""
         found = dict.fromkeys(bins, EMPTY)
         open_ = _mask(found)
         for entry in reversed(self.entries):
@@ -202,17 +202,18 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
         return found
 
     def missing(self, held: Mapping[BinId, Position], bins: Iterable[BinId]) -> Steps:
-        """What a base must do to have all of ``bins``; ``held`` says where it is (nothing for a bin that it lacks).
+        """The steps for a base to have all of ``bins``; ``held`` has the position of each bin that it has.
 
-        A position that is no part of a bin's history (an epoch that was run again, another job, or long ago) makes
-        the base start that bin afresh.
+        If a position is not part of a bin's history (because an epoch was run again, it is another job's, or it is too
+        old), the base rebuilds that bin from scratch.
         """
         open_ = _mask(bins)
         at: dict[Position, int] = {}
         for number in _bins(open_):
             position = held.get(number, EMPTY)
             at[position] = at.get(position, 0) | 1 << number
-        # From the newest entry back, until each bin is where the base is: usually one step, however long the history.
+        # Walk back from the newest entry until each bin reaches the base's position: usually one step, however long the
+        # history.
         steps: list[LineageStep] = []
         for entry in reversed(self.entries):
             positions: dict[BinId, Position] = {}
@@ -228,17 +229,17 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
         return Steps(frozenset(_bins(open_ & ~at.get(EMPTY, 0))), tuple(reversed(steps)))
 
     def _lengths(self) -> npt.NDArray[np.int64]:
-        """How many entries each bin has."""
+        """The number of entries of each bin."""
         bitmaps = np.frombuffer(b"".join(entry.live for entry in self.entries), np.uint8).reshape(-1, BINS // 8)
         lengths: npt.NDArray[np.int64] = np.unpackbits(bitmaps, axis=1, bitorder="little").sum(axis=0, dtype=np.int64)
         return lengths
 
     def due_for_snapshot(self, bins: Iterable[BinId], touched: int) -> list[BinId]:
-        """Those of ``bins`` whose state should be written out whole, the most urgent first.
+        """Those of ``bins`` whose state should be written as a snapshot, most urgent first.
 
-        A bin is due when its deltas have as many rows as its snapshot: then writing it costs each of these rows a
-        constant. The rows written in one epoch are held to four times those that it ``touched``, so that bins that
-        become due together are spread over epochs, and yet served faster than they come.
+        A bin is due when its deltas have as many rows as its snapshot; so the amortised cost per delta row is constant.
+        An epoch rewrites at most four times the rows that it ``touched``: bins that become due together are spread over
+        several epochs, but are rewritten faster than they become due.
         """
         lengths = self._lengths().tolist()
         urgency = {
@@ -257,10 +258,11 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
         return chosen
 
     def due_for_merging(self, bins: Iterable[BinId]) -> list[tuple[FileRef, list[BinId]]]:
-        """The deltas of single epochs that ``bins`` have, oldest first, if there are so many that one file should
-        replace them; with each, for which of ``bins`` it counts.
+        """The single-epoch deltas of ``bins``, oldest first, each with the bins it is live for.
 
-        A rewrite takes its bins from all that is older, so in the history of each bin these are the newest entries.
+        Empty unless there are enough to merge.
+
+        A rewrite takes its bins from everything older, so these are the newest entries in the history of each bin.
         """
         mask = _mask(bins)
         single = [
@@ -271,7 +273,7 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
         return single if len(single) >= MERGED_AT_ONCE else []
 
     def live_files(self) -> Iterator[tuple[FileRef, set[BinId]]]:
-        """All files, oldest first, and the bins that each is live for."""
+        """All files, oldest first, each with the bins it is live for."""
         for entry in self.entries:
             yield entry.file, set(_bins(_mask_of(entry.live)))
 
@@ -289,10 +291,10 @@ class Lineage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def garbage(names: Iterable[str], kept: Iterable[Lineage], settled: Epoch) -> list[str]:
-    """Those of ``names`` that nobody can need any more.
+    """Those of ``names`` that are no longer needed.
 
-    ``kept`` are the lineages of all manifests from which a restart may go on; what one of them refers to stays, as does
-    what was written after the epoch ``settled``, the last that can no longer be run again.
+    ``kept`` are the lineages of all manifests from which a restart may continue. Files that they refer to stay, and so
+    do files written after the epoch ``settled``, the last epoch that cannot be run again.
 
     >>> garbage(["count/0000000003-0-0-0-delta-0123456789abcdef.arrow"], [], settled=Epoch(2))
     []
@@ -309,7 +311,7 @@ def garbage(names: Iterable[str], kept: Iterable[Lineage], settled: Epoch) -> li
 
 
 def _positions(entry: LineageEntry) -> Iterator[tuple[Position, int]]:
-    """The positions that an entry leads to, and the bins (as a mask) that it leads there."""
+    """The positions that an entry leads to, each with its bins as a mask."""
     live = _mask_of(entry.live)
     if not entry.leads_to:
         yield Position(entry.file.digest), live
@@ -317,7 +319,7 @@ def _positions(entry: LineageEntry) -> Iterator[tuple[Position, int]]:
         yield position, _mask_of(group) & live
 
 
-def _lean(ref: FileRef) -> FileRef:
+def _without_bins(ref: FileRef) -> FileRef:
     return FileRef(ref.name, ref.size, ref.digest, ref.rows)
 
 

@@ -1,4 +1,4 @@
-"""The folder on a worker's own disk for its copy of state. What is in it is unpickled: it must be this user's alone."""
+"""The folder on a worker's disk for its copy of state. Its contents are unpickled, so only this user may write it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["check_local_state", "own_local_folder"]
 
 
 def check_local_state(folder: str) -> None:
-    """Refuse a ``local_state=`` in which others could change the copy of state. One that is not there yet is fine."""
+    """Refuse a ``local_state=`` folder that other users could write to. A folder that does not exist yet is fine."""
     if (why := others_can_write(folder, sticky_is_safe=True)) is not None:
         raise StateError(
-            f"local_state={folder!r} {why}. Workers unpickle the state that they keep there, so whoever can write "
-            f"there can run code in the job. Give a folder of this user's own (mode 700), or none"
+            f"local_state={folder!r} {why}. Workers unpickle the state that they keep there, so anyone who can write "
+            f"there can run code in the job. Use a folder that only this user can write to (mode 700), or none"
         )
 
 
 def own_local_folder(folder: str, job: str) -> str:
-    """The folder of a job below ``folder``, made if need be, that only this user can enter."""
+    """The folder of a job below ``folder``, accessible only to this user; created if needed."""
     check_local_state(folder)
     own = os.path.join(folder, job)
     try:
@@ -29,8 +29,8 @@ def own_local_folder(folder: str, job: str) -> str:
             os.chmod(own, 0o700)
             return own
     except OSError as error:
-        raise StateError(f"the folder {own!r} for a copy of state cannot be used: {error}") from error
+        raise StateError(f"the folder {own!r} for the local copy of state cannot be used: {error}") from error
     raise StateError(
-        f"the folder {own!r} {why}. It is for this worker's copy of state, which is unpickled; remove it, or give "
+        f"the folder {own!r} {why}. The worker unpickles its copy of state from there; remove the folder, or set "
         f"another local_state="
     )

@@ -1,18 +1,18 @@
-"""One LMDB environment that the processes of a host share, grow, and throw away when in doubt.
+"""One LMDB environment that the processes of a host share, grow, and discard when in doubt.
 
-It holds a cache, so nothing is ever flushed to disk on purpose, and whatever cannot be trusted is replaced by an empty
-one. In the folder lie::
+It is a cache, so it is never flushed to disk explicitly, and anything that cannot be trusted is replaced with an empty
+environment. The folder contains::
 
-    guard          locked by whoever opens, grows, writes or replaces the environment; freed when its holder dies
-    current        which environment is in use, whose it is, since which boot of the machine, and how large it must be
+        guard          locked while a process opens, grows, writes or replaces the environment; released if it dies
+        current        the environment in use: owner, boot id of the machine, and required size
     <generation>/  the environment itself
 
-- A killed process is harmless: LMDB's pages are never changed in place, and the kernel keeps what was written.
-- A crash of the machine is not, without flushing. The boot's id in ``current`` tells; the environment is replaced.
-- Pages are written through the memory map, two to three times as fast here as by system calls. A full disk would then
-  be a SIGBUS, so the space is allocated before it is mapped, and a full disk is an error at a time that we choose.
-- Mapping a file for writing also cuts it to the size one believes in: that is why ``guard`` covers opening and growing.
-- Replacing makes another folder and removes the old one; processes that still have it mapped keep it until they notice.
+- A killed process does no harm: LMDB never changes pages in place, and the kernel keeps what was written.
+- A machine crash does, without flushing. The boot id in ``current`` reveals it, and the environment is replaced.
+- Pages are written through the memory map, which is two to three times as fast here as system calls. A full disk
+  would then cause a SIGBUS. So space is allocated before it is mapped, which turns a full disk into an ordinary error.
+- Mapping a file for writing also truncates it to the size the process believes in; so ``guard`` covers opening, too.
+- Replacing creates a new folder and removes the old one; processes that still map it keep it until they notice.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = ["Mapped", "boot_id"]
 FORMAT = 1
 FIRST_SIZE = 16 << 20
 MAX_READERS = 1024
-_PAGE = 1 << 20  # sizes are multiples of this
+_PAGE = 1 << 20  # map sizes are multiples of this
 _T = TypeVar("_T")
 
-# What LMDB says when the environment makes no sense to it; anything else is a problem of the machine or of ours.
+# LMDB's errors for a damaged environment; any other error is a problem of the machine or of our code.
 DAMAGED = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
@@ -63,7 +63,7 @@ class _Current(msgspec.Struct, frozen=True):
 
 
 def boot_id() -> str | None:
-    """What changes with every boot of the machine, or None where no such thing can be found out."""
+    """An id that changes with every boot of the machine, or None if there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -73,15 +73,15 @@ def boot_id() -> str | None:
 class Mapped:
     """An environment with two tables, ``rows`` and ``marks``, that belongs to ``owner``.
 
-    Several processes may use it at once: reading never waits, all else takes the guard. Threads of one process take
-    turns by ``lock``, because mapping anew pulls the map away from under those who read.
+    Several processes may use it at once: readers never wait, everything else takes the guard. Threads of one process
+    take turns with ``lock``, because remapping invalidates the map that readers use.
     """
 
     def __init__(self, folder: str, owner: str) -> None:
         self.folder = Path(folder)
         self.owner = owner
         self.remapped = 0
-        """Counts what ends the read transactions of this process: growth and replacement."""
+        """Counts growths and replacements, which end this process's read transactions."""
         self.lock = threading.RLock()
         self._guard: int | None = None
         self._depth = 0
@@ -93,7 +93,7 @@ class Mapped:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Keep other processes and threads from opening, growing, writing or replacing; open what is current."""
+        """Keep other processes and threads from opening, growing, writing or replacing; open the current one."""
         with self.lock:
             self._same_process()
             self._depth += 1
@@ -109,7 +109,7 @@ class Mapped:
                     self._guard = None
 
     def begin(self) -> lmdb.Transaction[bytes]:
-        """A read transaction: the environment as it is now, whatever others write meanwhile."""
+        """A read transaction: a snapshot of the environment, unaffected by later writes."""
         for _ in range(5):
             self._same_process()
             if self._env is None:
@@ -119,18 +119,18 @@ class Mapped:
                 return self._env.begin(self.rows)
             except lmdb.MapResizedError:
                 with self.guarded():
-                    pass  # which adopts the size that another process made
+                    pass  # adopts the new size that another process set
             except lmdb.ReadersFullError:
-                # Only processes that were killed can hold so many; their places are given free.
+                # Only killed processes can occupy so many slots; free theirs.
                 self._env.reader_check()
         raise StateError(
-            f"the base {str(self.folder)!r} has too many readers; at most {MAX_READERS} are allowed at once"
+            f"the base {str(self.folder)!r} has too many readers; at most {MAX_READERS} are allowed at a time"
         )
 
     def write(self, change: Callable[[lmdb.Transaction[bytes]], _T], room: int = 0) -> _T:
-        """Run a change in a write transaction, all or nothing; again, with more room, when it did not fit.
+        """Run a change in a write transaction, all or nothing; if it does not fit, grow and run it again.
 
-        Must be called under the guard. ``room`` is a guess of the bytes that the change adds.
+        The caller must hold the guard. ``room`` is an estimate of the bytes that the change adds.
         """
         assert self._env is not None
         assert self._current is not None
@@ -146,7 +146,7 @@ class Mapped:
                 self._grow(self._current.size + _PAGE)
 
     def replace(self) -> None:
-        """Throw the environment away and start an empty one. Must be called under the guard."""
+        """Discard the environment and start an empty one. The caller must hold the guard."""
         self._close_env()
         generation = uuid.uuid4().hex
         with self._disk_errors(FIRST_SIZE):
@@ -159,7 +159,7 @@ class Mapped:
                 shutil.rmtree(other, ignore_errors=True)
 
     def close(self) -> None:
-        """Let go of the environment; it stays for others, and for the next time."""
+        """Close the environment. It stays for other processes and for the next start."""
         with self.lock:
             self._same_process()
             self._close_env()
@@ -171,7 +171,7 @@ class Mapped:
         fcntl.flock(self._guard, fcntl.LOCK_EX)
 
     def _open_current(self) -> None:
-        """Have open what ``current`` names, or an empty environment if that cannot be trusted."""
+        """Open the environment named in ``current``, or an empty one if it cannot be trusted."""
         found = self._read_current()
         if found is None or not self._trusted(found):
             self.replace()
@@ -204,7 +204,7 @@ class Mapped:
 
     def _open_env(self) -> None:
         assert self._current is not None
-        durable = not self._current.boot  # without a boot's id nothing tells of a crash, so it must do no harm
+        durable = not self._current.boot  # without a boot id a crash goes unnoticed, so writes must survive it
         self._env = lmdb.open(
             str(self.folder / self._current.generation),
             map_size=self._current.size,
@@ -219,7 +219,7 @@ class Mapped:
             readahead=False,
         )
         self.remapped += 1
-        _allocate(self._data_file(), self._current.size)  # before the first page is written through the map
+        _allocate(self._data_file(), self._current.size)  # before any page is written through the map
         self.rows = self._env.open_db(b"rows")
         self.marks = self._env.open_db(b"marks")
 
@@ -259,7 +259,7 @@ class Mapped:
     def _same_process(self) -> None:
         if self._pid != os.getpid():
             raise StateError(
-                f"the base {str(self.folder)!r} was opened by process {self._pid} and is used by its fork "
+                f"the base {str(self.folder)!r} was opened by process {self._pid} and is now used by its fork "
                 f"{os.getpid()}; open it after forking"
             )
 
@@ -273,13 +273,13 @@ class Mapped:
             why = f"the disk is full: {wanted >> 20} MB more were needed" if full else str(error)
             raise StateError(
                 f"the base {str(self.folder)!r} cannot be written: {why}. Nothing is lost: committed state is in the "
-                f"checkpoint location. Free space, or give another local folder",
+                f"checkpoint location. Free space, or set another local_state=",
                 folder=str(self.folder),
             ) from error
 
 
 def _allocate(path: Path, size: int) -> None:
-    """Have space on the disk for the whole of a file that is so large."""
+    """Allocate disk space for a file of ``size`` bytes."""
     handle = os.open(path, os.O_RDWR)
     try:
         if hasattr(os, "posix_fallocate"):

@@ -1,21 +1,21 @@
-"""Rows kept in state by time and key: what a join remembers of each of its sides.
+"""Rows stored by time and key: the state of each side of a join.
 
-A *pane* holds the rows of one key in one range of time. It is stored under ``bin, namespace, start of the range, key``,
-so the panes of a bin are in the order of their times and those that are over are found with one range scan.
+A *pane* holds the rows of one key in one time range. Its stored key is ``bin, namespace, start of the range, key``, so
+the panes of a bin sort by time, and one range scan finds those that are over.
 
-Rows are added at the end of a pane, as bytes, without reading what is in it. A pane that grows big moves what it has to
-*segments* beside it, which are not written again: adding to a pane costs at most :data:`SEGMENT` bytes more than what
-is added, however many rows its key has.
+Rows are appended to a pane as bytes, without decoding its content. When a pane grows large, its rows move to *segments*
+beside it, which are never rewritten. So appending costs at most :data:`SEGMENT` bytes more than the appended rows,
+however many rows the key has.
 
 ======= ========================================= ==================================================================
 entry   stored key                                value
 ======= ========================================= ==================================================================
-pane    as ``timer_key`` makes it                 rows; before them, if there are segments, four zeros and their
-                                                  number (4 bytes)
-segment the same, and its number (4 bytes)        rows
-latest  bin, ``JOIN_LATEST``, namespace of panes  where the latest pane that was written begins (data moves forward, so
-                                                  most panes that a task asks for are later, and need no look); a
-                                                  digest of what panes look like
+pane    made by ``timer_key``                       rows; if there are segments, preceded by four zero bytes and the
+                                                  number of segments (4 bytes)
+segment the pane's, then its number (4 bytes)     rows
+latest  bin, ``JOIN_LATEST``, namespace of panes  start of the latest pane written (event time moves forward, so most
+                                                  panes that a task asks for are later, and need no lookup), then a
+                                                  digest of the pane layout
 ======= ========================================= ==================================================================
 """
 
@@ -32,30 +32,22 @@ import pyarrow.compute as pc
 from midstream.data.schema import to_ddl
 from midstream.errors import StateError
 from midstream.ids import BinId
+from midstream.state.integers import integer_bytes, integer_of
 from midstream.state.keys import Namespace
 from midstream.state.task import TaskState
 
-__all__ = ["SEGMENT", "EncodedRows", "Panes", "RowCodec", "time_bytes"]
+__all__ = ["SEGMENT", "EncodedRows", "Panes", "RowCodec"]
 
 SEGMENT = 16_384
-"""Bytes of rows from which on a pane begins a new segment."""
+"""Size in bytes above which a pane moves rows to a new segment."""
 
 _NUMBER = 4
-_SEGMENTED = bytes(_NUMBER)  # a row cannot begin so: its size comes first
+_SEGMENTED = bytes(_NUMBER)  # no row starts with zeros: its size comes first
 _Integers = npt.NDArray[np.int64]
 
 
-def time_bytes(time: int) -> bytes:
-    """A time (microseconds) as it stands in stored keys: bytes sort as times do.
-
-    >>> time_bytes(-1) < time_bytes(0) < time_bytes(256)
-    True
-    """
-    return (time + (1 << 63)).to_bytes(8, "big")
-
-
 class EncodedRows:
-    """Rows as bytes, one after the other; ``offsets`` says where each begins, and where the last one ends."""
+    """Rows as contiguous bytes; ``offsets`` has the start of each row and the end of the last."""
 
     def __init__(self, data: bytes, offsets: _Integers) -> None:
         self.data = data
@@ -63,14 +55,14 @@ class EncodedRows:
 
 
 class RowCodec:
-    """Rows of one schema to bytes and back, whole batches at a time.
+    """Encodes rows of one schema as bytes and back, whole batches at a time.
 
-    A row is a struct (its size, which values are null, the values of fixed width, the sizes of the others), then the
-    values of strings and binaries. Rows may be put one behind the other, and the bytes of many panes are decoded
-    together. Nested columns of a row (arrays, maps, structs) are kept as one Arrow message, which costs a few
-    microseconds a row; all others cost no Python.
+    A row is a struct (its size, its nulls, the fixed-width values, the sizes of the others), followed by the string and
+    binary values. Rows can be concatenated, and the bytes of many panes are decoded together. The nested columns of a
+    row (arrays, maps, structs) are encoded as one Arrow message, which costs a few microseconds per row; no other
+    column needs Python code per row.
 
-    State on disk holds these bytes; a unit test pins values of it.
+    State on disk contains these bytes; a unit test pins examples.
 
     >>> codec = RowCodec(pa.schema({"user": pa.string(), "n": pa.int64()}))
     >>> batch = pa.record_batch({"user": ["ann", None], "n": [1, 2]}, schema=codec.schema)
@@ -87,7 +79,7 @@ class RowCodec:
         self._texts = [index for index, kind in enumerate(kinds) if _is_text(kind)]
         nested = [index for index in range(len(kinds)) if index not in {*self._fixed, *self._texts}]
         self._nested = pa.schema([schema.field(index) for index in nested])
-        # Behind the texts, the nested columns of a row are one more binary; columns are numbered by position.
+        # After the texts, the nested columns of a row form one more binary value; columns are numbered by position.
         self._varying = [*self._texts, *([len(kinds)] if nested else [])]
         self._struct = np.dtype(
             [("size", "<u4"), ("nulls", "u1", ((len(kinds) + 7) // 8,))]
@@ -118,13 +110,13 @@ class RowCodec:
         return EncodedRows(rows.buffers()[2].to_pybytes(), offsets)
 
     def decode(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, _Integers]:
-        """The rows of many values, in their order, and how many each of them has."""
+        """The rows of many values, in order, and the number of rows of each value."""
         data = b"".join(values)
         if not data:
             return pa.RecordBatch.from_pylist([], self.schema), np.zeros(len(values), np.int64)
         ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)))
         starts = self._row_starts(data, ends)
-        # A struct could begin at any byte of the data: numpy picks those that do.
+        # View the data as if a struct started at every byte, and let numpy pick the real starts.
         everywhere = np.ndarray((len(data) - self._struct.itemsize + 1,), self._struct, data, strides=(1,))
         structs = everywhere[starts]
         counts = np.diff(np.searchsorted(starts, ends), prepend=0)
@@ -134,7 +126,7 @@ class RowCodec:
         if not self._varying:
             return np.arange(0, len(data), self._struct.itemsize)
         sizes = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))
-        # From row to row, in all values at once: as many steps as the value with the most rows has.
+        # Step from row to row in all values at once: as many steps as the longest value has rows.
         at = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
         at, ends = at[at < ends], ends[at < ends]
         found = []
@@ -151,20 +143,20 @@ class RowCodec:
         columns: dict[int, pa.Array] = {}
         for index in self._fixed:
             kind = self.schema.field(index).type
-            columns[index] = _of_raw(structs[f"value{index}"], kind, nulls[:, index])
+            columns[index] = _from_raw(structs[f"value{index}"], kind, nulls[:, index])
         varying = self._varying_values(data, starts, structs)
         for index, values in zip(self._texts, varying, strict=False):
             masked = values if not nulls[:, index].any() else pc.if_else(pa.array(nulls[:, index]), None, values)
             columns[index] = masked.cast(self.schema.field(index).type)
         if len(self._nested):
-            # Through bytes, because Arrow wants its messages aligned.
+            # Copied to bytes, because Arrow requires aligned messages.
             parts = [pa.ipc.read_record_batch(pa.py_buffer(data), self._nested) for data in varying[-1].to_pylist()]
             for field, column in zip(self._nested, pa.concat_batches(parts).columns, strict=True):
                 columns[self.schema.get_field_index(field.name)] = column
         return pa.RecordBatch.from_arrays([columns[index] for index in range(len(self.schema))], schema=self.schema)
 
     def _varying_values(self, data: bytes, starts: _Integers, structs: npt.NDArray[np.void]) -> list[pa.Array]:
-        """One array for each column of varying width: cut the data at all their bounds, and take every n-th piece."""
+        """One array per variable-width column: cut the data at all bounds, and take every n-th piece."""
         pieces = 1 + len(self._varying)
         sizes = [structs[f"size{index}"] for index in self._varying[:-1]]
         bounds = np.stack([starts, *np.cumsum([starts + self._struct.itemsize, *sizes], axis=0)][:pieces], axis=1)
@@ -185,9 +177,9 @@ class RowCodec:
 
 
 class Panes:
-    """The panes of one side of a join. They are named by their stored keys, ascending.
+    """The panes of one side of a join, identified by their stored keys, ascending.
 
-    ``layout`` says in words what makes panes what they are; state with other columns or another layout is refused.
+    ``layout`` describes the panes in words; state with other columns or another layout is refused.
     """
 
     def __init__(
@@ -205,17 +197,17 @@ class Panes:
         self._latest = {number: latest[:8] for number, latest in found.items()}
         if any(latest[8:] != self._digest for latest in found.values()):
             raise StateError(
-                f"{what}: its state is of other columns, keys or times than it has now: {text}. Give the join another "
-                f"name, so that it starts without state, or take back the change"
+                f"{what}: its state was written with other columns, keys or times than it has now: {text}. Give the "
+                f"join another name, so that it starts without state, or revert the change"
             )
 
     @property
     def latest(self) -> int | None:
-        """No pane that state has begins later than this; None if it has none."""
-        return _time(max(self._latest.values())) if self._latest else None
+        """The start of the latest pane in state; None if there is none."""
+        return integer_of(max(self._latest.values())) if self._latest else None
 
     def read(self, keys: Sequence[bytes]) -> tuple[pa.RecordBatch, _Integers]:
-        """All rows of some panes, and for each row which of these panes it is in."""
+        """All rows of some panes, and for each row the index of its pane."""
         heads = self._state.get_many(keys)
         owners = [index for index, head in enumerate(heads) if head is not None]
         values = [head for head in heads if head is not None]
@@ -226,13 +218,13 @@ class Panes:
                 owner = owners[index]
                 more += [(self._segment_key(keys[owner], number), owner) for number in range(count)]
         if more:
-            values += self._state.get_many([key for key, _ in more])  # type: ignore[arg-type]  # all are there
+            values += self._state.get_many([key for key, _ in more])  # type: ignore[arg-type]  # segments always exist
             owners += [owner for _, owner in more]
         rows, counts = self.codec.decode(values)
         return rows, np.repeat(np.array(owners, np.int64), counts)
 
     def add(self, keys: Sequence[bytes], rows: EncodedRows, starts: _Integers, stops: _Integers) -> None:
-        """Add to each pane the rows from ``starts`` to ``stops``."""
+        """Append the rows from ``starts`` to ``stops`` to each pane."""
         offsets, data = rows.offsets, rows.data
         firsts, lasts = offsets[starts].tolist(), offsets[stops].tolist()
         heads = [
@@ -244,7 +236,7 @@ class Panes:
                 own = offsets[starts[index] : stops[index] + 1] - lasts[index]
                 heads[index] = self._cut(keys[index], head, own + len(head))
         self._state.put_many(keys, heads)
-        # The keys of a bin are in the order of their times, so its last one counts.
+        # The keys of a bin sort by time, so its last key is the latest.
         latest = {BinId(key[0]): key[2:10] for key in keys}
         later = {number: time for number, time in latest.items() if time > self._latest.get(number, b"")}
         self._latest |= later
@@ -252,25 +244,25 @@ class Panes:
         self._state.put_many([self._latest_key(number) for number in later], values)
 
     def bins_over(self, before: int) -> list[BinId]:
-        """The bins that have something of panes that begin before a time, ascending."""
-        stop = time_bytes(before)
+        """The bins with entries for panes that start before a time, ascending."""
+        stop = integer_bytes(before)
         latest = (number for number, time in self._latest.items() if time < stop)
         return sorted({*self._state.occupied(self.namespace, stop), *latest})
 
     def over(self, bin_id: BinId, before: int) -> Iterator[tuple[bytes, bytes, bytes]]:
-        """What there is of panes that begin before a time: stored key, name of the pane, rows.
+        """All entries of panes that start before a time: stored key, pane name, rows.
 
-        The name of a pane is time and key: that of the same key and time on the other side is the same.
+        The pane name is time and key, so the panes of both sides for the same key and time have the same name.
         """
-        stop = time_bytes(before)
+        stop = integer_bytes(before)
         for key, value in self._state.scan(bin_id, self.namespace, stop=stop):
             yield key, key[2:], _split(value)[1]
         for key, value in self._state.scan(bin_id, self._segments, stop=stop):
             yield key, key[2:-_NUMBER], value
 
     def keys_over(self, bin_id: BinId, before: int) -> list[bytes]:
-        """The stored keys of what :meth:`over` gives, and of the bin's latest pane if it is over."""
-        stop = time_bytes(before)
+        """The stored keys of the entries that :meth:`over` returns, and of the bin's latest pane if it is over."""
+        stop = integer_bytes(before)
         keys = [key for key, _ in self._state.scan(bin_id, self.namespace, stop=stop)]
         keys += [key for key, _ in self._state.scan(bin_id, self._segments, stop=stop)]
         if self._latest.get(bin_id, stop) < stop:
@@ -278,7 +270,7 @@ class Panes:
         return keys
 
     def _cut(self, key: bytes, head: bytes, bounds: _Integers) -> bytes:
-        """Move rows to segments; what is left. ``bounds`` are places between rows, the last one the end."""
+        """Move rows to segments and return the rest. ``bounds`` are the row boundaries, including the end."""
         count, rows = _split(head)
         bounds = bounds - (len(head) - len(rows))
         keys, segments, start = [], [], 0
@@ -297,19 +289,15 @@ class Panes:
         return bytes([bin_id, Namespace.JOIN_LATEST, self.namespace])
 
 
-def _time(data: bytes) -> int:
-    return int.from_bytes(data, "big") - (1 << 63)
-
-
 def _split(head: bytes) -> tuple[int, bytes]:
-    """How many segments a pane has, and the rows that are in none."""
+    """The number of segments of a pane, and its rows outside segments."""
     if not head.startswith(_SEGMENTED):
         return 0, head
     return int.from_bytes(head[_NUMBER : 2 * _NUMBER], "big"), head[2 * _NUMBER :]
 
 
 def _width(kind: pa.DataType) -> int:
-    """Bytes of a value; 0 where it varies."""
+    """Size of a value in bytes; 0 if it varies."""
     if pa.types.is_boolean(kind):
         return 1
     return kind.bit_width // 8 if pa.types.is_primitive(kind) or pa.types.is_decimal(kind) else 0
@@ -320,7 +308,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _raw(column: pa.Array) -> npt.NDArray[np.void]:
-    """The bytes of each value, whatever they mean; zeros for nulls, where Arrow may have anything."""
+    """The raw bytes of each value; zeros for nulls, where Arrow may have anything."""
     kind = column.type
     dtype = np.dtype(f"V{_width(kind)}")
     if pa.types.is_boolean(kind):
@@ -333,7 +321,7 @@ def _raw(column: pa.Array) -> npt.NDArray[np.void]:
     return values
 
 
-def _of_raw(values: npt.NDArray[np.void], kind: pa.DataType, nulls: npt.NDArray[np.bool_]) -> pa.Array:
+def _from_raw(values: npt.NDArray[np.void], kind: pa.DataType, nulls: npt.NDArray[np.bool_]) -> pa.Array:
     valid = pa.py_buffer(np.packbits(~nulls, bitorder="little")) if nulls.any() else None
     data = np.ascontiguousarray(values).view(np.uint8)
     if pa.types.is_boolean(kind):

@@ -1,7 +1,7 @@
-"""What one task reads and changes of an operator's state: committed state below, its own changes above.
+"""The state that one task reads and changes: committed state below, the task's own changes above.
 
-Nothing that a task does here can be seen by others before its epoch is committed: changes stay in memory until they
-are written as one delta file, which counts only when the manifest says so.
+Nobody else sees a task's changes before its epoch is committed. They stay in memory until they are written as one delta
+file, which takes effect only when the manifest refers to it.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class TaskState:
 
     @property
     def bins(self) -> frozenset[BinId]:
-        """The bins of this task; keys of others are refused."""
+        """The bins of this task; keys in other bins are refused."""
         return self._view.bins
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key, None where there is none. Fastest when the keys are ascending."""
+        """The value of each key, None if it has none. Fastest when the keys are ascending."""
         self._require_own(keys)
         if not self._changes:
             return self._view.get_many(keys)
@@ -78,11 +78,11 @@ class TaskState:
         return values
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Give each key a value."""
+        """Set the value of each key."""
         self._change(keys, values)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
-        """Take the value from each key; those without one stay as they are."""
+        """Delete the value of each key, if it has one."""
         self._change(keys, [None] * len(keys))
 
     def scan(
@@ -90,26 +90,26 @@ class TaskState:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Stored keys and values of a namespace, ascending; ``start`` and ``stop`` bound what follows the namespace.
 
-        The changes that count are those made before the scan began; more may be made while it goes on.
+        The scan sees changes made before it began; more may be made while it runs.
         """
         self._require_own([bytes([bin_id])])
         prefix = bytes([bin_id, namespace])
         changed = self._changed(prefix + start, prefix + stop if stop is not None else bytes([bin_id, namespace + 1]))
         committed = self._view.scan(bin_id, namespace, start, stop)
-        return _overlaid(committed, [(key, self._changes[key]) for key in changed])
+        return _overlay(committed, [(key, self._changes[key]) for key in changed])
 
     def occupied(self, namespace: Namespace, stop: bytes | None = None) -> list[BinId]:
-        """The bins of this task, ascending, that may have something in a namespace before ``stop``.
+        """The bins of this task, ascending, that may have entries in a namespace before ``stop``.
 
-        Most bins have nothing that is due; asking all of them with a :meth:`scan` each would cost milliseconds.
+        Most bins have nothing due; running a :meth:`scan` on each of them would take milliseconds.
         """
         changed = {BinId(key[0]) for key in self._changes if key[1] == namespace}
         return sorted({*changed, *self._view.occupied(sorted(self.bins), namespace, stop)})
 
     def scan_prefix(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Stored keys that begin with ``prefix`` (a bin and a namespace at least) and their values, ascending."""
+        """Stored keys with a prefix (at least bin and namespace) and their values, ascending."""
         rest = prefix[2:]
-        return self.scan(BinId(prefix[0]), Namespace(prefix[1]), rest, _behind(rest))
+        return self.scan(BinId(prefix[0]), Namespace(prefix[1]), rest, _prefix_end(rest))
 
     def changes(self) -> pa.Table:
         """All changes, ascending by key; a null value is a deletion."""
@@ -117,15 +117,15 @@ class TaskState:
         return table_of(keys, list(map(self._changes.__getitem__, keys)))
 
     def write_delta(self, author: Author) -> FileRef | None:
-        """Write the changes to the checkpoint location; nothing if there are none."""
+        """Write the changes to the checkpoint location; None if there are none."""
         if not self._changes:
             return None
         return self._base.files.write(self.changes(), FileKind.DELTA, author)
 
     def write_rewrites(self, author: Author) -> list[Rewrite]:
-        """Write what is due of this task's bins: snapshots, and mergers of many small deltas.
+        """Write the rewrites that are due for this task's bins: snapshots, and merged files of many small deltas.
 
-        They stand for the state *before* this epoch, and cost in proportion to what the epochs have touched.
+        They hold the state *before* this epoch, and cost in proportion to the rows that epochs have touched.
         """
         due = self._lineage.due_for_snapshot(sorted(self.bins), len(self._changes))
         rewrites = []
@@ -140,7 +140,7 @@ class TaskState:
         return rewrites
 
     def close(self) -> None:
-        """Let go of the base. Changes that were not written are gone."""
+        """Close the view of the base. Unwritten changes are lost."""
         self._view.close()
 
     def __enter__(self) -> TaskState:
@@ -153,7 +153,7 @@ class TaskState:
 
     def _change(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         if len(keys) != len(values):
-            raise StateError(f"{len(keys)} keys and {len(values)} values were given; each key needs one")
+            raise StateError(f"{len(keys)} keys and {len(values)} values were given; each key needs one value")
         if not keys:
             return
         self._require_own(keys)
@@ -166,12 +166,12 @@ class TaskState:
         self._changes.update(zip(keys, values, strict=True))
 
     def _changed(self, start: bytes, stop: bytes) -> list[bytes]:
-        """Keys that were changed, in this range, ascending."""
+        """Changed keys in this range, ascending."""
         new = len(self._changes) - len(self._sorted)
         if new > _FEW:
             self._sorted = sorted(self._changes)
         else:
-            # A dict keeps its keys in the order of their first change, so the new ones are the last.
+            # A dict keeps its keys in the order of their first change, so new keys are at the end.
             for key in islice(reversed(self._changes), new):
                 insort(self._sorted, key)
         return self._sorted[bisect_left(self._sorted, start) : bisect_left(self._sorted, stop)]
@@ -181,25 +181,25 @@ class TaskState:
         if strays:
             raise StateError(
                 f"operator {self._lineage.operator!r}: keys of the bins {sorted(strays)} do not belong to this task, "
-                f"which has {len(self.bins)} others; rows must be exchanged by key before they meet state"
+                f"which has {len(self.bins)} others; rows must be exchanged by key before a stateful operator"
             )
 
 
-def _behind(prefix: bytes) -> bytes | None:
-    """The first bytes behind all that begin with a prefix; None if there are none."""
+def _prefix_end(prefix: bytes) -> bytes | None:
+    """The smallest bytes greater than everything with this prefix; None if there are none."""
     shortened = prefix.rstrip(b"\xff")
     return shortened[:-1] + bytes([shortened[-1] + 1]) if shortened else None
 
 
 def merged(deltas: Sequence[tuple[pa.Table, Iterable[BinId]]]) -> pa.Table:
-    """The rows that several deltas, oldest first, have for some bins each; for each key the last.
+    """The rows of several deltas, oldest first, each for some bins; for each key, its last row.
 
     >>> old, new = table_of([b"\\x01a", b"\\x01b"], [b"1", b"1"]), table_of([b"\\x01b", b"\\x02a"], [None, b"2"])
     >>> merged([(old, [BinId(1)]), (new, [BinId(1)])]).to_pylist()
     [{'key': b'\\x01a', 'value': b'1'}, {'key': b'\\x01b', 'value': None}]
     """
-    # The newest first: sorting is stable, so the first row of a key is then its last change.
-    parts = [_only(table, set(bins)) for table, bins in reversed(deltas)]
+    # Newest first: sorting is stable, so the first row of a key is its last change.
+    parts = [_rows_of_bins(table, set(bins)) for table, bins in reversed(deltas)]
     rows = pa.concat_tables([table_of([], []), *parts]).combine_chunks()
     if not rows.num_rows:
         return rows
@@ -209,7 +209,7 @@ def merged(deltas: Sequence[tuple[pa.Table, Iterable[BinId]]]) -> pa.Table:
     return rows.filter(is_first)
 
 
-def _only(table: pa.Table, wanted: set[BinId]) -> pa.Table:
+def _rows_of_bins(table: pa.Table, wanted: set[BinId]) -> pa.Table:
     ranges = list(bin_ranges(table))
     if all(number in wanted for number, _, _ in ranges):
         return table
@@ -224,10 +224,10 @@ def _snapshot(state: TaskState, bins: list[BinId], author: Author) -> Rewrite:
     return Rewrite(file, bytes(bins), replaced, complete=True)
 
 
-def _overlaid(
+def _overlay(
     committed: Iterator[tuple[bytes, bytes]], changed: Sequence[tuple[bytes, bytes | None]]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Both, ascending; where both have a key the change counts, and deleted keys are left out."""
+    """Both inputs merged, ascending; changes win over committed values, and deleted keys are left out."""
     hidden = dict(changed)
     below = ((key, value) for key, value in committed if key not in hidden)
     for key, value in merge(below, changed, key=_first):

@@ -1,8 +1,8 @@
-"""State that can be put back to where it was before a function failed on a row.
+"""State that can be restored if a function fails on a row.
 
-A *turn* is one call of a function. Whatever the function looks at or changes of its state is noted first, once per
-turn; when it raises, all of that is put back. Values that it may change in place are pickled for that, which is why
-only operators with ``on_error="branch"`` have such state.
+A *turn* is one call of a function. The first time a turn reads or changes some state, its old content is recorded; if
+the function raises, everything recorded is restored. Values that could be changed in place are pickled for this, which
+is why only operators with ``on_error="branch"`` use such state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _IMMUTABLE = frozenset(
 
 
 class Undo:
-    """What it takes to undo a turn.
+    """The steps that undo a turn.
 
     >>> undo, seen = Undo(), []
     >>> undo.begin()
@@ -40,44 +40,44 @@ class Undo:
         self._steps: list[Callable[[], None]] = []
 
     def begin(self) -> None:
-        """What was done so far stays."""
+        """Begin a turn; changes made before can no longer be undone."""
         self.turn += 1
         self._steps.clear()
 
     def add(self, step: Callable[[], None]) -> None:
-        """Note how to undo one thing."""
+        """Record how to undo one change."""
         self._steps.append(step)
 
     def roll_back(self) -> None:
-        """Undo the turn, the last thing first."""
+        """Undo the turn, last change first."""
         while self._steps:
             self._steps.pop()()
         self.turn += 1
 
 
-def kept(value: Any) -> Callable[[], Any]:
-    """A way to get a value back as it is now, whatever is done to it."""
+def restorer_of(value: Any) -> Callable[[], Any]:
+    """A function that returns the value as it is now, even if the value is changed in place later."""
     if type(value) in _IMMUTABLE:
         return lambda: value
     try:
         data = pickle.dumps(value, 5)
-    except Exception:  # it cannot be stored as plain state either; the codec tries harder, and may refuse it
-        return _kept_with_classes(value)
+    except Exception:  # the codec of state falls back to cloudpickle, too
+        return _restorer_with_classes(value)
     return lambda: pickle.loads(data)
 
 
-def _kept_with_classes(value: Any) -> Callable[[], Any]:
-    import cloudpickle  # classes of a script or notebook travel with their values, as in the codec of state
+def _restorer_with_classes(value: Any) -> Callable[[], Any]:
+    import cloudpickle  # pickles classes of a script or notebook by value, as the codec of state does
 
     try:
         data = cloudpickle.dumps(value, 5)
-    except Exception:  # the task fails when it writes this value: there is nothing to save
+    except Exception:  # the task will fail when it writes this value anyway
         return lambda: value
     return lambda: pickle.loads(data)
 
 
 class UndoState(State):
-    """What a function remembers of one key, with a way back."""
+    """State of one key that can be undone."""
 
     __slots__ = ("_noted", "_undo")
 
@@ -87,17 +87,17 @@ class UndoState(State):
         self._noted = -1
 
     def get(self, default: Any = None) -> Any:
-        """The value, or the default if there is none."""
+        """The value, or the default if the key has none."""
         self._note()
         return super().get(default)
 
     def set(self, value: Any) -> None:
-        """Remember a value."""
+        """Set the value."""
         self._note()
         super().set(value)
 
     def delete(self) -> None:
-        """Forget the value."""
+        """Delete the value."""
         self._note()
         super().delete()
 
@@ -105,7 +105,7 @@ class UndoState(State):
         if self._noted == self._undo.turn:
             return
         self._noted = self._undo.turn
-        value, changed = kept(self._value), self._changed
+        value, changed = restorer_of(self._value), self._changed
 
         def restore() -> None:
             self._value, self._changed = value(), changed
@@ -120,7 +120,7 @@ class UndoState(State):
 
 
 class UndoList(ListView):
-    """A list of one key, with a way back."""
+    """A list of one key that can be undone."""
 
     __slots__ = ("_noted", "_undo")
 
@@ -130,7 +130,7 @@ class UndoList(ListView):
         self._noted = -1
 
     def append(self, item: Any, keep: int | None = None) -> None:
-        """Add an item; with ``keep``, only the most recent so many stay."""
+        """Add an item; with ``keep``, only the most recent ``keep`` items stay."""
         self._note()
         super().append(item, keep)
 
@@ -145,7 +145,7 @@ class UndoList(ListView):
         super().trim(n)
 
     def clear(self) -> None:
-        """Forget all items."""
+        """Delete all items."""
         self._note()
         super().clear()
 
@@ -165,7 +165,7 @@ class UndoList(ListView):
         if self._noted == self._undo.turn:
             return
         self._noted = self._undo.turn
-        items, changed = kept(self._items), self._changed
+        items, changed = restorer_of(self._items), self._changed
 
         def restore() -> None:
             self._items, self._changed = items(), changed
@@ -174,7 +174,7 @@ class UndoList(ListView):
 
 
 class UndoMap(MapView):
-    """A map of one key, with a way back; only items that were looked at cost anything."""
+    """A map of one key that can be undone; only accessed items have a cost."""
 
     __slots__ = ("_noted", "_undo")
 
@@ -197,7 +197,7 @@ class UndoMap(MapView):
             return
         self._noted[item] = self._undo.turn
         was_known, written = item in self._known, self._written.get(item)
-        value = kept(self._known.get(item))
+        value = restorer_of(self._known.get(item))
 
         def restore() -> None:
             if was_known:

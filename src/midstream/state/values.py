@@ -1,7 +1,7 @@
-"""Values of state to bytes and back: Python objects, and packed structs for built-in aggregates.
+"""Encodes the values of state as bytes and back: Python objects, and packed structs for built-in aggregates.
 
-Each stored object begins with the revision of the function that wrote it, so that a later revision can transform it
-when it first meets it.
+Each stored object starts with the revision of the function that wrote it, so that a later revision can convert it when
+it first reads it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from midstream.ids import Revision
 __all__ = ["MISSING", "ObjectCodec", "PackedCodec", "Stored"]
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "MISSING", "__bool__": lambda _: False})()
-"""Stands for the value of a key that has none; ``None`` is a value like any other."""
+"""The value of a key that has none; ``None`` is an ordinary value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Stored:
 
 
 class ObjectCodec:
-    """Python objects of one operator, pickled.
+    """Pickles the Python objects of one operator.
 
-    ``what`` names the operator in errors; ``show_key`` tells its users what a stored key means to them.
+    ``what`` names the operator in errors; ``show_key`` formats a stored key for users.
 
     >>> codec = ObjectCodec("process 'count'")
     >>> codec.decode(codec.encode({"n": 1}, Revision(3), b"k"), b"k")
@@ -56,18 +56,18 @@ class ObjectCodec:
         dumps = pickle.dumps
         try:
             return [head + dumps(value, 5) for value in values]
-        except Exception:  # whatever a user's __reduce__ raises; the slow way names the key
+        except Exception:  # a user's __reduce__ may raise anything; one by one, the error names the key
             return [head + self._pickled(value, key) for key, value in zip(keys, values, strict=True)]
 
     def decode(self, data: bytes, key: bytes) -> Stored:
-        """The object of what :meth:`encode` made."""
+        """The object that :meth:`encode` was given."""
         revision, start = _read_varint(data)
         try:
             return Stored(pickle.loads(memoryview(data)[start:]), revision)
         except (AttributeError, ImportError) as error:
             raise StateError(
-                f"{self._what}: the state of key {self._show_key(key)} needs a class that is no longer there: {error}. "
-                f"Bring it back under its old name, or keep plain dicts, lists and numbers in state",
+                f"{self._what}: the state of key {self._show_key(key)} needs a class that no longer exists: {error}. "
+                f"Restore the class under its old name, or keep plain dicts, lists and numbers in state",
                 key=key,
             ) from error
         except Exception as error:  # a user's __setstate__ may raise anything
@@ -78,7 +78,7 @@ class ObjectCodec:
             ) from error
 
     def decode_many(self, data: Sequence[bytes | None], keys: Sequence[bytes]) -> list[Any]:
-        """A :class:`Stored` for each value, MISSING where there is none."""
+        """A :class:`Stored` for each value, or MISSING."""
         return [MISSING if value is None else self.decode(value, key) for key, value in zip(keys, data, strict=True)]
 
     def _pickled(self, value: Any, key: bytes) -> bytes:
@@ -86,20 +86,20 @@ class ObjectCodec:
             return pickle.dumps(value, 5)
         except Exception as first:
             try:
-                # Classes of a script or notebook cannot be found by name elsewhere: they travel with the value.
+                # Classes of a script or notebook cannot be imported by name elsewhere, so they are pickled by value.
                 data: bytes = cloudpickle.dumps(value, 5)
                 return data
             except Exception:
                 raise StateError(
                     f"{self._what}: the state of key {self._show_key(key)} is a {type(value).__qualname__} that cannot "
-                    f"be pickled: {first}. Keep numbers, strings, dicts, lists, dataclasses of a module; not "
+                    f"be pickled: {first}. Use numbers, strings, dicts, lists or dataclasses of a module, but no "
                     f"open files, locks, connections or generators",
                     key=key,
                 ) from first
 
 
 class PackedCodec:
-    """Structs of fixed width, whole arrays of them at a time.
+    """Encodes arrays of fixed-width structs.
 
     >>> codec = PackedCodec(np.dtype([("n", "<i8"), ("sum", "<f8")]), "aggregate 'totals'")
     >>> structs, known = codec.join([codec.split(np.array([(1, 0.5)], codec.dtype))[0], None])
@@ -115,7 +115,9 @@ class PackedCodec:
         self._nothing = bytes(dtype.itemsize)
 
     def join(self, data: Sequence[bytes | None]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """The structs, zeros where there is none, and where there is one. The array is the caller's to change."""
+        """The structs, with zeros for missing values, and a mask of the values present. The caller may change the
+        array.
+        """
         known = np.ones(len(data), np.bool_)
         if None in data:
             known = np.fromiter((value is not None for value in data), np.bool_, len(data))
@@ -123,7 +125,7 @@ class PackedCodec:
         if not set(map(len, filled)) <= {self.dtype.itemsize}:
             raise StateError(
                 f"{self._what}: the stored structs do not have the {self.dtype.itemsize} bytes of {self.dtype}; they "
-                f"were written with other aggregates. Give the operator another name, or the old aggregates"
+                f"were written with other aggregates. Give the operator another name, or restore the old aggregates"
             )
         return np.frombuffer(bytearray().join(filled), self.dtype), known
 

@@ -1,1 +1,1 @@
-"""Durable bytes: atomic writes and their syncing, blobs by digest, checksums, who owns a folder."""
+"""Durable storage: atomic, synced writes, blobs by digest, checksums, ownership of folders."""

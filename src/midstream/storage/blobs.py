@@ -1,7 +1,7 @@
-"""The blob store: functions, tables and stage programs, named by their content, in the checkpoint location.
+"""The blob store: functions, tables and stage programs in the checkpoint location, named by their content.
 
-Written once by the driver, fetched once per worker process. A blob never changes under its name, so caches need no
-invalidation, and one that was damaged is noticed when it is read.
+The driver writes a blob once, and each worker process fetches it once. The content under a name never changes, so
+caches need no invalidation, and damage is detected on reading.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from midstream.storage.fsspec_bridge import FsspecHandler, open_fsspec
 from midstream.storage.holds import Holds, Mark
 
 ASIDE = ".torn"
-"""How the name of a file ends that was set aside."""
+"""Suffix of files that were set aside."""
 
 _NAME = re.compile(r"[0-9a-f]{64}(\.\d+\.tmp)?")
 
 
 @dataclass(frozen=True)
 class Blob:
-    """Bytes and their name: what the blob store keeps."""
+    """Bytes and their name."""
 
     digest: Digest
     data: bytes
 
     @classmethod
     def of(cls, data: bytes) -> Blob:
-        """Name some bytes by their content.
+        """A blob named by its content.
 
         >>> Blob.of(b"x").digest[:8]
         '2d711642'
@@ -52,14 +52,14 @@ class Blob:
 def filesystem_of(location: str) -> tuple[pafs.FileSystem, str]:
     """The file system of a path or URI, and the path on it.
 
-    Plain paths are local. A URI is pyarrow's if pyarrow knows its scheme, else fsspec's, if that is installed.
+    Plain paths are local. A URI is pyarrow's if pyarrow knows its scheme; otherwise fsspec's, if fsspec is installed.
 
     >>> filesystem_of("file:///data/job")[1]
     '/data/job'
     """
     if not _is_uri(location):
         return pafs.LocalFileSystem(), os.path.abspath(location)
-    # Hadoop calls the same store s3a that Arrow calls s3.
+    # Hadoop calls it s3a, Arrow calls it s3.
     uri = f"s3://{location.removeprefix('s3a://')}" if location.startswith("s3a://") else location
     try:
         fs, path = pafs.FileSystem.from_uri(uri)
@@ -74,19 +74,19 @@ def filesystem_of(location: str) -> tuple[pafs.FileSystem, str]:
         return open_fsspec(location)
     except Exception as error:
         raise CheckpointError(
-            f'cannot reach {location!r}: pyarrow says "{unknown}", fsspec says "{error}". Local paths and the file '
-            f"systems that pyarrow.fs or fsspec knows can be used ({urlsplit(location).scheme!r} was asked for)"
+            f'cannot reach {location!r}: pyarrow says "{unknown}", fsspec says "{error}". Use a local path, or a file '
+            f"system that pyarrow.fs or fsspec knows; found {urlsplit(location).scheme!r}"
             f"{_advice(error)}"
         ) from error
 
 
 def _require_no_options(location: str) -> None:
-    """Folders below a location are named after it, and Spark is given it: neither would keep options at its end."""
+    """Refuse options in a location: they would be lost in the names of folders below it, and in the one Spark gets."""
     path, asked, options = location.partition("?")
     if asked:
         raise CheckpointError(
-            f"{location!r}: a location is given without options, but this has {options!r} behind a '?'. Give {path!r}, "
-            f"and options as environment variables or configuration of the storage's own (e.g. AWS_REGION)"
+            f"{location!r}: a location cannot have options, but this has {options!r} after a '?'. Use {path!r}, and "
+            f"set options by environment variables or by the storage's own configuration (e.g. AWS_REGION)"
         )
 
 
@@ -105,7 +105,7 @@ def _is_uri(location: str) -> bool:
 
 
 def below(location: str, name: str) -> str:
-    """A place below a location. In a chain of fsspec's file systems it is the first link that has the path.
+    """A path below a location. In a chain of fsspec file systems, the first link has the path.
 
     >>> below("hdfs://cluster/job", "blobs"), below("dir://job::memory://base", "blobs")
     ('hdfs://cluster/job/blobs', 'dir://job/blobs::memory://base')
@@ -117,7 +117,7 @@ def below(location: str, name: str) -> str:
 
 
 def spark_path(location: str) -> str:
-    """The location as Spark must be told it: plain paths are local, whatever the cluster's default file system is.
+    """The location for Spark: plain paths are marked as local, whatever the cluster's default file system is.
 
     >>> spark_path("hdfs://cluster/job"), spark_path("/data/my job")
     ('hdfs://cluster/job', 'file:///data/my job')
@@ -126,9 +126,9 @@ def spark_path(location: str) -> str:
 
 
 def write_atomically(fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer, *, durable: bool = True) -> None:
-    """Write a file so that a reader sees all of it or nothing.
+    """Write a file so that readers see all of it or nothing.
 
-    ``durable``: on a local disk, it is on disk before this returns. Other file systems do as they do.
+    ``durable``: on a local disk, the file is on disk before this returns. Other file systems have their own rules.
     """
     handler = fs.handler if isinstance(fs, pafs.PyFileSystem) else None
     try:
@@ -156,7 +156,7 @@ def _write_and_rename(fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer) -
 
 
 def remove_file(fs: pafs.FileSystem, path: str) -> None:
-    """Remove a file; on a local disk a crash of the machine may bring it back, which must not matter."""
+    """Remove a file. On a local disk, a machine crash may bring it back, which must not matter."""
     if is_local(fs):
         disk.remove_file(path)
     else:
@@ -164,7 +164,7 @@ def remove_file(fs: pafs.FileSystem, path: str) -> None:
 
 
 def set_aside(fs: pafs.FileSystem, path: str, *, durable: bool = True) -> str:
-    """Give a file that is of no use any more a name that nobody looks for, so that it can be examined; the name."""
+    """Rename a file that is no longer of use, so that it is ignored but can be examined; return the new name."""
     other = f"{path}{ASIDE}"
     try:
         if is_local(fs):
@@ -177,12 +177,12 @@ def set_aside(fs: pafs.FileSystem, path: str, *, durable: bool = True) -> str:
 
 
 def is_local(fs: pafs.FileSystem) -> bool:
-    """Whether files are reached by the calls of this machine's operating system."""
+    """Whether this is the local file system."""
     return isinstance(fs, pafs.LocalFileSystem)
 
 
 class BlobStore:
-    """Blobs below one folder. With ``durable``, a blob that was put on a local disk survives a loss of power.
+    """Blobs below one folder. With ``durable``, a blob on a local disk survives a power loss once it is put.
 
     >>> import tempfile
     >>> store = BlobStore(tempfile.mkdtemp())
@@ -195,13 +195,13 @@ class BlobStore:
         self.location = location
         self._durable = durable
         self.holds = Holds()
-        """What keeps blobs that are about to be referred to from being removed."""
+        """Protects blobs that are about to be referenced from removal."""
         self._fs, self._root = filesystem_of(location)
         self._compared: set[Digest] = set()
-        self._writing = threading.Lock()  # two changes that are prepared at once may bring the same blob
+        self._writing = threading.Lock()  # two changes prepared at the same time may have the same blob
 
     def put(self, blob: Blob) -> Digest:
-        """Keep a blob; does nothing if it is there already. What a crash has left torn is written again."""
+        """Store a blob, unless it is already there. A blob that a crash left incomplete is written again."""
         self.holds.touch(blob.digest)
         path = self._path(blob.digest)
         with self._writing:
@@ -211,10 +211,10 @@ class BlobStore:
         return blob.digest
 
     def _holds(self, path: str, blob: Blob) -> bool:
-        """Whether a blob is there, and whole.
+        """Whether a blob is there and complete.
 
-        A torn file may have the right size and be full of zeros. Looking at the content costs a download where it is
-        not local, and stores that show whole objects only do not need it.
+        An incomplete file may have the right size and be full of zeros. Elsewhere than on a local disk, reading the
+        content would cost a download, and object stores only show complete objects.
         """
         info = self._fs.get_file_info(path)
         if info.type == pafs.FileType.NotFound or info.size != len(blob.data):
@@ -225,11 +225,11 @@ class BlobStore:
             return bytes(stream.read()) == blob.data
 
     def has(self, digest: Digest) -> bool:
-        """Whether a blob is here."""
+        """Whether a blob is in the store."""
         return bool(self._fs.get_file_info(self._path(digest)).type == pafs.FileType.File)
 
     def get(self, digest: Digest) -> bytes:
-        """Fetch a blob and check that it is what its name says."""
+        """Fetch a blob and check that its content matches its name."""
         if self.holds.is_preparing:
             self.holds.touch(digest)
         path = self._path(digest)
@@ -245,23 +245,23 @@ class BlobStore:
         if Blob.of(data).digest != digest:
             raise CheckpointError(
                 f"blob {digest} in {self.location!r} is damaged: its {len(data)} bytes do not match its name. Restore "
-                f"the file from a copy. If there is none, remove it: a start writes it again if it belongs to the "
-                f"script; if it belongs to a change that was made while the job ran, start with changes='drop'"
+                f"the file from a copy. If there is none, remove it: if it belongs to the script, the next start "
+                f"writes it again; if it belongs to a change made while the job ran, start with changes='drop'"
             )
         return data
 
     def digests(self) -> frozenset[Digest]:
-        """All blobs there are."""
+        """The digests of all blobs in the store."""
         return frozenset(Digest(name) for name in self._names() if not name.endswith(".tmp"))
 
     def garbage(self, live: Collection[Digest]) -> list[str]:
-        """The names of files that hold none of these blobs; also of those that their writer did not live to finish."""
+        """The names of files with none of these blobs, including temporary files that were never completed."""
         return [name for name in self._names() if name not in live]
 
     def remove(self, name: str, mark: Mark) -> bool:
-        """Remove a file that :meth:`garbage` has named, unless its blob has been touched since the mark.
+        """Remove a file that :meth:`garbage` returned, unless its blob has been touched since the mark.
 
-        Whether it is gone. Raises :class:`OSError` if it cannot be removed.
+        Returns whether it was removed. Raises :class:`OSError` if it cannot be removed.
         """
         return self.holds.remove(Digest(name.split(".")[0]), mark, partial(self._delete, name))
 

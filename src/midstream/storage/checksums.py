@@ -1,4 +1,4 @@
-"""Small files that tell whether they are whole: the content, a line break, and the content's SHA-256 in hex."""
+"""Small files with a checksum: the content, a line break, and the content's SHA-256 in hex."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["with_checksum", "without_checksum"]
 
 
 def with_checksum(data: bytes) -> bytes:
-    """What to write of some content. Used for manifests and entries of the log of changes."""
+    """The content with its checksum. Used for manifests and entries of the log of changes."""
     return data + b"\n" + _checksum(data)
 
 
 def without_checksum(data: bytes) -> bytes | None:
-    """The content of what was read, or None if it is not what was written.
+    """The content without its checksum, or None if they do not match.
 
     >>> without_checksum(with_checksum(b"content"))
     b'content'

@@ -1,12 +1,12 @@
-"""Files on a local disk, written so that a crash of the process or of the machine leaves all of a file or nothing.
+"""Files on a local disk, written so that a crash of the process or the machine leaves a complete file or none.
 
-Everything that a checkpoint on a local disk consists of is written, renamed and removed here, and nowhere else. What
-``durable=True`` promises: when a function returns, its effect survives a loss of power. Without it, only a crash of the
-process is survived; the kernel writes to the disk when it sees fit, in any order.
+All files of a checkpoint on a local disk are written, renamed and removed here. With ``durable=True``, the effect of a
+function survives a power loss once the function returns. Without it, the effect survives only a crash of the process;
+the kernel writes to the disk at any time, in any order.
 
-A file is on disk when its content is (``fsync`` of the file) *and* its name is (``fsync`` of its folder), and the same
-holds for the folder itself, in its parent. A test replays the system calls made here and loses what was not synced:
-``tests/simulation/test_power_loss.py``.
+A file is on disk when its content is (``fsync`` of the file) *and* its name is (``fsync`` of its folder); the same
+holds for the folder itself, in its parent. ``tests/simulation/test_power_loss.py`` replays the system calls made here
+and drops what was not synced.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ import pyarrow as pa
 
 __all__ = ["make_folder", "remove_file", "rename_file", "sync_file", "sync_filesystem", "write_file"]
 
-# Some file systems in user space and on the network cannot sync a folder, and say so: there it is not needed, or not
-# to be had.
+# Some user-space and network file systems refuse to sync a folder: there it is not needed, or not possible.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
-_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: its fsync leaves data in the cache of the drive
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync leaves data in the drive's cache
 
 _on_disk: set[str] = set()
-"""Folders whose own name this process has synced."""
+"""Folders whose names this process has synced."""
 
 
 def write_file(path: str, data: bytes | pa.Buffer, *, durable: bool) -> None:
-    """Write a file, in place of one that may be there; a reader sees all of it or nothing. Its folder is made.
+    """Write or replace a file; readers see all of it or nothing. Creates the folder if needed.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "new", "file")
@@ -59,9 +58,9 @@ def write_file(path: str, data: bytes | pa.Buffer, *, durable: bool) -> None:
 
 
 def make_folder(path: str, *, durable: bool, mode: int = 0o777) -> None:
-    """Have a folder, and those above it that are missing; ``mode`` is for the folder itself, if it is made.
+    """Create a folder and its missing parents; ``mode`` applies to the folder itself, if it is created.
 
-    A folder that another process has just made is synced as well, once: it may not have come to that yet.
+    A folder that another process has just created is synced as well, once: that process may not have synced it yet.
     """
     if path in _on_disk and os.path.isdir(path):
         return
@@ -81,19 +80,19 @@ def make_folder(path: str, *, durable: bool, mode: int = 0o777) -> None:
 
 
 def rename_file(path: str, other: str, *, durable: bool) -> None:
-    """Give a file another name in its folder."""
+    """Rename a file within its folder."""
     os.replace(path, other)
     if durable:
         _sync_folder(os.path.dirname(path))
 
 
 def remove_file(path: str) -> None:
-    """Remove a file. After a crash it may be there again, which must never matter."""
+    """Remove a file. A crash may bring it back, which must never matter."""
     os.unlink(path)
 
 
 def sync_file(path: str) -> None:
-    """Have a file that somebody else wrote, as it is now, on disk.
+    """Sync a file that someone else wrote to disk.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -108,7 +107,7 @@ def sync_file(path: str) -> None:
 
 
 def sync_filesystem(path: str) -> None:
-    """Have all that was ever written to the file system of ``path``, by anybody, on disk."""
+    """Sync everything ever written to the file system of ``path``, by anyone, to disk."""
     folder = os.open(path, os.O_RDONLY)
     try:
         if _syncfs(folder) != 0:
@@ -118,7 +117,7 @@ def sync_filesystem(path: str) -> None:
 
 
 def _syncfs(file: int) -> int:
-    """Linux has a call for one file system, Python only the one for all of them."""
+    """Call Linux's ``syncfs``; Python only has ``sync``, which covers all file systems."""
     try:
         return int(ctypes.CDLL(None).syncfs(file))
     except (AttributeError, OSError):

@@ -1,12 +1,12 @@
-"""File systems of fsspec as pyarrow's, for locations that pyarrow has no file system of its own for.
+"""Presents fsspec file systems as pyarrow's, for locations that pyarrow does not support itself.
 
-What a checkpoint needs of a file system is little, and this makes sure of it:
+A checkpoint needs little from a file system, and this module ensures it:
 
-- *A reader sees all of a file or nothing.* A file system with a rename gets a temporary file that is then renamed. One
-  whose "move" is a copy and a removal has no rename; such stores show an object when it is whole, so the file is
-  written under its own name, in one request where the store has one for that.
-- *What others wrote is seen.* fsspec may remember listings; they are forgotten before every look.
-- *Errors are* :class:`OSError`, whatever the client of a store raises.
+- *Readers see all of a file or nothing.* If the file system has a rename, a temporary file is written and renamed. If
+  its "move" is a copy and a removal, it has no rename; such stores only show complete objects, so the file is written
+  under its own name, in one request if the store supports that.
+- *Writes of others are visible.* fsspec may cache listings; the caches are dropped before every access.
+- *Errors are* :class:`OSError`, whatever the store's client raises.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["FsspecHandler", "open_fsspec"]
 
 
 def open_fsspec(location: str) -> tuple[pafs.FileSystem, str]:
-    """The file system of a location as fsspec knows it, and the path on it.
+    """The fsspec file system of a location, and the path on it.
 
-    Raises :class:`ImportError` when fsspec or the package of the file system is not installed, :class:`ValueError` when
-    nobody knows the scheme or the file system cannot hold a checkpoint, and whatever the file system raises.
+    Raises :class:`ImportError` if fsspec or the file system's package is not installed, :class:`ValueError` if the
+    scheme is unknown or the file system cannot hold a checkpoint, and whatever the file system raises.
     """
     import fsspec
     from fsspec.implementations.cached import CachingFileSystem
@@ -37,14 +37,14 @@ def open_fsspec(location: str) -> tuple[pafs.FileSystem, str]:
         raise ValueError(f"in a chain the first link must have the path, as in '{first}://folder::…'")
     fs, path = fsspec.core.url_to_fs(location)
     if isinstance(fs, LocalFileSystem):
-        return pafs.LocalFileSystem(), path  # the same files, and these can be locked
+        return pafs.LocalFileSystem(), path  # the same files, but these can be locked
     if isinstance(_innermost(fs), CachingFileSystem):
-        raise ValueError(f"{type(fs).__name__} may answer from its cache, so that what others write is not seen")
+        raise ValueError(f"{type(fs).__name__} may answer from its cache, so that writes of others are not seen")
     return pafs.PyFileSystem(FsspecHandler(fs)), path.rstrip("/") or path
 
 
 def _innermost(fs: Any) -> Any:
-    """The file system that does the work, of folders made to look like file systems."""
+    """The file system that does the work, behind those that present a folder as a file system."""
     from fsspec.implementations.dirfs import DirFileSystem
 
     while isinstance(fs, DirFileSystem):
@@ -53,7 +53,7 @@ def _innermost(fs: Any) -> Any:
 
 
 class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow has no annotations
-    """What pyarrow asks of a file system, answered by one of fsspec."""
+    """pyarrow's file system interface, implemented with an fsspec file system."""
 
     def __init__(self, fs: Any) -> None:
         from fsspec import AbstractFileSystem
@@ -61,25 +61,25 @@ class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow has no
         super().__init__(fs)
         move = _innermost(fs).mv
         self.renames = getattr(move, "__func__", move) is not AbstractFileSystem.mv
-        """Whether a file can be given another name without being copied."""
+        """Whether a file can be renamed without being copied."""
 
     def get_file_info(self, paths: Sequence[str]) -> Any:
-        """What there is under some paths."""
+        """Information about some paths."""
         with self._fresh():
             return super().get_file_info(paths)
 
     def get_file_info_selector(self, selector: pafs.FileSelector) -> Any:
-        """What there is in a folder."""
+        """Information about the files in a folder."""
         with self._fresh():
             return super().get_file_info_selector(selector)
 
     def create_dir(self, path: str, recursive: bool) -> None:
-        """Make a folder, unless it is there."""
+        """Create a folder, unless it exists."""
         with self._fresh():
             super().create_dir(path, recursive)
 
     def delete_dir(self, path: str) -> None:
-        """Remove a folder and all in it."""
+        """Remove a folder and everything in it."""
         with self._fresh():
             super().delete_dir(path)
 
@@ -94,25 +94,27 @@ class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow has no
             return super().open_output_stream(path, metadata)
 
     def open_input_stream(self, path: str) -> Any:
-        """The content of a file. Read at once: files here are read whole, and only now can errors be translated."""
+        """The content of a file. It is read at once: files are always read whole, and errors can only be translated
+        here.
+        """
         with self._fresh():
             return pa.PythonFile(io.BytesIO(self.fs.cat_file(path)), mode="r")
 
     def open_input_file(self, path: str) -> Any:
-        """The content of a file, in any order."""
+        """The content of a file, with random access."""
         return self.open_input_stream(path)
 
     def put(self, path: str, data: Any) -> None:
-        """Write a whole file under its own name. Stores without a rename have no folders that must be there first."""
+        """Write a whole file under its own name. Stores without a rename do not need its folder to exist."""
         with self._fresh():
             self.fs.pipe_file(path, bytes(data))
 
     def move(self, src: str, dest: str) -> None:
-        """Rename a file, in place of one that may be there.
+        """Rename a file, replacing one that may exist.
 
-        Not all renames replace: some raise, and that of WebHDFS does nothing and says nothing. There the old file is
-        removed first; a crash in between leaves neither, which for an epoch's manifest means that the epoch is run
-        again, as it was about to be.
+        Not all renames replace: some raise, and WebHDFS's silently does nothing. In that case the old file is removed
+        first. A crash in between leaves neither file; for an epoch's manifest that means that the epoch runs again, as
+        it was about to.
         """
         with self._fresh():
             try:
@@ -125,7 +127,7 @@ class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow has no
                     self.fs.rm_file(dest)
                 self.fs.mv(src, dest)
             if not self._exists(dest):
-                raise FileNotFoundError(f"{dest!r} is not there after {src!r} was renamed to it")
+                raise FileNotFoundError(f"{dest!r} does not exist after {src!r} was renamed to it")
 
     def _exists(self, path: str) -> bool:
         self.fs.invalidate_cache()
@@ -133,7 +135,7 @@ class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow has no
 
     @contextlib.contextmanager
     def _fresh(self) -> Iterator[None]:
-        """Ask the store and not fsspec's memory of it, and raise what pyarrow's own file systems would."""
+        """Bypass fsspec's caches, and raise the errors that pyarrow's own file systems would raise."""
         self.fs.invalidate_cache()
         try:
             yield

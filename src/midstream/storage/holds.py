@@ -1,9 +1,9 @@
-"""Which blobs are about to be referred to, so that nobody removes them although nothing refers to them yet.
+"""Holds protect blobs that are about to be referenced from removal, although nothing refers to them yet.
 
-A change is prepared before it is on record: its functions are stored, then tried, which may take as long as the user's
-code likes, and only then a record names them. Whoever stores a blob *touches* it. Whoever wants to remove some takes a
-*mark* first, then finds out which ones are referred to, then removes others, as far as they have not been touched since
-the mark, nor by a preparation that was in progress at the mark.
+A change is prepared before it is recorded: its functions are stored, then tried, which may take as long as the user's
+code likes; only then a record refers to them. Storing a blob *touches* it. To remove blobs, take a *mark*, determine
+which blobs are referenced, and remove others, except those touched since the mark, or by a preparation that was in
+progress at the mark.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from midstream.ids import Digest
 __all__ = ["Holds", "Mark"]
 
 Mark = NewType("Mark", int)
-"""A moment in the life of a store. Later marks are never smaller."""
+"""A point in the history of a store. Later marks are never smaller."""
 
 
 class Holds:
-    """What protects the blobs of one store from removal. All methods may be called from any thread.
+    """Protects the blobs of one store from removal. All methods may be called from any thread.
 
     >>> holds, model = Holds(), Digest("ab")
     >>> with holds.preparing():
@@ -39,17 +39,17 @@ class Holds:
         self._moment = 0
         self._touched: dict[Digest, int] = {}
         self._preparations: list[int] = []
-        """When each one that is in progress began."""
+        """The start of each preparation in progress."""
         self._removing: set[Digest] = set()
 
     @property
     def is_preparing(self) -> bool:
-        """Whether a preparation is in progress, so that what is touched now stays until it has ended."""
+        """Whether a preparation is in progress; blobs touched now are kept until it ends."""
         return bool(self._preparations)
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Inside, and until it is left, nothing that is touched can be removed."""
+        """A preparation: blobs touched within this context are kept until it ends."""
         with self._lock:
             began = self._next()
             self._preparations.append(began)
@@ -60,23 +60,23 @@ class Holds:
                 self._preparations.remove(began)
 
     def touch(self, digest: Digest) -> None:
-        """Somebody is about to refer to this blob. To be called before looking whether it is there.
+        """Announce a reference to this blob. Call this before checking whether the blob exists.
 
-        Waits if it is being removed just now.
+        Waits while the blob is being removed.
         """
         with self._lock:
             self._lock.wait_for(lambda: digest not in self._removing)
             self._touched[digest] = self._next()
 
     def mark(self) -> Mark:
-        """Now; or, as long as preparations are in progress, the moment when the oldest of them began."""
+        """The current mark or, while preparations are in progress, the start of the oldest one."""
         with self._lock:
             return Mark(min([self._next(), *self._preparations]))
 
     def remove(self, digest: Digest, mark: Mark, remove: Callable[[], None]) -> bool:
-        """Call ``remove`` unless the blob has been touched since the mark; whether it was called.
+        """Call ``remove`` unless the blob has been touched since the mark; return whether it was called.
 
-        Whoever touches it meanwhile waits, and then finds it gone. Others do not wait, however long it takes.
+        A concurrent ``touch`` of this blob waits, and then finds it gone. Others do not wait, however long it takes.
         """
         with self._lock:
             if self._touched.get(digest, -1) >= mark:
@@ -91,7 +91,7 @@ class Holds:
         return True
 
     def forget_before(self, mark: Mark) -> None:
-        """No mark that is older than this one will be used any more."""
+        """Forget everything before a mark; no older mark will be used again."""
         with self._lock:
             self._touched = {digest: moment for digest, moment in self._touched.items() if moment >= mark}
 

@@ -1,7 +1,7 @@
-"""Who may write to a folder. What lies in a checkpoint, or in a copy of its state, is unpickled: it is code.
+"""Checks who may write to a folder. A checkpoint, or a copy of its state, is unpickled, so its content is code.
 
-Folders that midstream makes for itself are open to their owner only; of others it is asked whether somebody else could
-have put something there. Root is nobody else: it can do everything anyway.
+Folders that midstream creates for itself are accessible to their owner only; other folders are checked for whether
+someone else could have written there. Root does not count: it can do everything anyway.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _log = logging.getLogger("midstream")
 
 
 def make_private(path: str) -> None:
-    """Make a folder that only its owner can enter, and the folders above it as usual. One that is there stays."""
+    """Create a folder that only its owner can enter; its parents get the usual mode. An existing one is unchanged."""
     os.makedirs(path, mode=0o700, exist_ok=True)
 
 
 def others_can_write(folder: str, *, sticky_is_safe: bool = False) -> str | None:
-    """Who besides this user, and root, can change what is in a folder, as the end of a sentence; None for nobody.
+    """Who besides this user and root can change a folder's content, as the end of a sentence; None if nobody can.
 
-    A folder that is not there is nobody's. With ``sticky_is_safe``, a folder for temporary files passes: others
-    can add to it, but not touch what is ours. Symbolic links are followed.
+    None if the folder does not exist. With ``sticky_is_safe``, a folder for temporary files passes: others can add
+    files, but not touch ours. Symbolic links are followed.
 
     >>> others_can_write("/nowhere")
     """
@@ -49,7 +49,7 @@ def others_can_write(folder: str, *, sticky_is_safe: bool = False) -> str | None
 
 
 def others_can_write_checkpoint(root: str) -> str | None:
-    """The same of a checkpoint: of its folder, and of those directly below if others can reach them."""
+    """Like :func:`others_can_write`, for a checkpoint: its folder, and the ones directly below if reachable."""
     if (why := others_can_write(root)) is not None:
         return why
     with contextlib.suppress(FileNotFoundError):
@@ -62,7 +62,7 @@ def others_can_write_checkpoint(root: str) -> str | None:
 
 
 def warn_if_others_can_write(path: str) -> None:
-    """Say so in the log, once for each folder in a process."""
+    """Log a warning, once per folder and process."""
     if (why := others_can_write_checkpoint(path)) is not None:
         _warn(path, why)
 
@@ -70,15 +70,15 @@ def warn_if_others_can_write(path: str) -> None:
 @cache
 def _warn(path: str, why: str) -> None:
     _log.warning(
-        "the checkpoint %r %s. It holds functions and state, which the job unpickles: whoever writes there can run "
-        "code in the job. Let only its user write there (chmod 700)",
+        "the checkpoint %r %s. It holds functions and state, which the job unpickles: anyone who can write there can "
+        "run code in the job. Let only the job's user write there (chmod 700)",
         path,
         why,
     )
 
 
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Many systems give each user a group of their own, of the same name."""
+    """Whether this is a user's private group: many systems give each user a group with the same name."""
     try:
         group = grp.getgrgid(gid)
         owner = pwd.getpwuid(uid).pw_name

@@ -1,8 +1,8 @@
-"""Transactions over shared tables: traced once, planned by batch, run as fast as their dependencies allow.
+"""Transactions over shared tables: traced once, planned batch by batch, run as fast as their dependencies allow.
 
-:func:`transaction` declares what an event does to :class:`Table` objects; tracing it for a stream's columns gives a
-:class:`TransactionType`, some of which make a :class:`Program`, which an :class:`Engine` runs batch by batch.
-The engine needs numba (``pip install 'midstream[txn]'``); describing transactions does not.
+:func:`transaction` declares what an event does to :class:`Table` objects. Tracing it for a stream's columns yields a
+:class:`TransactionType`; one or more types form a :class:`Program`, which an :class:`Engine` runs batch by batch. The
+engine needs numba (``pip install 'midstream[txn]'``); describing transactions does not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from midstream.txn.program import Program
 
 if TYPE_CHECKING:
     from midstream.txn.batches import Batch, MemoryTables, Result, TableSource
-    from midstream.txn.deciding import Calibration
+    from midstream.txn.decision import Calibration
     from midstream.txn.engine import Engine
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
 
 _LAZY = {
     "Batch": "batches",
-    "Calibration": "deciding",
+    "Calibration": "decision",
     "Engine": "engine",
     "MemoryTables": "batches",
     "Result": "batches",
@@ -44,7 +44,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    # Only who runs transactions needs numba, and its import takes half a second.
+    # Only running transactions needs numba, whose import takes half a second.
     if name in _LAZY:
         from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: a batch of events, the tables they touch, and the results."""
+"""The engine's input and output: a batch of events, the tables they touch, and the results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from midstream.txn.keys import keys_for
 __all__ = ["Batch", "History", "MemoryTables", "Result", "TableChange", "TableSource", "Versions"]
 
 DTYPES: dict[str, Any] = {"double": np.float64, "bigint": np.int64, "boolean": np.bool_, "object": object}
-"""How values are kept in arrays."""
+"""The dtype of each kind of value."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Events in the order of arrival: columns of equal length, a timestamp each, and which transaction it triggers.
+    """Events in order of arrival: columns of equal length, a timestamp per event, and the transaction it triggers.
 
-    Columns are Arrow or numpy arrays. A column may be null, or anything, where the event's transaction does not use it.
+    Columns are Arrow or numpy arrays. Values of a column that the event's transaction does not use may be null or
+    anything.
     """
 
     columns: Mapping[str, Any]
@@ -33,7 +34,7 @@ class Batch:
 
     @staticmethod
     def of(columns: Any, *, order_by: str, kinds: Any = None) -> Batch:
-        """From a record batch, a table or a mapping of columns; without ``kinds`` all trigger transaction 0.
+        """A batch from a record batch, a table or a mapping of columns; without ``kinds`` all trigger transaction 0.
 
         >>> Batch.of({"ts": np.array([3, 1])}, order_by="ts").timestamps.tolist()
         [3, 1]
@@ -47,7 +48,7 @@ class Batch:
         lengths = {name: len(column) for name, column in columns.items()} | {"kinds": len(numbers)}
         wrong = {name: length for name, length in lengths.items() if length != len(timestamps)}
         if wrong:
-            raise SchemaError(f"columns of a batch are equally long: {len(timestamps)} timestamps, but {wrong}")
+            raise SchemaError(f"columns of a batch must have equal length: {len(timestamps)} timestamps, but {wrong}")
         return Batch(columns, timestamps, numbers)
 
     def __len__(self) -> int:
@@ -57,17 +58,17 @@ class Batch:
 def _times(column: Any, name: str) -> npt.NDArray[np.int64]:
     if isinstance(column, pa.Array | pa.ChunkedArray):
         if column.null_count:
-            raise SchemaError(f"column {name!r} orders the events, so none of it may be null; {column.null_count} are")
+            raise SchemaError(f"column {name!r} orders the events and must not be null; {column.null_count} values are")
         column = column.cast(pa.int64()).to_numpy(zero_copy_only=False) if len(column) else np.empty(0, np.int64)
     found = np.asarray(column)
     if found.dtype.kind not in "iuM":
-        raise SchemaError(f"column {name!r} orders the events, so it holds whole numbers or times; found {found.dtype}")
+        raise SchemaError(f"column {name!r} orders the events and must be whole numbers or times; found {found.dtype}")
     return np.ascontiguousarray(found.astype(np.int64))
 
 
 @dataclass(frozen=True)
 class History:
-    """Earlier committed writes to some keys, in the order in which they ran: ``rows`` are positions among the keys."""
+    """Earlier committed writes to some keys, in execution order; ``rows`` are indexes into the keys."""
 
     rows: npt.NDArray[np.int64]
     timestamps: npt.NDArray[np.int64]
@@ -75,21 +76,21 @@ class History:
 
 
 class TableSource(Protocol):
-    """Where the engine gets the tables from. Keys are a numpy array of whole numbers, or an Arrow array of strings."""
+    """Provides tables to the engine. Keys are a numpy array of whole numbers, or an Arrow array of strings."""
 
     def load(self, table: Table, keys: Any) -> Sequence[npt.NDArray[Any]]:
-        """The value of each key: an array per column, the default where a key is unknown."""
+        """The value of each key: one array per column, with the default for unknown keys."""
 
     def known(self, table: Table) -> Any:
-        """All keys that have a value. Only asked for tables with keys that are only known while running."""
+        """All keys that have a value. Only called for tables with keys that are computed at run time."""
 
     def history(self, table: Table, keys: Any) -> History:
-        """Earlier writes to these keys. Only asked for tables that a window looks at."""
+        """Earlier writes to these keys. Only called for tables that a window reads."""
 
 
 @dataclass(frozen=True)
 class TableChange:
-    """New values of a table: each changed key once."""
+    """New values of a table; each changed key occurs once."""
 
     keys: Any
     columns: tuple[npt.NDArray[Any], ...]
@@ -97,7 +98,7 @@ class TableChange:
 
 @dataclass(frozen=True)
 class Versions:
-    """All committed writes to a table that a window looks at, in the order in which they ran."""
+    """All committed writes to a table that a window reads, in execution order."""
 
     keys: Any
     timestamps: npt.NDArray[np.int64]
@@ -106,10 +107,10 @@ class Versions:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a batch; arrays are in the order of arrival.
+    """The outcome of a batch; arrays are in order of arrival.
 
-    ``reasons`` numbers the texts of ``texts`` per transaction: 0 for committed. A returned column means nothing where
-    the event was aborted or its transaction does not return it.
+    ``reasons`` has an index per event into the ``texts`` of its transaction; 0 means committed. A returned column is
+    undefined where the event was aborted or its transaction does not return it.
     """
 
     committed: npt.NDArray[np.bool_]
@@ -128,7 +129,7 @@ class Result:
 
 
 class MemoryTables:
-    """Tables in memory: a source for the engine, and a place for what it changed.
+    """Tables in memory: a source for the engine, and a store for its changes.
 
     >>> accounts = Table("accounts", key="bigint", value="double", default=5.0)
     >>> tables = MemoryTables()
@@ -148,7 +149,7 @@ class MemoryTables:
         return [column[rows] for column in held.columns]
 
     def known(self, table: Table) -> Any:
-        """All keys that were written or asked for."""
+        """All keys that were written or loaded."""
         return self._table(table).keys.values()
 
     def history(self, table: Table, keys: Any) -> History:
@@ -172,7 +173,7 @@ class MemoryTables:
             mine[rows] = new
 
     def apply(self, result: Result, tables: Sequence[Table]) -> None:
-        """Take over what a batch changed."""
+        """Apply the changes of a batch."""
         for table in tables:
             if table.name in result.changes:
                 change = result.changes[table.name]
@@ -184,13 +185,13 @@ class MemoryTables:
                 held.grow()
 
     def forget(self, table: Table, before: int) -> None:
-        """Drop writes that are older than any window that is still to come."""
+        """Drop writes that are too old for any future window."""
         held = self._table(table)
         versions = held.versions()
         held.log = [tuple(column[versions[1] >= before] for column in versions)]
 
     def as_dict(self, table: Table) -> dict[Any, tuple[Any, ...]]:
-        """Every key that was written, and its value."""
+        """Every key that was written, with its value."""
         held = self._table(table)
         keys = held.keys.values()
         names = keys.tolist() if isinstance(keys, np.ndarray) else keys.to_pylist()
@@ -205,7 +206,7 @@ class MemoryTables:
 
 
 class _HeldValues:
-    """One table: rows by the id of their key, with room to grow, and the log of its writes."""
+    """One table: rows by the id of their key, with spare capacity, and the log of its writes."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -232,10 +233,10 @@ class _HeldValues:
 
 
 def filled(kind: str, value: Any, size: int) -> npt.NDArray[Any]:
-    """An array of one value."""
+    """An array filled with one value."""
     result = np.empty(size, DTYPES[kind])
     if kind == "object":
-        for i in range(size):  # an object that is a sequence would be spread over the array
+        for i in range(size):  # numpy would spread an object that is a sequence over the array
             result[i] = value
     else:
         result[:] = value

@@ -1,15 +1,16 @@
-"""Source text for a program: one function that runs a transaction in place, one that runs an operation on versions.
+"""Generates the source of a program: one function that runs a transaction in place, one that runs an operation on
+versions.
 
-The kernels around them (:mod:`.strategies.loops`) are ordinary functions whose ``*state`` is replaced by the names of
-the arrays, because compiled code is three times as fast with arguments of their own as with a tuple of them. The same
-text, not compiled, runs transactions that call Python functions.
+The kernels around them (:mod:`.strategies.loops`) are ordinary functions. Their ``*state`` is replaced with the names
+of the arrays, because compiled code is three times as fast with separate arguments as with a tuple. The same source,
+not compiled, runs transactions that call Python functions.
 
-Names in the text: ``x_…`` are arrays by transaction, operation or key slot, ``v7`` is node 7, ``k2`` key slot 2,
-``E_…`` an event's column, ``T1_0`` column 0 of table 1, ``N1`` whether a key of table 1 was changed, ``V1_0`` the
-versions of that column, ``O_…`` a returned column, ``B1`` … ``L1_0`` the log of table 1, ``K1…``
-its map of keys, ``F0_2`` function 2 of type 0, ``C0_5`` a constant that is an object. ``at`` is the transaction ``i``
-as a subscript: compiled, those are unsigned, because a signed one could count from an array's end, which would have to
-be ruled out every time.
+Names in the source: ``x_…`` are arrays by transaction, operation or key slot, ``v7`` is node 7, ``k2`` key slot 2,
+``E_…`` a column of the event, ``T1_0`` column 0 of table 1, ``N1`` whether a key of table 1 was changed, ``V1_0`` the
+versions of that column, ``O_…`` a returned column, ``B1`` … ``L1_0`` the log of table 1, ``K1…`` its key map, ``F0_2``
+function 2 of type 0, ``C0_5`` a constant that is an object. ``at`` is the transaction number ``i`` as a subscript. In
+compiled code subscripts are unsigned, because a signed one could count from the end of an array, and every access would
+have to check for that.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from midstream.txn.program import Program
 
 __all__ = ["Generated", "adapted", "generate"]
 
-SIMPLE = {**INFIX, "and": "and", "or": "or"}  # on truths; & of two booleans would do too, but ~ would not
+SIMPLE = {**INFIX, "and": "and", "or": "or"}  # on booleans; & of two booleans would also work, but ~ would not
 for _special in ("floordiv", "mod"):
     del SIMPLE[_special]
 
 
 @dataclass(frozen=True)
 class Generated:
-    """The text of a program's functions, and the names of the arrays that they take, in order."""
+    """The source of a program's functions, and the names of the arrays that they take, in order."""
 
     program: Program
-    place: tuple[str, ...]  # what `run` takes after the transaction's number
-    version: tuple[str, ...]  # what `run_operation`, `conclude` and `settle` take
+    place: tuple[str, ...]  # arguments of `run` after the transaction's number
+    version: tuple[str, ...]  # arguments of `run_operation`, `conclude` and `settle`
 
     @cached_property
     def text(self) -> str:
-        """``run``, and for versions ``run_operation``, ``conclude`` and ``settle``."""
+        """The source of ``run``, and, for versions, of ``run_operation``, ``conclude`` and ``settle``."""
         parts = [_run(self)]
         if not self.program.interpreted:
             parts += [_run_operation(self), _conclude(self), _settle(self)]
@@ -47,7 +48,7 @@ class Generated:
 
 
 def generate(program: Program) -> Generated:
-    """Text for a program."""
+    """The source of a program's functions."""
     common = ["x_kinds", "x_bases", "x_keys", "x_timestamps", "x_reasons"]
     common += [f"E_{name}" for name in program.columns if program.interpreted or program.columns[name] != "string"]
     common += [f"O_{name}" for name in program.returns]
@@ -67,7 +68,7 @@ def generate(program: Program) -> Generated:
 
 
 def adapted(kernel: Callable[..., object], names: tuple[str, ...], visit: str, name: str) -> str:
-    """The text of a kernel with its ``*state`` spelt out, its ``visit`` replaced, and another name."""
+    """The source of a kernel under another name, with its ``*state`` spelled out and its ``visit`` replaced."""
     text = inspect.getsource(kernel)
     state = ", ".join(names)
     return (
@@ -105,7 +106,7 @@ def _run(made: Generated) -> str:
 
 
 def _run_operation(made: Generated) -> str:
-    """One operation on versions: a check notes its verdict, a write its version, or the one before if it is aborted."""
+    """One operation on versions. A check records its verdict; a write its version, or the previous one if aborted."""
     lines = [
         f"def run_operation(o, marking, {', '.join(made.version)}):",
         "    i = x_owners[o]",
@@ -144,7 +145,7 @@ def _version(body: _Body, slot: int, nodes: tuple[int, ...], reads: tuple[int, .
 
 
 def _conclude(made: Generated) -> str:
-    """After all operations: reasons and returned columns. Changes nothing that others may still look at."""
+    """After all operations: reasons and returned columns. Changes nothing that other transactions may still read."""
     lines = [f"def conclude(i, {', '.join(made.version)}):", *_prologue(made.program), "    o = x_starts[at]"]
     for number, kind in enumerate(made.program.types):
         body = _Body(made.program, number, versions=True)
@@ -163,7 +164,7 @@ def _conclude(made: Generated) -> str:
 
 
 def _settle(made: Generated) -> str:
-    """After all are concluded: the versions that stay, into the tables."""
+    """After all transactions are concluded: copy the final versions to the tables."""
     lines = [f"def settle(i, {', '.join(made.version)}):", *_prologue(made.program), "    o = x_starts[at]"]
     lines += ["    if x_reasons[at] != 0:", "        return"]
     for number in range(len(made.program.types)):
@@ -178,18 +179,18 @@ def _settle(made: Generated) -> str:
 
 
 def _prologue(program: Program) -> tuple[str, ...]:
-    """What every function begins with: the transaction's type, and where its key slots are."""
+    """The start of every function: the transaction's type, and the offset of its key slots."""
     kind, base = "    kind = x_kinds[at]", f"    base = {_subscript(program, 'x_bases[at]')}"
     return f"    at = {_subscript(program, 'i')}", kind, base
 
 
 def _subscript(program: Program, text: str) -> str:
-    """Python itself has no use for the cast."""
+    """The text as a subscript; interpreted code needs no cast."""
     return text if program.interpreted else f"uint64({text})"
 
 
 def _branch(number: int, name: str, body: list[str]) -> list[str]:
-    """One case of what a function does, by the transaction's kind, or, inside of that, by the step."""
+    """One case of a function: for a kind of transaction, or, inside that, for a step."""
     indent = "    " if name == "kind" else ""
     return [f"{indent}if {name} == {number}:", *(f"{indent}    {line}" for line in body)]
 
@@ -199,7 +200,9 @@ def _branch(number: int, name: str, body: list[str]) -> list[str]:
 
 @dataclass
 class _Body:
-    """The statements of one type's transaction, or of a part of it; each node is computed once, where first needed."""
+    """The statements of one type's transaction, or of a part of it. Each node is computed once, where it is first
+    needed.
+    """
 
     program: Program
     number: int
@@ -218,7 +221,7 @@ class _Body:
         return self.program.table_numbers[self.number][slot]
 
     def slots(self, wanted: tuple[int, ...] | None = None) -> None:
-        """The keys that were known before; and, on versions, where each key's value comes from."""
+        """The keys that are known in advance; on versions, also where each key's value comes from."""
         for slot in range(len(self.kind.slots)) if wanted is None else wanted:
             if not self.kind.slots[slot].late:
                 self.key(slot)
@@ -264,7 +267,7 @@ class _Body:
         )
 
     def node(self, index: int) -> None:
-        """Make sure that a node's value is at hand."""
+        """Add the statements that compute a node, unless they are there already."""
         if not self._first(f"v{index}"):
             return
         node = self.kind.nodes[index]
@@ -291,7 +294,7 @@ class _Body:
             if other == slot:
                 self.node(value)
                 self.add(f"v{index} = v{value}")
-            else:  # an own write that matters only if both keys are the same: not computed for nothing
+            else:  # an own write that matters only if both keys are equal; not computed otherwise
                 inner = replace(self, lines=[], done=set(self.done))
                 inner.node(value)
                 self.add(
@@ -299,7 +302,7 @@ class _Body:
                 )
 
     def _own_writes(self, node: ExpressionNode) -> Iterator[tuple[int, int]]:
-        """Writes of the transaction itself that a read may see: key slot and value."""
+        """The transaction's own writes that a read may see: key slot and value."""
         for write in self.kind.writes[: node.param.after]:
             if self.table(write.slot) == self.table(node.param.slot):
                 yield write.slot, write.values[node.param.column]
@@ -386,8 +389,8 @@ WRAPPING = {
     "neg": "int64(uint64(0) - uint64({0}))",
     "abs": "{0} if {0} >= 0 else int64(uint64(0) - uint64({0}))",
 }
-"""Whole numbers wrap around. Compiled, that holds for unsigned ones only: of signed ones the optimiser assumes that
-they never overflow."""
+"""Whole numbers wrap around. In compiled code that holds only for unsigned numbers: the optimiser assumes that
+signed ones never overflow."""
 CASTS = {"double": "float64", "bigint": "int64", "boolean": "bool"}
 
 

@@ -1,4 +1,6 @@
-"""Nodes of a trace for many events at once, with numpy: keys before a batch runs, and strata of Python functions."""
+"""Evaluates the nodes of a trace for many events at once, with numpy: keys before a batch runs, and strata of Python
+functions.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ Leaf = Callable[[ExpressionNode], Array]
 
 
 def evaluate(kind: TransactionType, index: int, known: dict[int, Array], leaf: Leaf) -> Array:
-    """The values of a node; ``leaf`` gives those of columns, constants, accesses and calls. ``known`` is filled."""
+    """The values of a node; ``leaf`` returns those of columns, constants, accesses and calls. Fills ``known``."""
     if index not in known:
         node = kind.nodes[index]
         if node.op in _OPERATIONS:
             args = [evaluate(kind, arg, known, leaf) for arg in node.args]
-            with np.errstate(all="ignore"):  # the edges of arithmetic are defined, not exceptional
+            with np.errstate(all="ignore"):  # division by zero and overflow have defined results here
                 known[index] = _OPERATIONS[node.op](*args)
         else:
             known[index] = leaf(node)

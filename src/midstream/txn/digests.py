@@ -1,7 +1,7 @@
-"""What a compiled function is made of, as a digest: equal digests mean equal machine code.
+"""Digests of compiled functions: equal digests mean equal machine code.
 
-A function is more than its own code: constants around it and functions that it calls are part of what numba compiles.
-Where something takes part whose value cannot be told, there is no digest, and the function is compiled anew.
+numba compiles more than the function's own code: also the constants around it and the functions that it calls. If the
+value of any such part cannot be determined, there is no digest, and the function is compiled anew.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
 
 
 class _Unknown(Exception):
-    """Part of a function whose value cannot be told."""
+    """A part of a function has a value that cannot be determined."""
 
 
 def digest_of(function: Any) -> str | None:
-    """The digest of a function that numba has compiled or will compile; None if there is no telling.
+    """The digest of a function that numba has compiled or will compile; None if it cannot be determined.
 
     >>> def double(x): return 2 * x
     >>> def triple(x): return 3 * x
@@ -43,7 +43,7 @@ def _describe(function: Any, parts: list[str], seen: set[int]) -> None:
     function = getattr(function, "py_func", function)
     if not isinstance(function, FunctionType):
         raise _Unknown
-    if id(function) in seen:  # it calls itself, or is called twice
+    if id(function) in seen:  # recursive, or called twice
         parts.append(f"again {function.__qualname__}")
         return
     seen.add(id(function))
@@ -59,7 +59,7 @@ def _describe(function: Any, parts: list[str], seen: set[int]) -> None:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Names of globals and attributes that the code mentions, functions inside of it included."""
+    """Names of globals and attributes that the code refers to, including nested functions."""
     found = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

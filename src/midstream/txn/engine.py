@@ -1,4 +1,4 @@
-"""The engine: a batch of events, the tables they touch, a strategy; out come outcomes and what changed."""
+"""The engine runs a batch of events on tables with a strategy, and returns the outcomes and the changes."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import numpy.typing as npt
 
 from midstream.errors import SchemaError
 from midstream.txn.batches import Batch, Result, TableChange, TableSource, Versions
-from midstream.txn.compiling import machine_for
-from midstream.txn.deciding import Calibration, Decision, Shape, decide, repeat
+from midstream.txn.compiler import machine_for
+from midstream.txn.decision import Calibration, Decision, Shape, decide, repeat
+from midstream.txn.dependencies import BatchLayout
 from midstream.txn.kernels import compiled
-from midstream.txn.planning import BatchLayout
-from midstream.txn.preparing import PreparedBatch, Room, prepare
+from midstream.txn.prepared_batch import PreparedBatch, Room, prepare
 from midstream.txn.program import Program
 from midstream.txn.strategies import Strategy
-from midstream.txn.strategies.running import run, run_serial
+from midstream.txn.strategies.execution import run, run_serial
 
 __all__ = ["Engine"]
 
 Array = npt.NDArray[Any]
 
 PILOT = 64
-"""One in so many transactions, and at least so many, run first, to see what one costs; later on, fewer are enough."""
+"""Pilot size: 1/64 of the batch (1/256 once a decision is known), at least 64 transactions; run serially."""
 
 REPEATS = 16
-"""After so many batches that were run like one before, have a look again."""
+"""Number of batches that may repeat the previous strategies before they are evaluated again."""
 
 
 class Engine:
     """Runs batches of one program; the result equals running the transactions one by one in timestamp order.
 
-    ``threads`` defaults to the machine's cores. It keeps nothing between batches but what transactions cost, how many
-    of them aborted and how they were run: tables come from a :class:`TableSource`, and what changed is in the result.
+    ``threads`` defaults to the number of cores. Between batches the engine keeps only the cost of transactions, their
+    abort ratio and the last decision. Tables come from a :class:`TableSource`, and the changes are in the result.
 
     >>> import pyarrow as pa
     >>> from midstream.txn import MemoryTables, Table, transaction
@@ -67,44 +67,44 @@ class Engine:
         self._rooms: list[Room] = []
         self._last: tuple[Shape, tuple[Strategy, ...]] | None = None
         self._repeated = 0
-        self._abort_ratio: float | None = None  # of the batch before
+        self._abort_ratio: float | None = None  # of the previous batch
         self._cost: float | None = None  # of a transaction, as last measured
-        self._call = float("inf")  # what calling a kernel takes by itself
+        self._call = float("inf")  # overhead of calling a kernel
 
     def execute(self, batch: Batch, source: TableSource, strategy: Strategy | None = None) -> Result:
-        """Run a batch by a strategy, or by the one that seems fastest; the result explains which and why."""
-        try:  # a batch has its room to itself, should somebody run several at the same time
+        """Run a batch with a strategy, or with the one estimated to be fastest; the result explains which and why."""
+        try:  # concurrent batches need buffers of their own
             room = self._rooms.pop()
         except IndexError:
             room = Room(self.program)
         ready = prepare(self.program, batch, source, room)
         if strategy is None:
-            explanation = self._adaptively(ready, ready.order)
+            explanation = self._run_adaptively(ready, ready.order)
         else:
             run(ready, self.machine, self.layout, ready.order, strategy, self.threads)
-            explanation = f"{strategy}, as asked for"
+            explanation = f"{strategy}, as requested"
         result = finish(ready, explanation)
         self._rooms.append(room)
         return result
 
-    def _adaptively(self, ready: PreparedBatch, members: Array) -> str:
-        """Run the first few one after the other, decide from what they cost, run the others."""
+    def _run_adaptively(self, ready: PreparedBatch, members: Array) -> str:
+        """Run a pilot serially, choose a strategy by its cost, run the rest."""
         if not len(members):
             return "nothing to run"
         if self._is_known_to_be_cheap(members):
             self._cost = self._timed(ready, members) / len(members)
             self._note_aborts(ready)
-            return f"serial for {len(members):,} transactions: {self._cost * 1e9:,.0f} ns each, too little to plan for"
+            return f"serial for {len(members):,} transactions: {self._cost * 1e9:,.0f} ns each, too cheap to plan"
         size = max(PILOT, len(members) // (PILOT if self._last is None else 4 * PILOT))
         pilot, second = members[:size], members[size : 2 * size]
-        if self._call == float("inf"):  # the first call compiles, and says nothing about the others
+        if self._call == float("inf"):  # the first call compiles, so its time means nothing
             self._timed(ready, pilot[:0])
         self._call = min(self._call, self._timed(ready, pilot[:0]))
         self._cost = max(self._timed(ready, pilot) - self._call, 0.0) / len(pilot)
-        if len(second):  # the smaller of two: whatever interrupted one of them is no property of the transactions
+        if len(second):  # the smaller of two, as one may have been interrupted
             self._cost = min(self._cost, max(self._timed(ready, second) - self._call, 0.0) / len(second))
         aborted = float(np.count_nonzero(ready.reasons[members[: 2 * size]])) / min(2 * size, len(members))
-        if self._abort_ratio is not None:  # a pilot is small, the batch before may have been another
+        if self._abort_ratio is not None:  # a pilot is small, and the previous batch may have been different
             aborted = (aborted + self._abort_ratio) / 2
         decision = self._decide(ready, members[2 * size :], self._cost, aborted)
         for group in decision.groups:
@@ -113,7 +113,7 @@ class Engine:
         return decision.text
 
     def _is_known_to_be_cheap(self, members: Array) -> bool:
-        """Whether planning cannot pay by far, going by the batch before; then a pilot does not either."""
+        """Whether, judging by the previous batch, planning is far from paying off; then a pilot does not pay either."""
         if self._cost is None or self.program.interpreted:
             return False
         price = self.calibration
@@ -121,7 +121,7 @@ class Engine:
         return len(members) * self._cost <= price.start + slots * (price.plan + price.join)
 
     def _timed(self, ready: PreparedBatch, members: Array) -> float:
-        """Seconds that this thread works on transactions; that others had the core for a while says nothing."""
+        """CPU seconds of this thread for these transactions; time in which others had the core does not count."""
         began = time.thread_time()
         run_serial(ready, self.machine, members)
         return time.thread_time() - began
@@ -133,7 +133,7 @@ class Engine:
         shape = Shape.of(ready, cost, abort_ratio)
         if self._last is not None and self._repeated < REPEATS and shape.is_like(self._last[0]):
             self._repeated += 1
-            return repeat(ready, self.layout, members, self._last[1], "much like the batch before")
+            return repeat(ready, self.layout, members, self._last[1], "similar to the previous batch")
         decision = decide(
             ready,
             self.layout,
@@ -148,7 +148,7 @@ class Engine:
 
 
 def finish(ready: PreparedBatch, explanation: str = "") -> Result:
-    """What became of a batch that has run; nothing of it lies in the room that the next batch uses."""
+    """The result of a batch that has run; it shares no memory with the buffers that the next batch uses."""
     program = ready.program
     return Result(
         committed=ready.reasons == 0,
@@ -173,7 +173,7 @@ def _changes(ready: PreparedBatch) -> dict[str, TableChange]:
 
 
 def _versions(ready: PreparedBatch) -> dict[str, Versions]:
-    """The entries of the logs that this batch made: those that hang on a key, in order."""
+    """The log entries of this batch: those that are linked to a key, in order."""
     versions = {}
     for number, log in ready.logs.items():
         key_of = _linked(log.head, log.older, log.base)
@@ -189,7 +189,7 @@ def _versions(ready: PreparedBatch) -> dict[str, Versions]:
 
 @compiled
 def _linked(head: Any, older: Any, base: int) -> Any:
-    """By entry of a log: the key on whose list it is, if it was made since ``base``, else -1."""
+    """For each log entry: the key whose list it is on, if it was added since ``base``, else -1."""
     key_of = np.full(len(older), -1, np.int64)
     for key in range(len(head)):
         entry = head[key]

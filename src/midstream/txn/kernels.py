@@ -1,7 +1,7 @@
-"""What compiled code is made of: how it is compiled, arithmetic with defined edges, hash maps, logs, atomics.
+"""Building blocks of compiled code: compiler options, arithmetic with defined edge cases, hash maps, logs, atomics.
 
-Threads of the engine are ordinary Python threads inside kernels that hold no lock of Python (``nogil``), rather than
-numba's own: those do not survive the fork with which Spark starts its Python workers.
+The engine's threads are ordinary Python threads inside kernels that release the GIL (``nogil``). numba's own threads do
+not survive the fork with which Spark starts its Python workers.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ __all__ = ["OPTIONS", "compiled", "fetch_add", "load_acquire", "pause", "store_r
 F = TypeVar("F", bound=Callable[..., Any])
 
 intrinsic: Callable[[Callable[..., Any]], Callable[..., Any]] = (
-    _intrinsic  # its own types describe the decorated, not the made
+    _intrinsic  # its type hints describe the decorated function, not the result
 )
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-"""Division by zero gives what numpy gives; other threads run meanwhile."""
+"""Division by zero has numpy's results; other threads can run at the same time."""
 
 SMALLEST = -(2**63)
 LARGEST = 2**63 - 1
 
 
 def compiled(function: F) -> F:
-    """Compile a function when it is first called, and keep the result on disk."""
+    """Compile a function on its first call, and cache the result on disk."""
     result: F = numba.njit(cache=True, **OPTIONS)(function)
     return result
 
 
-# ── arithmetic whose edges are defined: see expressions.py ────────────────────────────────────────────────────────
+# ── arithmetic with defined edge cases: see expressions.py ────────────────────────────────────────────────────────
 
 
 @compiled
 def floordiv(a: int, b: int) -> int:
-    """``a // b``; by zero 0. The division of -2**63 by -1, which traps on most processors, wraps around."""
+    """``a // b``; 0 if ``b`` is zero. -2**63 // -1, which traps on most processors, wraps around."""
     if b == 0:
         return a * 0
     if b == -1:
@@ -56,7 +56,7 @@ def floordiv(a: int, b: int) -> int:
 
 @compiled
 def modulo(a: int, b: int) -> int:
-    """``a % b``; by zero 0."""
+    """``a % b``; 0 if ``b`` is zero."""
     if b == 0 or b == -1:
         return a * 0
     return a % b
@@ -64,7 +64,7 @@ def modulo(a: int, b: int) -> int:
 
 @compiled
 def floor(a: float) -> int:
-    """The whole number at or below ``a``."""
+    """The largest whole number that is not above ``a``."""
     if a != a:
         return 0
     if a >= 9223372036854775808.0:
@@ -75,12 +75,12 @@ def floor(a: float) -> int:
     return whole - 1 if whole > a else whole
 
 
-# ── keys that are only known while running: an open hash map from key to id ───────────────────────────────────────
+# ── keys that are computed at run time: an open hash map from key to id ───────────────────────────────────────────
 
 
 @compiled
 def scramble(key: int) -> int:
-    """Spread the bits of a key, so that neighbours do not collide."""
+    """Scramble the bits of a key, so that neighbouring keys do not collide."""
     x = np.uint64(key)
     x ^= x >> np.uint64(32)
     x *= np.uint64(0x9E3779B97F4A7C15)
@@ -90,9 +90,9 @@ def scramble(key: int) -> int:
 
 @compiled
 def find_or_add(key: int, direct: Any, slots: Any, ids: Any, keys: Any, count: Any) -> int:
-    """The id of a key; a new key gets the next one. ``keys`` lists them by id, ``count[0]`` says how many there are.
+    """The id of a key; a new key gets the next id. ``keys`` lists keys by id, ``count[0]`` is their number.
 
-    Small keys have their id in ``direct``, at their own place; the others are in the hash map ``slots`` and ``ids``.
+    The ids of small keys are in ``direct``, indexed by key; the others are in the hash map ``slots`` and ``ids``.
     """
     new = count[0]
     if 0 <= key < len(direct):
@@ -115,7 +115,7 @@ def find_or_add(key: int, direct: Any, slots: Any, ids: Any, keys: Any, count: A
 
 @compiled
 def ends(column: Any, rows: Any, begin: int) -> Any:
-    """The smallest and the largest key in some rows of a column, from one of these on."""
+    """The smallest and the largest key in some rows of a column, starting with the row at ``begin``."""
     low = high = column[rows[begin]]
     for y in range(begin, len(rows)):
         low = min(low, column[rows[y]])
@@ -137,11 +137,11 @@ def number_keys(
     keys: Any,
     count: Any,
 ) -> int:
-    """Ids of the keys in some rows of a column, as :func:`find_or_add` gives them.
+    """The ids of the keys in some rows of a column, as :func:`find_or_add` assigns them.
 
-    That of row x goes to ``found[x * width + slot]``. Gives the place in ``rows`` at which there was no room for a new
-    key, where it can go on when there is, or the number of rows. It lies in this file, because numba notices changes
-    only of the file in which a function is.
+    The id of row x goes to ``found[x * width + slot]``. Returns the number of rows, or the place in ``rows`` where
+    there was no room for a new key; the caller makes room and continues there. It is in this file, because numba only
+    notices changes in the file of the function itself.
     """
     small, room = np.uint64(len(direct)), len(keys)
     mask = len(slots) - 1
@@ -154,7 +154,8 @@ def number_keys(
             return y
         small_key = np.uint64(key)
         if small_key < small:
-            # No branch on whether the key is new: who could foresee that? All bits of ``fresh`` are set if it is.
+            # No branch on whether the key is new, since it could not be predicted. All bits of ``fresh`` are set if it
+            # is.
             number = np.int64(direct[small_key])
             fresh = number >> 63
             number = (number & ~fresh) | (new & fresh)
@@ -167,7 +168,7 @@ def number_keys(
                 at = (at + 1) & mask
             number = np.int64(ids[at])
             if number < 0:
-                if 2 * new >= mask:  # a full map would be searched for ever
+                if 2 * new >= mask:  # searching a full map would never end
                     count[0] = new
                     return y
                 slots[at] = key
@@ -181,7 +182,7 @@ def number_keys(
 
 @compiled
 def look_up(keys: Any, direct: Any, found: Any) -> bool:
-    """Ids of keys that are all small and known; False if they are not, and nothing is said about their ids then."""
+    """The ids of keys if all of them are small and known; otherwise False, and ``found`` is undefined."""
     small = np.uint64(len(direct))
     any_bits = np.int32(0)
     for x in range(len(keys)):
@@ -196,9 +197,9 @@ def look_up(keys: Any, direct: Any, found: Any) -> bool:
 
 @compiled
 def measure_from(column: Any, rows: Any, low: int, width: int, slot: int, found: Any, seen: Any) -> bool:
-    """How far the keys in some rows of a column are from ``low``; False as soon as one is not within ``seen``.
+    """The distance of the keys in some rows of a column from ``low``; False as soon as one is not within ``seen``.
 
-    That of row x goes to ``found[x * width + slot]``, and is marked in ``seen``.
+    The distance of row x goes to ``found[x * width + slot]``, and is marked in ``seen``.
     """
     size = np.uint64(len(seen))
     for y in range(np.uint64(len(rows))):
@@ -213,7 +214,7 @@ def measure_from(column: Any, rows: Any, low: int, width: int, slot: int, found:
 
 @compiled
 def rows_of(kinds: Any, kind: int) -> Any:
-    """Where something is of a kind."""
+    """The rows of one kind."""
     rows = np.empty(len(kinds), np.int64)
     count = 0
     for x in range(len(kinds)):
@@ -222,14 +223,14 @@ def rows_of(kinds: Any, kind: int) -> Any:
     return rows[:count]
 
 
-# ── the log of a table that windows look at: for each key, what was written to it, newest first ───────────────────
+# ── the log of a table that windows read: for each key, the writes to it, newest first ────────────────────────────
 
 
 @compiled
 def log_entry(
     key: int, i: int, at: int, base: int, stride: int, timestamp: int, head: Any, older: Any, times: Any, newest: Any
 ) -> int:
-    """Where transaction ``i`` notes its write: at ``at``, or, if it wrote the key before, there again."""
+    """The entry for a write of transaction ``i``: the one at ``at``, or that of its earlier write to the same key."""
     last = head[key]
     if last >= base and (last - base) // stride == i:
         return int(last)
@@ -242,7 +243,7 @@ def log_entry(
 
 @compiled
 def window_total(at: int, low: int, high: int, older: Any, times: Any, newest: Any, values: Any, zero: Any) -> Any:
-    """Sum of the values with ``low < time <= high`` and their number."""
+    """Sum and number of the values with ``low < time <= high``."""
     total = zero
     count = 0
     while at >= 0 and newest[at] > low:
@@ -287,7 +288,7 @@ def versioned_window_total(
     values: Any,
     zero: Any,
 ) -> Any:
-    """:func:`window_total`, where the newest values are versions of transactions that are not settled yet."""
+    """:func:`window_total` when the newest values are versions of transactions that are not settled yet."""
     total = zero
     count = 0
     while version >= 0 and clock[owners[version]] > low:
@@ -321,7 +322,7 @@ def versioned_window_best(
     largest: bool,
     default: Any,
 ) -> Any:
-    """:func:`window_best`, where the newest values are versions of transactions that are not settled yet."""
+    """:func:`window_best` when the newest values are versions of transactions that are not settled yet."""
     best = default
     empty = True
     while version >= 0 and clock[owners[version]] > low:
@@ -352,7 +353,7 @@ def _pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic
 def fetch_add(typing: Any, array: Any, index: Any, value: Any) -> Any:
-    """Add to an element of an array of 64-bit numbers, and give what it was before, as one step."""
+    """Atomically add to an element of an array of 64-bit numbers; return its previous value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _pointer(context, builder, signature, args), args[2], "seq_cst")
@@ -362,7 +363,7 @@ def fetch_add(typing: Any, array: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def load_acquire(typing: Any, array: Any, index: Any) -> Any:
-    """Read an element that another thread writes with :func:`store_release`; what it wrote before is visible then."""
+    """Read an element that another thread writes with :func:`store_release`; its earlier writes are visible, too."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_pointer(context, builder, signature, args), "acquire", 8)
@@ -384,12 +385,12 @@ def store_release(typing: Any, array: Any, index: Any, value: Any) -> Any:
 _give_way = types.ExternalFunction("sched_yield", types.int32())
 
 SPINS = 2000
-"""How often to look before the core is offered to others: a few microseconds."""
+"""Number of spins before the core is yielded to others: a few microseconds."""
 
 
 @compiled
 def pause(spins: int) -> int:
-    """One turn of waiting for another thread; gives the number of turns so far."""
+    """Wait a moment for another thread; return the number of spins so far."""
     if spins >= SPINS:
         _give_way()
         return 0

@@ -1,7 +1,7 @@
-"""From key columns to small numbers, the ids that a table's keys have within a batch.
+"""Maps keys to small numbers: the ids that a table's keys have within a batch.
 
-They are 0, 1, 2, … in the order of first sight; or, where keys lie close together, their distance from the smallest,
-for which nothing has to be remembered on the way.
+Ids are 0, 1, 2, … in order of first occurrence. If keys are close together, the id is the distance from the smallest
+key, which needs no map.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ Ids = npt.NDArray[np.int64]
 
 SMALLEST_MAP = 16
 DENSE = 4
-"""Keys are dense when the largest is below this many times their number."""
+"""Keys are dense if the largest is below this multiple of their number."""
 WASTE = 64
-"""A map with so many times the places that it needed is made anew rather than cleared."""
+"""A map with more than this multiple of the slots that it needed is recreated instead of cleared."""
 
 _places = np.arange(1024)
 
 
 def places(size: int) -> Ids:
-    """The numbers 0, 1, 2, …: not to be changed."""
+    """The numbers 0, 1, 2, …; the caller must not change them."""
     global _places
-    found = _places  # another thread may replace it meanwhile
+    found = _places  # another thread may replace it at any time
     if size > len(found):
         _places = found = np.arange(size * 2)
     return found[:size]
 
 
 class IntKeys:
-    """Whole numbers and their ids; grows with what is added.
+    """Maps whole numbers to ids; grows as keys are added.
 
     >>> known = IntKeys()
     >>> known.add(np.array([70, 50, 70])).tolist(), known.add(np.array([50, 60])).tolist(), known.values().tolist()
@@ -76,7 +76,7 @@ class IntKeys:
         return self.keys[ids]
 
     def clear(self) -> None:
-        """Forget all keys, and keep the room: the next batch has about as many."""
+        """Remove all keys, but keep the capacity: the next batch probably has about as many."""
         if len(self.direct) + len(self.ids) > WASTE * (len(self) + SMALLEST_MAP):
             self._start()
             return
@@ -85,14 +85,14 @@ class IntKeys:
         self.count[0] = 0
 
     def reserve(self, more: int) -> None:
-        """Make room for that many new keys, whatever they are."""
+        """Make room for ``more`` new keys, whatever they are."""
         room = len(self) + more
         self._hold(room)
         if room * 2 >= len(self.slots):
             self._rebuild(self.direct, room)
 
     def add(self, keys: Any) -> Ids:
-        """Ids of keys, new ones included."""
+        """The ids of keys; new keys are added."""
         keys = np.ascontiguousarray(keys, dtype=np.int64)
         found = np.empty(len(keys), np.int64)
         if not look_up(keys, self.direct, found):
@@ -100,7 +100,7 @@ class IntKeys:
         return found
 
     def add_into(self, column: Any, rows: Any, width: int, slot: int, found: Any) -> None:
-        """:meth:`add` some rows of a column; the id of row x goes to ``found[x * width + slot]``."""
+        """Like :meth:`add` for some rows of a column; the id of row x goes to ``found[x * width + slot]``."""
         done = 0
         while (done := number_keys(column, rows, done, width, slot, found, *self.parts)) < len(rows):
             self._make_room(column, rows, done)
@@ -112,16 +112,16 @@ class IntKeys:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """What compiled code looks keys up in, and adds them to."""
+        """The arrays in which compiled code looks up and adds keys."""
         return self.direct, self.slots, self.ids, self.keys, self.count
 
     def _make_room(self, column: Any, rows: Any, done: int) -> None:
-        """There is none for the key in one of the rows."""
+        """Make room for the key of one of the rows."""
         low, high = ends(column, rows, done)
         most = len(self) + len(rows) - done
         self._hold(most)
         if low >= 0 and len(self.direct) <= high < DENSE * most:
-            # Keys that are as good as dense need no hashing, which is most of the time that mapping takes.
+            # Nearly dense keys need no hashing, which is most of the cost of mapping.
             self._rebuild(np.empty(min(int(high) * 2, DENSE * most) + 1, np.int32), 0)
         elif not 0 <= column[rows[done]] < len(self.direct) and 2 * len(self) + 2 >= len(self.slots):
             self._rebuild(self.direct, 2 * len(self))
@@ -142,11 +142,11 @@ class IntKeys:
 
 
 SLACK = 8
-"""Room for keys beside those that were seen: one in so many, on each side."""
+"""Extra room on each side of the keys seen, as a fraction (1/n) of their range."""
 
 
 class NearKeys:
-    """Whole numbers that lie close together; those that are too far away are not taken.
+    """Maps whole numbers that are close together to ids; keys that are too far away are refused.
 
     >>> known = NearKeys(50, 21)
     >>> found = np.empty(3, np.int64)
@@ -163,7 +163,7 @@ class NearKeys:
 
     @staticmethod
     def around(keys: Ids, most: int) -> NearKeys | None:
-        """For keys like these; None if that would take more than so many ids.
+        """A map for keys like these; None if it would need ``most`` ids or more.
 
         >>> NearKeys.around(np.array([3, 18]), 20), len(NearKeys.around(np.array([3, 18]), 21))
         (None, 20)
@@ -179,7 +179,7 @@ class NearKeys:
         return len(self.seen)
 
     def values(self) -> Any:
-        """The keys that were seen, ascending."""
+        """The keys seen, ascending."""
         return self.named(self.used())
 
     def used(self) -> Ids:
@@ -193,18 +193,20 @@ class NearKeys:
         return ids + self.low
 
     def clear(self) -> None:
-        """Forget all keys."""
+        """Remove all keys."""
         self.seen.fill(False)
         self._used = None
 
     def add_into(self, column: Any, rows: Any, width: int, slot: int, found: Any) -> bool:
-        """Take some rows of a column: the id of row x goes to ``found[x * width + slot]``. False if one is too far."""
+        """Map some rows of a column: the id of row x goes to ``found[x * width + slot]``. False if a key is too far
+        away.
+        """
         self._used = None
         return bool(measure_from(column, rows, self.low, width, slot, found, self.seen))
 
 
 class TextKeys:
-    """Strings and their ids.
+    """Maps strings to ids.
 
     >>> known = TextKeys()
     >>> known.add(pa.array(["b", "a", "b"])).tolist(), known.values().to_pylist()
@@ -212,7 +214,7 @@ class TextKeys:
     """
 
     def __init__(self) -> None:
-        self._first = pa.array([], pa.string())  # what was added first; known to Python only when more is asked for
+        self._first = pa.array([], pa.string())  # the first keys added; converted to Python only when needed
         self._ids: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -231,15 +233,17 @@ class TextKeys:
         return self.values().take(pa.array(ids))
 
     def clear(self) -> None:
-        """Forget all keys."""
+        """Remove all keys."""
         self._first = self._first[:0]
         self._ids = {}
 
     def reserve(self, more: int) -> None:
-        """Dictionaries grow by themselves."""
+        """Nothing to do: dictionaries grow by themselves."""
 
     def add(self, keys: Any) -> Ids:
-        """Ids of keys, new ones included. Arrow finds the distinct ones; Python sees them after the first time only."""
+        """The ids of keys; new keys are added. Arrow finds the distinct keys; Python handles them from the second call
+        on.
+        """
         if isinstance(keys, pa.ChunkedArray):
             keys = keys.combine_chunks()
         encoded = keys.cast(pa.string()).dictionary_encode()
@@ -267,7 +271,7 @@ Keys = IntKeys | NearKeys | TextKeys
 
 
 def keys_for(kind: str) -> IntKeys | TextKeys:
-    """An empty mapping for keys of that kind."""
+    """An empty map for keys of a kind."""
     return IntKeys() if kind == "bigint" else TextKeys()
 
 

@@ -1,4 +1,4 @@
-"""Dependencies between operations that work on versions, and chains of them: the finer half of planning."""
+"""Dependencies between operations on versions, and chains of operations: the finer-grained half of planning."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from midstream.txn.dependencies import BatchLayout, Units, offsets_of
 from midstream.txn.kernels import compiled
-from midstream.txn.planning import BatchLayout, Units, offsets_of
-from midstream.txn.preparing import PreparedBatch
-from midstream.txn.sorting import sorted_by
+from midstream.txn.prepared_batch import PreparedBatch
+from midstream.txn.sort import sorted_by
 
 __all__ = ["Operations", "chains", "operations"]
 
@@ -22,10 +22,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Operations:
-    """The operations of some transactions: units of one operation each, and where versions come from.
+    """The operations of some transactions: units of one operation each, and the origins of versions.
 
-    ``origins`` is by key slot: the operation that wrote the value before the transaction, -1 for the table's own.
-    ``older`` is by operation: the write before it to the same key.
+    ``origins`` is by key slot: the operation that wrote the value before the transaction, or -1 for the table's own
+    value. ``older`` is by operation: the previous write to the same key.
     """
 
     units: Units
@@ -38,7 +38,9 @@ class Operations:
 
 
 def operations(batch: PreparedBatch, layout: BatchLayout, members: Array, *, waiting: bool) -> Operations:
-    """Operations and their dependencies; ``waiting`` for the checks of their transaction, if aborts are eager."""
+    """Operations and their dependencies; if ``waiting`` (eager aborts), writes wait for the checks of their
+    transaction.
+    """
     offsets, total = offsets_of(batch)
     lengths = layout.steps[batch.kinds]
     starts = np.cumsum(lengths) - lengths
@@ -148,9 +150,9 @@ def _plan_operations(
 
 
 def chains(found: Operations) -> tuple[Units, bool]:
-    """All operations on one key as one unit, in order. Chains that wait for each other in a circle become one unit.
+    """All operations on one key as one unit, in order. Chains that wait for each other in a cycle become one unit.
 
-    Says also whether there was such a circle.
+    Also returns whether there was such a cycle.
     """
     units = found.units
     label, count, cyclic = _label_chains(found.key_of, units.before, units.needed, found.keys)
@@ -161,7 +163,7 @@ def chains(found: Operations) -> tuple[Units, bool]:
 
 @compiled
 def _label_chains(key_of: Any, before: Any, needed: Any, keys: int) -> Any:
-    """Strongly connected components of the chains (Tarjan, without recursion), numbered so that needs come first."""
+    """Strongly connected components of the chains (Tarjan, without recursion), numbered in dependency order."""
     size = len(key_of)
     degree = np.zeros(keys + 1, np.int64)
     for unit in range(size):
@@ -231,7 +233,7 @@ def _label_chains(key_of: Any, before: Any, needed: Any, keys: int) -> Any:
 
 @compiled
 def _join(starts: Any, order: Any, label: Any, before: Any, needed: Any) -> Any:
-    """Dependencies between groups, each once per pair of neighbours in the list."""
+    """Dependencies between groups; repeated neighbours in the list are dropped."""
     count = len(starts) - 1
     joined = np.zeros(count + 1, np.int64)
     edges = np.empty(len(needed), np.int64)

@@ -1,4 +1,4 @@
-"""The transaction types of one stream, seen together: their tables, columns and operations under common numbers."""
+"""The transaction types of one stream together: their tables, columns and operations, numbered across types."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from midstream.flow.transactions.agreement import require_agreement, returned_by
 from midstream.flow.transactions.expressions import TransactionType, is_access
 from midstream.flow.transactions.tables import Kind, Table
 
-__all__ = ["Operation", "Program"]
+__all__ = ["Program", "TableOperation"]
 
 READS, WRITES, LATE = 1, 2, 4
-"""What a transaction does with a key slot, as bits."""
+"""How a transaction uses a key slot, as bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class TableOperation:
     """A vertex of the dependency graph: a condition to check, or a new value of a key.
 
-    ``nodes`` are what it computes, ``reads`` the key slots whose values it needs, ``slot`` the one it writes (-1 for a
-    check), ``require`` the number of the condition (-1 for a write).
+    ``nodes`` are the values it computes, ``reads`` the key slots whose values it needs, ``slot`` the one it writes (-1
+    for a check), ``require`` the number of the condition (-1 for a write).
     """
 
     nodes: tuple[int, ...]
@@ -31,19 +31,19 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """Transaction types that run together. A batch says for each event which of them it triggers, by number."""
+    """Transaction types that run together. A batch has, for each event, the number of the type it triggers."""
 
     types: tuple[TransactionType, ...]
 
     @staticmethod
     def of(*types: TransactionType) -> Program:
-        """Check that the types fit together."""
+        """A program of these types; refuses types that do not fit together."""
         require_agreement(types)
         return Program(types)
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
-        """All tables, in the order in which the types name them."""
+        """All tables, in the order in which the types refer to them."""
         return tables_of(self.types)
 
     @cached_property
@@ -54,9 +54,9 @@ class Program:
 
     @cached_property
     def places(self) -> tuple[tuple[tuple[int, int, tuple[int, ...]], ...], ...]:
-        """For each table, where keys are that are known beforehand: key slot, node of the key, and the types.
+        """For each table, the sources of keys that are known in advance: key slot, node of the key, and types.
 
-        Types whose key in that slot is the same column of the event go together; otherwise each goes by itself.
+        Types whose key in that slot is the same column of the event are grouped; any other type is on its own.
         """
         found: list[dict[tuple[int, str | int], tuple[int, int, tuple[int, ...]]]] = [{} for _ in self.tables]
         for number, kind in enumerate(self.types):
@@ -82,14 +82,14 @@ class Program:
 
     @cached_property
     def interpreted(self) -> bool:
-        """Whether a Python function or object takes part."""
+        """Whether the program uses a Python function or object."""
         return any(kind.interpreted for kind in self.types) or any(
             column.kind == "object" for table in self.tables for column in table.columns
         )
 
     @cached_property
     def late_tables(self) -> frozenset[int]:
-        """Tables with keys that are only known while running."""
+        """Tables with keys that are computed at run time."""
         return frozenset(
             self.table_numbers[number][position]
             for number, kind in enumerate(self.types)
@@ -99,23 +99,23 @@ class Program:
 
     @cached_property
     def windowed_tables(self) -> frozenset[int]:
-        """Tables that some window looks at."""
+        """Tables that a window reads."""
         return frozenset(
             self.table_numbers[number][window.slot] for number, kind in enumerate(self.types) for window in kind.windows
         )
 
     @cached_property
     def flags(self) -> tuple[tuple[int, ...], ...]:
-        """For each type and key slot, what is done with it: bits of READS, WRITES and LATE."""
+        """For each type and key slot, its use: bits of READS, WRITES and LATE."""
         return tuple(_flags(kind) for kind in self.types)
 
     @cached_property
-    def operations(self) -> tuple[tuple[Operation, ...], ...]:
-        """For each type its operations: checks first, so that a transaction's order is also one of dependencies."""
+    def operations(self) -> tuple[tuple[TableOperation, ...], ...]:
+        """The operations of each type; checks first, so that the order also satisfies the dependencies."""
         return tuple(_operations(kind) for kind in self.types)
 
-    def calls(self, number: int, operation: Operation) -> int:
-        """How many functions of the user's an operation of a type calls."""
+    def calls(self, number: int, operation: TableOperation) -> int:
+        """The number of user functions that an operation of a type calls."""
         nodes = self.types[number].nodes
         found: set[int] = set()
         waiting = list(operation.nodes)
@@ -128,7 +128,7 @@ class Program:
 
     @cached_property
     def stride(self) -> dict[int, int]:
-        """For each table, the most keys of it that one transaction writes."""
+        """For each table, the maximum number of its keys that one transaction writes."""
         return {
             table: max(
                 sum(
@@ -152,14 +152,14 @@ def _flags(kind: TransactionType) -> tuple[int, ...]:
     return tuple(flags)
 
 
-def _operations(kind: TransactionType) -> tuple[Operation, ...]:
+def _operations(kind: TransactionType) -> tuple[TableOperation, ...]:
     checks = [
-        Operation((require.condition,), _reads(kind, (require.condition,)), require=number)
+        TableOperation((require.condition,), _reads(kind, (require.condition,)), require=number)
         for number, require in enumerate(kind.requires)
     ]
-    last = {write.slot: write for write in kind.writes}  # a key written twice keeps the last value
+    last = {write.slot: write for write in kind.writes}  # the last write to a key wins
     writes = [
-        Operation(write.values, _reads(kind, write.values), slot=write.slot)
+        TableOperation(write.values, _reads(kind, write.values), slot=write.slot)
         for write in kind.writes
         if last[write.slot] is write
     ]

@@ -1,4 +1,4 @@
-"""What a batch is like, measured: the figures that the choice of a strategy rests on."""
+"""Measured properties of a batch, on which the choice of a strategy is based."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from midstream.txn.dependencies import BatchLayout, Units, offsets_of
 from midstream.txn.kernels import compiled
-from midstream.txn.planning import BatchLayout, Units, offsets_of
-from midstream.txn.preparing import PreparedBatch
+from midstream.txn.prepared_batch import PreparedBatch
 
 __all__ = ["Properties", "measure"]
 
@@ -19,23 +19,23 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Properties:
-    """Of a batch, or of a group in it. Times are in seconds."""
+    """Properties of a batch, or of a group in it. Times are in seconds."""
 
     transactions: int
     operations: int
-    cost: float  # of one transaction, by itself
+    cost: float  # of one transaction alone
     abort_ratio: float
-    temporal: int  # accesses that wait for an earlier one to the same key
+    temporal: int  # accesses that wait for an earlier access to the same key
     parametric: int  # values from other keys that an operation waits for
     logical: int  # operations beyond the first of their transaction
     skew: float  # accesses to the most popular key, as a multiple of the average
-    depth: int  # strata of whole transactions
+    depth: int  # number of strata of whole transactions
 
 
 def measure(
     batch: PreparedBatch, layout: BatchLayout, members: Array, units: Units, *, cost: float, abort_ratio: float
 ) -> Properties:
-    """Measure some transactions, whose whole-transaction units are known."""
+    """Measure some transactions, given their whole-transaction units."""
     offsets, total = offsets_of(batch)
     temporal, parametric, busiest, keys, accesses = _count(
         members, batch.kinds, batch.bases, batch.keys, layout.slots, layout.flags, layout.table, layout.steps,

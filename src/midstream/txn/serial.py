@@ -1,7 +1,7 @@
-"""Transactions one after the other, one event at a time, on dictionaries: what every other way must equal.
+"""Runs transactions serially, one event at a time, on dictionaries: the reference for every other way to run them.
 
-Nothing here is shared with the engine but the traced form of a transaction: this is the oracle of its tests, so a
-mistake must not be able to hide in both. It is written to be read, not to be fast.
+It shares nothing with the engine but the traced form of a transaction. It is the oracle of the engine's tests, so a
+mistake must not be able to hide in both. It is written for clarity, not for speed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Value = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class TransactionOutcome:
-    """What became of one event: committed with returned columns, or aborted for a reason."""
+    """The outcome of one event: committed with returned columns, or aborted for a reason."""
 
     committed: bool
     reason: str | None = None
@@ -29,13 +29,13 @@ class TransactionOutcome:
 
 @dataclass
 class SerialTables:
-    """Tables as dictionaries, and per key all that was ever written to it, with the time."""
+    """Tables as dictionaries, and for each key all writes ever, with their times."""
 
     values: dict[str, dict[Hashable, Value]] = field(default_factory=dict)
     written: dict[str, dict[Hashable, list[tuple[int, Value]]]] = field(default_factory=dict)
 
     def commit(self, table: str, key: Hashable, value: Value, timestamp: int) -> None:
-        """One committed write."""
+        """Commit one write."""
         self.values.setdefault(table, {})[key] = value
         self.written.setdefault(table, {}).setdefault(key, []).append((timestamp, value))
 
@@ -45,7 +45,7 @@ def run_serially(
     events: Iterable[tuple[int, int, Mapping[str, Any]]],
     tables: SerialTables,
 ) -> list[TransactionOutcome]:
-    """Run a batch of (timestamp, number of the transaction's type, columns); outcomes in the order of arrival.
+    """Run a batch of (timestamp, number of the transaction's type, columns); return outcomes in order of arrival.
 
     >>> from midstream.txn import Table, transaction
     >>> accounts = Table("accounts", key="string", value="double", default=0.0)
@@ -70,7 +70,7 @@ def run_serially(
 
 
 class _SerialRun:
-    """One transaction on its way."""
+    """One transaction while it runs."""
 
     def __init__(self, kind: TransactionType, timestamp: int, row: Mapping[str, Any], tables: SerialTables) -> None:
         self.kind, self.timestamp, self.row, self.tables = kind, timestamp, row, tables
@@ -156,7 +156,7 @@ def _total(values: list[Any], whole: bool) -> Any:
 
 
 def _wrapped(value: int) -> int:
-    """The 64 bits that are left of a whole number."""
+    """A whole number reduced to 64 bits."""
     return (value + 2**63) % 2**64 - 2**63
 
 

@@ -1,1 +1,1 @@
-"""What can be done to the tasks of a run while they run. Each operation is one module."""
+"""What can be done to the tasks of a run while they run: the protocol, and one module for each operation."""

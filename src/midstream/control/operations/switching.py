@@ -3,7 +3,7 @@
 The rule that makes replays safe: for each partition of a stage that hosts heads there is one switch point, fixed once.
 All attempts of the partition switch there, or none does. A point is fixed
 
-* at a position, when the only attempt there is asks to switch (:meth:`ChangeInRun.apply`);
+* at a position, when the only attempt there is asks to switch (:meth:`Switching.apply`);
 * at the beginning, when the first attempt starts after the change began;
 * nowhere, when an attempt has taken all of its input under the old revision, or a second one starts while the first may
   be anywhere.
@@ -19,42 +19,42 @@ when the first attempt of a stage starts, the stage before has finished, and com
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+
+import msgspec
 
 from midstream.control.messages import (
+    Accepted,
     ChangeBegun,
+    ChangeNoted,
+    Commit,
+    Event,
+    Exhausted,
+    GiveUpRun,
+    Instruction,
+    OperationMessage,
+    Reached,
+    Send,
     StageChange,
+    Stay,
+    Switch,
     SwitchPoint,
+    SwitchRequested,
+    TaskFailed,
+    TaskFinished,
     TaskId,
+    TaskOrder,
 )
-from midstream.ids import InputPosition, PartitionId, StageIndex
+from midstream.control.run_book import Attempts, Place
+from midstream.ids import InputPosition, StageIndex
 
-Place = tuple[StageIndex, PartitionId]
-"""A partition of a stage: what attempts have in common."""
-
-
-@dataclass
-class Attempts:
-    """The attempts of a run, by place: those that started, and the places of which one has finished."""
-
-    started: dict[Place, set[TaskId]] = field(default_factory=dict)
-    over: set[TaskId] = field(default_factory=set)
-    """Finished or failed. One that was killed is not among them: nobody said so."""
-    finished: set[Place] = field(default_factory=set)
-
-    def alive(self, place: Place) -> set[TaskId]:
-        """Attempts that may still be running."""
-        return self.started.get(place, set()) - self.over
-
-    def places(self, stage: StageIndex) -> list[Place]:
-        """The places of a stage at which an attempt has started."""
-        return sorted(place for place in self.started if place[0] == stage)
+__all__ = ["Switching"]
 
 
-class ChangeInRun:
-    """What is known of the change in this run."""
+class Switching:
+    """An :class:`~midstream.control.operations.operation.Operation`: a change takes effect within a run."""
 
-    def __init__(self, begun: ChangeBegun, attempts: Attempts, partitions: int) -> None:
+    def __init__(self, begun: ChangeBegun, attempts: Attempts, partitions: Mapping[StageIndex, int]) -> None:
         self.begun = begun
         self._attempts = attempts
         self._partitions = partitions
@@ -89,11 +89,72 @@ class ChangeInRun:
         """The change as a task of this stage must know it."""
         return StageChange(self.begun.revision, self.begun.programs[stage], self.begun.heads.get(stage, ()))
 
-    def start(self, place: Place, *, is_first: bool) -> InputPosition | None:
+    # ── what happens in the run ───────────────────────────────────────────────────────────────────────────────────
+
+    def on_begun(self, listening: Mapping[TaskId, bytes]) -> list[Instruction]:
+        """Tell the running tasks."""
+        told: list[Instruction] = [
+            Send(listening[task], Switch(task, change)) for task, change in self.to_tell() if task in listening
+        ]
+        return [*told, self._noted(None, f"told {len(told)} running task(s)")]
+
+    def excludes(self, event: Event) -> str | None:
+        """One change at a time."""
+        if not isinstance(event, ChangeBegun):
+            return None
+        return f"the change to revision {self.begun.revision} is in progress"
+
+    def on_task_started(self, task: TaskId, assignment: TaskOrder) -> TaskOrder:
+        """Say whether the attempt knows of the change, and where it switches."""
+        place = (task.stage, task.partition)
+        switch_at = self.start(place)
+        return msgspec.structs.replace(
+            assignment,
+            change=self.stage_change(task.stage) if self.is_known_at(place) else None,
+            switch_at=switch_at,
+            live=(*assignment.live, *self.begun.live),
+        )
+
+    def on_message(self, peer: bytes, message: OperationMessage) -> list[Instruction] | None:
+        """A task asks to switch, or tells how far the change has come in it."""
+        if message.revision != self.begun.revision:
+            return None
+        task = message.task
+        place = (task.stage, task.partition)
+        match message:
+            case SwitchRequested(position=position):
+                if not self.apply(place, position):
+                    return [Send(peer, Stay())]
+                return [Send(peer, Accepted()), self._noted(task, "switched", self.begun.heads.get(task.stage, ()))]
+            case Reached(operators=operators):
+                self.reach(place)
+                return [self._noted(task, "reached", operators)]
+            case Exhausted():
+                self.exhaust(place)
+                return [self._noted(task, "has no rows left")]
+
+    def on_task_ended(self, report: TaskFinished | TaskFailed) -> list[Instruction]:
+        """A failure under the new revision is the change's: there is no use in letting Spark retry the task."""
+        task = report.task
+        if isinstance(report, TaskFailed):
+            return [GiveUpRun(task.epoch, task.run)] if report.revision == self.begun.revision else []
+        self.finish((task.stage, task.partition))
+        return [self._noted(task, "finished")]
+
+    def on_run_over(self, commit: Commit) -> Commit:
+        """The next epoch begins under the new revision."""
+        return msgspec.structs.replace(commit, revision=self.begun.revision, switches=self.points)
+
+    def _noted(self, task: TaskId | None, what: str, operators: tuple[str, ...] = ()) -> ChangeNoted:
+        return ChangeNoted(self.begun.revision, task, what, operators, self.in_effect)
+
+    # ── the rule ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, place: Place) -> InputPosition | None:
         """Where an attempt that starts now switches."""
         if not self.begun.heads.get(place[0]):
             return None
-        return self._points.setdefault(place, {} if is_first else None)
+        return self._points.setdefault(place, None if place in self._started_before else {})
 
     def is_known_at(self, place: Place) -> bool:
         """Whether attempts of this place know of the change. Ask after :meth:`start`."""
@@ -129,4 +190,4 @@ class ChangeInRun:
             return False
         # Behind an exchange, tasks process what is left of the old revision first.
         done = Counter(stage for stage, _ in self._reached | finished)
-        return all(done[stage] >= self._partitions for stage in self.begun.followers)
+        return all(done[stage] >= self._partitions[stage] for stage in self.begun.followers)

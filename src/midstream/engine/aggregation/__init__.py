@@ -1,16 +1,21 @@
-"""What rows of a key have come to so far, for very many keys at once.
+"""Aggregates of the rows of each key, for very many keys at once.
 
-Everything here is columnar: an aggregation keeps a few *columns*, arrays with one element per key. Rows become such
-columns, and columns become fewer when the elements of one key are combined; that is all there is to aggregating, be
-it over the rows of a block, the blocks of a task, the epochs of a job or the panes of a window.
+Everything here is columnar: an aggregation keeps a few *columns*, arrays with one element per key. Rows are turned into
+such columns, and the elements of one key are combined; that is all, whether it is over the rows of a block, the blocks
+of a task, the epochs of a job or the panes of a window.
 
 =================== ==============================================================
 :mod:`.runs`        which elements belong together
-:mod:`.base`        what an aggregation must be able to do
+:mod:`.base`        the interface of an aggregation
 :mod:`.sums`        count, sum, mean
 :mod:`.extremes`    min, max
 :mod:`.sketches`    approx_distinct
 :mod:`.recent`      last
 :mod:`.totals`      all aggregations of an operator, and their bytes in state
+:mod:`.partials`    totals of many keys, joined with others
+:mod:`.running`     running totals of each key
+:mod:`.windows`     totals of tumbling and sliding windows
+:mod:`.sessions`    totals of sessions
+:mod:`.combiner`    adding up before rows travel
 =================== ==============================================================
 """

@@ -1,4 +1,4 @@
-"""What an aggregation must be able to do."""
+"""The interface of an aggregation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from midstream.engine.aggregation.runs import Integers, Runs
 __all__ = ["Accumulator", "Columns", "DoesNotFit", "LooseAccumulator", "filled", "integers", "valid"]
 
 Columns = tuple[Any, ...]
-"""Arrays of one length, of numpy or of Arrow: an element of each for every key."""
+"""Arrays of equal length, numpy's or Arrow's, with an element for each key."""
 
 
 class DoesNotFit(Exception):
-    """The result of one key is beyond its type; ``index`` says whose."""
+    """The result of one key does not fit its type; ``index`` is the element."""
 
     def __init__(self, index: int, result: object, kind: pa.DataType) -> None:
         super().__init__(f"{result} does not fit into {kind}")
@@ -27,25 +27,25 @@ class DoesNotFit(Exception):
 
 
 class Accumulator(ABC):
-    """One aggregation. Its state is fixed in width, ``fields`` names and types its columns in it."""
+    """One aggregation with state of fixed width; ``fields`` are the names and types of its columns."""
 
     fields: tuple[tuple[Any, ...], ...] = ()
 
     @abstractmethod
     def of_rows(self, values: pa.Array, numbers: Integers, runs: Runs) -> Columns:
-        """What each run of rows comes to; nulls do not count. ``numbers`` grow in the order of arrival."""
+        """The aggregate of each run of rows; nulls are ignored. ``numbers`` grow in order of arrival."""
 
     @abstractmethod
     def combined(self, columns: Columns, runs: Runs) -> Columns:
-        """What each run of elements comes to together."""
+        """The aggregate of each run of elements."""
 
     @abstractmethod
     def results(self, columns: Columns) -> pa.Array:
-        """What users see. Raises :class:`DoesNotFit`."""
+        """The results that users see. Raises :class:`DoesNotFit`."""
 
 
 class LooseAccumulator(Accumulator):
-    """One aggregation whose state varies in width: a Python value for each key."""
+    """One aggregation with state of varying width: a Python value for each key."""
 
     @abstractmethod
     def to_values(self, columns: Columns) -> list[Any]:
@@ -53,11 +53,11 @@ class LooseAccumulator(Accumulator):
 
     @abstractmethod
     def of_values(self, values: Sequence[Any]) -> Columns:
-        """The columns that :meth:`to_values` was given; older than all rows that are yet to come."""
+        """The columns that :meth:`to_values` was given; they count as older than any row still to come."""
 
 
 def valid(values: pa.Array) -> npt.NDArray[np.bool_]:
-    """Where there is a value."""
+    """A mask of the values that are not null."""
     if not values.null_count:
         return np.ones(len(values), np.bool_)
     found: npt.NDArray[np.bool_] = values.is_valid().to_numpy(zero_copy_only=False)
@@ -65,7 +65,7 @@ def valid(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def filled(values: pa.Array) -> npt.NDArray[Any]:
-    """Numbers, zero in the place of nulls."""
+    """The numbers, with zeros in place of nulls."""
     if values.null_count:
         values = values.fill_null(0)
     found: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
@@ -73,7 +73,7 @@ def filled(values: pa.Array) -> npt.NDArray[Any]:
 
 
 def integers(values: pa.Array) -> pa.Array:
-    """Dates and times as the integers that they are; other values as they are."""
+    """Dates and times as the integers that store them; other values unchanged."""
     if pa.types.is_timestamp(values.type):
         return values.view(pa.int64())
     return values.view(pa.int32()) if pa.types.is_date32(values.type) else values

@@ -1,7 +1,7 @@
-"""Blocks: the rows of a task in portions of one size, however they were cut into slices.
+"""Blocks: the rows of a task in portions of equal size, regardless of how they were cut into slices.
 
-Slices adapt to speed. An operator that adds up floats block by block gives the same result on every run, and one that
-has work to do per portion does not do it for a slice of three rows.
+Slice sizes adapt to speed. An operator that adds floats block by block has the same result in every run, and one with
+work per portion does not do it for a slice of three rows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from midstream.engine.aggregation.runs import Integers
 __all__ = ["BLOCK", "Blocks"]
 
 BLOCK = 1 << 16
-"""Rows of a block."""
+"""Number of rows in a block."""
 
 
 class Blocks:
-    """Collects rows and their numbers, and hands them on as soon as there are enough for a block.
+    """Collects rows and their numbers, and passes them on as soon as there are enough for a block.
 
     >>> blocks = Blocks(lambda rows, numbers: print(rows.num_rows, numbers.tolist()), size=2)
     >>> blocks.add(pa.record_batch({"x": [1, 2, 3]}), np.arange(3))
@@ -34,10 +34,10 @@ class Blocks:
         self.size = BLOCK if size is None else size
         self._waiting: list[tuple[pa.RecordBatch, Integers]] = []
         self.room = self.size
-        """Rows that the present block still takes."""
+        """Number of rows that the current block still takes."""
 
     def add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
-        """Take rows, each with a number that says when it arrived."""
+        """Add rows, each with a number that grows in order of arrival."""
         while rows.num_rows:
             part = rows.slice(0, self.room)
             self._waiting.append((part, numbers[: part.num_rows]))
@@ -47,7 +47,7 @@ class Blocks:
                 self.flush()
 
     def flush(self) -> None:
-        """Hand on what there is. Nothing may be added afterwards but a new block."""
+        """Pass on the remaining rows. Afterwards only a new block may be started."""
         waiting, self._waiting, self.room = self._waiting, [], self.size
         if len(waiting) == 1:
             self._handle(*waiting[0])

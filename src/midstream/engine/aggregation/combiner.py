@@ -1,8 +1,9 @@
-"""Combining before the exchange: what the rows of a key come to travels, instead of the rows.
+"""Combines rows before the exchange: sends aggregates of keys instead of rows.
 
-For a running aggregate it does not matter where rows are added up. If many of a sender's rows share their keys, it adds
-them up itself and sends *partials*: a key, its packed totals, and how many rows they stand for. If few do, rows travel
-as they are; this is found out block by block, and looked at again only now and then while it does not pay.
+For a running aggregate it does not matter where rows are aggregated. If many of a sender's rows share their keys, it
+aggregates them itself and sends *partials*: a key, its packed totals, and the number of rows they stand for. If few do,
+the rows are sent as they are. This is decided block by block, and while combining does not pay, only tried now and
+then.
 """
 
 from __future__ import annotations
@@ -15,32 +16,31 @@ import pyarrow as pa
 from midstream.engine.aggregation.blocks import Blocks
 from midstream.engine.aggregation.partials import Partials, Tally, by_key
 from midstream.engine.aggregation.runs import Integers, runs_of
+from midstream.engine.aggregation.totals import TotalsOf
 from midstream.engine.bad_rows import Aside, Screen, without
-from midstream.engine.operators.aggregate import totals_of
-from midstream.engine.operators.aggregating import found_keys, refuse_nulls
-from midstream.flow.model import Aggregate, Operator
+from midstream.engine.keyed_rows import found_keys, refuse_nulls
+from midstream.flow.model import Operator
 
 __all__ = ["PARTIAL_SCHEMA", "Combiner"]
 
 PARTIAL_SCHEMA = pa.schema([("key", pa.binary()), ("totals", pa.binary()), ("rows", pa.int64())])
-"""Of a frame of partials."""
+"""The schema of a frame of partials."""
 
 WORTH = 2
-"""So many rows must share a key, on average, for combining to pay."""
+"""Average number of rows per key from which combining pays."""
 PATIENCE = 16
-"""So many blocks pass after one that was not worth it."""
+"""Number of blocks to skip after a block in which combining did not pay."""
 MAX_HELD = 1 << 18
 
 
 class Combiner:
-    """The rows that one task sends to one running aggregate."""
+    """Combines the rows that one task sends to one running aggregate."""
 
-    def __init__(self, operator: Operator, takes: pa.Schema) -> None:
-        assert isinstance(operator.spec, Aggregate)
+    def __init__(self, operator: Operator, keys: tuple[str, ...], totals: TotalsOf) -> None:
         self._operator = operator
-        self._spec = operator.spec
-        self._totals = totals_of(operator, operator.spec, takes)
-        self._screen = Screen(Aside(operator), operator.spec.keys)
+        self._keys = keys
+        self._totals = totals
+        self._screen = Screen(Aside(operator), keys)
         self._tally = self._new_tally()
         self._blocks = Blocks(self._add)
         self._combined = 0
@@ -49,12 +49,12 @@ class Combiner:
         self._partials: list[pa.RecordBatch] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take rows. What is to be sent is given by :meth:`rows` and :meth:`partials`."""
-        if reasons := self._screen.reasons(rows):  # bad rows go aside where they arrive
+        """Add rows. :meth:`rows` and :meth:`partials` return what to send."""
+        if reasons := self._screen.reasons(rows):  # bad rows are sent as they are; the receiver sets them aside
             self._as_they_are.append(rows.take(pa.array(sorted(reasons))))
             rows = without(rows, reasons)
-        refuse_nulls(self._operator, rows, self._spec.keys, "a key")
-        # Cut where blocks end, so that it does not matter how rows were cut into slices.
+        refuse_nulls(self._operator, rows, self._keys, "a key")
+        # Cut at block boundaries, so that the result does not depend on slices.
         while rows.num_rows:
             part = rows.slice(0, self._skip or self._blocks.room)
             rows = rows.slice(part.num_rows)
@@ -65,22 +65,22 @@ class Combiner:
                 self._blocks.add(part, np.zeros(part.num_rows, np.int64))
 
     def finish(self) -> None:
-        """There are no more rows."""
+        """Flush; no more rows will be added."""
         self._blocks.flush()
         self._empty_tally()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Rows that travel as they are, since this was last asked."""
+        """The rows to send as they are, since the last call."""
         found, self._as_they_are = self._as_they_are, []
         yield from found
 
     def partials(self) -> Iterator[pa.RecordBatch]:
-        """Partials, since this was last asked."""
+        """The partials to send, since the last call."""
         found, self._partials = self._partials, []
         yield from found
 
     def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
-        keys = found_keys(self._operator, rows, self._spec.keys, f"aggregate {self._operator.name!r}")
+        keys = found_keys(self._operator, rows, self._keys, f"aggregate {self._operator.name!r}")
         if len(keys.stored) * WORTH > rows.num_rows:
             self._as_they_are.append(rows)
             self._skip = PATIENCE * self._blocks.size
@@ -95,7 +95,7 @@ class Combiner:
         partials, self._tally = self._tally.take(), self._new_tally()
         if partials is None:
             return
-        # Which partial stands for how many rows does not matter, only how many they are together.
+        # Only the total number of rows matters, not which partial stands for how many.
         rows = np.zeros(len(partials), np.int64)
         rows[0], self._combined = self._combined, 0
         columns = [partials.keys, pa.array(self._totals.pack(partials.totals), pa.binary()), pa.array(rows)]

@@ -18,14 +18,14 @@ __all__ = ["ArrowExtreme", "NumberExtreme"]
 class NumberExtreme(Accumulator):
     """The smallest or largest of numbers, dates or timestamps.
 
-    A NaN counts only where there is nothing else.
+    A NaN counts only if there is nothing else.
     """
 
     def __init__(self, kind: pa.DataType, *, largest: bool) -> None:
         self._kind = kind
         self._is_float = bool(pa.types.is_floating(kind))
         if self._is_float:
-            self._better: np.ufunc = np.fmax if largest else np.fmin  # these prefer any number to NaN
+            self._better: np.ufunc = np.fmax if largest else np.fmin  # these prefer numbers to NaN
             self._nothing: Any = np.nan
         else:
             self._better = np.maximum if largest else np.minimum
@@ -55,7 +55,7 @@ class NumberExtreme(Accumulator):
             return pa.array(best.astype(np.int32), mask=~seen).view(self._kind)
         if pa.types.is_timestamp(self._kind):
             return pa.array(best, mask=~seen).view(self._kind)
-        return pa.array(best, mask=~seen).cast(self._kind, safe=False)  # it came from there, so it fits
+        return pa.array(best, mask=~seen).cast(self._kind, safe=False)  # the values came from this type, so they fit
 
 
 class ArrowExtreme(LooseAccumulator):
@@ -72,7 +72,7 @@ class ArrowExtreme(LooseAccumulator):
     def combined(self, columns: Columns, runs: Runs) -> Columns:
         """See :class:`Accumulator`."""
         (values,) = columns
-        # Nulls stand where they lose.
+        # Nulls sort to the losing end.
         placement = "at_start" if self._largest else "at_end"
         by_value = pc.array_sort_indices(values, null_placement=placement).to_numpy().astype(np.int64)
         rank = np.empty(len(by_value), np.int64)

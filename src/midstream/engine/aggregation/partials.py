@@ -1,4 +1,4 @@
-"""Partials: what some rows of some keys have come to, and how the partials of a key become one."""
+"""Partials: aggregates of some rows of some keys, and how the partials of a key are combined."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COMPACT_LEAST = 1 << 12
 
 @dataclass(frozen=True)
 class Partials:
-    """Totals of keys (the same key may occur several times) and, with windows, of times within keys."""
+    """Totals of keys (a key may occur several times) and, with windows, of times within keys."""
 
     keys: pa.Array
     """Stored keys."""
@@ -44,9 +44,9 @@ class Partials:
 
 
 class Tally:
-    """The partials of a task: takes those of each block, and combines them whenever they have doubled.
+    """The partials of a task: takes those of each block, and combines them whenever their number has doubled.
 
-    So it holds in proportion to the keys touched, not to the rows, and a partial takes part in few combinations.
+    So memory is proportional to the keys touched, not to the rows, and each partial is combined only a few times.
     """
 
     def __init__(self, totals: TotalsOf, combine: Callable[[Partials], Partials]) -> None:
@@ -58,7 +58,7 @@ class Tally:
         self._limit = self._least
 
     def add(self, partials: Partials) -> None:
-        """Take the partials of a block."""
+        """Add the partials of a block."""
         self._parts.append(partials)
         self._size += len(partials)
         if self._size > self._limit:
@@ -67,11 +67,11 @@ class Tally:
             self._limit = max(self._least, 2 * self._size)
 
     def __len__(self) -> int:
-        """How many partials are held."""
+        """The number of partials held."""
         return self._size
 
     def take(self) -> Partials | None:
-        """All of it, combined; nothing when there were no rows."""
+        """All partials, combined; None if there were no rows."""
         return self._combined() if self._parts else None
 
     def _combined(self) -> Partials:
@@ -79,7 +79,7 @@ class Tally:
 
 
 def joined(totals: TotalsOf, parts: Sequence[Partials]) -> Partials:
-    """One part behind the other."""
+    """The parts concatenated."""
     if len(parts) == 1:
         return parts[0]
     return Partials(
@@ -90,7 +90,7 @@ def joined(totals: TotalsOf, parts: Sequence[Partials]) -> Partials:
 
 
 def by_key(totals: TotalsOf) -> Callable[[Partials], Partials]:
-    """Combines what has one key."""
+    """Combines partials with the same key."""
 
     def combine(partials: Partials) -> Partials:
         codes, count = codes_of(partials.keys)
@@ -102,7 +102,7 @@ def by_key(totals: TotalsOf) -> Callable[[Partials], Partials]:
 
 
 def by_key_and_time(totals: TotalsOf) -> Callable[[Partials], Partials]:
-    """Combines what has one key and one time."""
+    """Combines partials with the same key and time."""
 
     def combine(partials: Partials) -> Partials:
         codes, count = codes_of(partials.keys, *partials.times)
@@ -115,7 +115,7 @@ def by_key_and_time(totals: TotalsOf) -> Callable[[Partials], Partials]:
 
 
 def by_session(totals: TotalsOf, gap: int) -> Callable[[Partials], Partials]:
-    """Combines what has one key and is less than a gap apart; the times are the first and the last of a session."""
+    """Combines partials with the same key that are less than a gap apart; the times are a session's first and last."""
 
     def combine(partials: Partials) -> Partials:
         return of_sessions(totals, partials, session_runs(partials, gap))
@@ -124,16 +124,16 @@ def by_session(totals: TotalsOf, gap: int) -> Callable[[Partials], Partials]:
 
 
 def of_sessions(totals: TotalsOf, partials: Partials, runs: Runs) -> Partials:
-    """What each run of sessions comes to together."""
+    """The combination of each run of sessions."""
     first, last = partials.times
-    firsts = runs.order[runs.starts]  # runs are ordered by their sessions' firsts
+    firsts = runs.order[runs.starts]  # sessions in a run are ordered by their start
     lasts = np.maximum.reduceat(last[runs.order], runs.starts)
     keys = partials.keys.take(pa.array(firsts))
     return Partials(keys, (first[firsts], lasts), totals.combined(partials.totals, runs))
 
 
 def session_runs(sessions: Partials, gap: int) -> Runs:
-    """Which sessions are really one, because less than a gap lies between them."""
+    """Runs of sessions that are really one, because less than a gap lies between them."""
     first, last = sessions.times
     codes, count = codes_of(sessions.keys)
     order = np.argsort(first, kind="stable")
@@ -143,7 +143,7 @@ def session_runs(sessions: Partials, gap: int) -> Runs:
 
 
 def session_starts(code: Integers, begin: Integers, furthest: Integers, gap: int) -> Integers:
-    """Where sessions begin among what is ordered by key and time; ``furthest`` is how far a key has come by then."""
+    """Where sessions begin, in order of key and time; ``furthest`` is the latest end of the key so far."""
     differs = (code[1:] != code[:-1]) | (begin[1:] - furthest[:-1] >= gap)
     return starts_where(differs, len(code))
 
@@ -151,19 +151,19 @@ def session_starts(code: Integers, begin: Integers, furthest: Integers, gap: int
 def _furthest(code: Integers, end: Integers) -> Integers:
     """The largest end so far within each code; codes ascend."""
     ends, rank = np.unique(end, return_inverse=True)
-    # A later code outdoes all ranks of the one before, so one running maximum serves all.
+    # A later code exceeds all ranks of the previous one, so a single running maximum is enough.
     floor = code * len(ends)
     return ends[np.maximum.accumulate(floor + rank) - floor]
 
 
 def codes_of(keys: pa.Array, *times: Integers) -> tuple[Integers, int]:
-    """A number for each element, equal exactly where key and times are, without gaps; and how many there are."""
+    """A number per element, without gaps, equal exactly if key and times are; and their count."""
     encoded = keys.dictionary_encode()
     return with_times(_indices(encoded), len(encoded.dictionary), *times)
 
 
 def with_times(codes: Integers, count: int, *times: Integers) -> tuple[Integers, int]:
-    """Codes that differ by times too."""
+    """Codes that also distinguish times."""
     for time in times:
         if not len(time) or time.min() == time.max():
             continue

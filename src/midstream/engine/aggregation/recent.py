@@ -15,14 +15,14 @@ __all__ = ["Last"]
 
 
 class Last(LooseAccumulator):
-    """The last ``limit`` values in the order of arrival. Columns: lists of the values, lists of their numbers.
+    """The last ``limit`` values in order of arrival. Columns: lists of the values, lists of their numbers.
 
-    Numbers, not places, say what is last: elements may be combined in any order.
+    The numbers decide what is last, not the positions: elements may be combined in any order.
     """
 
     def __init__(self, kind: pa.DataType, limit: int) -> None:
         self._kind = kind
-        self._kept = integers(pa.array([], kind)).type  # what Python cannot express must not become Python objects
+        self._kept = integers(pa.array([], kind)).type  # some times cannot be represented as Python objects
         self._limit = limit
 
     def of_rows(self, values: pa.Array, numbers: Integers, runs: Runs) -> Columns:
@@ -45,7 +45,7 @@ class Last(LooseAccumulator):
         run = np.repeat(runs.run_of, sizes)
         order = np.lexsort((number, run))
         counts = np.bincount(run, minlength=len(runs))
-        # How many of the same run come behind each, in that order.
+        # How many of the same run come after each element, in that order.
         behind = np.repeat(np.cumsum(counts), counts) - 1 - np.arange(len(order))
         kept = order[behind < self._limit]
         source = (np.repeat(offsets[:-1][runs.order], sizes) + inside)[kept]
@@ -71,7 +71,7 @@ class Last(LooseAccumulator):
         """See :class:`LooseAccumulator`."""
         lists = pa.array(values, pa.large_list(self._kept))
         offsets = lists.offsets.to_numpy() if len(lists) else np.zeros(1, np.int64)
-        # Numbers of rows are not negative, so these come before all of them.
+        # Row numbers are not negative, so these come before all of them.
         return _lists(offsets, lists.flatten(), np.arange(-int(offsets[-1]), 0))
 
 

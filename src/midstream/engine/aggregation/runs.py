@@ -1,4 +1,4 @@
-"""Which elements belong together: the elements in an order in which each group is one run."""
+"""Groups of elements: an order of the elements in which each group is one run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DIGIT_BITS = 16
 
 @dataclass(frozen=True)
 class Runs:
-    """``order`` lists elements run by run, ``starts`` says where in it each run begins. No run is empty."""
+    """``order`` lists elements run by run, ``starts`` has the start of each run in it. No run is empty."""
 
     order: Integers
     starts: Integers
@@ -26,7 +26,7 @@ class Runs:
 
     @property
     def sizes(self) -> Integers:
-        """How many elements each run has."""
+        """The number of elements in each run."""
         return np.diff(self.starts, append=len(self.order))
 
     @property
@@ -36,7 +36,7 @@ class Runs:
 
     @classmethod
     def single(cls, elements: Integers) -> Runs:
-        """Each of these elements as a run of its own; combining so is choosing."""
+        """Each of these elements as its own run; combining them is the same as selecting them."""
         return cls(elements, np.arange(len(elements)))
 
 
@@ -46,7 +46,7 @@ def order_by(codes: Integers, count: int) -> Integers:
     >>> order_by(np.array([1, 0, 1]), 2).tolist()
     [1, 0, 2]
     """
-    order = np.argsort(codes.astype(np.uint16), kind="stable")  # the cast keeps the lowest digit
+    order = np.argsort(codes.astype(np.uint16), kind="stable")  # the cast keeps the lowest 16 bits
     for shift in range(_DIGIT_BITS, (count - 1).bit_length() if count else 0, _DIGIT_BITS):
         order = order[np.argsort((codes[order] >> shift).astype(np.uint16), kind="stable")]
     return order
@@ -63,5 +63,5 @@ def runs_of(codes: Integers, count: int) -> Runs:
 
 
 def starts_where(differs: npt.NDArray[np.bool_], length: int) -> Integers:
-    """Where runs begin, given for all elements but the first whether they differ from the one before."""
+    """The starts of runs, given for all elements but the first whether they differ from the previous one."""
     return np.flatnonzero(np.concatenate([np.ones(min(length, 1), np.bool_), differs]))

@@ -19,19 +19,19 @@ REGISTERS = 1024
 """Their standard error is 1.04 / sqrt(1024) = 3.3%."""
 
 _INDEX_SHIFT, _INDEX_BITS, _HALF = np.uint64(54), np.uint64(10), np.uint64(32)
-_LONGEST = 32  # leading zeros that are told apart: the 32 bits of the hash behind the 10 of the index
+_LONGEST = 32  # positions distinguished: the 32 bits of the hash after the 10 of the index
 _POSITION_BITS = 6
 _MARK_BITS = 16
 
 
 class ApproxDistinct(LooseAccumulator):
-    """About how many different values.
+    """The approximate number of distinct values.
 
-    The first 10 bits of a value's hash choose a register, which keeps the largest position of the first 1 among the
-    next 32. Most keys have few values, so only registers in use are kept, as *marks* of 16 bits: 10 for the register, 6
-    for the position. The one column has a list of marks for each element, ascending.
+    The first 10 bits of a value's hash select a register, which keeps the largest position of the first 1 among the
+    next 32 bits. Most keys have few values, so only registers in use are stored, as *marks* of 16 bits: 10 for the
+    register, 6 for the position. The single column has an ascending list of marks for each element.
 
-    State holds the marks as little-endian bytes, so their meaning must never change; a unit test pins it.
+    State contains the marks as little-endian bytes, so their meaning must never change; a unit test pins it.
     """
 
     def of_rows(self, values: pa.Array, numbers: Integers, runs: Runs) -> Columns:
@@ -75,7 +75,7 @@ class ApproxDistinct(LooseAccumulator):
 
 
 def _highest(run: Integers, marks: Integers, count: int) -> Columns:
-    """Of the marks of each run the highest for each register."""
+    """The highest mark of each run for each register."""
     marked = np.sort(run << _MARK_BITS | marks)
     last = np.ones(len(marked), np.bool_)
     last[:-1] = marked[1:] >> _POSITION_BITS != marked[:-1] >> _POSITION_BITS
@@ -89,7 +89,7 @@ def _lists(sizes: Integers, marks: npt.NDArray[Any]) -> pa.Array:
 
 
 def _flat(lists: pa.Array) -> tuple[Integers, Integers, npt.NDArray[np.uint16]]:
-    """Where each list begins, how long it is, and all marks."""
+    """The start and length of each list, and all marks."""
     offsets = lists.offsets.to_numpy()
     return offsets[:-1], np.diff(offsets), lists.values.to_numpy()
 
@@ -97,7 +97,7 @@ def _flat(lists: pa.Array) -> tuple[Integers, Integers, npt.NDArray[np.uint16]]:
 def _estimates(histogram: Integers) -> Integers:
     """Ertl's estimator ("New cardinality estimation algorithms for HyperLogLog sketches", 2017, algorithm 6).
 
-    ``histogram`` says how many registers of each element have each value. Unlike the first estimator of HyperLogLog
+    ``histogram`` has the number of registers with each value, for each element. Unlike HyperLogLog's first estimator,
     this one has no bias between small and large numbers, and needs no tables.
     """
     z = REGISTERS * _tau(1 - histogram[:, _LONGEST + 1] / REGISTERS)
@@ -109,7 +109,7 @@ def _estimates(histogram: Integers) -> Integers:
 
 
 def _sigma(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """x + the sum over k > 0 of x**(2**k) * 2**(k - 1); infinite at 1, where no register was used."""
+    """x + the sum over k > 0 of x**(2**k) * 2**(k - 1); infinite at 1, where no register is in use."""
     total, power, factor = x.copy(), x.copy(), 1.0
     for _ in range(24):  # x is 1 or at most 1023/1024, so the powers vanish
         power = power * power

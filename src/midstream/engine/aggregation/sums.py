@@ -19,12 +19,12 @@ _MASK = (1 << _LIMB) - 1
 
 
 class Count(Accumulator):
-    """How many rows, or values."""
+    """The number of rows, or of values."""
 
     fields = (("n", "<i8"),)
 
     def of_rows(self, values: pa.Array | None, numbers: Integers, runs: Runs) -> Columns:
-        """See :class:`Accumulator`; without values, rows are counted."""
+        """See :class:`Accumulator`; without values, counts rows."""
         if values is None or not values.null_count:
             return (runs.sizes,)
         return self.combined((valid(values).astype(np.int64),), runs)
@@ -52,7 +52,7 @@ class FloatSum(Accumulator):
 
     def combined(self, columns: Columns, runs: Runs) -> Columns:
         """See :class:`Accumulator`."""
-        with np.errstate(all="ignore"):  # infinities may meet
+        with np.errstate(all="ignore"):  # infinities may cancel out
             total = np.add.reduceat(columns[0][runs.order], runs.starts)
         return total, np.add.reduceat(columns[1][runs.order], runs.starts)
 
@@ -65,9 +65,8 @@ class FloatSum(Accumulator):
 class ExactSum(Accumulator):
     """The sum of integers or decimals, or their mean.
 
-    A sum is kept in limbs of 32 bits, the lowest first, each in an integer of 64: so there is room to add very many
-    before carrying, only the final sum has to fit into its type, and neither the order nor the way rows are cut can
-    matter.
+    A sum is stored in limbs of 32 bits, lowest first, each in a 64-bit integer. So very many values can be added before
+    carrying, only the final sum has to fit its type, and the result depends neither on the order of rows nor on slices.
     """
 
     def __init__(self, kind: pa.DataType, *, mean: bool) -> None:
@@ -100,7 +99,7 @@ class ExactSum(Accumulator):
         return self._decimals(limbs, n) if self._scale is not None else self._integers(limbs, n)
 
     def _as_floats(self, limbs: list[Integers]) -> npt.NDArray[np.float64]:
-        # Of a negative sum the magnitude is ~sum + 1. Adding a negative limb to positive ones would lose what is small.
+        # The magnitude of a negative sum is ~sum + 1. Adding a negative limb to positive ones would lose small digits.
         negative = limbs[-1] < 0
         total = np.zeros(len(negative))
         for index, limb in reversed(list(enumerate(limbs))):
@@ -119,7 +118,7 @@ class ExactSum(Accumulator):
     def _decimals(self, limbs: list[Integers], n: Integers) -> pa.Array:
         kind = pa.decimal128(38, self._scale or 0)
         rough = np.abs(self._as_floats(limbs)) * 10.0 ** (self._scale or 0)
-        for at in np.flatnonzero(rough > 0.99e38).tolist():  # floats are not exact: these are looked at one by one
+        for at in np.flatnonzero(rough > 0.99e38).tolist():  # floats are inexact, so these are checked one by one
             total = sum(int(limb[at]) << (_LIMB * index) for index, limb in enumerate(limbs))
             if abs(total) >= 10**38:
                 raise DoesNotFit(at, Decimal(total).scaleb(-kind.scale, _EXACT), kind)
@@ -136,7 +135,7 @@ def _decimal_words(values: pa.Array) -> list[Integers]:
     if not count:
         return [np.zeros(0, np.int64), np.zeros(0, np.int64)]
     stored = np.frombuffer(values.buffers()[1], "<i8")[2 * start : 2 * (start + count)].reshape(count, 2)
-    there = valid(values)  # what stands in the place of a null is anything
+    there = valid(values)  # the bytes of a null are arbitrary
     return [np.where(there, stored[:, 0], 0), np.where(there, stored[:, 1], 0)]
 
 

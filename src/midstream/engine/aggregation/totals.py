@@ -1,4 +1,4 @@
-"""All aggregations of an operator together, and the bytes that state keeps of them."""
+"""All aggregations of an operator together, and their encoding in state."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["Totals", "TotalsOf", "accumulator_of"]
 _LOOSE_WIDTH = 128
 
 Totals = tuple[Columns, ...]
-"""The columns of each aggregation, in the order of the operator's results; all of one length."""
+"""The columns of each aggregation, in the order of the operator's results; all of equal length."""
 
 
 def accumulator_of(aggregation: Aggregation, takes: pa.Schema) -> Accumulator:
-    """What computes an aggregation over rows of a schema, which the flow has found fit for it."""
+    """The accumulator for an aggregation over rows of a schema, which the flow has already checked."""
     kind = takes.field(aggregation.column).type if aggregation.column is not None else pa.null()
     is_mean, is_max = aggregation.kind is AggregationKind.MEAN, aggregation.kind is AggregationKind.MAX
     match aggregation.kind:
@@ -54,8 +54,8 @@ def accumulator_of(aggregation: Aggregation, takes: pa.Schema) -> Accumulator:
 class TotalsOf:
     """The aggregations of one operator.
 
-    ``purpose`` says what else decides whether old state is of use (the windows), ``times`` names integers that are
-    kept beside the totals.
+    ``purpose`` describes what else must match for old state to be usable (the windows); ``times`` names integers that
+    are stored beside the totals.
 
     >>> from midstream.flow import aggregations as agg
     >>> totals = TotalsOf([("n", agg.count()), ("sum", agg.sum("x"))], pa.schema({"x": pa.int64()}), "aggregate 'a'")
@@ -89,25 +89,25 @@ class TotalsOf:
 
     @property
     def inputs(self) -> list[str]:
-        """The columns of rows that are read."""
+        """The columns of rows that are used."""
         return list(dict.fromkeys(name for name in self._inputs if name is not None))
 
     @property
     def width(self) -> int:
-        """About how many bytes one element takes."""
+        """The approximate size of one element in bytes."""
         return self._codec.dtype.itemsize + _LOOSE_WIDTH * len(self._loose)
 
     def of_rows(self, rows: pa.RecordBatch, numbers: Integers, runs: Runs) -> Totals:
-        """What each run of rows comes to; ``numbers`` grow in the order of arrival."""
+        """The totals of each run of rows; ``numbers`` grow in order of arrival."""
         inputs: list[Any] = [None if name is None else rows.column(name) for name in self._inputs]
         return tuple(one.of_rows(values, numbers, runs) for one, values in zip(self._all, inputs, strict=True))
 
     def combined(self, totals: Totals, runs: Runs) -> Totals:
-        """What each run of elements comes to together."""
+        """The totals of each run of elements."""
         return tuple(one.combined(columns, runs) for one, columns in zip(self._all, totals, strict=True))
 
     def joined(self, parts: Sequence[Totals]) -> Totals:
-        """The elements of all parts, one part behind the other. At least one part must be given."""
+        """The elements of all parts, concatenated. There must be at least one part."""
         if len(parts) == 1:
             return parts[0]
         return tuple(
@@ -115,7 +115,7 @@ class TotalsOf:
         )
 
     def results(self, totals: Totals, show_key: Callable[[int], object] = repr) -> list[pa.Array]:
-        """What users see, a column for each aggregation; ``show_key`` tells whose an element is, for errors."""
+        """The results, one column per aggregation; ``show_key`` formats the key of an element for errors."""
         found = []
         for name, one, columns in zip(self._names, self._all, totals, strict=True):
             try:
@@ -123,7 +123,7 @@ class TotalsOf:
             except DoesNotFit as error:
                 raise StateError(
                     f"{self._what}: column {name!r} of the key {show_key(error.index)}: {error}. Sum smaller numbers, "
-                    f"or decimals: cast the column in a map before"
+                    f"or decimals: cast the column in an earlier map"
                 ) from error
         return found
 
@@ -148,12 +148,12 @@ class TotalsOf:
         return [head + pickle.dumps(tail, 5) for head, tail in zip(packed, zip(*loose, strict=True), strict=True)]
 
     def upon(self, stored: Sequence[bytes | None], totals: Totals) -> Totals:
-        """What elements come to together with what is stored of them already, if anything."""
+        """The elements combined with their stored totals, if any."""
         known = np.flatnonzero(np.fromiter((one is not None for one in stored), np.bool_, len(stored)))
         if not len(known):
             return totals
         older, _ = self.unpack([one for one in stored if one is not None])
-        codes = np.concatenate([known, np.arange(len(stored))])  # the older comes first
+        codes = np.concatenate([known, np.arange(len(stored))])  # older elements come first
         return self.combined(self.joined([older, totals]), runs_of(codes, len(stored)))
 
     def unpack(self, data: Sequence[bytes]) -> tuple[Totals, list[Integers]]:
@@ -163,7 +163,7 @@ class TotalsOf:
         if (structs["layout"] != self._layout).any():
             raise StateError(
                 f"{self._what}: the stored totals were written with other aggregations or windows than these. Give the "
-                f"operator another name, or the old aggregations"
+                f"operator another name, or restore the old aggregations"
             )
         tails = iter(self._tails(data, width))
         totals = []
@@ -190,7 +190,7 @@ def _concatenated(arrays: Sequence[npt.NDArray[Any] | pa.Array]) -> npt.NDArray[
 
 
 def _layout(aggregations: Sequence[Aggregation], takes: pa.Schema, purpose: str) -> int:
-    """A number that differs when state means something else."""
+    """A digest that differs if the meaning of the state differs."""
     texts = [
         f"{one.kind}({one.column} {'' if one.column is None else type_name(takes.field(one.column).type)}, {one.limit})"
         for one in aggregations

@@ -1,1 +1,1 @@
-"""How rows of two streams find each other."""
+"""Matching of rows of two streams."""

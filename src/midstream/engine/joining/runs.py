@@ -1,7 +1,7 @@
-"""Sorted runs: the rows of one side of a join that a task has in memory, found by key and instant in bulk.
+"""Sorted runs: the in-memory rows of one side of a join, searched by key and instant in bulk.
 
-A slice becomes a run by sorting it. Runs of about one size are merged, so that there are few of them however many
-slices come (as many as the logarithm), and each row is moved as often.
+A slice becomes a run by sorting it. Runs of similar size are merged, so their number is logarithmic in the number of
+slices, and each row is moved that many times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Booleans = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class SortedRun:
-    """Rows sorted by key and instant (a point in time). Keys are numbers that the task gave them.
+    """Rows sorted by key and instant (a point in time). Keys are numbers assigned by the task.
 
     >>> batch = pa.record_batch({"name": ["a", "b", "c"]})
     >>> run = SortedRun.of(batch, keys=np.array([1, 0, 1]), instants=np.array([50, 10, 30]))
@@ -37,11 +37,11 @@ class SortedRun:
     instants: _Integers
     """The distinct instants, ascending."""
     codes: _Integers
-    """Key times the number of instants plus the instant's rank; ascending. One per row, as what follows."""
+    """Key times the number of instants plus the instant's rank; ascending. One per row, like the fields below."""
     rows: _Integers
-    """Where each row is in the batch."""
+    """The position of each row in the batch."""
     matched: _Booleans
-    """Which rows have found a partner since they are in memory; the only thing about a run that changes."""
+    """The rows that have found a partner while in memory; the only mutable part of a run."""
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, keys: _Integers, instants: _Integers) -> SortedRun:
@@ -53,7 +53,7 @@ class SortedRun:
 
     @classmethod
     def merged(cls, runs: Sequence[SortedRun]) -> SortedRun:
-        """Several runs as one."""
+        """Several runs merged into one."""
         if len(runs) == 1:
             return runs[0]
         instants = _distinct(np.concatenate([run.instants for run in runs]))
@@ -80,7 +80,7 @@ class SortedRun:
 
     @cached_property
     def ranks(self) -> _Integers:
-        """Which of the distinct instants each row has."""
+        """The index of each row's instant among the distinct ones."""
         return self.codes % max(len(self.instants), 1)
 
     @property
@@ -89,30 +89,30 @@ class SortedRun:
         return self.instants[self.ranks]
 
     def firsts(self, width: int = 1) -> _Integers:
-        """Where a new key, or a new range of instants of this width, begins."""
+        """The positions where a new key, or a new range of instants of this width, begins."""
         ranges = (self.instants // width)[self.ranks]
         new = (self.keys[1:] != self.keys[:-1]) | (ranges[1:] != ranges[:-1])
         return np.concatenate((np.zeros(min(len(self), 1), np.int64), np.flatnonzero(new) + 1))
 
     def partners_of(self, other: SortedRun, reach: int) -> tuple[_Integers, _Integers]:
-        """For each row of another run, from where to where in this one its partners are; both ascend."""
+        """The range of partners in this run for each row of another run; starts and stops ascend."""
         first = np.searchsorted(self.instants, other.instants - reach)
         behind = np.searchsorted(self.instants, other.instants + reach, side="right")
         keys = other.keys * len(self.instants)
-        # `behind` may be the number of instants; the code is then the lowest that the next key could have.
+        # `behind` may be the number of instants; the code is then the lowest possible code of the next key.
         return (
             np.searchsorted(self.codes, keys + first[other.ranks]),
             np.searchsorted(self.codes, keys + behind[other.ranks]),
         )
 
     def mark(self, starts: _Integers, stops: _Integers) -> None:
-        """Note that the rows in these ranges have found a partner. Starts and stops ascend; ranges may overlap."""
+        """Mark the rows in these ranges as having a partner. Starts and stops ascend; ranges may overlap."""
         starts = np.maximum(starts, np.concatenate((starts[:1], stops[:-1])))
         _, found = expand(starts, np.maximum(stops - starts, 0))
         self.matched[found] = True
 
     def part(self, chosen: _Booleans) -> SortedRun:
-        """Some of the rows."""
+        """A run of some of the rows."""
         return SortedRun(self.batch, self.instants, self.codes[chosen], self.rows[chosen], self.matched[chosen])
 
     def taken(self) -> pa.RecordBatch:
@@ -122,13 +122,13 @@ class SortedRun:
 
 @dataclass
 class SortedRuns:
-    """Runs of geometrically falling sizes."""
+    """Runs of geometrically decreasing sizes."""
 
     schema: pa.Schema
     _runs: list[SortedRun] = field(default_factory=list)
 
     def add(self, run: SortedRun) -> None:
-        """Take one more, and merge those that have come to about the same size."""
+        """Add a run, and merge runs that have reached similar sizes."""
         tail = 1
         size = len(run)
         while tail <= len(self._runs) and len(self._runs[-tail]) <= 2 * size:
@@ -138,7 +138,7 @@ class SortedRuns:
         self._runs[at:] = [SortedRun.merged([*self._runs[at:], run])]
 
     def all(self) -> SortedRun:
-        """Everything, as one run."""
+        """All rows as one run."""
         if not self._runs:
             nothing = np.empty(0, np.int64)
             self._runs = [SortedRun.of(pa.RecordBatch.from_pylist([], self.schema), nothing, nothing)]
@@ -150,7 +150,7 @@ class SortedRuns:
 
 
 def _distinct(runs: _Integers) -> _Integers:
-    """Not ``np.unique``, which hashes: a stable sort finds the runs in its input and merges them in one pass."""
+    """Distinct values. Unlike ``np.unique``, which hashes, a stable sort merges the sorted runs in one pass."""
     merged = np.sort(runs, kind="stable")
     is_first = np.ones(len(merged), np.bool_)
     is_first[1:] = merged[1:] != merged[:-1]
@@ -158,7 +158,7 @@ def _distinct(runs: _Integers) -> _Integers:
 
 
 def expand(starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
-    """The elements of many ranges: for each, which range it is of, and its value.
+    """The elements of many ranges: for each, the index of its range, and its value.
 
     >>> [each.tolist() for each in expand(np.array([5, 0, 8]), np.array([2, 0, 1]))]
     [[0, 0, 2], [5, 6, 8]]

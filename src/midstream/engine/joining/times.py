@@ -1,9 +1,9 @@
-"""When two rows of a join are near each other, and what a watermark means for them.
+"""When two rows of a join match by time, and what a watermark means for them.
 
-A window is a special case of nearness. Each row has an *instant*: its event time, or in a join by window the start of
-its window. Two rows are a pair when their instants are at most ``reach`` apart: ``within``, or nothing for a window.
+A window is a special case. Each row has an *instant*: its event time or, in a join by window, the start of its window.
+Two rows are a pair if their instants are at most ``reach`` apart: ``within``, or zero for a window.
 
-When a row is late, when it is over (gets no more partners) and when it is forgotten hangs together. With a watermark W:
+Lateness, the end of matching ("over") and removal from state depend on each other. With a watermark W:
 
 ================================= ======================================= ==================
 a row at time t                   by window                               within
@@ -12,27 +12,26 @@ is late if, as the epoch begins,  its window has ended: end <= W          t < W
 is over if, as the epoch ends,    its window has ended: end <= W          t + within < W
 ================================= ======================================= ==================
 
-The second line follows from the first: partners that are not late have windows that end behind W, or times from W on.
-So no pair of rows that are not late is missed, and a row of a left join that has got nulls for a partner never gets a
-real one. A row is forgotten with the pane it is in, when all rows that the pane could have are over.
+The second line follows from the first: partners that are not late have windows that end after W, or times from W on. So
+no pair of rows that are not late is missed, and a row of a left join that was emitted with nulls never gets a real
+partner. A row is removed together with its pane, when all rows that the pane could contain are over.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from midstream.flow.model import Join
-from midstream.flow.windows import Tumbling
+from midstream.flow.windows import Tumbling, Window
 
 __all__ = ["NEVER", "Limits", "Nearness"]
 
 NEVER = -(1 << 63)
-"""Below this there is no time."""
+"""Earlier than any time."""
 
 
 @dataclass(frozen=True)
 class Nearness:
-    """What near means in a join, in microseconds: when instants match, and what a watermark makes of them.
+    """When instants match in a join, and what a watermark means for them; in microseconds.
 
     >>> near = Nearness(reach=0, width=10, grid=10)  # windows of 10 microseconds
     >>> near.late_below(25), near.over_below(25), near.forgotten_below(25)
@@ -43,19 +42,19 @@ class Nearness:
     """
 
     reach: int
-    """Instants of a pair are at most so far apart."""
+    """The largest distance between the instants of a pair."""
     width: int
-    """Panes of state are so wide; at least ``reach``, so that partners are in the same pane or a neighbour."""
+    """The width of panes in state; at least ``reach``, so that partners are in the same pane or a neighbouring one."""
     grid: int
     """Instants are multiples of this: the size of a window, or 1."""
 
     @classmethod
-    def of(cls, spec: Join) -> Nearness:
+    def of(cls, window: Window | None, within_us: int | None) -> Nearness:
         """The nearness that a join asks for."""
-        if spec.within_us is not None:
-            return cls(spec.within_us, max(spec.within_us, 1), 1)
-        assert isinstance(spec.window, Tumbling)
-        return cls(0, spec.window.size_us, spec.window.size_us)
+        if within_us is not None:
+            return cls(within_us, max(within_us, 1), 1)
+        assert isinstance(window, Tumbling)
+        return cls(0, window.size_us, window.size_us)
 
     def late_below(self, watermark: int) -> int:
         """Rows with instants below this are late."""
@@ -66,13 +65,13 @@ class Nearness:
         return self.late_below(watermark) - self.reach
 
     def forgotten_below(self, watermark: int) -> int:
-        """Panes that begin below this hold nothing but such rows."""
+        """Panes that begin below this contain only such rows."""
         return self.over_below(watermark) // self.width * self.width
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Instants that matter in an epoch; :data:`NEVER` as long as there is no watermark."""
+    """The instants that matter in an epoch; :data:`NEVER` until there is a watermark."""
 
     late: int
     over: int
@@ -80,7 +79,7 @@ class Limits:
 
     @classmethod
     def of(cls, near: Nearness, late_before: int | None, watermark: int | None) -> Limits:
-        """From the watermarks with which an epoch begins and ends."""
+        """The limits, given the watermarks at the start and the end of an epoch."""
         return cls(
             NEVER if late_before is None else near.late_below(late_before),
             NEVER if watermark is None else near.over_below(watermark),

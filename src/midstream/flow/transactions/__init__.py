@@ -1,4 +1,4 @@
-"""Transactions as a description: tables, and functions traced on symbols. :mod:`midstream.txn` runs them."""
+"""Descriptions of transactions: tables, and functions traced on symbols. :mod:`midstream.txn` runs them."""
 
 from midstream.flow.transactions.expressions import TransactionType
 from midstream.flow.transactions.tables import Table

@@ -1,4 +1,4 @@
-"""Whether several transaction types can run together: on the same tables, of the same columns, with like results."""
+"""Checks that several transaction types can run together: they must agree on tables, columns and results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["require_agreement", "returned_by", "tables_of"]
 
 
 def require_agreement(types: Sequence[TransactionType]) -> None:
-    """Refuse types that mean different things by one name."""
+    """Refuse types that use one name for different things."""
     if not types:
         raise SchemaError("a program needs at least one transaction type")
     _agree((table.name, repr(table), "table") for kind in types for table in kind.tables)
@@ -21,7 +21,7 @@ def require_agreement(types: Sequence[TransactionType]) -> None:
 
 
 def tables_of(types: Sequence[TransactionType]) -> tuple[Table, ...]:
-    """All tables, in the order in which the types name them."""
+    """All tables, in the order in which the types refer to them."""
     return tuple({table.name: table for kind in types for table in kind.tables}.values())
 
 

@@ -1,14 +1,15 @@
-"""The traced form of a transaction: a flat list of nodes, each made from earlier ones.
+"""The traced form of a transaction: a flat list of nodes, each computed from earlier ones.
 
 Every evaluator of :mod:`midstream.txn` (``serial`` event by event, ``codegen`` compiled, ``columns`` by whole columns)
 gives a node the same meaning:
 
 - Numbers are 64 bits wide. Whole numbers wrap around when they overflow; doubles follow IEEE 754, so ``x / 0.0`` is an
   infinity or NaN, and a comparison with NaN is false (a ``require`` on it aborts).
-- ``/`` always gives a double. ``//`` and ``%`` are for whole numbers and round down, as in Python; by zero they give 0.
+- ``/`` always yields a double. ``//`` and ``%`` are for whole numbers and round down, as in Python; by zero they yield
+0.
 - ``min(a, b)`` is ``b`` where ``b < a``, else ``a``; ``max(a, b)`` is ``b`` where ``b > a``, else ``a``.
-- ``floor`` gives the whole number at or below a double: 0 for NaN, and the nearest end of 64 bits beyond them.
-- Both sides of a ``where`` are computed.
+- ``floor`` yields the largest whole number not above a double: 0 for NaN; beyond 64 bits, the nearest 64-bit number.
+- Both sides of a ``where`` are always computed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ INFIX = {
     "and": "&",
     "or": "|",
 }
-"""Operations of two values and how they are written."""
+"""Binary operations and their notation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,13 @@ class ExpressionNode:
     kind: Kind
     args: tuple[int, ...] = ()
     param: Any = (
-        None  # of column: its name; constant: its value; read: ReadOf; window: WindowOf; call: a Function's number
+        None  # column: its name; constant: its value; read: ReadOf; window: WindowOf; call: number of a Function
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOf:
-    """A column of the value under a key, after the first ``after`` writes of the transaction itself."""
+    """A column of the value of a key, after the first ``after`` writes of the transaction itself."""
 
     slot: int
     column: int
@@ -76,7 +77,7 @@ class ReadOf:
 
 @dataclass(frozen=True, slots=True)
 class WindowOf:
-    """What earlier transactions wrote to a key within ``size`` before the event's timestamp, summed up."""
+    """An aggregate of earlier transactions' writes to a key within ``size`` before the event's timestamp."""
 
     slot: int
     column: int
@@ -95,16 +96,16 @@ class KeySlot:
 
 @dataclass(frozen=True, slots=True)
 class Require:
-    """A condition: when it does not hold, the transaction has no effect."""
+    """A condition; if it is false, the transaction has no effect."""
 
     condition: int
     reason: str
-    after: int  # writes before it
+    after: int  # number of writes before it
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """New values of all columns under a key."""
+    """New values of all columns of a key."""
 
     slot: int
     values: tuple[int, ...]
@@ -112,7 +113,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function given to ``t.call`` or ``t.key``. ``compiled`` ones are numba's, and run inside the kernels."""
+    """A function given to ``t.call`` or ``t.key``. A ``compiled`` one is numba's, and runs inside the kernels."""
 
     call: Callable[..., Any]
     kind: Kind
@@ -120,15 +121,15 @@ class Function:
 
     @property
     def name(self) -> str:
-        """How people know it."""
+        """The name that users know."""
         return str(getattr(self.call, "__name__", type(self.call).__name__))
 
 
 @dataclass(frozen=True)
 class TransactionType:
-    """A traced transaction: what it reads, decides and writes, for any event.
+    """A traced transaction: its reads, conditions and writes, for any event.
 
-    Nodes are in the order in which the function made them, so a node's arguments come before it.
+    Nodes are in the order in which the function created them, so a node's arguments come before it.
     """
 
     name: str
@@ -147,14 +148,14 @@ class TransactionType:
 
     @property
     def interpreted(self) -> bool:
-        """Whether a Python function or a Python object takes part, so that it cannot be compiled."""
+        """Whether it uses a Python function or object, and so cannot be compiled."""
         return any(not function.compiled for function in self.functions) or any(
             node.kind == "object" for node in self.nodes
         )
 
     @property
     def late(self) -> bool:
-        """Whether some key is only known while running."""
+        """Whether any key is computed at run time."""
         return any(slot.late for slot in self.slots)
 
     @property
@@ -163,11 +164,11 @@ class TransactionType:
         return tuple(node.param for node in self.nodes if node.op == "window")
 
     def slots_read_by(self, nodes: tuple[int, ...]) -> set[int]:
-        """Slots whose values some nodes need, their own writes before included."""
+        """Key slots whose values some nodes need, including the transaction's own earlier writes."""
         return {node.param.slot for node in map(self.nodes.__getitem__, self.needed_by(nodes)) if is_access(node)}
 
     def needed_by(self, nodes: tuple[int, ...]) -> set[int]:
-        """All nodes that some nodes are made from, themselves included, and through own writes that a read may see."""
+        """All nodes that some nodes depend on, including themselves and own writes that a read may see."""
         seen: set[int] = set()
         waiting = list(nodes)
         while waiting:
@@ -191,7 +192,7 @@ class TransactionType:
                     yield self.slots[write.slot].key
 
     def text(self, index: int) -> str:
-        """A node as people would write it.
+        """A node in the notation of users.
 
         >>> from midstream.flow.transactions import Table, transaction
         >>> accounts = Table("accounts", key="string", value="double", default=0.0)
@@ -247,5 +248,5 @@ _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
 def is_access(node: ExpressionNode) -> bool:
-    """Whether a node takes its value from a table."""
+    """Whether a node gets its value from a table."""
     return node.op in ("read", "window")

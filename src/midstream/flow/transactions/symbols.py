@@ -1,4 +1,4 @@
-"""Stand-ins for values while a transaction is traced: arithmetic on them is recorded, nothing is computed."""
+"""Placeholders for values while a transaction is traced: operations on them are recorded, nothing is computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Event", "Record", "Symbol"]
 
 
 class Symbol:
-    """A value of every event at once. Arithmetic and comparisons make new ones."""
+    """A value of every event at once. Arithmetic and comparisons create new symbols."""
 
     __slots__ = ("_index", "_trace")
     __hash__ = object.__hash__
@@ -71,7 +71,7 @@ class Symbol:
     def __eq__(self, other: object) -> Symbol:  # type: ignore[override]  # a column of truths, as in numpy
         return self._trace.compare("eq", self, other)
 
-    def __ne__(self, other: object) -> Symbol:  # type: ignore[override]  # a column of truths, as in numpy
+    def __ne__(self, other: object) -> Symbol:  # type: ignore[override]  # a column of booleans, as in numpy
         return self._trace.compare("ne", self, other)
 
     def __lt__(self, other: Any) -> Symbol:
@@ -102,25 +102,25 @@ class Symbol:
         return self._trace.logic("not", self)
 
     def __bool__(self) -> bool:
-        self._trace.fail("decides on a value")
+        self._trace.fail("branches on a value")
 
     def __iter__(self) -> NoReturn:
         self._trace.fail("loops over a value")
 
     def __len__(self) -> int:
-        self._trace.fail("asks for the length of a value")
+        self._trace.fail("takes the length of a value")
 
     def __index__(self) -> int:
-        self._trace.fail("uses a value as a Python number")
+        self._trace.fail("uses a value as a Python index")
 
     def __int__(self) -> int:
-        self._trace.fail("turns a value into a Python number")
+        self._trace.fail("converts a value to a Python number")
 
     def __float__(self) -> float:
-        self._trace.fail("turns a value into a Python number")
+        self._trace.fail("converts a value to a Python number")
 
     def __array_ufunc__(self, *args: Any, **options: Any) -> NoReturn:
-        self._trace.fail("gives a value to a function of numpy")
+        self._trace.fail("passes a value to a numpy function")
 
 
 class Record:

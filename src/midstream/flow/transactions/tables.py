@@ -1,21 +1,22 @@
-"""Tables that transactions share: what a key and a value look like, and what an unknown key holds."""
+"""Tables that transactions share: the types of key and value, and the value of an unknown key."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from midstream.data.ddl import parse_ddl
+from midstream.data.ddl import parse_ddl, quote_name
 from midstream.errors import SchemaError
 
 __all__ = ["Column", "Kind", "Table", "kind_of"]
 
 Kind = Literal["double", "bigint", "boolean", "string", "object"]
-"""What a value is to a transaction. Strings can be keys; objects only pass through ``t.call``."""
+"""The kinds of values in a transaction. Strings can only be keys; objects can only be passed to ``t.call``."""
 
 KeyKind = Literal["bigint", "string"]
 
@@ -37,8 +38,8 @@ class Table:
     """A table that transactions read and write: key → value.
 
     ``key`` is ``"bigint"`` or ``"string"``. ``value`` is ``"double"``, ``"bigint"``, ``"boolean"``, several of them
-    with names (``"speed double, cars bigint"``), or ``"object"``, any Python object, which only functions given to
-    ``t.call`` can look into. ``default`` is what a key holds that was never written.
+    with names (``"speed double, cars bigint"``), or ``"object"``: any Python object, which only functions given to
+    ``t.call`` can read. ``default`` is the value of a key that was never written.
 
     >>> Table("accounts", key="string", value="double", default=0.0).columns
     (Column(name='value', kind='double', default=0.0),)
@@ -50,20 +51,30 @@ class Table:
     name: str
     key: KeyKind
     columns: tuple[Column, ...]
-    single: bool  # the value is one thing without a name, not columns with names
+    single: bool  # the value is a single unnamed column
 
     def __init__(self, name: str, *, key: str = "string", value: str = "double", default: Any = None) -> None:
         if not name:
             raise SchemaError("a table needs a name")
         if key not in get_args(KeyKind):
-            raise SchemaError(f"table {name!r}: a key is 'bigint' or 'string'; found {key!r}", table=name)
+            raise SchemaError(f"table {name!r}: a key must be 'bigint' or 'string'; found {key!r}", table=name)
         single = value.strip().lower() in _VALUE_KINDS
         columns = _single_column(name, value, default) if single else _named_columns(name, value, default)
         for field, content in (("name", name), ("key", key), ("columns", columns), ("single", single)):
             object.__setattr__(self, field, content)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Transactions that lie in checkpoints hold it, so it is remade by what is public.
+        if self.single:
+            [column] = self.columns
+            value, default = str(column.kind), column.default
+        else:
+            value = ", ".join(f"{quote_name(column.name)} {column.kind}" for column in self.columns)
+            default = {column.name: column.default for column in self.columns}
+        return partial(Table, key=self.key, value=value, default=default), (self.name,)
+
     def column(self, name: str) -> int:
-        """Position of a column."""
+        """Index of a column."""
         for position, column in enumerate(self.columns):
             if column.name == name:
                 return position
@@ -74,7 +85,7 @@ class Table:
 def _single_column(table: str, value: str, default: Any) -> tuple[Column, ...]:
     kind: Any = value.strip().lower()
     if default is None and kind != "object":
-        raise SchemaError(f"table {table!r} needs a default: what a key holds that was never written", table=table)
+        raise SchemaError(f"table {table!r} needs a default: the value of a key that was never written", table=table)
     return (Column("value", kind, checked_value(default, kind, f"default of table {table!r}")),)
 
 
@@ -82,7 +93,7 @@ def _named_columns(table: str, value: str, default: Any) -> tuple[Column, ...]:
     schema = parse_ddl(value)
     if not isinstance(default, Mapping) or set(default) != set(schema.names):
         raise SchemaError(
-            f"table {table!r}: the default gives each of its columns a value ({', '.join(schema.names)}); "
+            f"table {table!r}: the default must have a value for each column ({', '.join(schema.names)}); "
             f"found {default!r}",
             table=table,
         )
@@ -91,7 +102,7 @@ def _named_columns(table: str, value: str, default: Any) -> tuple[Column, ...]:
         kind = kind_of(field.type)
         if kind not in ("double", "bigint", "boolean"):
             raise SchemaError(
-                f"table {table!r}: column {field.name!r} is of type {field.type}; a column of a table is double, "
+                f"table {table!r}: column {field.name!r} is of type {field.type}; a column of a table must be double, "
                 "bigint or boolean. Other values need a table with value='object'",
                 table=table,
             )
@@ -101,7 +112,7 @@ def _named_columns(table: str, value: str, default: Any) -> tuple[Column, ...]:
 
 
 def checked_value(value: Any, kind: Kind, what: str) -> Any:
-    """A literal as the kind it is meant to be, or an error: 1 may stand for 1.0, but not True for 1, nor 1.5 for 1."""
+    """A literal as a value of a kind, or an error: 1 may stand for 1.0, but not True for 1, nor 1.5 for 1."""
     if kind == "object":
         return value
     if kind == "boolean" and isinstance(value, bool):
@@ -119,7 +130,7 @@ def checked_value(value: Any, kind: Kind, what: str) -> Any:
 
 
 def kind_of(kind: pa.DataType) -> Kind:
-    """What a column of that Arrow type is to a transaction.
+    """The kind of an Arrow type in a transaction.
 
     >>> kind_of(pa.int32()), kind_of(pa.float32()), kind_of(pa.list_(pa.int8()))
     ('bigint', 'double', 'object')

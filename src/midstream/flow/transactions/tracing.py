@@ -1,7 +1,7 @@
-"""`@transaction`: run a function once on symbols, and keep what it did.
+"""`@transaction`: runs a function once on symbols, and records what it does.
 
-The function is given ``t``, which records accesses to tables, and ``e``, whose attributes are the event's columns. It
-works on whole columns, never on one event, so it cannot branch on values: Python would have to know them.
+The function gets ``t``, which records accesses to tables, and ``e``, whose attributes are the event's columns. It works
+on whole columns, never on one event. So it cannot branch on values, which do not exist yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NUMBERS = ("double", "bigint")
 
 
 class Transaction:
-    """A function that describes a transaction; :meth:`trace` makes it a :class:`TransactionType`."""
+    """A function that describes a transaction; :meth:`trace` turns it into a :class:`TransactionType`."""
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self.function = function
@@ -42,8 +42,12 @@ class Transaction:
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # It lies in checkpoints, so it is remade by what is public.
+        return transaction, (self.function,)
+
     def trace(self, schema: pa.Schema | Mapping[str, str]) -> TransactionType:
-        """What it does to events with these columns: an Arrow schema, or names and kinds.
+        """The traced transaction, for events with these columns: an Arrow schema, or names and kinds.
 
         >>> accounts = Table("accounts", key="string", value="double", default=0.0)
         >>> @transaction
@@ -60,7 +64,7 @@ class Transaction:
 def transaction(function: Callable[[Any, Any], Any]) -> Transaction:
     """Declare a transaction: a function of ``t`` (:class:`Access`) and ``e``, the event's columns."""
     if not callable(function):
-        raise FunctionError(f"@transaction decorates a function of (t, e); found {function!r}")
+        raise FunctionError(f"@transaction must decorate a function of (t, e); found {function!r}")
     return Transaction(function)
 
 
@@ -69,12 +73,12 @@ def _kinds(schema: pa.Schema | Mapping[str, str]) -> dict[str, Kind]:
         return {entry.name: kind_of(entry.type) for entry in schema}
     for name, kind in schema.items():
         if kind not in get_args(Kind):
-            raise SchemaError(f"column {name!r}: a kind is one of {', '.join(get_args(Kind))}; found {kind!r}")
+            raise SchemaError(f"column {name!r}: a kind must be one of {', '.join(get_args(Kind))}; found {kind!r}")
     return cast("dict[str, Kind]", dict(schema))
 
 
 class Access:
-    """What a transaction's function gets as ``t``: accesses to tables, and the functions that Python's syntax lacks."""
+    """The ``t`` of a transaction's function: accesses to tables, and functions for which Python has no syntax."""
 
     def __init__(self, name: str, columns: Mapping[str, Kind]) -> None:
         self.name = name
@@ -91,9 +95,9 @@ class Access:
     # ── accesses ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def read(self, table: Table, key: Any) -> Any:
-        """The value under a key: what earlier transactions left there, or what this one wrote to it before.
+        """The value of a key: the one that earlier transactions left, or this transaction's own last write.
 
-        A :class:`Symbol`, or a :class:`Record` where the table has named columns.
+        A :class:`Symbol`, or a :class:`Record` if the table has named columns.
         """
         slot = self._slot(table, key)
         read = {
@@ -105,9 +109,9 @@ class Access:
         return read["value"] if table.single else Record(table, read)
 
     def write(self, table: Table, key: Any, value: Any) -> None:
-        """Set the value under a key, if the transaction commits; a mapping for a table with named columns.
+        """Set the value of a key if the transaction commits; ``value`` is a mapping if the table has named columns.
 
-        When a transaction writes a key twice, the last value stays.
+        If a transaction writes a key twice, the last value wins.
         """
         slot = self._slot(table, key)
         given = {"value": value} if table.single else value
@@ -116,7 +120,7 @@ class Access:
             given = given._columns
         if not isinstance(given, Mapping) or set(given) != set(names):
             found = sorted(given) if isinstance(given, Mapping) else type(given).__name__
-            self.fail(f"writes {found} to table {table.name!r}, which wants all of its columns: {names}", hint=False)
+            self.fail(f"writes {found} to table {table.name!r}, which needs all of its columns: {names}", hint=False)
         values = tuple(
             self._as(given[column.name], column.kind, f"column {column.name!r} of table {table.name!r}")
             for column in table.columns
@@ -124,52 +128,54 @@ class Access:
         self._writes.append(Write(slot, values))
 
     def require(self, condition: Any, reason: str | None = None) -> None:
-        """Abort unless the condition holds: no write of the transaction has an effect, and its event comes out aborted.
+        """Abort unless the condition holds: the transaction's writes have no effect, and its event is marked as
+        aborted.
 
-        ``reason`` is what the aborted event carries; without it, the condition as text.
+        ``reason`` is recorded with the aborted event; it defaults to the condition as text.
         """
         index = self._as(condition, "boolean", "a condition")
         self._requires.append(Require(index, reason or self._snapshot().text(index), len(self._writes)))
 
     def window(self, table: Table, key: Any, size: int | str, aggregate: str, column: str | None = None) -> Symbol:
-        """What earlier transactions wrote to a key in the time ``(timestamp - size, timestamp]``, as one number.
+        """An aggregate of earlier transactions' writes to a key in the time range ``(timestamp - size, timestamp]``.
 
-        ``aggregate`` is sum, count, min, max or mean. The newest value of each committed transaction counts, its own
-        writes do not. Where there is none, sum and count are 0, the others the table's default. ``size`` is a number
-        of the timestamp's units, or a duration like ``"10 seconds"`` where events are ordered by a timestamp column.
+        ``aggregate`` is sum, count, min, max or mean. It covers the last value written by each committed transaction,
+        without this transaction's own writes. If there is none, sum and count are 0, and the others are the table's
+        default. ``size`` is in units of the timestamp, or a duration like ``"10 seconds"`` if events are ordered by a
+        timestamp column.
         """
         if aggregate not in AGGREGATES:
-            self.fail(f"asks for {aggregate!r} over a window; there is {', '.join(AGGREGATES)}", hint=False)
+            self.fail(f"asks for {aggregate!r} over a window; allowed are {', '.join(AGGREGATES)}", hint=False)
         if isinstance(size, str):
             size = duration(size, f"transaction {self.name!r}: the size of a window")
         if type(size) is not int or size <= 0:
             self.fail(
-                f"has a window of size {size!r}; a size is a whole number of the timestamp's units, or a duration like "
-                "'10 seconds'",
+                f"has a window of size {size!r}; a size must be a whole number in units of the timestamp, or a "
+                f"duration like '10 seconds'",
                 hint=False,
             )
         slot = self._slot(table, key)
         if column is None and not table.single:
-            self.fail(f"has a window over table {table.name!r} that does not say which column", hint=False)
+            self.fail(f"has a window over table {table.name!r} without naming the column", hint=False)
         position = table.column(column) if column is not None else 0
         kind = table.columns[position].kind
         if kind not in _NUMBERS:
-            self.fail(f"has a window over {kind} values; a window adds up numbers", hint=False)
+            self.fail(f"has a window over {kind} values; a window needs numbers", hint=False)
         result: Kind = "double" if aggregate == "mean" else "bigint" if aggregate == "count" else kind
         return self._symbol(ExpressionNode("window", result, (), WindowOf(slot, position, size, aggregate)))
 
     def call(self, function: Callable[..., Any], *values: Any, returns: str = "double") -> Symbol:
-        """The result of a function of single values, called once per event.
+        """The result of a function of plain values, called once per event.
 
-        A function compiled with ``numba.njit`` runs at full speed; any other Python function runs too, at its own
-        price. It must give the same result for the same values, and change nothing.
+        A function compiled with ``numba.njit`` runs at full speed. Any other Python function works, too, but runs at
+        Python's speed. It must return the same result for the same values, and have no side effects.
         """
         return self._call(function, values, returns)
 
     def key(self, function: Any, *values: Any, returns: str = "bigint") -> Symbol:
-        """A key that is only known while running: a function of values that were read, or one such value itself.
+        """A key that is computed at run time: a function of values that were read, or such a value itself.
 
-        Costs parallelism: all that the transaction may touch has to wait for it.
+        This costs parallelism: everything that the transaction might touch has to wait for it.
         """
         if isinstance(function, Symbol):
             return self._symbol(ExpressionNode("key", self.nodes[function._index].kind, (function._index,)))
@@ -199,7 +205,7 @@ class Access:
             return Symbol(self, index)
         return self._symbol(ExpressionNode("floor", "bigint", (self._as(value, "double", "floor"),)))
 
-    # ── what symbols call ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── called by symbols ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def column(self, name: str) -> Symbol:
         """A column of the event."""
@@ -208,7 +214,7 @@ class Access:
         return self._symbol(ExpressionNode("column", self._columns[name], (), name))
 
     def arithmetic(self, op: str, left: Any, right: Any) -> Symbol:
-        """``+ - *``: whole if both are."""
+        """``+ - *``: a whole number if both operands are."""
         first, second, kind = self._alike(left, right, _NUMBERS, op)
         return self._symbol(ExpressionNode(op, kind, (first, second)))
 
@@ -221,7 +227,7 @@ class Access:
         """``//`` and ``%``: of whole numbers."""
         first, second = self._node(left), self._node(right)
         if {self.nodes[first].kind, self.nodes[second].kind} != {"bigint"}:
-            self.fail("uses // or % on doubles; they are for whole numbers. Write t.floor(a / b)", hint=False)
+            self.fail("uses // or % on doubles; they need whole numbers. Use t.floor(a / b)", hint=False)
         return self._symbol(ExpressionNode(op, "bigint", (first, second)))
 
     def unary(self, op: str, value: Any) -> Symbol:
@@ -229,23 +235,23 @@ class Access:
         index = self._node(value)
         kind = self.nodes[index].kind
         if kind not in _NUMBERS:
-            self.fail(f"uses {op} on {a_kind(kind)}; it is for numbers", hint=False)
+            self.fail(f"uses {op} on {a_kind(kind)}; it needs a number", hint=False)
         return self._symbol(ExpressionNode(op, kind, (index,)))
 
     def compare(self, op: str, left: Any, right: Any) -> Symbol:
-        """Comparisons of numbers; truths can be equal or not."""
+        """Comparisons of numbers; booleans can be compared for equality."""
         allowed = (*_NUMBERS, "boolean") if op in ("eq", "ne") else _NUMBERS
         first, second, _ = self._alike(left, right, allowed, op)
         return self._symbol(ExpressionNode(op, "boolean", (first, second)))
 
     def logic(self, op: str, *values: Any) -> Symbol:
-        """``& | ~`` on truths."""
+        """``& | ~`` on booleans."""
         return self._symbol(
             ExpressionNode(op, "boolean", tuple(self._as(value, "boolean", "& | ~") for value in values))
         )
 
     def fail(self, problem: str, *, hint: bool = True) -> NoReturn:
-        """Raise, with the user's line."""
+        """Raise an error that shows the user's line."""
         where = user_line()
         raise FunctionError(
             f"transaction {self.name!r} {problem}" + (f" ({where})" if where else "") + (f". {HOW}" if hint else ""),
@@ -253,31 +259,31 @@ class Access:
         )
 
     def finish(self, returned: Any) -> TransactionType:
-        """The trace, with what the function returned."""
+        """The traced transaction, with the columns that the function returned."""
         if returned is None:
             returned = {}
         if not isinstance(returned, Mapping) or not all(isinstance(name, str) for name in returned):
             raise FunctionError(
-                f"transaction {self.name!r} returns {type(returned).__name__}; it returns a dictionary of columns to "
-                "add to the event, or nothing",
+                f"transaction {self.name!r} returns {type(returned).__name__}; it must return a dictionary of columns "
+                f"to add to the event, or nothing",
                 transaction=self.name,
             )
         if not self._slots:
             raise FunctionError(
-                f"transaction {self.name!r} touches no table; use map for a function of the event alone",
+                f"transaction {self.name!r} accesses no table; for a function of the event alone, use map",
                 transaction=self.name,
             )
         returns = {name: self._node(value) for name, value in returned.items()}
         for name, index in returns.items():
             if self.nodes[index].kind == "string":
                 raise FunctionError(
-                    f"transaction {self.name!r} returns {name!r}, a string; strings are only keys here, and the event "
-                    "has them already",
+                    f"transaction {self.name!r} returns {name!r}, a string; strings can only be keys, and the event "
+                    f"has the string already",
                     transaction=self.name,
                 )
         return self._snapshot(returns)
 
-    # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── internals ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _snapshot(self, returns: Mapping[str, int] | None = None) -> TransactionType:
         return TransactionType(
@@ -292,13 +298,13 @@ class Access:
         )
 
     def _symbol(self, node: ExpressionNode) -> Symbol:
-        # True == 1 == 1.0, and NaN != NaN: constants are told apart by their text.
+        # Constants are compared by their text, because True == 1 == 1.0, and NaN != NaN.
         known = ExpressionNode("constant", node.kind, (), repr(node.param)) if node.op == "constant" else node
         index = self._known.get(known)
         if index is None:
             index = len(self.nodes)
             self.nodes.append(node)
-            if node.op != "call":  # two calls are two calls
+            if node.op != "call":  # calls are never merged
                 self._known[known] = index
             if node.op in ("read", "window") or any(arg in self._late for arg in node.args):
                 self._late.add(index)
@@ -317,14 +323,14 @@ class Access:
         if isinstance(value, float):
             return self._constant(value, "double")
         if isinstance(value, Record):
-            self.fail("uses a value with several columns as one; name the column: record.column", hint=False)
-        self.fail(f"uses {value!r}; a value is a column, what was read, or a number", hint=False)
+            self.fail("uses a value with several columns like a single one; name the column: record.column", hint=False)
+        self.fail(f"uses {value!r}; a value must be a column, the result of a read, or a number", hint=False)
 
     def _constant(self, value: Any, kind: Kind) -> int:
         return self._symbol(ExpressionNode("constant", kind, (), value))._index
 
     def _as(self, value: Any, kind: Kind, what: str) -> int:
-        """A node of that kind; whole numbers may become doubles, nothing else changes by itself."""
+        """A node of a kind. Whole numbers are converted to doubles if needed; nothing else is converted."""
         if kind == "object" and not isinstance(value, Symbol):
             return self._constant(value, "object")
         index = self._node(value)
@@ -335,15 +341,15 @@ class Access:
             if self.nodes[index].op == "constant":
                 return self._constant(float(self.nodes[index].param), "double")
             return self._symbol(ExpressionNode("to_double", "double", (index,)))._index
-        hint = "; t.floor(x) makes a double whole" if (found, kind) == ("double", "bigint") else ""
-        self.fail(f"gives {a_kind(found)} where {what} wants {a_kind(kind)}{hint}", hint=False)
+        hint = "; t.floor(x) rounds a double down" if (found, kind) == ("double", "bigint") else ""
+        self.fail(f"gives {a_kind(found)} where {what} needs {a_kind(kind)}{hint}", hint=False)
 
     def _alike(self, left: Any, right: Any, allowed: tuple[str, ...], what: str) -> tuple[int, int, Kind]:
         first, second = self._node(left), self._node(right)
         kinds = (self.nodes[first].kind, self.nodes[second].kind)
         for kind in kinds:
             if kind not in allowed:
-                self.fail(f"uses {what} on {a_kind(kind)}; it is for {', '.join(allowed)}", hint=False)
+                self.fail(f"uses {what} on {a_kind(kind)}; it needs {', '.join(allowed)}", hint=False)
         if kinds[0] == kinds[1]:
             return first, second, kinds[0]
         return self._as(left, "double", what), self._as(right, "double", what), "double"
@@ -363,13 +369,14 @@ class Access:
         index = self._constant(key, "string") if isinstance(key, str) else self._node(key)
         if self.nodes[index].kind != table.key:
             self.fail(
-                f"uses {a_kind(self.nodes[index].kind)} as a key of table {table.name!r}, whose keys are {table.key}",
+                f"uses {a_kind(self.nodes[index].kind)} as a key of table {table.name!r}, whose keys must be "
+                f"{table.key}",
                 hint=False,
             )
         late = index in self._late
         if late and self.nodes[index].op != "key":
             self.fail(
-                f"computes a key of table {table.name!r} from a value that was read; say so with t.key(value)",
+                f"computes a key of table {table.name!r} from a value that was read; use t.key(value)",
                 hint=False,
             )
         slot = KeySlot(self._table(table), index, late)
@@ -382,7 +389,7 @@ class Access:
             if known == table or (known.name == table.name and repr(known) == repr(table)):
                 return position
             if known.name == table.name:
-                self.fail(f"uses two tables of the name {table.name!r}", hint=False)
+                self.fail(f"uses two tables named {table.name!r}", hint=False)
         self._tables.append(table)
         return len(self._tables) - 1
 
@@ -390,10 +397,10 @@ class Access:
         if not callable(function):
             self.fail(f"calls {function!r}, which is not a function", hint=False)
         if not values:
-            self.fail("calls a function without values; compute what no event changes outside", hint=False)
+            self.fail("calls a function without values; compute constants outside the transaction", hint=False)
         if returns not in get_args(Kind):
             self.fail(
-                f"calls a function that returns {returns!r}; it is one of {', '.join(get_args(Kind))}", hint=False
+                f"calls a function that returns {returns!r}; it must be one of {', '.join(get_args(Kind))}", hint=False
             )
         args = tuple(self._node(value) for value in values)
         kind = cast("Kind", returns)

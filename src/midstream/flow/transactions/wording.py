@@ -1,4 +1,4 @@
-"""How errors of tracing are put: what to write instead, and the user's own line."""
+"""The wording of tracing errors: what to write instead, and the user's own line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import FrameType
 __all__ = ["HOW", "a_kind", "user_line"]
 
 HOW = (
-    "It runs once for all events, on symbols, so Python cannot branch on a value. Write t.where(condition, a, b) to "
+    "It runs once for all events, on symbols, so Python cannot branch on a value. Use t.where(condition, a, b) to "
     "choose between values, t.require(condition) to abort, & | ~ instead of and, or, not, and (low < x) & (x < high) "
-    "instead of low < x < high; what cannot be written so goes into a function: t.call(function, x)"
+    "instead of low < x < high. For anything else, call a function: t.call(function, x)"
 )
 _HERE = str(Path(__file__).parent)
 
@@ -23,7 +23,7 @@ def a_kind(kind: str) -> str:
 
 
 def user_line() -> str:
-    """The innermost line outside of this package: file, number and text."""
+    """The innermost line outside this package: file, number and text."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back

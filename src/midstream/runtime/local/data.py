@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from midstream.data.schema import conform
 from midstream.engine.frames import FRAME_SCHEMA, decode_rows, frames_of
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
-from midstream.errors import FlowError, SchemaError, SourceError
+from midstream.errors import FlowError, MidstreamError, SchemaError, SourceError
 from midstream.flow.file_options import LocalOptions
-from midstream.flow.model import Graph, Sink, Source, Transform
+from midstream.flow.model import Graph, Operator, Sink, Source, Transform
 from midstream.flow.sinks import FileSink
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.ids import WireId
@@ -75,13 +75,6 @@ class LocalData:
         """All rows."""
         return pa.Table.from_batches([batch for partition in self.partitions for batch in partition], schema)
 
-    def transformed(self, name: str, local: Callable[[pa.Table], Any], takes: pa.Schema, gives: pa.Schema) -> LocalData:
-        """What a transform's local function makes of the rows."""
-        result = local(self.table(takes))
-        if not isinstance(result, pa.Table):
-            raise SchemaError(f"transform {name!r}: local must return a pyarrow.Table, found {type(result).__name__}")
-        return LocalData([[conform(result, gives, f"transform {name!r}, local")]])
-
 
 def _mixed(batch: pa.RecordBatch, number: int, names: Sequence[str], types: Sequence[pa.DataType]) -> pa.RecordBatch:
     rows = batch.num_rows
@@ -103,12 +96,39 @@ def require_local(graph: Graph) -> None:
         if isinstance(target := graph.payloads[op.name], FileSink):
             LocalOptions.of(target.format, target.options, f"sink {op.name!r}")
     for op in graph.of(Transform):
-        _, local = graph.payloads[op.name]
-        if local is None:
+        _local_function(graph, op)
+
+
+def _local_function(graph: Graph, op: Operator) -> Callable[[pa.Table], Any]:
+    _, local = graph.payloads[op.name]
+    if local is None:
+        raise FlowError(
+            f"transform {op.name!r} needs Spark. To run it on the local runtime give it local=, a function that "
+            f"does the same on a pyarrow.Table"
+        )
+    function: Callable[[pa.Table], Any] = local
+    return function
+
+
+def transform(graph: Graph, op: Operator, rows: LocalData) -> LocalData:
+    """What a transform's local function makes of rows, held to the declared schema."""
+    result = _local_function(graph, op)(rows.table(graph.schema_of(op.inputs[0])))
+    if not isinstance(result, pa.Table):
+        raise SchemaError(f"transform {op.name!r}: local must return a pyarrow.Table, found {type(result).__name__}")
+    return LocalData([[conform(result, op.schema, f"transform {op.name!r}, local")]])
+
+
+def check_transforms(graph: Graph, names: Iterable[str]) -> None:
+    """Call these transforms on empty tables. Raises :class:`FlowError` if one cannot work."""
+    for name in names:
+        try:
+            transform(graph, graph[name], LocalData([[]]))
+        except MidstreamError:
+            raise
+        except Exception as error:
             raise FlowError(
-                f"transform {op.name!r} needs Spark. To run it on the local runtime give it local=, a function that "
-                f"does the same on a pyarrow.Table"
-            )
+                f"transform {name!r} fails on an empty table of its input's columns: {type(error).__name__}: {error}"
+            ) from error
 
 
 def source_epochs(graph: Graph) -> Iterator[Mapping[str, LocalData]]:

@@ -19,9 +19,9 @@ class Faults:
     """Chances of things going wrong, each per step of a task. An epoch has dozens of steps, or thousands.
 
     Faults thin out where they come again and again, so that every run ends: at 3% per step, an epoch of 300 steps would
-    get through once in ten thousand runs. What ends a run of an epoch (``give_up``, ``crash_driver``) comes half as
-    often with every run after the first four of that epoch; what ends an attempt of a task (``crash``,
-    ``lose_output``), with every attempt after the first four of that task.
+    get through once in ten thousand runs. What ends a run of an epoch (``give_up``, ``overdue``, ``lose_run``,
+    ``crash_driver``) comes half as often with every run after the first four of that epoch; what ends an attempt of a
+    task (``crash``, ``lose_output``), with every attempt after the first four of that task.
     """
 
     crash: float = 0.0
@@ -32,6 +32,11 @@ class Faults:
     """A message to the coordinator arrives once more, at some later time."""
     give_up: float = 0.0
     """The driver gives up the run of an epoch and runs it again; tasks of the old run may go on for a while."""
+    overdue: float = 0.0
+    """The time limit of a change on trial is reached, if it has one. Time does not pass by itself here."""
+    lose_run: float = 0.0
+    """The run of an epoch fails through nobody's function, as when Spark cannot run its jobs. If that ends the job, it
+    is started again."""
     crash_driver: float = 0.0
     """The driver dies, at any step of an epoch and of its commit; another one goes on from the checkpoint."""
     lose: float = 0.0
@@ -44,16 +49,29 @@ class Faults:
 
 @dataclass(frozen=True)
 class ChangeAt:
-    """A change that is requested at some moment of an epoch; a seed decides at which."""
+    """A change that is requested at some moment of an epoch; a seed decides at which.
+
+    With ``preflight``, its functions are called on a few real rows first, as ``job.update`` does; if one fails there,
+    the change is refused, which the history tells, and the run goes on. ``time_limit`` is that of ``job.update``.
+    """
 
     epoch: int
     updates: tuple[Update, ...]
     scheduler: str = "fries"
+    preflight: bool = False
+    time_limit: str | None = None
 
     @classmethod
-    def of(cls, epoch: int, *updates: Update, scheduler: str = "fries") -> ChangeAt:
+    def of(
+        cls,
+        epoch: int,
+        *updates: Update,
+        scheduler: str = "fries",
+        preflight: bool = False,
+        time_limit: str | None = None,
+    ) -> ChangeAt:
         """Make one."""
-        return cls(epoch, updates, scheduler)
+        return cls(epoch, updates, scheduler, preflight, time_limit)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ import random
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import msgspec
 import pyarrow as pa
 
 from midstream.change.configuration import Configuration, first_configuration
-from midstream.change.prepare import PreparedChange, scheduler_of
+from midstream.change.prepare import scheduler_of
 from midstream.change.restart import restored
 from midstream.change.trial import Changes, Request
 from midstream.checkpoint.audit_files import check_audit, read_history
@@ -43,23 +44,26 @@ from midstream.control.messages import (
     WorkerId,
     WorkerJoined,
 )
+from midstream.data.durations import duration
 from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.resources import Resources
-from midstream.errors import FlowError, MidstreamError
-from midstream.flow.model import Graph, Sink, Source, Transform
-from midstream.ids import BINS, Epoch, PartitionId, Run, StageIndex, WireId
+from midstream.errors import FunctionError, JobFailed, MidstreamError
+from midstream.flow.model import Graph, Source
+from midstream.ids import Epoch, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
-from midstream.planner.packing import pack_blobs
-from midstream.planner.stages import Leaves, Plan, compile_plan
+from midstream.planner.assignment import Assignment, check_partitions
+from midstream.planner.programs import pack_blobs
+from midstream.planner.stages import compile_plan
 from midstream.runtime.database_sink import check_tables, claim_tables
-from midstream.runtime.driver import BatchEntry, Driver, OpenRun
+from midstream.runtime.driver import BatchEntry, Driver, DriverCrashed, OpenRun
 from midstream.runtime.local.control import LocalControl
-from midstream.runtime.local.data import LocalData, require_local, source_epochs
-from midstream.runtime.local.exchange import Exchanged, StageInput, StageOutput
+from midstream.runtime.local.data import LocalData, check_transforms, require_local, source_epochs
+from midstream.runtime.local.engine import LocalEngine
+from midstream.runtime.local.exchange import StageInput
 from midstream.runtime.local.run import ChangeAt, Faults, LocalRun
-from midstream.runtime.local.sinks import write
 from midstream.runtime.local.stage import StageTasks, thinned
 from midstream.runtime.local.tasks import Attempt, peer_of
+from midstream.runtime.walk import walk
 from midstream.state.access import StateAccess
 
 EAGERNESS = (0.3, 0.05, 0.01)
@@ -74,15 +78,15 @@ class _Cancelled(Exception):
     """The run in progress is cancelled."""
 
 
-class _RequestRefused(Exception):
+class _RequestRefused(DriverCrashed):
     """A change that a test wants does not fit: that is the test's mistake, and no failure of the run in progress."""
 
     def __init__(self, error: MidstreamError) -> None:
         self.error = error
 
 
-class _DriverCrashed(Exception):
-    """The driver is dead; all it knew is gone, but for the checkpoint."""
+class _RunLost(Exception):
+    """The run in progress has failed, through nobody's function."""
 
 
 def run_graph(
@@ -97,12 +101,13 @@ def run_graph(
     audit: str | None = None,
     durable: bool = False,
     close_windows: bool = False,
+    assignments: Mapping[StageIndex, Assignment] | None = None,
 ) -> LocalRun:
-    """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`."""
-    if type(partitions) is not int or not 1 <= partitions <= BINS:
-        raise FlowError(
-            f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space"
-        )
+    """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`.
+
+    ``assignments`` says who owns which bin in some stages, instead of ``partitions``.
+    """
+    check_partitions(partitions)
     require_local(graph)
     check_audit(graph, audit)
     epochs = source_epochs(graph)
@@ -116,6 +121,7 @@ def run_graph(
         changes=changes,
         audit=audit,
         durable=durable,
+        assignments=assignments,
     ) as runtime:
         newest = runtime.checkpoint.newest_manifest()
         nothing = {op.name: LocalData([[]]) for op in graph.of(Source)}
@@ -137,6 +143,7 @@ def runtime_of(
     changes: Sequence[ChangeAt] = (),
     audit: str | None = None,
     durable: bool = False,
+    assignments: Mapping[StageIndex, Assignment] | None = None,
 ) -> Iterator[_Runtime]:
     """All that runs epochs of a graph, until the end of the block."""
     blobs = pack_blobs(graph)
@@ -149,7 +156,7 @@ def runtime_of(
         with contextlib.ExitStack() as undo:
             undo.callback(location.release)
             graph = claim_tables(graph, location.identity.job)
-            first = first_configuration(graph, location.blobs, partitions, blobs)
+            first = first_configuration(graph, location.blobs, partitions, blobs, assignments)
             bases = posixpath.join(folder, "bases")
             access = StateAccess(location.identity.job, location.states.location, bases, durable)
             runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
@@ -194,6 +201,7 @@ class _Runtime:
         self._begin_in = BEFORE
         self._runs = 0
         self._is_cancelled = False
+        self._timer: Callable[[], None] | None = None
         # What Spark's log of offsets would say: it survives the driver.
         self._log: dict[Epoch, BatchEntry] = {}
         self.result: LocalRun
@@ -204,6 +212,7 @@ class _Runtime:
         self._control = LocalControl(self._deliver)
         self._echoes.clear()
         self._switches.clear()
+        self._timer = None
         newest = self.checkpoint.newest_manifest()
         log, store = self.checkpoint.changes, self.checkpoint.blobs
         restart = restored(self._first, store, log, None if newest is None else newest.revision)
@@ -218,6 +227,7 @@ class _Runtime:
             audit=self._audit,
             on_commit=self._committed,
             wall=self._wall,
+            stopwatch=lambda: 0.0,
         )
 
     def _wall(self) -> float:
@@ -244,11 +254,6 @@ class _Runtime:
             audit=None if self._audit is None else read_history(self._audit.location),
         )
 
-    @property
-    def plan(self) -> Plan:
-        """Of the epoch in progress."""
-        return self._open.configuration.plan
-
     # ── one epoch ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData], *, closing: bool = False) -> None:
@@ -258,32 +263,18 @@ class _Runtime:
         entry = self._log.setdefault(epoch, planned)
         self._runs = 0
         while True:
-            self._runs += 1
             try:
-                if self._run_epoch(epoch, entry, rows):
-                    return self._maybe_change(None)
-            except _DriverCrashed:
-                self._start_driver()
+                self._driver.run(epoch, entry, partial(self._compute, rows))
+                return self._maybe_change(None)
             except _RequestRefused as refused:
                 raise refused.error from None
-
-    def _run_epoch(self, epoch: Epoch, entry: BatchEntry, rows: Mapping[str, LocalData]) -> bool:
-        """Whether the epoch is committed now."""
-        self._maybe_crash_driver()
-        self._begin_in = self._some_stage()
-        self._maybe_change(BEFORE)
-        run = self._driver.begin(epoch, entry)
-        if run is None:
-            return True
-        self._open, self._is_cancelled = run, False
-        try:
-            self._compute(run, rows)
-        except (_DriverCrashed, _RequestRefused):
-            raise
-        except Exception as error:
-            self._driver.failed(run, error)
-            return False
-        return self._driver.commit(run, 0.0)
+            except DriverCrashed:
+                self._start_driver()
+            except JobFailed as failed:
+                if not isinstance(failed.__cause__, _RunLost):
+                    raise
+                self._driver.ended(str(failed))  # nothing is wrong with the flow, so whoever runs it starts it again
+                self._start_driver()
 
     def _committed(self, commit: Commit, progress: EpochProgress) -> None:
         self._progress.append(progress)
@@ -291,18 +282,33 @@ class _Runtime:
 
     # ── the driver's hands ────────────────────────────────────────────────────────────────────────────────────────
 
+    def make_ready(self) -> None:
+        """Something may happen before a run begins."""
+        self._runs += 1
+        self._is_cancelled = False
+        self._maybe_crash_driver()
+        self._begin_in = self._some_stage()
+        self._maybe_change(BEFORE)
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether a fault did it."""
+        return isinstance(error, _RunLost)
+
     def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
         """It is noticed at the next step."""
         self._is_cancelled = True
 
     def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
-        """Time does not pass by itself here."""
+        """Time does not pass by itself here: a fault decides when it is up."""
+        self._timer = then
 
     def stop_timer(self) -> None:
-        """There is none."""
+        """Call nothing."""
+        self._timer = None
 
-    def preflight(self, prepared: PreparedChange) -> None:
-        """There is nothing here that the driver could not try itself."""
+    def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
+        """Call what they do without Spark."""
+        check_transforms(graph, names)
 
     def sweep(self, sweeper: Sweeper) -> None:
         """At once, so that a seed replays exactly."""
@@ -332,11 +338,18 @@ class _Runtime:
             if stage is not None and not self._chance(self._eagerness):
                 return
             wanted = self._wanted.popleft()
-            request = Request(wanted.updates, scheduler_of(wanted.scheduler), by="test", is_tried_before=False)
+            request = Request(
+                wanted.updates,
+                scheduler_of(wanted.scheduler),
+                by="test",
+                time_limit_s=None if wanted.time_limit is None else duration(wanted.time_limit, "time_limit") / 1e6,
+                preflight=wanted.preflight,
+            )
             try:
                 self._driver.request(request)
             except MidstreamError as error:
-                raise _RequestRefused(error) from None
+                if not (wanted.preflight and isinstance(error, FunctionError)):
+                    raise _RequestRefused(error) from None
 
     def _deliver(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -346,85 +359,43 @@ class _Runtime:
                 case _:
                     pass
 
-    def told(self, task: TaskId) -> StageChange | None:
+    def told(self, task: TaskId, chance: float) -> StageChange | None:
         """The change that a task is told of; it may take its time to arrive."""
         peer = peer_of(WorkerId("local", task.attempt))
-        if peer not in self._switches or self.rng.random() < 0.5:
+        if peer not in self._switches or not self._chance(chance):
             return None
         return self._switches.pop(peer).change
 
-    def _compute(self, run: OpenRun, rows: Mapping[str, LocalData]) -> None:
-        plan, epoch, number = self.plan, run.epoch, run.run
-        results: dict[str, LocalData] = dict(rows)
-        leaving: dict[int, StageOutput] = {}
-        for segment in range(plan.segments):
-            stages = plan.segment(segment)
-            first = stages[0]
-            inlets = [results[name] for name in first.inlets]
-            frames = None
-            if first.takes_frames:
-                frames = self._read(epoch, number, leaving[segment - 1]).of_wires({*first.receives, *first.carries})
-            data: StageInput = LocalData.united(inlets, frames)
-            for stage in stages:
-                output = self._run_stage(epoch, number, stage.index, data)
-                if stage.leaves is Leaves.EXCHANGE:
-                    data = Exchanged(output, run.configuration.partitions, self.rng)
-            leaving[segment] = output
-            self._transform(epoch, number, segment, leaving, results)
-        for name, feed in plan.feeds.items():
-            if isinstance(plan.graph[name].spec, Sink):
-                rows_out = results[feed] if isinstance(feed, str) else self._outlet(epoch, number, feed, leaving)
-                write(plan.graph.payloads[name], rows_out.table(plan.graph[name].schema), epoch)
-                self._maybe_give_up()
-                self._maybe_crash_driver()
+    def _compute(self, rows: Mapping[str, LocalData], run: OpenRun) -> None:
+        plan = run.configuration.plan
+        engine = LocalEngine(
+            plan,
+            run.epoch,
+            run.configuration.assignments,
+            self.rng,
+            run_tasks=partial(self._run_tasks, run),
+            is_output_lost=lambda: self._chance(self.faults.lose_output),
+            on_written=self._pause,
+        )
+        walk(plan, engine, LocalData.united([rows[name] for name in plan.stages[0].inlets], None))
 
-    def _outlet(self, epoch: Epoch, run: Run, wire: WireId, leaving: Mapping[int, StageOutput]) -> LocalData:
-        segment = self.plan.wires[wire].segment
-        if self.plan.segment(segment)[-1].leaves is Leaves.TYPED:
-            return leaving[segment].data  # it went straight to the sink
-        return self._read(epoch, run, leaving[segment]).of_wires({wire}).decoded()
-
-    def _transform(
-        self, epoch: Epoch, run: Run, segment: int, leaving: Mapping[int, StageOutput], results: dict[str, LocalData]
-    ) -> None:
-        graph = self.plan.graph
-        for op in graph.of(Transform):
-            feed = self.plan.feeds[op.name]
-            ready = feed in results if isinstance(feed, str) else self.plan.wires[feed].segment == segment
-            if op.name in results or not ready:
-                continue
-            rows = results[feed] if isinstance(feed, str) else self._outlet(epoch, run, feed, leaving)
-            _, local = graph.payloads[op.name]
-            results[op.name] = rows.transformed(op.name, local, graph.schema_of(op.inputs[0]), op.schema)
-
-    def _read(self, epoch: Epoch, run: Run, kept: StageOutput) -> LocalData:
-        """The frames that a segment has left, some of them perhaps computed again."""
-        if self._chance(self.faults.lose_output):
-            lost = self.rng.randrange(len(kept.batches))
-            kept.batches[lost] = self._run_tasks(epoch, run, kept.stage, kept.read, [lost])[lost]
-        return kept.data
-
-    # ── one stage ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _run_stage(self, epoch: Epoch, run: Run, stage: StageIndex, data: StageInput) -> StageOutput:
-        """Run all tasks of a stage."""
-        results = self._run_tasks(epoch, run, stage, data, range(len(data)))
-        return StageOutput(stage, data, [results[partition] for partition in range(len(data))])
+    def _pause(self) -> None:
+        self._maybe_give_up()
+        self._maybe_crash_driver()
 
     def _run_tasks(
-        self, epoch: Epoch, run: Run, stage: StageIndex, data: StageInput, wanted: Sequence[int]
+        self, run: OpenRun, stage: StageIndex, data: StageInput, wanted: Sequence[int]
     ) -> dict[int, list[pa.RecordBatch]]:
         """Interleave tasks of a stage until each partition that is wanted has finished once."""
 
         def launch(of: StageIndex, partition: int, batches: Sequence[pa.RecordBatch]) -> Attempt:
             self._attempts += 1
-            return Attempt(self, TaskId(epoch, run, of, PartitionId(partition), self._attempts), batches)
+            return Attempt(self, TaskId(run.epoch, run.run, of, PartitionId(partition), self._attempts), batches)
 
         tasks = StageTasks(stage, data, wanted, launch)
         try:
             while not tasks.are_done:
-                self._maybe_give_up()
-                self._maybe_crash_driver()
+                self._pause()
                 self._maybe_change(stage)
                 self._disturb()
                 attempt = self.rng.choice(tasks.active)
@@ -450,7 +421,6 @@ class _Runtime:
         # A worker that listens is known by its own name, as on Spark.
         peer = peer_of(message.worker) if isinstance(message, WorkerJoined) else b"task"
         instructions = self._control.tell(Received(peer, message))
-        self._deliver(instructions)
         self._driver.hear(instructions)
         answers = [each.message for each in instructions if isinstance(each, Send) and each.peer == peer]
         return answers[0] if answers else Accepted()
@@ -459,9 +429,7 @@ class _Runtime:
         """Let the past speak: repeated messages, and tasks that nobody waits for any more."""
         if self._echoes and self.rng.random() < 0.5:
             echo = self._echoes.pop(self.rng.randrange(len(self._echoes)))
-            instructions = self._control.tell(Received(b"echo", echo))
-            self._deliver(instructions)
-            self._driver.hear(instructions)
+            self._driver.hear(self._control.tell(Received(b"echo", echo)))
         if self._zombies:
             zombie = self.rng.choice(self._zombies)
             try:
@@ -473,11 +441,16 @@ class _Runtime:
 
     def _maybe_crash_driver(self) -> None:
         if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.crash_driver):
-            raise _DriverCrashed
+            raise DriverCrashed
 
     def _maybe_give_up(self) -> None:
-        if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.give_up):
+        rarely = thinned(self._runs, FULL_RUNS)
+        if self._chance(rarely * self.faults.give_up):
             self._driver.replay()
+        if self._timer is not None and self._chance(rarely * self.faults.overdue):
+            self._timer()
+        if self._chance(rarely * self.faults.lose_run):
+            raise _RunLost("no worker could be had")
         if self._is_cancelled:
             raise _Cancelled
 

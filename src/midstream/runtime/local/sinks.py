@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import posixpath
+from collections.abc import Callable
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.fs as pafs
 import pyarrow.parquet as papq
 
+from midstream.engine.failure import USER_ERRORS, failed
 from midstream.flow.file_options import LocalOptions
 from midstream.flow.sinks import (
     EPOCH_COLUMN,
@@ -27,7 +30,7 @@ from midstream.runtime.database_sink import replace_epoch
 from midstream.storage.blobs import filesystem_of
 
 
-def write(target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
+def write(name: str, target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
     """Write one epoch to one sink."""
     match target:
         case FileSink(path, format, options):
@@ -40,9 +43,16 @@ def write(target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
         case NoopSink():
             pass
         case CallSink(function):
-            function(rows, epoch)
+            _call(partial(function, rows, epoch), name)
         case DatabaseSink():
-            replace_epoch(target, rows.to_batches(), epoch)
+            _call(partial(replace_epoch, target, rows.to_batches(), epoch), name)
+
+
+def _call(function: Callable[[], None], name: str) -> None:
+    try:
+        function()
+    except USER_ERRORS as error:
+        raise failed(name, error, None) from error
 
 
 def _write_files(path: str, format: FileFormat, options: LocalOptions, rows: pa.Table, epoch: Epoch) -> None:

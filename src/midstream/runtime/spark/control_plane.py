@@ -10,22 +10,16 @@ from midstream.control.channel import Address, Server
 from midstream.control.coordinator import Coordinator
 from midstream.control.journal import Journal
 from midstream.control.messages import (
-    ChangeBegun,
-    Commit,
-    EpochAbandoned,
-    EpochOpened,
-    EpochSealed,
     Event,
     FromTask,
     Instruction,
     JobEnding,
     Received,
-    Reject,
     Send,
     TaskFailed,
     ToTask,
 )
-from midstream.errors import ChannelError, ProtocolError
+from midstream.errors import ChannelError
 
 RELEASE_TIMEOUT_S = 3.0
 
@@ -50,30 +44,11 @@ class ControlPlane:
         """Say who hears of what tasks bring about, besides the tasks themselves. Called by the channel's thread."""
         self._listener = listener
 
-    def begin(self, event: ChangeBegun) -> list[Instruction]:
-        """A change is to take effect in the run in progress; tells tasks, and gives what the driver must know."""
-        return self._tell(event)
-
-    def open(self, event: EpochOpened) -> None:
-        """A run of an epoch begins."""
-        self._tell(event)
-
-    def seal(self, event: EpochSealed) -> Commit:
-        """The epoch's jobs succeeded; returns what to commit, or raises when the epoch is not whole."""
-        for instruction in self._tell(event):
-            match instruction:
-                case Commit():
-                    return instruction
-                case Reject(epoch, reason):
-                    raise ProtocolError(f"epoch {epoch} is not whole although Spark finished it: {reason}")
-        raise AssertionError("the coordinator decided nothing about a sealed epoch")
-
-    def abandon(self, event: EpochAbandoned) -> tuple[TaskFailed, ...]:
-        """The run is over without success; returns the failures of user code that its tasks reported."""
+    @property
+    def failures(self) -> tuple[TaskFailed, ...]:
+        """The failures that tasks of the run in progress have reported."""
         with self._lock:
-            failures = self._coordinator.failures
-        self._tell(event)
-        return failures
+            return self._coordinator.failures
 
     def journal(self) -> bytes:
         """The events of the newest run, to be kept."""
@@ -83,12 +58,13 @@ class ControlPlane:
     def close(self) -> None:
         """Tell workers to close their functions, wait shortly for them, and leave the channel."""
         with contextlib.suppress(ChannelError):  # the channel is gone already; then workers know that, too
-            self._tell(JobEnding())
+            self.tell(JobEnding())
             with self._changed:
                 self._changed.wait_for(lambda: not self._coordinator.workers, timeout=RELEASE_TIMEOUT_S)
         self._server.close()
 
-    def _tell(self, event: Event) -> list[Instruction]:
+    def tell(self, event: Event) -> list[Instruction]:
+        """Have the coordinator take an event and send what it has for tasks; gives what the driver must know."""
         with self._lock:
             self._journal.append(event)
             instructions = self._coordinator.handle(event)

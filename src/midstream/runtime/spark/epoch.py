@@ -1,11 +1,12 @@
 """Compiles one epoch into one Spark plan: ``mapInArrow`` per stage, one exchange between neighbours.
 
-Called afresh for every epoch, inside ``foreachBatch``. Only DataFrames are made here; the sinks start the work.
+Made afresh for every epoch, inside ``foreachBatch``. The order is :mod:`midstream.runtime.walk`'s. Only DataFrames are
+made here, until a sink is written, which starts the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -19,10 +20,12 @@ from midstream.data.schema import from_spark, to_ddl, type_name
 from midstream.engine.frames import FRAME_ORDER, FRAME_SCHEMA
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import SchemaError
-from midstream.flow.model import Transform
-from midstream.ids import StageIndex, WireId
+from midstream.flow.model import Operator
+from midstream.ids import Epoch, StageIndex, WireId
+from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Leaves, Plan, Stage
 from midstream.runtime.spark.batch_size import BatchLimit
+from midstream.runtime.spark.sinks import drain, write
 from midstream.runtime.spark.worker import Body, Ticket, decode_frames, rename_columns, run_stage
 
 FRAME_DDL = to_ddl(FRAME_SCHEMA)
@@ -38,107 +41,78 @@ def _struct(ddl: str) -> StructType:
 
 
 @dataclass
-class EpochFrames:
-    """An epoch's DataFrames: one per sink, and those that must be kept until all sinks are done."""
-
-    sinks: dict[str, DataFrame] = field(default_factory=dict)
-    kept: list[DataFrame] = field(default_factory=list)
-
-    def keep(self, df: DataFrame) -> DataFrame:
-        """Compute it once, however often it is read."""
-        kept = df.persist()
-        self.kept.append(kept)
-        return kept
-
-    def release(self) -> None:
-        """Free what was kept."""
-        for df in self.kept:
-            df.unpersist()
-
-
-def compile_epoch(plan: Plan, rows: DataFrame, ticket: TicketFor, partitions: int, limit: BatchLimit) -> EpochFrames:
-    """The DataFrame of every sink, for the rows of one epoch (united as :func:`unite_inlets` does)."""
-    compiler = _Compiler(plan, ticket, partitions, limit)
-    df = rows
-    for segment in range(plan.segments):
-        stages = plan.segment(segment)
-        if segment:
-            df = compiler.enter_segment(stages[0], segment)
-        for stage in stages:
-            df = compiler.run(stage, df)
-        if stages[-1].leaves is Leaves.FRAMES:
-            df = compiler.epoch.keep(df)
-        compiler.leaving[segment] = df
-        compiler.transform(segment)
-    for name, feed in plan.feeds.items():
-        if not isinstance(plan.graph[name].spec, Transform):
-            compiler.epoch.sinks[name] = compiler.rows_of(feed)
-    return compiler.epoch
-
-
-@dataclass
-class _Compiler:
-    """The DataFrames of an epoch as they come to be, segment by segment."""
+class SparkEngine:
+    """Spark as the :class:`~midstream.runtime.walk.EpochEngine` of one run of an epoch: all that is read or left is a
+    DataFrame."""
 
     plan: Plan
+    epoch: Epoch
+    assignments: Mapping[StageIndex, Assignment]
     ticket: TicketFor
-    partitions: int
     limit: BatchLimit
-    epoch: EpochFrames = field(default_factory=EpochFrames)
-    results: dict[str, DataFrame] = field(default_factory=dict)
-    """Of transforms."""
-    leaving: dict[int, DataFrame] = field(default_factory=dict)
-    """What leaves each segment."""
+    _kept: list[DataFrame] = field(default_factory=list)
 
-    def run(self, stage: Stage, df: DataFrame) -> DataFrame:
-        """One stage, and the exchange behind it if there is one."""
+    def run(self, stage: Stage, rows: DataFrame) -> DataFrame:
+        """Run a stage."""
         typed = stage.leaves is Leaves.TYPED
         ddl = to_ddl(self._wire_schema(stage.emits[0] if stage.emits else stage.carries[0])) if typed else FRAME_DDL
         task: Body = partial(run_stage, self.ticket(stage.index))
-        if stage.inlets and any({".", "`"} & set(name) for name in df.columns):
+        if stage.inlets and any({".", "`"} & set(name) for name in rows.columns):
             # mapInArrow asks for columns by name, and takes names apart at dots and backticks.
-            task = partial(rename_columns, tuple(df.columns), task)
-            df = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
-        out = df.mapInArrow(task, _struct(ddl))
-        if stage.leaves is Leaves.EXCHANGE:
-            exchanged = out.repartitionById(self.partitions, F.col("dest")).sortWithinPartitions(*FRAME_ORDER)
-            out = self.limit.spaced(exchanged)
-        return out
+            task = partial(rename_columns, tuple(rows.columns), task)
+            rows = rows.toDF(*[f"c{i}" for i in range(len(rows.columns))])
+        return rows.mapInArrow(task, _struct(ddl))
 
-    def transform(self, segment: int) -> None:
-        """Apply the transforms whose rows leave this segment, in the graph's order: one may read another's result."""
-        graph = self.plan.graph
-        for op in graph.of(Transform):
-            feed = self.plan.feeds[op.name]
-            ready = feed in self.results if isinstance(feed, str) else self.plan.wires[feed].segment == segment
-            if op.name in self.results or not ready:
-                continue
-            result = apply_transform(op.name, graph.payloads[op.name][0], self.rows_of(feed), op.schema)
-            if len(graph.consumers(op.ports[0])) > 1:  # read more than once: do not run it more than once
-                result = self.epoch.keep(result)
-            self.results[op.name] = result
+    def run_next(self, stage: Stage, before: DataFrame) -> DataFrame:
+        """Run a stage behind an exchange."""
+        partitions = self.assignments[stage.index].partitions
+        exchanged = before.repartitionById(partitions, F.col("dest")).sortWithinPartitions(*FRAME_ORDER)
+        return self.run(stage, self.limit.spaced(exchanged))
 
-    def rows_of(self, feed: WireId | str) -> DataFrame:
-        """The plain rows of a transform, or of a wire at the end of its segment."""
-        if isinstance(feed, str):
-            return self.results[feed]
-        segment = self.plan.wires[feed].segment
-        df = self.leaving[segment]
-        if self.plan.segment(segment)[-1].leaves is Leaves.TYPED:
-            return df
-        frames = self.limit.spaced(df.filter(F.col("wire") == feed))
-        return frames.mapInArrow(decode_frames, _struct(to_ddl(self._wire_schema(feed))))
+    def keep(self, left: DataFrame) -> DataFrame:
+        """Compute it once, however often it is read."""
+        kept = left.persist()
+        self._kept.append(kept)
+        return kept
 
-    def enter_segment(self, first: Stage, segment: int) -> DataFrame:
-        """All that enters the first stage of a segment: results of transforms, and frames that passed them by."""
-        inlets = [self.results[name] for name in first.inlets]
-        if not first.takes_frames:
-            return unite_inlets(inlets)
-        wires = [int(wire) for wire in (*first.receives, *first.carries)]
-        return unite_inlets(inlets, self.limit.spaced(self.leaving[segment - 1].filter(F.col("wire").isin(wires))))
+    def frames(self, left: DataFrame, wires: Sequence[WireId]) -> DataFrame:
+        """The frames of some wires."""
+        return self.limit.spaced(left.filter(F.col("wire").isin([int(wire) for wire in wires])))
+
+    def decoded(self, left: DataFrame, wire: WireId) -> DataFrame:
+        """The rows in the frames of a wire."""
+        frames = self.limit.spaced(left.filter(F.col("wire") == wire))
+        return frames.mapInArrow(decode_frames, _struct(to_ddl(self._wire_schema(wire))))
+
+    def columns(self, left: DataFrame) -> DataFrame:
+        """They are what it is."""
+        return left
+
+    def unite(self, inlets: Sequence[DataFrame], frames: DataFrame | None) -> DataFrame:
+        """All that enters a segment."""
+        return unite_inlets(inlets, frames)
+
+    def transform(self, operator: Operator, rows: DataFrame, *, is_kept: bool) -> DataFrame:
+        """Call the function; Catalyst runs what it gives."""
+        function, _ = self.plan.graph.payloads[operator.name]
+        result = apply_transform(operator.name, function, rows, operator.schema)
+        return self.keep(result) if is_kept else result
+
+    def drain(self, rows: DataFrame) -> None:
+        """A job that gives nothing."""
+        drain(rows)
+
+    def write(self, sink: Operator, rows: DataFrame) -> None:
+        """Write a sink."""
+        write(sink.name, self.plan.graph.payloads[sink.name], rows, self.epoch)
+
+    def release(self) -> None:
+        """Free what was kept."""
+        for df in self._kept:
+            df.unpersist()
 
     def _wire_schema(self, wire: WireId) -> pa.Schema:
-        return self.plan.graph.schema_of(self.plan.wires[wire].port)
+        return self.plan.graph.schema_of(self.plan.wire(wire).port)
 
 
 def apply_transform(name: str, function: Callable[[DataFrame], Any], rows: DataFrame, schema: pa.Schema) -> DataFrame:

@@ -9,33 +9,32 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from midstream.change.change import Change
-from midstream.change.configuration import Configuration
 from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sweeper import Sweeper, SweepThread
 from midstream.control.messages import AuditOrder, Commit
 from midstream.engine.collector import FRAME_BYTES
-from midstream.flow.model import Sink
-from midstream.flow.sinks import SinkTarget
-from midstream.ids import Epoch
+from midstream.flow.model import Graph
+from midstream.ids import Epoch, StageIndex
 from midstream.metrics import EpochProgress, SweepStats
 from midstream.runtime.driver import BatchEntry, Driver, OpenRun
 from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
-from midstream.runtime.spark.epoch import compile_epoch
+from midstream.runtime.spark.epoch import SparkEngine
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
-from midstream.runtime.spark.sinks import write_sinks
-from midstream.runtime.spark.transform_check import check_changed_transforms
+from midstream.runtime.spark.transform_check import check_transforms
 from midstream.runtime.spark.worker import Ticket, Whereabouts
+from midstream.runtime.walk import walk
 
 __all__ = ["Heartbeat"]
 
@@ -108,7 +107,7 @@ class Heartbeat:
         entry = self._log.entry(epoch)
         if self._syncer is not None:  # beside the epoch, which takes longer
             self._synced = self._syncer.submit(self._log.sync, epoch)
-        self._run(rows, epoch, entry)
+        self._driver.run(epoch, entry, partial(self._compute, rows))
 
     def close_windows(self, schema: StructType) -> None:
         """Run one more epoch, which has no rows and closes what is open. Called when the query has ended.
@@ -119,60 +118,24 @@ class Heartbeat:
         newest = self._checkpoint.newest_manifest()
         if newest is None:
             return  # no epoch, no window
-        session = self._session or self._spark.newSession()
+        self._session = session = self._session or self._spark.newSession()
         rows = session.createDataFrame(session.sparkContext.parallelize([], 1), schema)
         entry = BatchEntry(time.time_ns() // 1000, "no rows", closing=True)
-        self._run(rows, Epoch(newest.epoch + 1), entry)
+        self._driver.run(Epoch(newest.epoch + 1), entry, partial(self._compute, rows))
 
-    def _run(self, rows: DataFrame, epoch: Epoch, entry: BatchEntry) -> None:
-        while True:
-            began = time.perf_counter()
-            self._configure(rows.sparkSession)
-            run = self._driver.begin(epoch, entry)
-            if run is None:
-                return
-            try:
-                with self._cancellable(run), self._interruptible():
-                    self._compute(run, rows)
-            except BaseException as error:
-                self._driver.failed(run, error, is_lost=_is_nobodys(error))
-                continue
-            if self._driver.commit(run, 1000 * (time.perf_counter() - began)):
-                return
+    def _compute(self, rows: DataFrame, run: OpenRun) -> None:
+        plan = run.configuration.plan
 
-    def _compute(self, run: OpenRun, rows: DataFrame) -> None:
-        configuration = run.configuration
-        frames = compile_epoch(
-            configuration.plan,
-            rows,
-            lambda stage: Ticket(self._at, run.epoch, run.run, stage),
-            configuration.partitions,
-            self._limit,
-        )
-        try:
-            write_sinks(self._targets(configuration), frames.sinks, run.epoch)
-        finally:
-            frames.release()
+        def ticket(stage: StageIndex) -> Ticket:
+            return Ticket(self._at, run.epoch, run.run, stage)
+
+        with self._cancellable(run), self._interruptible():
+            walk(plan, SparkEngine(plan, run.epoch, run.configuration.assignments, ticket, self._limit), rows)
 
     def _committed(self, commit: Commit, progress: EpochProgress) -> None:
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row)
         self._on_progress(progress)
-
-    def _configure(self, session: SparkSession) -> None:
-        """Set what the query's own copy of the session lacks; each setting costs a call to the JVM."""
-        if not self._set:
-            forget_settings(session)
-        wanted = QUERY_CONF if self._user_limits else {**QUERY_CONF, **self._limit.conf()}
-        for key, value in wanted.items():
-            if self._set.get(key) != value:
-                session.conf.set(key, value)
-        self._set = wanted
-
-    @staticmethod
-    def _targets(configuration: Configuration) -> Mapping[str, SinkTarget]:
-        graph = configuration.graph
-        return {op.name: graph.payloads[op.name] for op in graph.of(Sink)}
 
     @property
     def sweep_stats(self) -> SweepStats:
@@ -201,6 +164,24 @@ class Heartbeat:
             self._syncer.shutdown()
 
     # ── the driver's hands ────────────────────────────────────────────────────────────────────────────────────────
+
+    def make_ready(self) -> None:
+        """Set what the query's own copy of the session lacks; each setting costs a call to the JVM."""
+        session = self._session
+        assert session is not None, "epochs bring their session"
+        if not self._set:
+            forget_settings(session)
+        wanted = QUERY_CONF if self._user_limits else {**QUERY_CONF, **self._limit.conf()}
+        for key, value in wanted.items():
+            if self._set.get(key) != value:
+                session.conf.set(key, value)
+        self._set = wanted
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether Spark failed to run its jobs, rather than a function or a plan was wrong."""
+        if isinstance(error, AnalysisException | ParseException | IllegalArgumentException):
+            return False
+        return isinstance(error, PySparkException) or hasattr(error, "java_exception")
 
     @contextlib.contextmanager
     def _cancellable(self, run: OpenRun) -> Iterator[None]:
@@ -263,9 +244,9 @@ class Heartbeat:
             self._timer.cancel()
             self._timer = None
 
-    def preflight(self, prepared: PreparedChange) -> None:
-        """Ask Spark's analyser about transforms."""
-        check_changed_transforms(prepared, self._spark)
+    def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
+        """Ask Spark's analyser about them."""
+        check_transforms(graph, names, self._spark)
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Beside the epochs to come."""
@@ -278,13 +259,6 @@ class Heartbeat:
 
     def at(self, step: str) -> None:
         """Nothing to do here: real processes are killed from outside."""
-
-
-def _is_nobodys(error: BaseException) -> bool:
-    """Whether Spark failed to run its jobs, rather than a function or a plan was wrong."""
-    if isinstance(error, AnalysisException | ParseException | IllegalArgumentException):
-        return False
-    return isinstance(error, PySparkException) or hasattr(error, "java_exception")
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

@@ -35,7 +35,7 @@ from midstream.runtime.spark.heartbeat import Heartbeat
 KEPT_PROGRESS = 100
 
 
-class Server(Protocol):
+class HttpInterface(Protocol):
     """The HTTP interface of a job, see :class:`midstream.server.serve.JobServer`."""
 
     url: str
@@ -87,7 +87,7 @@ class Job:
             spark, changes, checkpoint, control, local_state=local_state, audit=audit, on_commit=self._committed
         )
         self._query: StreamingQuery | None = None
-        self._server: Server | None = None
+        self._server: HttpInterface | None = None
         self._stopping = False
         self._over = threading.Event()
         self._exception: JobFailed | None = None
@@ -123,7 +123,7 @@ class Job:
         return self._changes.on_trial
 
     @property
-    def server(self) -> Server | None:
+    def server(self) -> HttpInterface | None:
         """Its HTTP interface (``url`` and ``token``), if it was started with ``serve=``."""
         return self._server
 
@@ -201,7 +201,7 @@ class Job:
             scheduler_of(scheduler),
             by or whoami(),
             time_limit_s=limit,
-            is_tried_before=preflight,
+            preflight=preflight,
             note=note,
         )
         self._require_running()
@@ -298,7 +298,7 @@ class Job:
 
     # ── the heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def attach(self, query: StreamingQuery, server: Server | None = None) -> None:
+    def attach(self, query: StreamingQuery, server: HttpInterface | None = None) -> None:
         """Tell the job what carries and serves it. Called once, by :func:`midstream.runtime.spark.start.start`."""
         self._query = query
         self._server = server
@@ -323,17 +323,17 @@ class Job:
                 self._over.set()
                 self._changed.notify_all()
 
-    def on_epoch(self, rows: DataFrame, batch_id: int) -> None:
+    def on_epoch(self, rows: DataFrame, epoch: int) -> None:
         """What Spark calls for every micro-batch.
 
         No error but a short one of our own may leave: Spark matches the text of a Py4J error with a recursive regular
         expression, and dies of a long one.
         """
         try:
-            self._heartbeat.beat(rows, Epoch(batch_id))
+            self._heartbeat.beat(rows, Epoch(epoch))
         except BaseException as error:
-            self._fail(error, Epoch(batch_id))
-            raise RuntimeError(f"midstream: epoch {batch_id} of job {self.name} failed") from None
+            self._fail(error, Epoch(epoch))
+            raise RuntimeError(f"midstream: epoch {epoch} of job {self.name} failed") from None
 
     def _committed(self, progress: EpochProgress) -> None:
         with self._changed:

@@ -30,6 +30,7 @@ from midstream.ids import Epoch
 from midstream.runtime.database_sink import replace_epoch
 from midstream.runtime.spark.worker import pack_portions
 from midstream.storage.blobs import filesystem_of, spark_path, write_atomically
+from midstream.storage.documents import read_struct, write_struct
 
 MARKER = "_midstream.json"
 
@@ -42,21 +43,8 @@ class SinkMarker(msgspec.Struct, frozen=True):
     sink: str
 
 
-def write_sinks(targets: Mapping[str, SinkTarget], rows: Mapping[str, DataFrame], epoch: Epoch) -> None:
-    """Write an epoch's rows to all sinks, those first that read everything.
-
-    Stages run when a sink first reads their rows. If no sink is sure to read them all, they are computed and kept
-    before any sink gets to see them: a sink's curiosity must not decide what the flow computes.
-    """
-    order = sorted(targets, key=lambda name: not targets[name].drains)
-    for name in order:
-        df = rows[name]
-        if not targets[name].drains:
-            _drain(df)
-        write(name, targets[name], df, epoch)
-
-
-def _drain(df: DataFrame) -> None:
+def drain(df: DataFrame) -> None:
+    """Compute all rows, for nobody."""
     df.write.format("noop").mode("append").save()
 
 
@@ -72,7 +60,7 @@ def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
             print(f"── epoch {epoch} ──")
             df.show(limit, truncate=False)
         case NoopSink():
-            _drain(df)
+            drain(df)
         case CallSink(function):
             _call(function, name, df, epoch)
         case DatabaseSink():
@@ -128,7 +116,7 @@ def mark_folders(markers: Mapping[str, SinkMarker]) -> None:
     """Say in each folder whose it is."""
     for path, marker in markers.items():
         fs, root = filesystem_of(path)
-        write_atomically(fs, posixpath.join(root, MARKER), msgspec.json.encode(marker))
+        write_atomically(fs, posixpath.join(root, MARKER), write_struct(marker))
 
 
 def _is_marked(name: str, path: str, job: str) -> bool:
@@ -148,10 +136,7 @@ def _is_marked(name: str, path: str, job: str) -> bool:
         return False
     with fs.open_input_stream(posixpath.join(root, MARKER)) as stream:
         data = stream.read()
-    try:
-        marker = msgspec.json.decode(data, type=SinkMarker)
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"sink {name!r}: {MARKER} in the folder {path!r} is damaged: {error}") from error
+    marker = read_struct(data, SinkMarker, f"sink {name!r}: {MARKER} in the folder {path!r}")
     if (marker.job, marker.sink) != (job, name):
         raise CheckpointError(
             f"sink {name!r}: the folder {path!r} holds the output of sink {marker.sink!r} of flow {marker.flow!r} "

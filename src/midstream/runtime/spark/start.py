@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyspark
@@ -23,15 +23,16 @@ from midstream.data.durations import microseconds
 from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
-from midstream.ids import BINS, Revision
-from midstream.planner.packing import pack_blobs
+from midstream.ids import BINS, Revision, StageIndex
+from midstream.planner.assignment import Assignment, check_partitions
+from midstream.planner.programs import pack_blobs
 from midstream.planner.stages import compile_plan
 from midstream.runtime.database_sink import check_tables, claim_tables
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.doctor import require_pyspark
 from midstream.runtime.spark.epoch import unite_inlets
 from midstream.runtime.spark.generator_source import stream_of
-from midstream.runtime.spark.job import Job, Server
+from midstream.runtime.spark.job import HttpInterface, Job
 from midstream.runtime.spark.offset_log import start_query
 from midstream.runtime.spark.sinks import check_file_sinks, mark_folders
 from midstream.runtime.spark.storage_check import hadoop_knows, require_reachable
@@ -55,7 +56,7 @@ def start(
     local_state: str | None = None,
     changes: str = "keep",
     audit: str | None = None,
-    server: Callable[[Job, str], Server] | None = None,
+    server: Callable[[Job, str], HttpInterface] | None = None,
     revert_to: int | None = None,
     durable: bool = True,
     close_windows: bool = False,
@@ -75,7 +76,8 @@ def start(
     check_audit(graph, audit)
     if local_state is not None and str(spark.sparkContext.master).startswith("local"):
         check_local_state(local_state)  # on a cluster, each worker looks at its own
-    partitions = check_partitions(partitions, spark)
+    if partitions is not None:
+        check_partitions(partitions)
     require_workers(spark.sparkContext, graph)
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
@@ -96,8 +98,10 @@ def start(
         mark_folders(free_folders)
         graph = claim_tables(graph, location.identity.job)
         # 3. Store what workers will fetch.
-        first = first_configuration(graph, location.blobs, partitions, blobs)
         newest = location.newest_manifest()
+        parallelism = min(int(spark.sparkContext.defaultParallelism), BINS)
+        recorded = _going_on({} if newest is None else newest.assignments, partitions, parallelism)
+        first = first_configuration(graph, location.blobs, partitions or parallelism, blobs, recorded)
         committed = None if newest is None else newest.revision
         if changes == DROP:
             for message in location.changes.set_damage_aside():
@@ -197,15 +201,29 @@ def parse_trigger(trigger: str | None) -> dict[str, Any]:
     )
 
 
-def check_partitions(partitions: int | None, spark: SparkSession) -> int:
-    """How many tasks a stage behind an exchange has."""
+def _going_on(
+    recorded: Mapping[StageIndex, Assignment], partitions: int | None, parallelism: int
+) -> dict[StageIndex, Assignment]:
+    """The assignments of the last committed epoch that this start goes on with; says so where that may surprise.
+
+    Without ``partitions`` these are all. A number that is given is meant for every stage: those that have it keep who
+    owns what, and the others spread their keys anew. Either way state is found again, because it is stored by bin.
+    """
     if partitions is None:
-        return min(int(spark.sparkContext.defaultParallelism), BINS)
-    if type(partitions) is not int or not 1 <= partitions <= BINS:
-        raise FlowError(
-            f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space"
-        )
-    return partitions
+        counts = sorted({each.partitions for each in recorded.values()})
+        if counts and counts != [parallelism]:
+            _log.warning(
+                "the job goes on with %s partitions in the stages behind an exchange, as in its last epoch; this "
+                "session runs %d tasks at a time. Start with partitions=%d to use them",
+                " and ".join(map(str, counts)),
+                parallelism,
+                parallelism,
+            )
+        return dict(recorded)
+    for stage, before in recorded.items():
+        if before.partitions != partitions:
+            _log.info("stage %d has %d partitions from now on; it had %d", stage, partitions, before.partitions)
+    return {stage: before for stage, before in recorded.items() if before.partitions == partitions}
 
 
 def source_stream(spark: SparkSession, name: str, stream: Any) -> DataFrame:

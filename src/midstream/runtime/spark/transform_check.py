@@ -10,13 +10,12 @@ from collections.abc import Iterable
 
 from pyspark.sql import SparkSession
 
-from midstream.change.prepare import PreparedChange
 from midstream.data.schema import to_ddl
 from midstream.errors import FlowError, MidstreamError
-from midstream.flow.model import Graph, Transform
+from midstream.flow.model import Graph
 from midstream.runtime.spark.epoch import apply_transform
 
-__all__ = ["check_changed_transforms", "check_transforms"]
+__all__ = ["check_transforms"]
 
 
 def check_transforms(graph: Graph, names: Iterable[str], spark: SparkSession) -> None:
@@ -34,15 +33,3 @@ def check_transforms(graph: Graph, names: Iterable[str], spark: SparkSession) ->
                 f"transform {op.name!r} fails on an empty DataFrame of its input's schema ({columns}): "
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             ) from error
-
-
-def check_changed_transforms(prepared: PreparedChange, spark: SparkSession) -> None:
-    """The same for the transforms that a change updates, or gives other columns. Called without the job's lock."""
-    before, after = prepared.before.graph, prepared.after.graph
-    changed = [
-        op.name
-        for op in after.of(Transform)
-        if op.name in prepared.plan.updated
-        or not after.schema_of(op.inputs[0]).equals(before.schema_of(before[op.name].inputs[0]))
-    ]
-    check_transforms(after, changed, spark)

@@ -19,28 +19,26 @@ from pyspark import SparkFiles, TaskContext
 
 from midstream.control.channel import Address, Client
 from midstream.control.messages import (
-    Assignment,
     FromTask,
     Refused,
     Release,
     Switch,
-    TaskFailed,
     TaskId,
-    TaskStarted,
     ToTask,
     WorkerId,
     WorkerJoined,
     WorkerReleased,
 )
-from midstream.engine.clock import SystemClock
+from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.frames import decode_rows, encode_rows, frames_of
+from midstream.engine.parts import preload
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
-from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced, OperatorFailed
+from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced
 from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex
-from midstream.runtime.reporting import failure_of
+from midstream.runtime.attempt import run_attempt
 from midstream.runtime.spark.frozen_modules import Settled
-from midstream.runtime.spark.switch_lock import SwitchLock
+from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
 from midstream.state.local_folder import own_local_folder
@@ -82,38 +80,13 @@ class Ticket:
 
 
 def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run one task: ask what to run, run it, report. Never runs on a guessed configuration."""
+    """Run one task, in this worker process."""
     context = TaskContext.get()
     assert context is not None, "run_stage is called by Spark, inside a task"
     task = TaskId(ticket.epoch, ticket.run, ticket.stage, PartitionId(context.partitionId()), context.taskAttemptId())
-    worker = _worker_for(ticket.at)
-    assignment = worker.ask(TaskStarted(task, worker.name))
-    assert isinstance(assignment, Assignment)
-    worker.forget_all_but(assignment.live)
-    revision = assignment.revision
-    try:
-        work = TaskRun(
-            task,
-            assignment,
-            worker.resources,
-            worker.state,
-            clock=SystemClock(),
-            sizer=worker.sizer(assignment.program),
-        )
-        with contextlib.closing(work), worker.attending(task, work) as lock:
-            try:
-                for ready in work.run(lock.taking(batches)):
-                    with lock.waiting():
-                        yield from ready
-                report = work.finish()
-            finally:
-                revision = work.revision
-    except OperatorFailed as error:
-        worker.ask(TaskFailed(task, failure_of(error), revision))
-        raise error from None
-    worker.ask(report)
-    worker.state.trim()
-    _settled.after_task(assignment.program)
+    with contextlib.closing(run_attempt(task, _worker_for(ticket.at), batches)) as pauses:
+        for ready in pauses:
+            yield from ready
 
 
 def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -135,7 +108,7 @@ def pack_portions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 class _Worker:
-    """What this process keeps for one life of a job."""
+    """What this process keeps for one life of a job. A :class:`~midstream.runtime.attempt.TaskHost`."""
 
     def __init__(self, at: Whereabouts) -> None:
         self._client = Client(at.address, timeout=PATIENCE_S)
@@ -145,6 +118,7 @@ class _Worker:
         # Spark removes its own folder when the application ends, and with it a copy of state that nobody needs.
         local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
         self.state = StateAccess(at.job, at.state, own_local_folder(local, at.job), at.durable)
+        self.clock: Clock = SystemClock()
         self.name = WorkerId(socket.gethostname(), os.getpid())
         self._guard = threading.Lock()
         # A process runs one task at a time. What it is told may be there before the task is.
@@ -169,7 +143,7 @@ class _Worker:
     @contextlib.contextmanager
     def attending(self, task: TaskId, work: TaskRun) -> Iterator[SwitchLock]:
         """Inside, the task hears of changes."""
-        lock = SwitchLock(work, self.ask, self._client.post)
+        lock = SwitchLock(work, self.ask, self._client.post, threading.Lock())
         with self._guard:
             self._at_work = (task, lock)
             if self._told is not None and self._told.task == task:
@@ -196,6 +170,11 @@ class _Worker:
             del self._sizers[program]
         _settled.forgotten(forgotten)
 
+    def after_task(self, program: Digest) -> None:
+        """Tidy up while nobody waits."""
+        self.state.trim()
+        _settled.after_task(program)
+
     def _listen(self, address: Address) -> None:
         """Hear of changes, until the job ends; then close the user's functions.
 
@@ -220,7 +199,7 @@ class _Worker:
     def _make_ready(self, told: Switch, post: Callable[[FromTask], None]) -> None:
         """Load what the task will need, while it goes on; then tell it."""
         with contextlib.suppress(CheckpointError):  # the task will run into it, too, and can say so
-            self.resources.preload(self.resources.program(told.change.program))
+            preload(self.resources.program(told.change.program), self.resources)
         with self._guard:
             self._told = told
             at_work = self._at_work

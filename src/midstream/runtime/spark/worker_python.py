@@ -21,7 +21,7 @@ from typing import Any
 from pyspark import InheritableThread, SparkContext
 
 from midstream.errors import SetupError
-from midstream.flow.model import Graph, Transact
+from midstream.flow.model import Graph
 from midstream.runtime.spark.shipping import is_on_one_machine, ship
 from midstream.version import __version__
 
@@ -81,7 +81,7 @@ _asked: set[tuple[str, str, tuple[str, ...]]] = set()
 
 def require_workers(context: SparkContext, graph: Graph) -> None:
     """Ship midstream where it is missing; raise :class:`SetupError` if workers could not run this graph."""
-    names = (*NEEDED, *(["numba"] if graph.of(Transact) else []))
+    names = tuple(dict.fromkeys([*NEEDED, *(package for op in graph for package in op.spec.requires)]))
     asked = (str(context.applicationId), str(context.pythonExec), names)
     shares_machine = is_on_one_machine(context)
     if not shares_machine:

@@ -1,4 +1,4 @@
-"""Ways to run a batch: how the dependency graph is explored, what runs as one, and when aborts are dealt with."""
+"""Ways to run a batch: how the dependency graph is explored, the unit of work, and when aborts are handled."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Aborts = Literal["eager", "lazy", "redo"]
 class Strategy:
     """One way to run a batch.
 
-    ``exploration``: ``serial``, one transaction after the other; ``strata``, all units that depend on nothing, then all
-    that depend on these only, and so on; ``depth``, every thread has its share of each stratum and waits only for what
-    a unit needs; ``queue``, whatever is ready. ``partitions`` is S-Store's.
+    ``exploration``: ``serial``, one transaction after the other; ``strata``, first all units without dependencies, then
+    all units that depend only on these, and so on; ``depth``, every thread has its share of each stratum and waits only
+    for the units that a unit needs; ``queue``, whichever unit is ready. ``partitions`` is S-Store's.
 
-    ``granularity``: what a thread takes on as one. Operations and chains (all operations on a key) work on versions;
-    whole transactions and components (transactions that share keys, directly or not) work in place, and know whether
+    ``granularity``: the unit of work of a thread. Operations and chains (all operations on a key) work on versions.
+    Whole transactions and components (transactions that share keys, directly or not) work in place, and know whether
     they abort before they write.
 
-    ``aborts``, on versions: ``eager``, a write waits for the checks of its transaction; ``lazy``, it does not, and when
-    all has been explored, what failed is taken back and what had read it is redone; ``redo``, TStream's: the whole
-    batch again, without those that failed, until nothing more fails.
+    ``aborts``, on versions: ``eager``, a write waits for the checks of its transaction; ``lazy``, it does not: at the
+    end, failed transactions are undone and their readers are redone; ``redo``, TStream's: the whole batch runs again
+    without the failed transactions, until no more fail.
 
     >>> str(Strategy("queue", "operation", "lazy")), str(SERIAL)
     ('queue/operation/lazy', 'serial')
@@ -45,19 +45,19 @@ class Strategy:
 
     @property
     def on_versions(self) -> bool:
-        """Whether it keeps a version for every write, rather than working in place."""
+        """Whether it keeps a version of every write instead of working in place."""
         return self.granularity in ("operation", "chain")
 
 
 SERIAL = Strategy("serial")
 S_STORE = Strategy("partitions")
-"""As S-Store does it: each thread owns a part of the keys, and runs the transactions on it one after the other, in the
-order of their timestamps. One that touches several parts waits for its turn in each of them, and all of them wait for
-it. It works in place, and decides on aborts before it writes, so nothing is ever undone."""
+"""S-Store's: each thread owns a partition of the keys, and runs its transactions serially, in timestamp order. A
+transaction that touches several partitions waits for its turn in each of them, and all of them wait for it. It works in
+place, and decides on aborts before it writes, so nothing is ever undone."""
 T_STREAM = Strategy("queue", "chain", "redo")
-"""As TStream does it: all operations on a key are a chain, which one thread runs in the order of timestamps; chains run
-in parallel, and those that need each other's values in a circle become one. Conditions do not hold back the writes of
-their transaction: when some fail, the whole batch is done again without these transactions, until nothing changes."""
+"""TStream's: all operations on a key form a chain, which one thread runs in timestamp order. Chains run in parallel;
+chains that need each other's values in a cycle become one. Conditions do not hold back the writes of their transaction:
+if some fail, the whole batch runs again without these transactions, until nothing changes."""
 
 _EXPLORATIONS: tuple[Exploration, ...] = ("strata", "depth", "queue")
 
@@ -72,4 +72,4 @@ FIXED: tuple[Strategy, ...] = (
         for aborts in ("eager", "lazy")
     ),
 )
-"""All strategies that the engine chooses from."""
+"""All strategies from which the engine chooses."""

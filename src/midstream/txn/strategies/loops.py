@@ -1,11 +1,12 @@
-"""The loops around transactions and operations: one after the other, by strata, depth first, from a queue.
+"""The loops around transactions and operations: serial, by strata, depth first, from a queue.
 
-These are patterns rather than functions to call: :func:`midstream.txn.codegen.adapted` replaces ``*state`` by the
-arrays of a program and ``visit`` by what runs one transaction (in place) or one operation (on versions).
+These are templates rather than functions to call: :func:`midstream.txn.codegen.adapted` replaces ``*state`` with the
+arrays of a program, and ``visit`` with the function that runs one transaction (in place) or one operation (on
+versions).
 
-A *unit* is what a thread takes on at once; unit u consists of ``members[starts[u]:starts[u + 1]]``, which are run in
-that order. The first three loops are run by several threads at the same time; ``failed`` says that one of them ended
-with an exception, so that nobody waits for it.
+A *unit* is the work that a thread takes at once. Unit u consists of ``members[starts[u]:starts[u + 1]]``, run in that
+order. Several threads run a loop at the same time; ``failed`` says that one of them ended with an exception, so that
+the others stop waiting for it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ __all__ = ["by_strata", "depth_first", "from_queue", "in_order", "repair"]
 
 
 def visit(member: int, *state: Any) -> None:
-    """Stands for what runs a member."""
+    """Placeholder for the function that runs a member."""
     raise NotImplementedError
 
 
 def in_order(low: int, high: int, members: Any, *state: Any) -> None:
-    """One after the other."""
+    """Visit members in order."""
     for x in range(low, high):
         visit(members[x], *state)
 
@@ -39,7 +40,7 @@ def by_strata(
     members: Any,
     *state: Any,
 ) -> None:
-    """Stratum by stratum, each split between the threads; nobody goes on before all have finished a stratum."""
+    """Stratum by stratum, each divided among the threads; all threads finish a stratum before any starts the next."""
     for level in range(len(strata) - 1):
         low, width = strata[level], strata[level + 1] - strata[level]
         for x in range(low + width * thread // threads, low + width * (thread + 1) // threads):
@@ -57,10 +58,10 @@ def by_strata(
 def depth_first(
     mine: Any, before: Any, needed: Any, done: Any, failed: Any, starts: Any, members: Any, *state: Any
 ) -> None:
-    """A thread's own units, in an order that respects dependencies; it waits only for those that a unit needs.
+    """A thread's own units, in dependency order; it waits only for the units that a unit needs.
 
-    Unit u needs ``needed[before[u]:before[u + 1]]``. Nobody waits in a circle, because all threads go through one
-    common order of the units.
+    Unit u needs ``needed[before[u]:before[u + 1]]``. There is no deadlock, because all threads follow one common order
+    of the units.
     """
     for x in range(len(mine)):
         unit = mine[x]
@@ -86,11 +87,11 @@ def from_queue(
     members: Any,
     *state: Any,
 ) -> None:
-    """Whatever is ready. A finished unit counts down what its dependents still miss; who misses nothing is queued.
+    """Whichever unit is ready. A finished unit decrements the counts of its dependents; a unit with count 0 is queued.
 
-    The queue has a place for every unit, so places are simply handed out: ``ends`` are the next to take and the next
-    to fill. A place that was taken before it was filled is waited for; the dependencies have no circle, so somebody
-    fills it.
+    The queue has a slot for every unit, so slots are handed out by counting: ``ends`` are the next to take and the next
+    to fill. A thread that takes a slot before it is filled waits for it. The dependencies have no cycle, so some thread
+    will fill it.
     """
     total = len(queue)
     while True:
@@ -126,10 +127,10 @@ def repair(
     changed: Any,
     *state: Any,
 ) -> int:
-    """Lazy aborts: take back what transactions wrote whose checks failed, and redo what had read it.
+    """Lazy aborts: undo the writes of transactions whose checks failed, and redo their readers.
 
-    One pass in order is enough: whether a transaction aborts depends only on earlier ones, and these are settled when
-    it is its turn. Gives how many were run again.
+    One pass in order is enough: whether a transaction aborts depends only on earlier ones, and these are final by then.
+    Returns the number of transactions run again.
     """
     redone = 0
     for x in range(len(transactions)):

@@ -1,4 +1,4 @@
-"""Run one kernel in several threads at the same time."""
+"""Runs one kernel in several threads at the same time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["together"]
+__all__ = ["run_in_threads"]
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
-def together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], failed: npt.NDArray[np.int64]) -> None:
-    """Call a function once per thread, the first time here; all have ended when it returns.
+def run_in_threads(
+    function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], failed: npt.NDArray[np.int64]
+) -> None:
+    """Call a function once per thread, the first time in the current one; returns when all have ended.
 
-    When one raises, ``failed`` tells the others to stop waiting for it, and the error comes out here.
+    If one raises, ``failed`` tells the others to stop waiting for it, and the error is raised here.
     """
 
     def guarded(args: tuple[Any, ...]) -> None:
@@ -38,7 +40,7 @@ def together(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], fai
 
 
 def _pool() -> ThreadPoolExecutor:
-    """This process's threads: a fork does not inherit them, so they go by the process's number."""
+    """This process's threads, keyed by process id, because a fork does not inherit them."""
     pid = os.getpid()
     if pid not in _pools:
         _pools.clear()

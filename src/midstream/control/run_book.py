@@ -1,0 +1,195 @@
+"""The books of one run of an epoch: which attempts have started and ended, what they reported, whether it is whole.
+
+Pure. The coordinator opens a book with each run and writes every report into it; operations read its
+:class:`Attempts`, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from midstream.control.messages import (
+    Commit,
+    EpochOpened,
+    Refused,
+    Reject,
+    StateChange,
+    TaskFailed,
+    TaskFinished,
+    TaskId,
+    TaskOrder,
+    WorkerId,
+)
+from midstream.data.times import END_OF_TIME, EpochTimes, Watermarks
+from midstream.ids import PartitionId, StageIndex, WireId
+from midstream.metrics import merge
+
+__all__ = ["Attempts", "Place", "RunBook"]
+
+Place = tuple[StageIndex, PartitionId]
+"""A partition of a stage: what attempts have in common."""
+
+
+@dataclass
+class Attempts:
+    """The attempts of a run, by place: those that started, and the places of which one has finished."""
+
+    started: dict[Place, set[TaskId]] = field(default_factory=dict)
+    over: set[TaskId] = field(default_factory=set)
+    """Finished or failed. One that was killed is not among them: nobody said so."""
+    finished: set[Place] = field(default_factory=set)
+
+    def alive(self, place: Place) -> set[TaskId]:
+        """Attempts that may still be running."""
+        return self.started.get(place, set()) - self.over
+
+    def places(self, stage: StageIndex) -> list[Place]:
+        """The places of a stage at which an attempt has started."""
+        return sorted(place for place in self.started if place[0] == stage)
+
+
+@dataclass
+class RunBook:
+    """What is known of a run. Used by the coordinator, from the run's opening until it is sealed or abandoned."""
+
+    opened: EpochOpened
+    attempts: Attempts = field(default_factory=Attempts)
+    workers: dict[TaskId, WorkerId] = field(default_factory=dict)
+    """Where each attempt runs, if its worker can be told of changes."""
+    failures: list[TaskFailed] = field(default_factory=list)
+    # Per place, the reports of all attempts that finished. The first one is counted. Attempts are replays of one
+    # another, so it hardly matters which of them Spark kept; but it need not be the first.
+    _finished: dict[Place, list[TaskFinished]] = field(default_factory=dict)
+    # Decided when the first task with state asks, and then the same for all of them.
+    _watermarks: Watermarks | None = None
+
+    def __str__(self) -> str:
+        return f"epoch {self.opened.epoch}.{self.opened.run}"
+
+    def is_of(self, task: TaskId) -> bool:
+        """Whether a task belongs to this run. Others are fenced."""
+        return (task.epoch, task.run) == (self.opened.epoch, self.opened.run)
+
+    def start(self, task: TaskId, worker: WorkerId | None) -> TaskOrder | Refused:
+        """An attempt has started; gives what it runs. An operation may add to that."""
+        opened = self.opened
+        if task.stage >= len(opened.programs):
+            return Refused(f"the plan has {len(opened.programs)} stages; there is no {task.stage}")
+        self.attempts.started.setdefault((task.stage, task.partition), set()).add(task)
+        if worker is not None:
+            self.workers[task] = worker
+        return TaskOrder(
+            revision=opened.revision,
+            program=opened.programs[task.stage],
+            times=self._times(task.stage),
+            lineages=opened.lineages.get(task.stage, {}),
+            audit=opened.audit,
+            live=opened.live,
+        )
+
+    def finish(self, report: TaskFinished) -> None:
+        """An attempt has finished."""
+        place = (report.task.stage, report.task.partition)
+        self._finished.setdefault(place, []).append(report)
+        self.attempts.over.add(report.task)
+        self.attempts.finished.add(place)
+
+    def fail(self, report: TaskFailed) -> None:
+        """An attempt has failed in the user's code."""
+        self.failures.append(report)
+        self.attempts.over.add(report.task)
+
+    def seal(self) -> Commit | Reject:
+        """What to commit, or why the epoch is not whole. An operation may add to the commit."""
+        opened, reports = self.opened, [reports[0] for reports in self._finished.values()]
+        if problem := self._problem():
+            return Reject(opened.epoch, problem)
+        operators = merge(report.operators for report in sorted(reports, key=lambda report: report.task))
+        emitted: Counter[WireId] = Counter()
+        states: dict[str, tuple[StateChange, ...]] = {}
+        samples: dict[str, bytes] = {}
+        for report in reports:
+            emitted.update(report.emitted)
+            samples.update(report.samples)
+            for operator, change in report.states.items():
+                states[operator] = (*states.get(operator, ()), change)
+        return Commit(
+            epoch=opened.epoch,
+            revision=opened.revision,
+            operators=operators,
+            tasks=len(reports),
+            emitted=dict(emitted),
+            states=states,
+            watermarks=self._watermarks or self._seen(),
+            widest_row=max((report.widest_row for report in reports), default=0),
+            audits=tuple(sorted(report.audit for report in reports if report.audit is not None)),
+            samples=samples,
+        )
+
+    def _times(self, stage: StageIndex) -> EpochTimes:
+        """The times that a task of this stage is told.
+
+        Tasks with state stand behind an exchange, so all sources have been read and reported when the first one asks.
+        Others may start earlier, and have no use for the epoch's own watermark.
+        """
+        before = self.opened.watermarks
+        now = before
+        if self.opened.lineages.get(stage):
+            if self._watermarks is None:
+                self._watermarks = self._seen()
+            now = self._watermarks
+        watermark = END_OF_TIME if self.opened.closing else now.watermark
+        return EpochTimes(self.opened.clock, before.watermark, watermark)
+
+    def _seen(self) -> Watermarks:
+        """The watermarks with all event times that were reported."""
+        latest: dict[str, int] = {}
+        for reports in self._finished.values():
+            for source, time in reports[0].event_times.items():
+                latest[source] = max(time, latest.get(source, time))
+        return self.opened.watermarks.after(latest, self.opened.clock)
+
+    def _problem(self) -> str | None:
+        """Why the epoch is not whole, or ``None``.
+
+        Spark has told us that all its tasks succeeded. Two things are checked on top: every partition that started has
+        reported, and on every wire a stage received the rows that the stage before sent. Where several attempts of a
+        partition finished with different counts (a function that is not deterministic), any of them may be the one
+        that counts, so the two sides need only be able to agree.
+        """
+        if silent := sorted(set(self.attempts.started) - set(self._finished)):
+            shown = ", ".join(f"stage {stage} partition {partition}" for stage, partition in silent[:5])
+            return f"{len(silent)} started partition(s) never reported: {shown}"
+        sent, received = _Ranges(), _Ranges()
+        for (stage, _), reports in self._finished.items():
+            sent.add(stage + 1, [report.sent for report in reports])
+            received.add(stage, [report.received for report in reports])
+        for at, wire in sorted(sent.low.keys() | received.low.keys()):
+            (fewest, most), (least, greatest) = sent.of(at, wire), received.of(at, wire)
+            if most < least or greatest < fewest:
+                return f"stage {at} received {_span(least, greatest)} of {_span(fewest, most)} rows on wire {wire}"
+        return None
+
+
+class _Ranges:
+    """By stage and wire: the fewest and the most rows, over all choices of one finished attempt per partition."""
+
+    def __init__(self) -> None:
+        self.low: Counter[tuple[int, WireId]] = Counter()
+        self.high: Counter[tuple[int, WireId]] = Counter()
+
+    def add(self, stage: int, attempts: list[dict[WireId, int]]) -> None:
+        """Add one partition."""
+        for wire in {wire for counts in attempts for wire in counts}:
+            counts = [counts.get(wire, 0) for counts in attempts]
+            self.low[stage, wire] += min(counts)
+            self.high[stage, wire] += max(counts)
+
+    def of(self, stage: int, wire: WireId) -> tuple[int, int]:
+        """The range of one wire."""
+        return self.low[stage, wire], self.high[stage, wire]
+
+
+def _span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"

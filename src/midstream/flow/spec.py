@@ -1,0 +1,287 @@
+"""What an operator is: everything that the rest of midstream asks about it, answered in one class.
+
+A :class:`Spec` describes an operator apart from its name, its place in the graph and what the user handed over for it.
+Planner, engine, checkpoint and changes ask the description instead of looking at its class, so a new operator is one
+module of :mod:`midstream.operators` with a subclass of :class:`Spec`. Defaults are those of a stateless operator that
+gives at most one row for each row and has no function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from midstream.data.schema import to_ddl, type_name
+from midstream.errors import FlowError, SchemaError, StateError
+from midstream.flow.functions import pack
+from midstream.flow.transactions.tables import Table
+from midstream.storage.blobs import Blob
+
+if TYPE_CHECKING:
+    from midstream.flow.model import Operator
+
+LATE = "late"
+"""The branch for rows that came too late for an operator's windows: the input's own rows."""
+
+LATE_RIGHT = "late_right"
+"""The same for the right input of a join."""
+
+ERRORS = "errors"
+"""The branch for bad rows of an operator with ``on_error="branch"``: the input's own columns, and the reason."""
+
+ERRORS_RIGHT = "errors_right"
+"""The same for the right input of a join."""
+
+ERROR_COLUMN = "error"
+"""The column of an errors branch that holds the reason."""
+
+
+class OnError(enum.StrEnum):
+    """What becomes of a bad row: the epoch fails, with the row in the error; or the row leaves by a branch."""
+
+    FAIL = "fail"
+    BRANCH = "branch"
+
+
+class Form(enum.StrEnum):
+    """How a function is called: with one dict per row, or with one Arrow record batch per slice."""
+
+    ROWS = "rows"
+    BATCHES = "batches"
+
+
+class Contract(enum.StrEnum):
+    """How many outputs one input can give; what decides which operators must change together."""
+
+    ONE_TO_ONE = "one-to-one"
+    ONE_TO_MANY = "one-to-many"
+
+
+class How(enum.StrEnum):
+    """What a lookup or join does with a (left) row that has no match: drop it, or keep it with nulls."""
+
+    INNER = "inner"
+    LEFT = "left"
+
+
+@dataclass(frozen=True)
+class InputChange:
+    """An input of an operator has other columns after a change than before it.
+
+    ``written_for`` are the columns that its function was made for; None if the change brings another function.
+    """
+
+    operator: str
+    kind: str
+    old: pa.Schema
+    new: pa.Schema
+    written_for: pa.Schema | None
+
+    def __str__(self) -> str:
+        return (
+            f"the change gives {self.kind} {self.operator!r} other columns: ({to_ddl(self.new)}) instead of "
+            f"({to_ddl(self.old)})"
+        )
+
+    def require(self, names: Iterable[str]) -> None:
+        """Refuse if one of these columns is gone or has another type."""
+        self._require(names, self.old, ", and it needs")
+
+    def require_written_for(self) -> None:
+        """Refuse if a column is missing that the function was made for, unless it is replaced."""
+        if self.written_for is not None:
+            advice = f". Add an Update({self.operator!r}, …) to the change that can take them; it needs"
+            self._require(self.written_for.names, self.written_for, advice)
+
+    def _require(self, names: Iterable[str], wanted: pa.Schema, why: str) -> None:
+        for name in names:
+            kind = wanted.field(name).type
+            if name not in self.new.names or not self.new.field(name).type.equals(kind):
+                raise SchemaError(f"{self}{why} {name!r} of type {type_name(kind)}", column=name)
+
+
+_specs: dict[str, type[Spec]] = {}
+
+SPECS: Mapping[str, type[Spec]] = MappingProxyType(_specs)
+"""Every kind of operator, by the name that identifies it in a checkpoint. Complete once midstream is imported."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The description of an operator: frozen, comparable, small enough to travel to every worker.
+
+    A subclass that sets :attr:`kind` is registered in :data:`SPECS`.
+
+    >>> from midstream.operators.flat_map import FlatMap
+    >>> FlatMap(Form.ROWS).kind, FlatMap(Form.ROWS).contract, SPECS["flat_map"] is FlatMap
+    ('flat_map', <Contract.ONE_TO_MANY: 'one-to-many'>, True)
+    """
+
+    kind: ClassVar[str]
+    """The operator's name in messages and in checkpoints. It must never change."""
+
+    # ── its place in the flow ─────────────────────────────────────────────────────────────────────────────────────
+
+    is_inlet: ClassVar[bool] = False
+    """Whether its rows enter a stage as plain columns."""
+
+    is_outlet: ClassVar[bool] = False
+    """Whether Catalyst runs it, rather than a stage."""
+
+    error_branches: ClassVar[tuple[str, ...]] = (ERRORS,)
+    """The branches for bad rows, one for each input, if the operator has ``on_error="branch"``."""
+
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Packages that workers need for it, beyond those that midstream always needs."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "kind" in cls.__dict__:
+            assert cls.kind not in _specs, f"{_specs[cls.kind]} and {cls} are both of the kind {cls.kind!r}"
+            _specs[cls.kind] = cls
+
+    @property
+    def divides(self) -> bool:
+        """Whether the flow's stages end and begin again at it."""
+        return self.is_inlet and self.is_outlet
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The branches of its result."""
+        return ("",)
+
+    @property
+    def late_branches(self) -> tuple[str, ...]:
+        """The branches for late rows, one for each input that may have some."""
+        return ()
+
+    @property
+    def partition_by(self) -> tuple[str, ...] | None:
+        """The columns that decide which task gets each row of its result; None if rows stay where they are."""
+        return None
+
+    def errors_schema(self, takes: pa.Schema) -> pa.Schema:
+        """Schema of its bad rows: the columns that it takes, and the reason."""
+        return pa.schema([*takes, pa.field(ERROR_COLUMN, pa.string(), nullable=False)])
+
+    # ── what it does with rows ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def contract(self) -> Contract:
+        """How many outputs one input can give, over all of its ports."""
+        return Contract.ONE_TO_ONE
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether the user promises at most one row for each row of the source."""
+        return False
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it gives rows at the end of an epoch too, when it no longer knows which came after a change."""
+        return False
+
+    runs_whole_epochs: ClassVar[bool] = False
+    """Whether it takes all rows of an epoch at once, so that a new function has to wait for the next epoch."""
+
+    @property
+    def combinable(self) -> bool:
+        """Whether senders may add up its rows before they travel."""
+        return False
+
+    def begins(self, branch: str) -> bool:
+        """Whether rows that leave by a branch are those of a new source, rather than on behalf of a row that came."""
+        return False
+
+    def gives_many(self, branch: str) -> bool:
+        """Whether several rows may leave by a branch on behalf of one that came. Not asked of bad rows."""
+        return self.contract is Contract.ONE_TO_MANY
+
+    # ── what the user handed over, and how it changes ─────────────────────────────────────────────────────────────
+
+    is_updatable: ClassVar[bool] = False
+    """Whether the user handed over a function or table, which a change can replace."""
+
+    has_preflight: ClassVar[bool] = False
+    """Whether a new function is called on a few rows on the driver before a change begins."""
+
+    declares_columns: ClassVar[bool] = False
+    """Whether its columns are what the user says, and do not follow from its inputs."""
+
+    @property
+    def function_takes(self) -> tuple[str, ...]:
+        """What its function is called with, in words."""
+        return ()
+
+    def packed(self, payload: Any, operator: str) -> Blob | None:
+        """What the user handed over, as workers can load it. None if there is nothing, or it cannot be stored."""
+        return pack(payload, operator) if self.is_updatable else None
+
+    def loaded(self, data: bytes) -> Any:
+        """The inverse of :meth:`packed`. Raises whatever the user's modules raise."""
+        return pickle.loads(data)
+
+    def replaced(self, function: Any, local: Any, operator: str, what: str) -> tuple[Spec, Any]:
+        """The description and the payload after an update with ``function``, see :class:`midstream.Update`.
+
+        ``what`` names the update in errors. Raises :class:`FlowError` if the function does not fit.
+        """
+        kinds = ", ".join(sorted(kind for kind, spec in SPECS.items() if spec.is_updatable))
+        raise FlowError(
+            f"{what}: a {self.kind} has no function that could be replaced. What can be updated are operators of the "
+            f"kinds {kinds}"
+        )
+
+    def check_input(self, change: InputChange) -> None:
+        """Refuse other columns in an input than before the change if the operator cannot take them."""
+        change.require_written_for()
+
+    def derived(
+        self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
+    ) -> tuple[Spec, pa.Schema]:
+        """The description and the columns that follow from inputs after a change; ``schema`` are those before it."""
+        return self, inputs[0] if inputs and not self.declares_columns else schema
+
+    # ── its state ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    is_stateful: ClassVar[bool] = False
+    """Whether it keeps state; then it stands behind a key_by."""
+
+    keeps_user_state: ClassVar[bool] = False
+    """Whether its state is made of the user's objects, which ``migrate=`` can bring into another layout."""
+
+    @property
+    def keyed_by(self) -> tuple[str, ...]:
+        """The key columns of its state, as its (left) input has them."""
+        return ()
+
+    @property
+    def shared_tables(self) -> tuple[Table, ...]:
+        """The tables that its state consists of, if it consists of tables."""
+        return ()
+
+    def state_layout(self, takes: Sequence[pa.Schema]) -> str:
+        """What decides the bytes of its state, in words: two operators with equal texts can read each other's."""
+        return layout_text(self, takes)
+
+    def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
+        """What stored keys and values mean, as a table for people."""
+        raise StateError(f"{self.kind} {operator.name!r} keeps no state")
+
+    def shown_table(self, operator: Operator, table: Table, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
+        """One of its :attr:`shared_tables`, in full."""
+        raise StateError(f"{self.kind} {operator.name!r} has no table {table.name!r}")
+
+
+def layout_text(spec: Spec, kept: Sequence[pa.Schema]) -> str:
+    """A description as :meth:`Spec.state_layout` gives it; ``kept`` are the columns that may be in its state."""
+    details = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    shown = ", ".join(f"{name}={value!r}" for name, value in details.items() if value not in (None, False))
+    return f"{spec.kind}({shown}) over ({') and ('.join(to_ddl(schema) for schema in kept)})"

@@ -1,0 +1,231 @@
+"""aggregate: running totals of each key, or totals of each window of a key.
+
+:mod:`midstream.engine.aggregation` does the adding up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.data.schema import columns_of, type_name
+from midstream.data.times import EpochTimes
+from midstream.engine.aggregation.aggregating import Aggregating
+from midstream.engine.aggregation.combiner import Combiner
+from midstream.engine.aggregation.running import RunningTotals
+from midstream.engine.aggregation.sessions import Sessions, split_sessions
+from midstream.engine.aggregation.totals import TotalsOf
+from midstream.engine.aggregation.windows import Windows
+from midstream.engine.parts import Parts, TaskSpec
+from midstream.engine.steps import AtWork
+from midstream.errors import FlowError, SchemaError
+from midstream.flow.aggregations import Aggregation, AggregationKind, result_type
+from midstream.flow.graph_format import CODEC
+from midstream.flow.model import Operator
+from midstream.flow.spec import LATE, Contract, InputChange, Spec
+from midstream.flow.validate import check_name
+from midstream.flow.windows import Session, Sliding, Tumbling, Window
+from midstream.operators.rows import KeyedRows
+from midstream.state.contents import in_namespace, keys_of
+from midstream.state.key_arrays import decode_keys, split_timers
+from midstream.state.keys import Namespace
+from midstream.state.task import TaskState
+
+if TYPE_CHECKING:
+    from midstream.operators.stream import Stream
+
+
+WINDOW_COLUMNS = ("window_start", "window_end")
+
+
+@dataclass(frozen=True)
+class Aggregate(TaskSpec):
+    """Aggregations per key: running ones, or per window of the event time in the column ``time``."""
+
+    kind: ClassVar[str] = "aggregate"
+    is_stateful: ClassVar[bool] = True
+
+    keys: tuple[str, ...]
+    columns: tuple[tuple[str, Aggregation], ...]
+    window: Window | None = None
+    time: str | None = None
+
+    @property
+    def keyed_by(self) -> tuple[str, ...]:
+        """The key columns."""
+        return self.keys
+
+    @property
+    def late_branches(self) -> tuple[str, ...]:
+        """Only windows have late rows."""
+        return () if self.window is None else (LATE,)
+
+    @property
+    def contract(self) -> Contract:
+        """A row may be in several windows."""
+        return Contract.ONE_TO_MANY
+
+    @property
+    def blocks(self) -> bool:
+        """Totals are known at the end of an epoch."""
+        return True
+
+    @property
+    def combinable(self) -> bool:
+        """Whether rows may be added up anywhere: not by windows, nor when their order counts."""
+        kinds = {aggregation.kind for _, aggregation in self.columns}
+        return self.window is None and AggregationKind.LAST not in kinds
+
+    def begins(self, branch: str) -> bool:
+        """Totals are rows of a new source; late rows go on as they came."""
+        return not branch
+
+    def gives_many(self, branch: str) -> bool:
+        """Totals are nobody's, and a late row comes out once."""
+        return False
+
+    def check_input(self, change: InputChange) -> None:
+        """The key must stay, and with windows the event time."""
+        change.require(self.keys if self.time is None else (*self.keys, self.time))
+
+    def derived(
+        self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
+    ) -> tuple[Spec, pa.Schema]:
+        """The same columns: what has been kept so far cannot be converted."""
+        for name, aggregation in self.columns:
+            found, kept = result_type(aggregation, inputs[0], f"{what}, {name}"), schema.field(name).type
+            if not found.equals(kept):
+                raise SchemaError(
+                    f"after the change {what} would have to keep {name!r} as {type_name(found)} instead of "
+                    f"{type_name(kept)}; what it has kept so far cannot be converted",
+                    column=name,
+                )
+        return self, schema
+
+    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
+        """See :func:`aggregate_at_work`."""
+        return aggregate_at_work(operator, self, parts.takes(operator)[0], parts.state(operator), parts.times)
+
+    def combiner(self, operator: Operator, takes: pa.Schema) -> Combiner:
+        """Partial totals travel instead of rows."""
+        return Combiner(operator, self.keys, totals_of(operator, self, takes))
+
+    def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
+        """The totals of each key, or of each open window, in the columns that it emits."""
+        totals = totals_of(operator, self, takes[0])
+        bounds: list[Any] = []
+        if self.window is None:
+            found = in_namespace(rows, Namespace.VALUE)
+            keys, values = keys_of(found), found["value"].to_pylist()
+        elif isinstance(self.window, Session):
+            keys, values, bounds = _sessions(totals, self.window, in_namespace(rows, Namespace.VALUE))
+        else:
+            found = in_namespace(rows, Namespace.WINDOW)
+            ends, keys = split_timers(keys_of(found))
+            values, bounds = found["value"].to_pylist(), [ends - self.window.size_us, ends]
+        moments = [pa.array(bound).view(takes[0].field(self.time).type) for bound in bounds]
+        results = totals.results(totals.unpack(values)[0]) if values else [[] for _ in self.columns]
+        columns = [*decode_keys(keys, columns_of(takes[0], self.keys)), *moments]
+        results = [pa.array(r, f.type) for r, f in zip(results, list(operator.schema)[len(columns) :], strict=True)]
+        return pa.Table.from_arrays([*columns, *results], schema=operator.schema)
+
+
+def aggregate_at_work(
+    operator: Operator, spec: Aggregate, takes: pa.Schema, state: TaskState, times: EpochTimes
+) -> AtWork:
+    """An aggregate in place in a task: running, or by windows."""
+    over = None if spec.window is None else spec.time
+    common = Aggregating(operator, spec.keys, over, takes, state, times, totals_of(operator, spec, takes))
+    form: RunningTotals | Windows | Sessions
+    if spec.window is None:
+        form = RunningTotals(common)
+    elif isinstance(spec.window, Session):
+        form = Sessions(common, spec.window)
+    else:
+        form = Windows(common, spec.window)
+    return AtWork((form.take,), form.finish, form.take_partials if isinstance(form, RunningTotals) else None)
+
+
+def totals_of(operator: Operator, spec: Aggregate, takes: pa.Schema) -> TotalsOf:
+    """What an aggregate keeps of a key, or of a window of a key."""
+    kept = ("first", "last") if isinstance(spec.window, Session) else ()
+    # A digest of this text is on disk, so it must not change.
+    windows = str(CODEC.encode(spec.window, Window | None))
+    return TotalsOf(spec.columns, takes, f"aggregate {operator.name!r}", windows, kept)
+
+
+def _sessions(totals: TotalsOf, window: Session, rows: pa.Table) -> tuple[pa.Array, list[bytes], list[Any]]:
+    each = [split_sessions(value) for value in rows["value"].to_pylist()]
+    keys = keys_of(rows).take(pa.array(np.repeat(np.arange(len(each)), [len(one) for one in each])))
+    values = [session for sessions in each for session in sessions]
+    nothing = np.empty(0, np.int64)
+    first, last = totals.unpack(values)[1] if values else (nothing, nothing)
+    return keys, values, [first, last + window.gap_us]
+
+
+class AggregateMethods(KeyedRows):
+    """Add an aggregate to a keyed stream."""
+
+    def aggregate(
+        self,
+        name: str,
+        *,
+        window: Window | None = None,
+        time: str | None = None,
+        on_error: str = "fail",
+        **columns: Aggregation,
+    ) -> Stream:
+        """Aggregate the rows of each key; the result has the key columns and one column per aggregation.
+
+        Without a window these are running totals: at the end of an epoch, one row for each key that had rows in it.
+        With a window (``tumbling``, ``sliding``, ``sessions``) there is one row for each window of a key, with the
+        columns ``window_start`` and ``window_end``, as soon as the watermark has passed its end. Rows that come later
+        than that leave at ``.late()``.
+
+        :param time: the timestamp column that says when a row happened; default: the event time of the source.
+        :param on_error: with ``"branch"``, rows whose key is null or too long, or whose time is null, leave at
+            :meth:`Stream.errors`.
+
+        >>> from midstream import Flow, ListSource, MemorySink, agg
+        >>> from midstream.testing import run_local
+        >>> flow, out = Flow("sales"), MemorySink()
+        >>> sales = flow.source("sales", ListSource([[{"user": "ann", "eur": 3}, {"user": "ann", "eur": 4}]],
+        ...                                         "user string, eur int"))
+        >>> sales.key_by("by_user", "user").aggregate("spent", n=agg.count(), eur=agg.sum("eur")).sink("out", out)
+        >>> _ = run_local(flow)
+        >>> out.rows
+        [{'user': 'ann', 'n': 2, 'eur': 7}]
+        """
+        what = f"aggregate {check_name(name, 'aggregate')!r}"
+        if not columns:
+            raise FlowError(f"{what}: name at least one aggregation, e.g. n=agg.count()")
+        fields = [self.schema.field(key).with_nullable(False) for key in self.keys]
+        if window is not None:
+            if not isinstance(window, Tumbling | Sliding | Session):
+                raise FlowError(
+                    f"{what}: window must be made by tumbling(…), sliding(…) or sessions(…), found {window!r:.60}"
+                )
+            time = self._time(time, what)
+            fields += [pa.field(column, self.schema.field(time).type, nullable=False) for column in WINDOW_COLUMNS]
+        elif time is not None:
+            raise FlowError(f"{what}: time={time!r} has a meaning only with a window")
+        for column, aggregation in columns.items():
+            if not isinstance(aggregation, Aggregation):
+                raise FlowError(
+                    f"{what}: {column}= must be an aggregation like agg.count() or agg.sum('amount'), found "
+                    f"{aggregation!r:.60}"
+                )
+            fields.append(pa.field(column, result_type(aggregation, self.schema, f"{what}, {column}")))
+        _refuse_twice([field.name for field in fields], what)
+        spec = Aggregate(self.keys, tuple(columns.items()), window, time)
+        return self._flow._add(name, spec, (self._port,), pa.schema(fields), on_error=on_error)
+
+
+def _refuse_twice(names: list[str], what: str) -> None:
+    lower = [name.lower() for name in names]
+    if twice := [name for name in names if lower.count(name.lower()) > 1]:
+        raise SchemaError(f"{what}: two columns of the result are called {twice[0]!r}; choose another name")

@@ -1,0 +1,203 @@
+"""The fluent API: a user names operators, one after the other, and starts the result.
+
+Building runs nothing and needs no Spark. Every mistake that can be seen here is refused here, at the user's own line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from midstream.errors import FlowError
+from midstream.flow.inputs import (
+    describe_source,
+)
+from midstream.flow.model import Graph, Operator, Port, port_schema
+from midstream.flow.spec import OnError, Spec
+from midstream.flow.transactions import Table
+from midstream.flow.validate import check_error_column, check_name, validate
+from midstream.operators.branches import on_error_of
+from midstream.operators.stream import Stream
+
+if TYPE_CHECKING:
+    from midstream.runtime.spark.job import Job
+
+
+class Flow:
+    """A streaming pipeline: named operators over ordinary streaming DataFrames.
+
+    >>> from midstream import Flow, ListSource, MemorySink
+    >>> from midstream.testing import run_local
+    >>> flow = Flow("greetings")
+    >>> names = flow.source("names", ListSource([[{"name": "Ada"}, {"name": "Alan"}]], "name string"))
+    >>> hello = names.map("hello", lambda row: {"text": "Hello " + row["name"]}, returns="text string")
+    >>> out = MemorySink()
+    >>> hello.sink("out", out)
+    >>> _ = run_local(flow)
+    >>> out.rows
+    [{'text': 'Hello Ada'}, {'text': 'Hello Alan'}]
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = check_name(name, "flow")
+        self._operators: dict[str, Operator] = {}
+        self._payloads: dict[str, Any] = {}
+        self._tables: dict[str, Table] = {}
+
+    def __repr__(self) -> str:
+        return f"Flow({self.name!r}, operators={list(self._operators)})"
+
+    @property
+    def graph(self) -> Graph:
+        """What has been built so far, checked and frozen."""
+        return validate(Graph(self.name, tuple(self._operators.values()), dict(self._payloads)))
+
+    def source(
+        self,
+        name: str,
+        stream: Any,
+        *,
+        event_time: str | None = None,
+        delay: str = "0 seconds",
+        max_ahead: str | None = "1 day",
+        idle: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Rows come in from a streaming DataFrame, a :class:`GeneratorSource` or a :class:`ListSource`.
+
+        :param event_time: the timestamp column that says when an event happened (or was due); latency counts from
+            there, and windows go by it. Sources of midstream know theirs already.
+        :param delay: how much later than others an event may arrive. The watermark, which closes windows, is the
+            smallest, over all sources with event times, of the latest event time seen minus this.
+        :param max_ahead: event times further than this ahead of the epoch's clock do not move the watermark. Their rows
+            are processed all the same, and counted as ``rows_ahead``. ``None`` takes every event time at its word.
+        :param idle: while the source has given no row for so long, by the clocks of epochs, the watermark goes by the
+            other sources. Rows that come after all may then be late. Default: windows wait for every source.
+        :param on_error: with ``"branch"``, rows whose event time is null leave at :meth:`Stream.errors`; by default
+            they go on, and the first operator that needs the time fails.
+        """
+        what = f"source {check_name(name, 'source')!r}"
+        spec, schema = describe_source(stream, what, event_time=event_time, delay=delay, max_ahead=max_ahead, idle=idle)
+        if spec.event_time is None and on_error_of(on_error, what) is OnError.BRANCH:
+            raise FlowError(f"{what}: on_error='branch' has a meaning only with event_time=")
+        return self._add(name, spec, (), schema, stream, on_error)
+
+    def table(self, name: str, *, key: str = "string", value: str = "double", default: Any = None) -> Table:
+        """A table that the transactions of a :meth:`Stream.transact` share: key → value.
+
+        :param key: ``"bigint"`` or ``"string"``.
+        :param value: ``"double"``, ``"bigint"`` or ``"boolean"``; several of them with names, as in
+            ``"speed double, cars bigint"``; or ``"object"``, any Python object, which only functions given to
+            ``t.call`` can look into.
+        :param default: what a key holds that was never written.
+
+        >>> Flow("bank").table("accounts", key="string", value="double", default=0.0).name
+        'accounts'
+        """
+        table = Table(check_name(name, f"flow {self.name!r}, table"), key=key, value=value, default=default)
+        self._require_free(name)
+        self._tables[name] = table
+        return table
+
+    def start(
+        self,
+        spark: Any,
+        *,
+        checkpoint: str,
+        trigger: str | None = None,
+        partitions: int | None = None,
+        local_state: str | None = None,
+        changes: str = "keep",
+        audit: str | None = None,
+        serve: bool | int = False,
+        revert_to: int | None = None,
+        durable: bool = True,
+        close_windows: bool = False,
+    ) -> Job:
+        """Run this flow on a SparkSession; it goes on in the background until it is stopped or fails.
+
+        :param spark: the session to use. It is never stopped or reconfigured.
+        :param checkpoint: a folder of this job's own, on storage that driver and executors share. Starting again with
+            the same folder continues where the job was.
+        :param trigger: ``None`` starts an epoch as soon as the one before is done, ``"500 ms"`` at most that often,
+            ``"available-now"`` takes what is there, in as many epochs as needed, and ends.
+        :param partitions: tasks per stage behind an exchange; default: as many as in the last committed epoch, and at
+            first the session's parallelism.
+        :param local_state: a folder on each worker's own disk for its copy of keyed state. It is only a cache; one that
+            outlives the application makes a restart with much state faster. Default: a folder of Spark's, which Spark
+            removes when the application ends.
+        :param changes: what becomes, at a restart, of operators that were changed while the job ran: ``"keep"`` runs
+            what they were changed to, ``"drop"`` what this flow says.
+        :param audit: a column that identifies the rows of the source: have tasks record which row met which operator
+            under which revision, for :mod:`midstream.audit`. Costs time and space; for tests.
+        :param serve: let the command line of this machine's user look at the job and change it, over HTTP on the
+            loopback address: ``True`` for any port that is free, or a port. Needs ``midstream[server]``.
+        :param revert_to: a revision, to begin with what the job ran then: for a job that cannot start, or fails again
+            and again, because of a change. It goes into the history as a change. State that was migrated since needs
+            ``midstream revert CHECKPOINT REVISION --migrate …`` instead.
+        :param durable: on a local disk, what an epoch has committed survives a loss of power: files are synced before
+            anything they replace is removed. ``False`` saves the time that takes, a few milliseconds per epoch; a crash
+            of a process is survived either way.
+        :param close_windows: with ``trigger="available-now"``: when everything is processed, run one more epoch, which
+            has no rows, closes all windows, sessions and joins, and fires all event timers. The checkpoint is closed
+            with them: rows that came later would all be late, so the next start refuses it.
+        """
+        from midstream.runtime.spark.start import start
+        from midstream.server.start import server_wanted
+
+        return start(
+            self.graph,
+            spark,
+            checkpoint=checkpoint,
+            trigger=trigger,
+            partitions=partitions,
+            local_state=local_state,
+            changes=changes,
+            audit=audit,
+            server=server_wanted(serve),
+            revert_to=revert_to,
+            durable=durable,
+            close_windows=close_windows,
+        )
+
+    def _event_time_of(self, port: Port) -> str | None:
+        """The source's event-time column, if the rows that leave this port still have it."""
+        return self._unchecked.event_time_of(port)
+
+    @property
+    def _unchecked(self) -> Graph:
+        return Graph(self.name, tuple(self._operators.values()))
+
+    def _add(
+        self,
+        name: str,
+        spec: Spec,
+        inputs: tuple[Port, ...],
+        schema: pa.Schema,
+        payload: Any = None,
+        on_error: str = OnError.FAIL,
+    ) -> Stream:
+        operator = Operator(check_name(name, f"flow {self.name!r}"), spec, inputs, schema)
+        what = f"{operator.kind} {name!r}"
+        operator = replace(operator, on_error=on_error_of(on_error, what))
+        if operator.on_error is OnError.BRANCH:
+            for takes in [port_schema(self._operators, port) for port in inputs] or [schema]:
+                check_error_column(takes, what)
+        self._require_free(name)
+        self._operators[name] = operator
+        if payload is not None:
+            self._payloads[name] = payload
+        return Stream(self, Port(name), schema)
+
+    def _require_free(self, name: str) -> None:
+        if name in self._operators or name in self._tables:
+            found = (
+                f"an operator {name!r} already (a {self._operators[name].kind})"
+                if name in self._operators
+                else f"a table {name!r} already"
+            )
+            raise FlowError(
+                f"flow {self.name!r}: there is {found}; names identify state and changes and must be unique"
+            )

@@ -1,0 +1,210 @@
+"""join: pairs of rows of two keyed streams with equal keys, near each other in event time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from midstream.data.durations import duration
+from midstream.data.schema import columns_of, joined_schema, type_name
+from midstream.engine.parts import Parts, TaskSpec
+from midstream.engine.steps import AtWork
+from midstream.errors import FlowError, SchemaError
+from midstream.flow.model import Operator
+from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, Contract, How, InputChange, Spec, layout_text
+from midstream.flow.validate import check_name
+from midstream.flow.windows import Tumbling, Window
+from midstream.operators.join_step import join_at_work
+from midstream.operators.rows import KeyedRows
+from midstream.state.contents import in_namespace, keys_of
+from midstream.state.key_arrays import decode_keys, split_timers
+from midstream.state.keys import Namespace
+
+if TYPE_CHECKING:
+    from midstream.operators.stream import KeyedStream, Stream
+
+
+@dataclass(frozen=True)
+class Join(TaskSpec):
+    """Pairs of rows of two keyed streams with equal keys, in one window or at most ``within_us`` apart.
+
+    ``left_keys`` and ``right_keys`` correspond by position; ``left_time`` and ``right_time`` name the event times.
+    ``unique`` is the user's promise that at most one row comes out for each row of the *source*, as of a self-join on
+    the primary key, so that a change of what stands behind it may begin there. Unlike ``one_to_one`` it says nothing of
+    the operator's own inputs, and nothing checks it while the flow runs.
+    """
+
+    kind: ClassVar[str] = "join"
+    is_stateful: ClassVar[bool] = True
+    error_branches: ClassVar[tuple[str, ...]] = (ERRORS, ERRORS_RIGHT)
+
+    left_keys: tuple[str, ...]
+    right_keys: tuple[str, ...]
+    left_time: str
+    right_time: str
+    how: How
+    window: Window | None = None
+    within_us: int | None = None
+    unique: bool = False
+
+    @property
+    def keyed_by(self) -> tuple[str, ...]:
+        """The key columns as the result has them."""
+        return self.left_keys
+
+    @property
+    def late_branches(self) -> tuple[str, ...]:
+        """One for each side."""
+        return (LATE, LATE_RIGHT)
+
+    @property
+    def contract(self) -> Contract:
+        """A row may have many partners."""
+        return Contract.ONE_TO_MANY
+
+    @property
+    def is_unique(self) -> bool:
+        """See the class."""
+        return self.unique
+
+    @property
+    def blocks(self) -> bool:
+        """A left join gives rows without a partner when none can come any more."""
+        return self.how is How.LEFT
+
+    def gives_many(self, branch: str) -> bool:
+        """A late row comes out as it came."""
+        return not branch
+
+    def check_input(self, change: InputChange) -> None:
+        """Rows are kept whole."""
+        raise SchemaError(
+            f"{change}. A join keeps whole rows, so they cannot change; keep the columns, or give the new ones to an "
+            f"operator behind the join"
+        )
+
+    def derived(
+        self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
+    ) -> tuple[Spec, pa.Schema]:
+        """The same columns, as its inputs have the same."""
+        return self, schema
+
+    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
+        """See :func:`join_at_work`."""
+        left, right = parts.takes(operator)
+        return join_at_work(operator, self, (left, right), parts.state(operator), parts.times)
+
+    def state_layout(self, takes: Sequence[pa.Schema]) -> str:
+        """Another promise changes no byte of what it keeps."""
+        return layout_text(replace(self, unique=False), takes)
+
+    def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
+        """How many bytes of rows it keeps of each key and time."""
+        schema = columns_of(takes[0], self.left_keys)
+        sides = {Namespace.JOIN_LEFT: "left", Namespace.JOIN_RIGHT: "right"}
+        parts = []
+        for namespace, side in sides.items():
+            found = in_namespace(rows, namespace)
+            times, keys = split_timers(keys_of(found))
+            sizes = [len(value) for value in found["value"].to_pylist()]
+            columns = [
+                *decode_keys(keys, schema),
+                pa.array([side] * len(keys), pa.string()),
+                pa.array(times).view(pa.timestamp("us", "UTC")),
+                pa.array(sizes, pa.int64()),
+            ]
+            added = [("side", pa.string()), ("time", pa.timestamp("us", "UTC")), ("bytes", pa.int64())]
+            parts.append(pa.Table.from_arrays(columns, schema=pa.schema([*schema, *(pa.field(*f) for f in added)])))
+        return pa.concat_tables(parts)
+
+
+class JoinMethods(KeyedRows):
+    """Add a join to a keyed stream."""
+
+    def join(
+        self,
+        name: str,
+        other: KeyedStream,
+        *,
+        how: str = "inner",
+        window: Tumbling | None = None,
+        within: str | None = None,
+        left_time: str | None = None,
+        right_time: str | None = None,
+        unique: bool = False,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Pairs of rows of this keyed stream and another with equal keys, near each other in event time.
+
+        The result has all columns of this stream, then those of the other without its key columns. Give either
+        ``window=tumbling(…)``: both rows are in one window; or ``within="10 seconds"``: at most so far apart. Rows are
+        kept as long as the watermark allows for a partner; those that come later leave at ``.late("left")`` and
+        ``.late("right")``.
+
+        :param how: ``"left"`` also gives each row of this stream that finds no partner, with nulls, when none can
+            come any more.
+        :param unique: promises at most one row for each row of the *source*, as a self-join on the primary key gives;
+            a change of what stands behind the join may then begin there, instead of where the two sides part. Not
+            checked while the flow runs; the auditor finds a promise that was broken.
+        :param on_error: with ``"branch"``, rows whose key is null or too long, or whose time is null, leave at
+            ``.errors("left")`` and ``.errors("right")``.
+
+        >>> from datetime import UTC, datetime
+        >>> from midstream import Flow, ListSource, MemorySink
+        >>> from midstream.testing import run_local
+        >>> flow, out = Flow("orders"), MemorySink()
+        >>> rows = [{"id": 1, "eur": 3, "at": datetime(2026, 1, 1, tzinfo=UTC)}]
+        >>> orders = flow.source("orders", ListSource([rows], "id int, eur int, at timestamp", event_time="at"))
+        >>> cents = orders.map("cents", lambda row: {"id": row["id"], "cents": 100 * row["eur"], "seen": row["at"]},
+        ...                    returns="id int, cents int, seen timestamp")
+        >>> orders.key_by("left", "id").join("both", cents.key_by("right", "id"), within="0 seconds",
+        ...                                  right_time="seen", unique=True).sink("out", out)
+        >>> _ = run_local(flow)
+        >>> [(row["id"], row["eur"], row["cents"]) for row in out.rows]
+        [(1, 3, 300)]
+        """
+        what = f"join {check_name(name, 'join')!r}"
+        self._check_partner(other, what)
+        if how not in list(How):
+            raise FlowError(f"{what}: how={how!r} is not known; allowed: {', '.join(How)}")
+        if (window is None) == (within is None):
+            raise FlowError(f"{what}: give either window=tumbling(…) or within='10 seconds'")
+        if window is not None and not isinstance(window, Tumbling):
+            raise FlowError(f"{what}: a join takes tumbling windows, found {window!r:.60}; or use within=")
+        spec = Join(
+            left_keys=self.keys,
+            right_keys=other.keys,
+            left_time=self._time(left_time, f"{what}, left"),
+            right_time=other._time(right_time, f"{what}, right"),
+            how=How(how),
+            window=window,
+            within_us=None if within is None else duration(within, f"{what}: within", zero=True),
+            unique=unique,
+        )
+        if (self.schema.field(spec.left_time).type.tz is None) != (other.schema.field(spec.right_time).type.tz is None):
+            raise SchemaError(f"{what}: one event time has a time zone and the other has none; cast one of them before")
+        schema = joined_schema(self.schema, other.schema, other.keys, nullable=spec.how is How.LEFT, what=what)
+        return self._flow._add(name, spec, (self._port, other._port), schema, on_error=on_error)
+
+    def _check_partner(self, other: KeyedStream, what: str) -> None:
+        if not isinstance(other, KeyedRows):
+            raise FlowError(
+                f"{what}: the other side must be a keyed stream, found {type(other).__name__}; use key_by first"
+            )
+        if other._flow is not self._flow:
+            raise FlowError(f"{what}: {str(other._port)!r} belongs to another flow; streams join within one flow")
+        if len(other.keys) != len(self.keys):
+            raise FlowError(
+                f"{what}: the left side is keyed by ({', '.join(self.keys)}), the right one by "
+                f"({', '.join(other.keys)}); both must have as many columns"
+            )
+        for mine, theirs in zip(self.keys, other.keys, strict=True):
+            left, right = self.schema.field(mine).type, other.schema.field(theirs).type
+            if not left.equals(right):
+                raise SchemaError(
+                    f"{what}: the left {mine!r} is {type_name(left)} but the right {theirs!r} is {type_name(right)}; "
+                    f"keys must have the same type"
+                )

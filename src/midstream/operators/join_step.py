@@ -1,0 +1,393 @@
+"""join: pairs of rows of two keyed streams that have equal keys and are near each other in event time.
+
+A pair is emitted when the second of its rows arrives. What has arrived in this epoch, and what state has for the keys
+that it touches, is in memory as a few sorted runs (:mod:`~midstream.engine.joining.runs`), which a slice is compared
+with in bulk. State is read when a slice first needs it and written at the end. :mod:`~midstream.engine.joining.times`
+says what near means, and when a row is late or over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from midstream.data.times import EpochTimes
+from midstream.engine.bad_rows import Aside, Screen
+from midstream.engine.failure import failed, row_at
+from midstream.engine.joining.runs import SortedRun, SortedRuns, expand
+from midstream.engine.joining.times import Limits, Nearness
+from midstream.engine.steps import ONLY, AtWork
+from midstream.errors import SchemaError, StateError
+from midstream.flow.model import Operator
+from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, How
+from midstream.state.integers import integer_bytes
+from midstream.state.keys import Namespace, group_keys
+from midstream.state.panes import Panes
+from midstream.state.task import TaskState
+
+if TYPE_CHECKING:
+    from midstream.operators.join import Join
+
+MAX_PAIRS = 1 << 18
+"""A slice gives about so many pairs at once. If it has more, the others follow at the end of the epoch, so that memory
+stays bounded; the runner makes its slices smaller meanwhile."""
+
+_AT_ONCE = 1 << 22  # bytes of stored rows that are decoded together when panes close
+_KEYS = 1 << 32  # more than a task has
+_Integers = npt.NDArray[np.int64]
+
+
+def join_at_work(
+    operator: Operator, spec: Join, takes: tuple[pa.Schema, pa.Schema], state: TaskState, times: EpochTimes
+) -> AtWork:
+    """A join in place: the first entry takes rows of the left stream, the second those of the right one."""
+    work = _JoinStep(operator, spec, takes, state, times)
+    entries = (partial(work.enter, work.left), partial(work.enter, work.right))
+    return AtWork(entries, work.finish, flush=work.flush)
+
+
+class _Numbers(dict[bytes, int]):
+    """Numbers the keys of a task in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[bytes, bytes]] = []
+        """What a stored key begins and ends with: the bin, and the key."""
+
+    def __missing__(self, key: bytes) -> int:
+        self.ends.append((key[:1], key[2:]))
+        number = self[key] = len(self)
+        return number
+
+
+class _Side:
+    """One of the two streams: its columns, its rows in memory, and its panes in state."""
+
+    def __init__(self, keys: tuple[str, ...], time: str, late: str, panes: Panes, aside: Aside) -> None:
+        self.keys = keys
+        self.time = time
+        self.late = late
+        self.panes = panes
+        self.screen = Screen(aside, keys, (time,))
+        self.schema = panes.codec.schema
+        """Of what is remembered."""
+        self.latest = self.panes.latest
+        self.arrived = SortedRuns(self.schema)
+        self.read = SortedRuns(self.schema)
+        self.known: set[int] = set()
+        """Panes that have been read: number of the time times :data:`_KEYS` plus number of the key."""
+
+
+class _JoinStep:
+    def __init__(
+        self, operator: Operator, spec: Join, takes: tuple[pa.Schema, pa.Schema], state: TaskState, times: EpochTimes
+    ) -> None:
+        self._operator = operator
+        self._what = f"join {operator.name!r}"
+        self._state = state
+        self._near = Nearness.of(spec.window, spec.within_us)
+        self._limits = Limits.of(self._near, times.late_before, times.watermark)
+        # What the epochs before this one have closed already.
+        self._before = Limits.of(self._near, times.late_before, times.late_before)
+        self._is_left = spec.how is How.LEFT
+        # By window, a left row has partners if there is a right pane beside its own, so it need not wait by itself.
+        self._waits = self._is_left and self._near.reach > 0
+        self._numbers = _Numbers()
+        self._times: dict[int, int] = {}
+        self._rest: list[Iterator[pa.RecordBatch]] = []
+        self._adds = [name for name in takes[1].names if name not in spec.right_keys]
+        # The key columns of the right side are not needed again: those of a pair come from its left row.
+        kept = pa.schema([column for column in takes[1] if column.name in {*self._adds, spec.right_time}])
+        layout = _layout(spec, self._near)
+        self.left = _Side(
+            spec.left_keys,
+            spec.left_time,
+            LATE,
+            Panes(state, takes[0], Namespace.JOIN_LEFT, Namespace.JOIN_LEFT_MORE, layout, self._what),
+            Aside(operator, ERRORS),
+        )
+        self.right = _Side(
+            spec.right_keys,
+            spec.right_time,
+            LATE_RIGHT,
+            Panes(state, kept, Namespace.JOIN_RIGHT, Namespace.JOIN_RIGHT_MORE, layout, self._what),
+            Aside(operator, ERRORS_RIGHT),
+        )
+
+    def enter(self, side: _Side, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
+        """Take a slice of one side: its pairs with what is there already, its late rows and its bad ones."""
+        batch, aside = side.screen(batch)
+        results: dict[str, pa.RecordBatch] = dict(aside)
+        instants = self._instants(side, batch)
+        late = instants < self._limits.late
+        if late.any():
+            results[side.late] = batch.filter(pa.array(late))
+            batch, instants = batch.filter(pa.array(~late)), instants[~late]
+        if not batch.num_rows:
+            return results
+        kept = pa.RecordBatch.from_arrays([batch.column(name) for name in side.schema.names], schema=side.schema)
+        run = SortedRun.of(kept, self._key_numbers(side, batch), instants)
+        other = self.right if side is self.left else self.left
+        self._read(other, run)
+        pairs = self._pairs(side, run, other)
+        side.arrived.add(run)
+        if ready := self._ready(pairs):
+            results[ONLY] = ready[0] if len(ready) == 1 else pa.concat_batches(ready)
+        return results
+
+    def flush(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
+        """Give the pairs that were too many at once."""
+        for pairs in chain.from_iterable(self._rest):
+            yield {ONLY: pairs}
+        self._rest.clear()
+
+    def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
+        """Close what the watermark has passed, write the rest to state."""
+        # Nothing is deleted before all scans are done: they are slow in the midst of changes.
+        gone: list[bytes] = []
+        for rows in self._closed(gone):
+            yield {ONLY: self._with_nulls(rows)}
+        self._state.delete_many(gone)
+        if self._waits:
+            self._write_waiting()
+        for side in (self.left, self.right):
+            self._write(side)
+
+    def _closed(self, gone: list[bytes]) -> Iterator[pa.RecordBatch]:
+        """Left rows that get no partner any more, for a left join; ``gone`` grows by what state need not keep."""
+        if self._is_left:
+            left = self.left.arrived.all()
+            lonely = left.part(~left.matched & (left.times < self._limits.over))
+            if len(lonely):
+                yield lonely.taken()
+            for values in _bounded(self._waited(gone) if self._waits else self._alone()):
+                yield self.left.panes.codec.decode(values)[0]
+        self._forget(gone)
+
+    # ── pairs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _pairs(self, side: _Side, run: SortedRun, other: _Side) -> Iterator[pa.RecordBatch]:
+        """Find all partners of a slice now, and build the rows as they are asked for."""
+        found = []
+        for theirs in (*other.read, *other.arrived):
+            starts, stops = theirs.partners_of(run, self._near.reach)
+            hit = np.flatnonzero(stops > starts)
+            if not len(hit):
+                continue
+            starts, stops = starts[hit], stops[hit]
+            if side is self.left:
+                run.matched[hit] = True
+            elif self._is_left:
+                theirs.mark(starts, stops)
+            found.append((theirs, run.rows[hit], starts, stops - starts))
+        return (
+            self._paired(run.batch, mine, theirs.batch, others)
+            if side is self.left
+            else self._paired(theirs.batch, others, run.batch, mine)
+            for theirs, rows, starts, counts in found
+            for mine, others in _in_portions(rows, theirs.rows, starts, counts)
+        )
+
+    def _paired(
+        self, left: pa.RecordBatch, lefts: _Integers, right: pa.RecordBatch, rights: _Integers
+    ) -> pa.RecordBatch:
+        taken = left.take(pa.array(lefts)), right.select(self._adds).take(pa.array(rights))
+        return pa.RecordBatch.from_arrays([*taken[0].columns, *taken[1].columns], schema=self._operator.schema)
+
+    def _ready(self, pairs: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """What a slice gives at once; the end of the epoch gives the rest."""
+        ready, count = [], 0
+        for batch in pairs:
+            ready.append(batch)
+            count += batch.num_rows
+            if count >= MAX_PAIRS:
+                self._rest.append(pairs)
+                break
+        return ready
+
+    def _with_nulls(self, left: pa.RecordBatch) -> pa.RecordBatch:
+        added = self._operator.schema.types[left.num_columns :]
+        nulls = [pa.nulls(left.num_rows, kind) for kind in added]
+        return pa.RecordBatch.from_arrays([*left.columns, *nulls], schema=self._operator.schema)
+
+    # ── keys and times ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _instants(self, side: _Side, batch: pa.RecordBatch) -> _Integers:
+        column = batch.column(side.time)
+        if column.null_count:
+            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            error = SchemaError(
+                f"the event time {side.time!r} is null; a row without a time cannot be joined. Filter such rows out "
+                f"before, or give them a time in a map"
+            )
+            raise failed(self._operator.name, error, row_at(batch, row))
+        times: _Integers = column.cast(pa.timestamp("us", column.type.tz)).view(pa.int64()).to_numpy()
+        return times if self._near.grid == 1 else times // self._near.grid * self._near.grid
+
+    def _key_numbers(self, side: _Side, batch: pa.RecordBatch) -> _Integers:
+        try:
+            groups = group_keys(batch, side.keys, self._what)
+        except StateError as error:
+            raise failed(self._operator.name, error, row_at(batch, error.fields.get("row_index"))) from error
+        numbers = np.array(list(map(self._numbers.__getitem__, groups.keys)), np.int64)
+        return numbers[groups.group_of_row]
+
+    def _stored_keys(self, numbers: _Integers, times: _Integers, namespace: Namespace) -> tuple[list[bytes], _Integers]:
+        """Where state has something of keys (by number) and times; ascending, and in which order that is."""
+        distinct, ranks = np.unique(times, return_inverse=True)
+        middles = [bytes([namespace]) + integer_bytes(time) for time in distinct.tolist()]
+        ends = self._numbers.ends
+        named = zip(map(ends.__getitem__, numbers.tolist()), map(middles.__getitem__, ranks.tolist()), strict=True)
+        stored = pa.array([first + middle + last for (first, last), middle in named], pa.binary())
+        order = pc.sort_indices(stored)
+        return stored.take(order).to_pylist(), order.to_numpy()
+
+    # ── state ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _read(self, side: _Side, run: SortedRun) -> None:
+        """Bring those panes of one side to memory in which a slice of the other may have partners."""
+        if side.latest is None:
+            return
+        keys, starts = self._panes_of(run)
+        if self._near.reach:
+            width = self._near.width
+            keys, starts = np.tile(keys, 3), np.concatenate((starts - width, starts, starts + width))
+        there = starts <= side.latest
+        keys, starts = self._unread(side, keys[there], starts[there])
+        if not len(keys):
+            return
+        stored, order = self._stored_keys(keys, starts, side.panes.namespace)
+        rows, owners = side.panes.read(stored)
+        if rows.num_rows:
+            side.read.add(SortedRun.of(rows, keys[order][owners], self._instants(side, rows)))
+
+    def _unread(self, side: _Side, keys: _Integers, starts: _Integers) -> tuple[_Integers, _Integers]:
+        """Those panes that were not asked for before; from now on they were."""
+        distinct, ranks = np.unique(starts, return_inverse=True)
+        numbers = [self._times.setdefault(time, len(self._times)) for time in distinct.tolist()]
+        codes, places = np.unique(np.array(numbers, np.int64)[ranks] * _KEYS + keys, return_index=True)
+        known = side.known
+        new = [place for place, code in zip(places.tolist(), codes.tolist(), strict=True) if code not in known]
+        known.update(codes.tolist())
+        return keys[new], starts[new]
+
+    def _panes_of(self, run: SortedRun) -> tuple[_Integers, _Integers]:
+        """The panes that the rows of a run are in: number of the key, and start."""
+        firsts = run.firsts(self._near.width)
+        return run.keys[firsts], run.times[firsts] // self._near.width * self._near.width
+
+    def _write(self, side: _Side) -> None:
+        """Add what has arrived to the panes of one side, unless it is over already."""
+        run = side.arrived.all()
+        run = run.part(run.times >= self._limits.over)
+        if not len(run):
+            return
+        firsts = run.firsts(self._near.width)
+        stops = np.append(firsts[1:], len(run))
+        stored, order = self._stored_keys(*self._panes_of(run), side.panes.namespace)
+        side.panes.add(stored, side.panes.codec.encode(run.taken()), firsts[order], stops[order])
+
+    def _forget(self, gone: list[bytes]) -> None:
+        """Find out what there is of panes that are over."""
+        if self._limits.forgotten == self._before.forgotten:
+            return
+        for side in (self.left, self.right):
+            for bin_id in side.panes.bins_over(self._limits.forgotten):
+                gone += side.panes.keys_over(bin_id, self._limits.forgotten)
+
+    def _alone(self) -> Iterator[bytes]:
+        """Rows of left panes that are over and have no right pane beside them: by window, they have no partners."""
+        if self._limits.forgotten == self._before.forgotten:
+            return
+        run = self.right.arrived.all()
+        stored, _ = self._stored_keys(
+            *self._panes_of(run.part(run.times < self._limits.forgotten)), Namespace.JOIN_RIGHT
+        )
+        arrived = {key[2:] for key in stored}
+        for bin_id in self.left.panes.bins_over(self._limits.forgotten):
+            there = {name for _, name, _ in self.right.panes.over(bin_id, self._limits.forgotten)}
+            for _, name, rows in self.left.panes.over(bin_id, self._limits.forgotten):
+                if name not in there and name not in arrived:
+                    yield rows
+
+    # ── left rows that wait for a partner, where pairs are not always in one pane ─────────────────────────────────
+    # All rows of one key and instant have the same partners, so they wait, and stop waiting, together.
+
+    def _waited(self, gone: list[bytes]) -> Iterator[bytes]:
+        """Stop the waiting of rows that have met a partner, and of those, which are returned, that will not."""
+        met = self._met()
+        gone += met
+        if self._limits.over == self._before.over:
+            return
+        stop = integer_bytes(self._limits.over)
+        for bin_id in self._state.occupied(Namespace.JOIN_WAITING, stop):
+            for key, rows in self._state.scan(bin_id, Namespace.JOIN_WAITING, stop=stop):
+                if key not in met:
+                    gone.append(key)
+                    yield rows
+
+    def _met(self) -> set[bytes]:
+        """Those that were waiting until this epoch brought them a partner."""
+        met = set[bytes]()
+        for run in self.left.read:
+            matched = run.part(run.matched)
+            firsts = matched.firsts()
+            keys, _ = self._stored_keys(matched.keys[firsts], matched.times[firsts], Namespace.JOIN_WAITING)
+            waiting = self._state.get_many(keys)
+            met.update(key for key, rows in zip(keys, waiting, strict=True) if rows is not None)
+        return met
+
+    def _write_waiting(self) -> None:
+        """Let those left rows of this epoch wait that may still meet a partner."""
+        run = self.left.arrived.all()
+        run = run.part(~run.matched & (run.times >= self._limits.over))
+        firsts = run.firsts()
+        keys, order = self._stored_keys(run.keys[firsts], run.times[firsts], Namespace.JOIN_WAITING)
+        rows = self.left.panes.codec.encode(run.taken())
+        starts = rows.offsets[firsts[order]].tolist()
+        stops = rows.offsets[np.append(firsts[1:], len(run))[order]].tolist()
+        known = self._state.get_many(keys)
+        values = [
+            (waiting or b"") + rows.data[start:stop] for waiting, start, stop in zip(known, starts, stops, strict=True)
+        ]
+        self._state.put_many(keys, values)
+
+
+def _layout(spec: Join, near: Nearness) -> str:
+    """What must stay as it is for the sake of rows in state. Its digest is on disk: the text must not change either."""
+    keys = ", ".join(f"{left} = {right}" for left, right in zip(spec.left_keys, spec.right_keys, strict=True))
+    apart = f"within {near.reach} us" if near.grid == 1 else f"in windows of {near.grid} us"
+    return f"{spec.how} join on {keys}; {spec.left_time} and {spec.right_time} {apart}"
+
+
+def _in_portions(
+    mine: _Integers, theirs: _Integers, starts: _Integers, counts: _Integers
+) -> Iterator[tuple[_Integers, _Integers]]:
+    """Pairs of rows, about :data:`MAX_PAIRS` at a time: ``mine`` with as many of ``theirs`` from ``starts`` on."""
+    ends = np.cumsum(counts)
+    start = 0
+    while start < len(mine):
+        done = ends[start - 1] if start else 0
+        stop = max(int(np.searchsorted(ends, done + MAX_PAIRS, side="right")), start + 1)
+        owners, partners = expand(starts[start:stop], counts[start:stop])
+        yield mine[start:stop][owners], theirs[partners]
+        start = stop
+
+
+def _bounded(values: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The values in lists of bounded size."""
+    portion, size = list[bytes](), 0
+    for value in values:
+        portion.append(value)
+        size += len(value)
+        if size >= _AT_ONCE:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion

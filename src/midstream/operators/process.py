@@ -1,0 +1,259 @@
+"""process: a user's function over each key's rows and what it remembers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+import pyarrow as pa
+
+from midstream.data.durations import duration
+from midstream.data.schema import columns_of, parse_ddl
+from midstream.engine.parts import Parts, TaskSpec
+from midstream.engine.steps import AtWork
+from midstream.errors import StateError
+from midstream.flow.functions import check_callable
+from midstream.flow.model import Operator
+from midstream.flow.spec import Contract, Form, InputChange, Spec, layout_text
+from midstream.flow.validate import check_name
+from midstream.operators.process_step import keeper_of, process_at_work
+from midstream.operators.rows import KeyedRows, Row
+from midstream.state.key_arrays import decode_keys, split_timers
+from midstream.state.keys import Namespace, split_item
+from midstream.state.values import ObjectCodec
+
+if TYPE_CHECKING:
+    from midstream.operators.stream import Stream
+
+_VIEWS = pa.schema([("view", pa.string()), ("item", pa.string()), ("time", pa.timestamp("us", "UTC"))])
+
+
+@dataclass(frozen=True)
+class Process(TaskSpec):
+    """A user's function over each key's rows and state. ``keys`` are the columns of the key_by before it.
+
+    ``ttl_us``: state of a key that was not written for so long is gone. ``unique`` is as in a
+    :class:`~midstream.operators.join.Join`.
+    """
+
+    kind: ClassVar[str] = "process"
+    is_stateful: ClassVar[bool] = True
+    keeps_user_state: ClassVar[bool] = True
+    is_updatable: ClassVar[bool] = True
+    has_preflight: ClassVar[bool] = True
+    declares_columns: ClassVar[bool] = True
+
+    keys: tuple[str, ...]
+    form: Form
+    one_to_one: bool = False
+    ttl_us: int | None = None
+    has_timers: bool = False
+    unique: bool = False
+
+    @property
+    def keyed_by(self) -> tuple[str, ...]:
+        """The key columns."""
+        return self.keys
+
+    @property
+    def contract(self) -> Contract:
+        """What the user promises."""
+        return Contract.ONE_TO_ONE if self.one_to_one else Contract.ONE_TO_MANY
+
+    @property
+    def is_unique(self) -> bool:
+        """What the user promises."""
+        return self.unique
+
+    def errors_schema(self, takes: pa.Schema) -> pa.Schema:
+        """Where a timer fails there is no row, only a key, so the other columns may be null."""
+        columns = [column if column.name in self.keys else column.with_nullable(True) for column in takes]
+        return super().errors_schema(pa.schema(columns))
+
+    @property
+    def function_takes(self) -> tuple[str, ...]:
+        """A row or a slice, with what is remembered of its keys."""
+        if self.form is Form.ROWS:
+            return ("a key", "a dict (one row)", "its state")
+        return ("keys", "a pyarrow.RecordBatch", "its state")
+
+    def replaced(self, function: Any, local: Any, operator: str, what: str) -> tuple[Spec, Any]:
+        """Another function, which may have timers or not."""
+        check_callable(function, operator, *self.function_takes)
+        on_timer = getattr(function, "on_timer", None)
+        if on_timer is not None:
+            check_callable(on_timer, operator, "a key", "a time", "its state")
+        return replace(self, has_timers=on_timer is not None), function
+
+    def check_input(self, change: InputChange) -> None:
+        """The key must stay, and what the function was made for."""
+        change.require(self.keys)
+        change.require_written_for()
+
+    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
+        """Load the function; revisions of it share the handles of a task."""
+        [takes] = parts.takes(operator)
+        migrations = parts.migrations(operator)
+        if operator.name not in parts.keepers:
+            parts.keepers[operator.name] = keeper_of(
+                operator, self, takes, parts.state(operator), parts.times, has_levels=bool(migrations)
+            )
+        return process_at_work(
+            operator,
+            self,
+            parts.function(operator),
+            takes,
+            parts.keepers[operator.name],
+            parts.revision,
+            migrations,
+            has_event_times=parts.program.has_event_times,
+        )
+
+    def state_layout(self, takes: Sequence[pa.Schema]) -> str:
+        """It may have another function, form, promises and time to live; what it stores are its own objects."""
+        return layout_text(Process(self.keys, Form.ROWS), [columns_of(takes[0], self.keys)])
+
+    def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
+        """A row for all that its function remembers: which view, which item or time in it, and the value as text."""
+        schema = columns_of(takes[0], self.keys)
+        shown = list(_remembered(ObjectCodec(f"process {operator.name!r}"), rows))
+        keys = pa.array([key for key, *_ in shown], pa.binary())
+        columns = [
+            *decode_keys(keys, schema),
+            *(pa.array([one[1 + i] for one in shown], field.type) for i, field in enumerate(_VIEWS)),
+            pa.array([one[4] for one in shown], pa.string()),
+        ]
+        return pa.Table.from_arrays(columns, schema=pa.schema([*schema, *_VIEWS, pa.field("value", pa.string())]))
+
+
+def _remembered(codec: ObjectCodec, rows: pa.Table) -> Iterator[tuple[bytes, str, str | None, int | None, str | None]]:
+    """Key, view, item, time and value of everything."""
+
+    def show(stored: bytes, data: bytes) -> str:
+        try:
+            return repr(codec.decode(data, stored).value)
+        except StateError as error:  # a class that is not here is no reason not to show the rest
+            return f"<{error}>"
+
+    views: dict[Namespace, Callable[[bytes, bytes], tuple[bytes, str, str | None, int | None, str | None]]] = {
+        Namespace.VALUE: lambda key, data: (key, "value", None, None, show(key, data)),
+        Namespace.LIST: lambda key, data: (*_item(key, "list"), None, show(key, data)),
+        Namespace.MAP: lambda key, data: (*_map_item(key), None, show(key, data)),
+        Namespace.EVENT_TIMER: lambda key, _: _timer(key, "event timer"),
+        Namespace.CLOCK_TIMER: lambda key, _: _timer(key, "clock timer"),
+        Namespace.EXPIRY: lambda key, _: _timer(key, "expires"),
+    }
+    for key, data in zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True):
+        if (view := views.get(Namespace(key[1]))) is not None:
+            yield view(key, data)
+
+
+def _item(stored: bytes, view: str) -> tuple[bytes, str, str]:
+    key, item = split_item(stored)
+    return key, view, item.decode()
+
+
+def _map_item(stored: bytes) -> tuple[bytes, str, str]:
+    key, item = split_item(stored)
+    name, within = item[1 : 1 + item[0]], item[1 + item[0] :]
+    return key, "map", f"{name.decode()}[{msgspec.msgpack.decode(within)!r}]"
+
+
+def _timer(stored: bytes, view: str) -> tuple[bytes, str, None, int, None]:
+    times, keys = split_timers(pa.array([stored], pa.binary()))
+    return keys[0].as_py(), view, None, int(times[0]), None
+
+
+class ProcessMethods(KeyedRows):
+    """Add a process to a keyed stream."""
+
+    def process(
+        self,
+        name: str,
+        function: Callable[[Any, Row, Any], Row | Iterable[Row] | None],
+        *,
+        returns: str | None = None,
+        one_to_one: bool = False,
+        unique: bool = False,
+        ttl: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Call ``function(key, row, state)`` for each row, in order; what it returns goes on.
+
+        ``key`` is the value of the key column, a tuple if there are several. The function returns a row, several, or
+        None. ``state`` holds what it remembers of this key: see :class:`midstream.State`. If the function is an object
+        with a method ``on_timer(key, time, state)``, that is called when a timer fires, at the end of an epoch.
+
+        :param returns: the result's columns in Spark's DDL; default: the input's.
+        :param one_to_one: promises at most one row for each (checked), which lets changes apply to fewer operators.
+        :param unique: promises at most one row for each row of the *source*, however many of its descendants come in
+            here; a change of what stands behind this operator may then begin there. Not checked while the flow runs;
+            the auditor finds a promise that was broken.
+        :param ttl: state of a key that was not written for so long (by the driver's clock) is gone.
+        :param on_error: with ``"branch"``, rows on which the function raises leave at :meth:`Stream.errors`, and what
+            it had changed of the key's state until then is undone; see there for timers.
+
+        >>> from midstream import Flow, ListSource, MemorySink
+        >>> from midstream.testing import run_local
+        >>> def count(key, row, state):
+        ...     state.set(state.get(0) + 1)
+        ...     return {"word": key, "n": state.get()}
+        >>> flow, out = Flow("words"), MemorySink()
+        >>> words = flow.source("words", ListSource([[{"word": "a"}, {"word": "b"}], [{"word": "a"}]], "word string"))
+        >>> counts = words.key_by("by_word", "word").process("count", count, returns="word string, n int")
+        >>> counts.sink("out", out)
+        >>> _ = run_local(flow)
+        >>> sorted((row["word"], row["n"]) for row in out.rows)
+        [('a', 1), ('a', 2), ('b', 1)]
+        """
+        return self._process(name, Form.ROWS, function, returns, one_to_one, unique, ttl, on_error)
+
+    def process_batches(
+        self,
+        name: str,
+        function: Callable[[Any, pa.RecordBatch, Any], pa.RecordBatch],
+        *,
+        returns: str | None = None,
+        one_to_one: bool = False,
+        unique: bool = False,
+        ttl: str | None = None,
+        on_error: str = "fail",
+    ) -> Stream:
+        """Call ``function(keys, batch, state)`` for each slice of rows, many keys at a time.
+
+        ``keys`` are the distinct keys of the slice and ``keys.group_of_row`` says which of them each row has;
+        ``state.get(default)`` gives a list with one value for each of ``keys``, ``state.set(values)`` takes one.
+        Parameters are as in :meth:`process`; ``one_to_one`` then means no more rows than the slice had. With
+        ``on_error="branch"``, a slice on which the function raises is halved, and state undone, until it is one row.
+        """
+        return self._process(name, Form.BATCHES, function, returns, one_to_one, unique, ttl, on_error)
+
+    def _process(
+        self,
+        name: str,
+        form: Form,
+        function: Any,
+        returns: str | None,
+        one_to_one: bool,
+        unique: bool,
+        ttl: str | None,
+        on_error: str,
+    ) -> Stream:
+        what = f"process {check_name(name, 'process')!r}"
+        takes = ("a key", "a dict (one row)") if form is Form.ROWS else ("keys", "a pyarrow.RecordBatch")
+        check_callable(function, name, *takes, "its state")
+        on_timer = getattr(function, "on_timer", None)
+        if on_timer is not None:
+            check_callable(on_timer, name, "a key", "a time", "its state")
+        spec = Process(
+            keys=self.keys,
+            form=form,
+            one_to_one=one_to_one,
+            ttl_us=None if ttl is None else duration(ttl, f"{what}: ttl"),
+            has_timers=on_timer is not None,
+            unique=unique,
+        )
+        schema = self.schema if returns is None else parse_ddl(returns)
+        return self._flow._add(name, spec, (self._port,), schema, function, on_error)

@@ -1,0 +1,204 @@
+"""Streams of the fluent API: what can be done with the rows of an operator, and with rows that have a key.
+
+The bases of the two classes list all operators that have a module of their own; the methods here add those that give a
+flow its structure. Every mistake that a method can see is refused there, at the user's own line.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from midstream.data.schema import (
+    check_key_columns,
+    parse_ddl,
+    to_ddl,
+)
+from midstream.errors import FlowError, SchemaError
+from midstream.flow.functions import check_callable
+from midstream.flow.inputs import (
+    check_sink_signature,
+)
+from midstream.flow.model import KeyBy, Port, Sink, Transform, Union, port_schema
+from midstream.flow.sinks import (
+    CallSink,
+    ConsoleSink,
+    DatabaseSink,
+    FileSink,
+    MemorySink,
+    NoopSink,
+    SinkTarget,
+    check_columns,
+)
+from midstream.flow.validate import check_name
+from midstream.operators.aggregate import AggregateMethods
+from midstream.operators.branches import error_port, late_port, not_keyed
+from midstream.operators.distinct import DistinctMethods
+from midstream.operators.filter import FilterMethods
+from midstream.operators.flat_map import FlatMapMethods
+from midstream.operators.join import JoinMethods
+from midstream.operators.lookup import LookupMethods
+from midstream.operators.map import MapMethods
+from midstream.operators.process import ProcessMethods
+from midstream.operators.route import RouteMethods
+from midstream.operators.transact import TransactMethods
+
+if TYPE_CHECKING:
+    from midstream.operators.builder import Flow
+
+
+class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMethods, TransactMethods):
+    """The rows that leave an operator. Each method adds one operator behind it and gives back *its* rows.
+
+    Using one stream several times replicates its rows. Functions come in two forms: for rows, which are dicts, and
+    for batches (the methods whose names end in ``_batches``), which are ``pyarrow.RecordBatch``. ``returns`` is the
+    schema of the result in Spark's DDL, by default the input's; ``adds`` names only the columns that a function puts
+    behind those of its input. What functions return is held to it.
+
+    With ``on_error="branch"``, rows that an operator cannot take leave at :meth:`errors`; by default they fail the job.
+    """
+
+    def __init__(self, flow: Flow, port: Port, schema: pa.Schema) -> None:
+        self._flow = flow
+        self._port = port
+        self.schema = schema
+
+    def __repr__(self) -> str:
+        return f"Stream({str(self._port)!r}, {to_ddl(self.schema)!r})"
+
+    if not TYPE_CHECKING:  # mypy would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(KeyedStream, name) and not name.startswith("_"):
+                raise not_keyed(self._flow._unchecked, self._port, self.schema, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def late(self, side: str = "left") -> Stream:
+        """The rows that came too late for this operator's windows, as they came in; of a join, those of one side."""
+        operator = self._flow._operators[self._port.operator]
+        return self._branch(late_port(operator, self._port.branch, side))
+
+    def errors(self, side: str = "left") -> Stream:
+        """The rows that this operator could not take, as they came in, and why: a column ``error`` behind theirs.
+
+        The operator must have been made with ``on_error="branch"``. Bad rows are those for which its function raised or
+        returned something that is not of the declared columns, whose key is null or too long, or whose event time is
+        null. They change no state. Nobody has to read them: ``errors`` of the operator's metrics counts them. Of a
+        join, ``side`` says which input's rows are meant.
+
+        A timer that fails has no row: its error has the columns of the key, null in the others, and the timer's time in
+        its text. A timer fires once, so it is gone.
+
+        >>> from midstream import Flow, ListSource, MemorySink
+        >>> from midstream.testing import run_local
+        >>> flow, out, bad = Flow("parsing"), MemorySink(), MemorySink()
+        >>> texts = flow.source("texts", ListSource([[{"text": "1"}, {"text": "x"}, {"text": "3"}]], "text string"))
+        >>> parsed = texts.map("parse", lambda row: {"n": int(row["text"])}, returns="n int", on_error="branch")
+        >>> parsed.sink("out", out)
+        >>> parsed.errors().sink("bad", bad)
+        >>> _ = run_local(flow)
+        >>> [row["n"] for row in out.rows]
+        [1, 3]
+        >>> bad.rows
+        [{'text': 'x', 'error': "ValueError: invalid literal for int() with base 10: 'x'"}]
+        """
+        operator = self._flow._operators[self._port.operator]
+        return self._branch(error_port(operator, self._port.branch, side))
+
+    def key_by(self, name: str, *columns: str, on_error: str = "fail") -> KeyedStream:
+        """Rows with equal values in these columns meet in one task downstream, in a deterministic order.
+
+        What comes back has the operators that keep state per key: ``process``, ``aggregate``, ``distinct``, ``join``.
+        With ``on_error="branch"``, rows whose key is null or too long leave at :meth:`errors`; by default they go on,
+        and the first operator that keeps state fails.
+        """
+        check_name(name, "key_by")
+        if not columns:
+            raise FlowError(
+                f"key_by {name!r}: name at least one column, e.g. key_by({name!r}, {self.schema.names[0]!r})"
+            )
+        check_key_columns(self.schema, columns, f"key_by {name!r}")
+        self._flow._add(name, KeyBy(tuple(columns)), (self._port,), self.schema, on_error=on_error)
+        return KeyedStream(self._flow, Port(name), self.schema, tuple(columns))
+
+    def union(self, name: str, *others: Stream) -> Stream:
+        """Rows of this stream and the others, which must have the same columns, as one stream."""
+        check_name(name, "union")
+        if not others:
+            raise FlowError(f"union {name!r}: name at least one other stream")
+        for other in others:
+            self._check_union(name, other)
+        ports = (self._port, *(other._port for other in others))
+        if len(set(ports)) < len(ports):
+            raise FlowError(f"union {name!r}: a stream is named twice; a union takes each stream once")
+        return self._flow._add(name, Union(), ports, self.schema)
+
+    def transform(
+        self,
+        name: str,
+        function: Callable[[Any], Any],
+        *,
+        returns: str | None = None,
+        local: Callable[[pa.Table], pa.Table] | None = None,
+    ) -> Stream:
+        """Run any DataFrame → DataFrame function on the epoch's rows: Spark SQL, joins with tables, ML pipelines.
+
+        Catalyst runs it inside the epoch's plan, and the flow's stages end and start at it. It sees one epoch at a
+        time. ``local`` does the same on a ``pyarrow.Table``, for the local runtime, which has no Spark.
+        """
+        check_callable(function, check_name(name, "transform"), "a DataFrame")
+        if local is not None:
+            check_callable(local, name, "a pyarrow.Table")
+        schema = self.schema if returns is None else parse_ddl(returns)
+        return self._flow._add(name, Transform(), (self._port,), schema, (function, local))
+
+    def sink(self, name: str, target: SinkTarget | Callable[[Any, int], Any]) -> None:
+        """Rows go out: to a :class:`FileSink`, a :class:`DatabaseSink`, … or any ``callable(df, epoch)``."""
+        what = f"sink {check_name(name, 'sink')!r}"
+        if not isinstance(target, FileSink | DatabaseSink | MemorySink | ConsoleSink | NoopSink | CallSink):
+            if not callable(target):
+                raise FlowError(
+                    f"{what}: expected a FileSink, DatabaseSink, MemorySink, ConsoleSink, NoopSink or a "
+                    f"function(df, epoch), found {type(target).__name__} {target!r:.60}"
+                )
+            if inspect.isclass(target):  # could be called with (df, epoch), and would swallow the rows
+                raise FlowError(
+                    f"{what}: found the class {target.__name__}; give an instance of it, {target.__name__}(…)"
+                )
+            check_sink_signature(target, what)
+            target = CallSink(target)
+        if isinstance(target, MemorySink):
+            for other, known in self._flow._payloads.items():
+                if known is target:  # each would replace what the other one wrote
+                    raise FlowError(f"{what}: its MemorySink is that of sink {other!r}; give each sink one of its own")
+        check_columns(target, self.schema, what)
+        self._flow._add(name, Sink(target.drains), (self._port,), self.schema, target)
+
+    def _branch(self, port: Port) -> Stream:
+        return Stream(self._flow, port, port_schema(self._flow._operators, port))
+
+    def _check_union(self, name: str, other: Stream) -> None:
+        if not isinstance(other, Stream):
+            raise FlowError(f"union {name!r}: expected streams, found {type(other).__name__} {other!r:.60}")
+        if other._flow is not self._flow:
+            raise FlowError(
+                f"union {name!r}: {str(other._port)!r} belongs to another flow ({other._flow.name!r}); streams can "
+                f"only be combined within one flow"
+            )
+        if not other.schema.equals(self.schema):
+            raise SchemaError(
+                f"union {name!r}: {str(self._port)!r} has ({to_ddl(self.schema)}) but {str(other._port)!r} has "
+                f"({to_ddl(other.schema)}); bring them to the same columns, types and order with a map first"
+            )
+
+
+class KeyedStream(ProcessMethods, AggregateMethods, DistinctMethods, JoinMethods, Stream):
+    """The rows that leave a key_by. A stream like any other, and with operators that keep state per key."""
+
+    def __init__(self, flow: Flow, port: Port, schema: pa.Schema, keys: tuple[str, ...]) -> None:
+        super().__init__(flow, port, schema)
+        self.keys = keys
+        self.event_time = flow._event_time_of(port)
