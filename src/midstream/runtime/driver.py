@@ -254,7 +254,7 @@ class Driver:
             [commit] = self._control.tell(EpochSealed(run.epoch, run.run))
             if isinstance(commit, Reject):
                 self._over(run)
-                error = ProtocolError(f"epoch {run.epoch} is not whole although Spark finished it: {commit.reason}")
+                error = ProtocolError(f"epoch {run.epoch} is not whole although it was computed: {commit.reason}")
                 self._judge(run, error, (), is_lost=True)
                 return False
             assert isinstance(commit, Commit), commit

@@ -123,13 +123,13 @@ class _Way(Generic[R, L]):
     def _is_there(self, feed: WireId | str) -> bool:
         if isinstance(feed, str):
             return feed in self._transformed
-        return self._plan.wires[feed].segment < len(self.left)
+        return self._plan.wire(feed).segment < len(self.left)
 
     def rows_of(self, feed: WireId | str) -> R:
         """The rows that an outlet reads: what a transform gave, or those of a wire at the end of its segment."""
         if isinstance(feed, str):
             return self._transformed[feed]
-        segment = self._plan.wires[feed].segment
+        segment = self._plan.wire(feed).segment
         if self.leaves_columns(segment):
             return self._engine.columns(self.left[segment])
         return self._engine.decoded(self.left[segment], feed)
