@@ -14,6 +14,7 @@ from midstream.ids import Digest, Epoch, StageIndex
 from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan
 from midstream.state.lineage import Lineage
+from midstream.storage.table_files import SinkFile
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class CommittedState:
         *,
         committed_at: float,
         offsets: str,
+        files: Mapping[str, tuple[SinkFile, ...]],
         closing: bool = False,
     ) -> Manifest:
         """The manifest of the epoch that led here."""
@@ -88,6 +90,7 @@ class CommittedState:
             offsets=offsets,
             heard=self.watermarks.heard,
             watermark=self.watermarks.watermark,
+            files=dict(files),
             closing=closing,
         )
 

@@ -15,7 +15,7 @@ import contextlib
 import posixpath
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import pyarrow.fs as pafs
@@ -26,7 +26,7 @@ from midstream.storage import disk
 from midstream.storage.blobs import filesystem_of, is_local, remove_file, write_atomically
 from midstream.storage.table_files import STAGED, SinkFile, epochs_of, file_name
 
-__all__ = ["COMMITTED", "SinkFolder", "committed_files", "merge_of"]
+__all__ = ["COMMITTED", "SinkFolder", "SinkFolders", "committed_files", "merge_of"]
 
 COMMITTED = "_committed.json"
 FORMAT = 1
@@ -71,9 +71,10 @@ class SinkFolder:
     def publish(self, epoch: int, files: Iterable[SinkFile]) -> None:
         """Put the files of a committed epoch in place. Harmless when repeated, also by another life of the driver."""
         with self._guard:
-            for file in files:
+            found = tuple(files)
+            for file in found:
                 self._move(file.staged, file.name)
-            if epoch > self._known().epoch:
+            if found and epoch > self._known().epoch:
                 self._note(Committed(epoch, self._known().merge))
 
     def recover(self, epoch: int, files: Iterable[SinkFile]) -> None:
@@ -178,6 +179,24 @@ class SinkFolder:
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._root, name)
+
+
+class SinkFolders:
+    """The folders of all file sinks of a flow, by sink."""
+
+    def __init__(self, locations: Mapping[str, str], *, durable: bool) -> None:
+        self.folders = {sink: SinkFolder(location, durable=durable) for sink, location in locations.items()}
+
+    def publish(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
+        """Put the files of a committed epoch in place. Sinks that the flow no longer has keep what they had."""
+        for sink, written in files.items():
+            if sink in self.folders:
+                self.folders[sink].publish(epoch, written)
+
+    def recover(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
+        """After a start, see :meth:`SinkFolder.recover`."""
+        for sink, folder in self.folders.items():
+            folder.recover(epoch, files.get(sink, ()))
 
 
 def committed_files(path: str) -> list[str]:

@@ -19,7 +19,16 @@ import pyarrow as pa
 from midstream.data.schema import to_ddl
 from midstream.errors import FunctionError, SchemaError
 from midstream.flow.functions import check_callable, pack, refuse_timers
-from midstream.flow.spec import ERRORS_RIGHT, LATE_RIGHT, Contract, InputChange, OnError, Spec
+from midstream.flow.spec import (
+    ERRORS_RIGHT,
+    LATE_RIGHT,
+    Contract,
+    Delivery,
+    InputChange,
+    OnError,
+    SinkTable,
+    Spec,
+)
 from midstream.storage.blobs import Blob
 
 
@@ -152,12 +161,17 @@ class Transform(Spec):
 
 @dataclass(frozen=True)
 class Sink(Spec):
-    """Rows go out. ``drains`` says that its writer reads every row exactly once, so that none need be kept for it."""
+    """Rows go out: how they come to the sink, and for files where and how tasks write them.
+
+    ``wanted`` is how many rows the sink looks at, if it does not look at all of them.
+    """
 
     kind: ClassVar[str] = "sink"
     is_outlet: ClassVar[bool] = True
 
-    drains: bool = True
+    delivery: Delivery = Delivery.FRAME
+    table: SinkTable | None = None
+    wanted: int | None = None
 
     @property
     def outputs(self) -> tuple[str, ...]:

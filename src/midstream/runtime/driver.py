@@ -33,6 +33,7 @@ from midstream.change.trial import Changes, Request, RunFailure
 from midstream.checkpoint.audit_files import keep_index
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.sink_files import SinkFolders
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.messages import (
     AuditOrder,
@@ -48,11 +49,12 @@ from midstream.control.messages import (
     TaskFailed,
 )
 from midstream.errors import CheckpointError, MidstreamError, ProtocolError
-from midstream.flow.model import Graph
+from midstream.flow.model import Graph, Sink
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
+from midstream.storage.table_files import SinkFile
 
 __all__ = ["BatchEntry", "Control", "Driver", "DriverCrashed", "Edge", "OpenRun"]
 
@@ -132,6 +134,8 @@ class OpenRun:
     entry: BatchEntry
     configuration: Configuration
     committed: CommittedState
+    files: dict[str, tuple[SinkFile, ...]] = field(default_factory=dict, compare=False)
+    """By sink: files that were staged outside of stages, behind a transform."""
     is_over: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
@@ -162,6 +166,9 @@ class Driver:
         self._samples = Samples()
         self._committed: CommittedState | None = None  # known when the runtime says with which epoch it goes on
         newest = checkpoint.newest_manifest()
+        self._folders = SinkFolders(_tables(changes.configuration.graph), durable=checkpoint.durable)
+        if newest is not None:
+            self._folders.recover(newest.epoch, newest.files)
         self._found = Epoch(-1) if newest is None else newest.epoch
         """The newest epoch that has a manifest from before this start."""
         self._next_run = Run(0)
@@ -239,10 +246,11 @@ class Driver:
         3. The index of what tasks recorded for the auditor is written.
         4. The engine's own log of the epoch is on disk: without it, the manifest would speak of rows that nobody knows.
         5. The manifest is written. From here on the epoch counts, whatever happens.
-        6. The changes learn of it, before anything that depends on whether one is still on trial.
-        7. What nobody needs any more is removed: after 5, which says what is superseded, and after 6, which says what
+        6. The files of sinks, which the manifest names, are put in place. If that is cut short, the next start does it.
+        7. The changes learn of it, before anything that depends on whether one is still on trial.
+        8. What nobody needs any more is removed: after 5, which says what is superseded, and after 7, which says what
            can still be gone back to.
-        8. Users are told, last, because their code may fail.
+        9. Users are told, last, because their code may fail.
         """
         with self._lock:
             # 1.
@@ -274,6 +282,7 @@ class Driver:
                 ended_with.assignments,
                 committed_at=now,
                 offsets=run.entry.offsets,
+                files={**commit.files, **run.files},
                 closing=run.entry.closing,
             )
             self._checkpoint.commit(manifest)
@@ -281,12 +290,15 @@ class Driver:
             self._over(run)
             self._committed = committed
             # 6.
-            self.changes.committed(commit, run.configuration)
+            self._folders.publish(manifest.epoch, manifest.files)
+            self._edge.at("published")
             # 7.
+            self.changes.committed(commit, run.configuration)
+            # 8.
             self._samples = self._samples.after(commit)
             self._sweep(committed)
             self._edge.at("counted")
-            # 8.
+            # 9.
             self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms))
             self._warn_of_times_ahead(commit)
             return True
@@ -496,3 +508,11 @@ class Driver:
         with self._lock:
             self._edge.stop_timer()
             self.changes.abandon(why)
+
+
+def _tables(graph: Graph) -> dict[str, str]:
+    """Where each file sink of a flow writes."""
+    specs = {op.name: op.spec for op in graph.of(Sink)}
+    return {
+        name: spec.table.location for name, spec in specs.items() if isinstance(spec, Sink) and spec.table is not None
+    }

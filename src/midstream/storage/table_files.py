@@ -10,7 +10,7 @@ import contextlib
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import IO, Any, Protocol
 from urllib.parse import quote
@@ -39,6 +39,11 @@ NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 STAGED = "_staged"
 """The folder of files that are not in place yet, below the sink's. Readers of tables skip names with ``_``."""
+
+HELD_BYTES = 8 << 20
+"""Rows of a file that are gathered before they are encoded: a batch by itself would be a row group of its own."""
+ALL_HELD_BYTES = 64 << 20
+"""The same of all files of a task."""
 
 OPEN_FILES = 64
 """Files that a task holds open at once, one for each combination of partition columns."""
@@ -139,6 +144,20 @@ class _OpenFile:
     out: Any
     encoder: _Encoder
     rows: int = 0
+    held: list[pa.RecordBatch] = field(default_factory=list)
+    held_bytes: int = 0
+
+    def hold(self, batch: pa.RecordBatch) -> None:
+        """Add rows; they are encoded by :meth:`flush`."""
+        self.held.append(batch)
+        self.held_bytes += batch.nbytes
+        self.rows += batch.num_rows
+
+    def flush(self) -> None:
+        """Encode the rows that are held."""
+        if self.held:
+            self.encoder.write(pa.concat_batches(self.held) if len(self.held) > 1 else self.held[0])
+        self.held, self.held_bytes = [], 0
 
 
 class TableFiles:
@@ -181,10 +200,12 @@ class TableFiles:
             for folder, rows in self._divided(batch):
                 epochs = pa.array(np.full(rows.num_rows, self._epoch, np.int32))
                 file = self._file_of(folder)
-                file.encoder.write(
-                    pa.RecordBatch.from_arrays([*rows.select(self._kept).columns, epochs], schema=self._schema)
-                )
-                file.rows += rows.num_rows
+                file.hold(pa.RecordBatch.from_arrays([*rows.select(self._kept).columns, epochs], schema=self._schema))
+                if file.held_bytes >= HELD_BYTES:
+                    file.flush()
+            if sum(file.held_bytes for file in self._open.values()) > ALL_HELD_BYTES:
+                for file in self._open.values():
+                    file.flush()
         except OSError as error:
             raise self._cannot_write(error) from error
 
@@ -261,6 +282,7 @@ class TableFiles:
 
     def _close(self, folder: str) -> None:
         file = self._open[folder]
+        file.flush()
         file.encoder.close()
         if file.out is not file.raw:
             file.out.close()

@@ -127,7 +127,8 @@ def _truth(field: str) -> Callable[[TableFormat, str, Any], TableFormat]:
         known = {"true": True, "false": False}
         if str(value).lower() not in known:
             raise FlowError(f"FileSink: {name}={value!r} is neither True nor False")
-        return replace(made, **{field: known[str(value).lower()]})
+        changed: Any = {field: known[str(value).lower()]}
+        return replace(made, **changed)
 
     return read
 
@@ -136,7 +137,8 @@ def _whole(field: str) -> Callable[[TableFormat, str, Any], TableFormat]:
     def read(made: TableFormat, name: str, value: Any) -> TableFormat:
         if isinstance(value, bool) or not str(value).isdigit() or int(value) < 1:
             raise FlowError(f"FileSink: {name}={value!r} is not a whole number from 1")
-        return replace(made, **{field: int(value)})
+        changed: Any = {field: int(value)}
+        return replace(made, **changed)
 
     return read
 

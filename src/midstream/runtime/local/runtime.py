@@ -376,6 +376,8 @@ class _Runtime:
             run_tasks=partial(self._run_tasks, run),
             is_output_lost=lambda: self._chance(self.faults.lose_output),
             on_written=self._pause,
+            files=run.files,
+            durable=self.checkpoint.durable,
         )
         walk(plan, engine, LocalData.united([rows[name] for name in plan.stages[0].inlets], None))
 

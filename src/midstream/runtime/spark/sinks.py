@@ -16,20 +16,11 @@ from midstream.engine.failure import USER_ERRORS, failed
 from midstream.engine.frames import decode_rows
 from midstream.errors import CheckpointError, FlowError
 from midstream.flow.model import Graph, Sink
-from midstream.flow.sinks import (
-    EPOCH_COLUMN,
-    CallSink,
-    ConsoleSink,
-    DatabaseSink,
-    FileSink,
-    MemorySink,
-    NoopSink,
-    SinkTarget,
-)
+from midstream.flow.sinks import CallSink, DatabaseSink, FileSink, SinkTarget
 from midstream.ids import Epoch
 from midstream.runtime.database_sink import replace_epoch
 from midstream.runtime.spark.worker import pack_portions
-from midstream.storage.blobs import filesystem_of, spark_path, write_atomically
+from midstream.storage.blobs import filesystem_of, write_atomically
 from midstream.storage.documents import read_struct, write_struct
 
 MARKER = "_midstream.json"
@@ -49,22 +40,14 @@ def drain(df: DataFrame) -> None:
 
 
 def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
-    """Write one epoch to one sink."""
+    """Hand an epoch to a sink that reads it as a DataFrame."""
     match target:
-        case FileSink(path, format, options):
-            folder = posixpath.join(spark_path(path), f"{EPOCH_COLUMN}={epoch}")
-            df.write.mode("overwrite").options(**dict(options)).format(format.value).save(folder)
-        case MemorySink():
-            target.put(epoch, df.toArrow())
-        case ConsoleSink(limit):
-            print(f"── epoch {epoch} ──")
-            df.show(limit, truncate=False)
-        case NoopSink():
-            drain(df)
         case CallSink(function):
             _call(function, name, df, epoch)
         case DatabaseSink():
             _call(lambda df, epoch: replace_epoch(target, portions(df), Epoch(epoch)), name, df, epoch)
+        case _:
+            raise AssertionError(f"a {type(target).__name__} reads no DataFrame")
 
 
 def portions(df: DataFrame) -> Iterator[pa.RecordBatch]:
