@@ -11,12 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream import Flow, ListSource, NoopSink, Stream, Update
+from midstream import Flow, ListSource, Stream, Update
 from midstream.change.configuration import Configuration, first_configuration
 from midstream.change.prepare import prepare
 from midstream.data.times import EpochTimes
 from midstream.engine.audit_recorder import Recorder
 from midstream.engine.clock import ManualClock
+from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.frames import FRAME_ORDER, Header, decode_rows, encode_rows, frame, frames_of
 from midstream.engine.intake import INLET_COLUMN, inlet_column, inlet_origin
 from midstream.engine.nodes import Version
@@ -25,7 +26,7 @@ from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.engine.steps import AtWork
 from midstream.errors import MidstreamError, OperatorFailed
-from midstream.ids import InputPosition, Origin, PartitionId, Revision, WireId
+from midstream.ids import Epoch, InputPosition, Origin, PartitionId, Revision, WireId
 from midstream.runtime.local.data import LocalData, by_destination
 from midstream.storage.blobs import BlobStore
 
@@ -42,6 +43,10 @@ class Mark:
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         return {**row, "trace": f"{row['trace']} {self.name}"}
+
+
+def read(rows: Any, epoch: int) -> None:
+    """A sink that reads a DataFrame: a single one gets plain columns."""
 
 
 def numbers(start: int, stop: int) -> pa.RecordBatch:
@@ -61,7 +66,7 @@ class Job:
     def __init__(self, folder: Path, build: Flow | Callable[[Stream], Stream], *updates: Update) -> None:
         flow = build if isinstance(build, Flow) else Flow("f")
         if not isinstance(build, Flow):
-            build(flow.source("in", ListSource([[]], DDL))).sink("out", NoopSink())
+            build(flow.source("in", ListSource([[]], DDL))).sink("out", read)
         store = BlobStore(str(folder))
         self.before: Configuration = first_configuration(flow.graph, store, 1)
         self.after = prepare(self.before, updates, store, revision=NEW).after
@@ -83,6 +88,7 @@ class Job:
             sizer=Fixed(rows),
             times=EpochTimes(clock=0),
             states={},
+            outlets=FileOutlets({}, {}, epoch=Epoch(0), partition=PartitionId(0), durable=False),
             recorder=recorder,
         )
 
@@ -199,7 +205,7 @@ def test_an_attempt_that_switches_at_the_beginning_is_new_from_its_first_row(tmp
 def test_each_origin_has_a_position_of_its_own(tmp_path: Path):
     flow = Flow("f")
     left, right = (flow.source(name, ListSource([[]], DDL)) for name in ("left", "right"))
-    left.union("u", right).map("a", Mark("a")).sink("out", NoopSink())
+    left.union("u", right).map("a", Mark("a")).sink("out", read)
     job = Job(tmp_path, flow, *ONE)
     data = [mixed(0, numbers(0, 20)), mixed(1, numbers(100, 120)), mixed(0, numbers(20, 40))]
 

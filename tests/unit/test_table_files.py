@@ -189,10 +189,11 @@ def test_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     files = writer(tmp_path)
-    monkeypatch.setattr(table_files.papq.ParquetWriter, "write_batch", full)
+    monkeypatch.setattr(papq.ParquetWriter, "write_batch", full)
     with pytest.raises(CheckpointError, match=r"epoch 7 cannot be written to .*No space left.*Nothing of this epoch"):
-        files.write(ROWS)
+        written(files, ROWS)
     files.abort()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_names_say_which_epochs_a_file_holds():

@@ -2,33 +2,38 @@
 
 Tasks stage files (:mod:`midstream.storage.table_files`); an epoch's manifest names those that count. *After* the
 manifest is written they are renamed to their places: so a reader never sees rows of an epoch that is not committed, and
-a restart finishes what a crash interrupted, because the manifest still names the files.
+a restart finishes what a crash interrupted, because the newest manifest still names the files.
 
-``_committed.json`` in the sink's folder says up to which epoch all files are in place, and which merge is under way.
-:func:`committed_files` goes by it. Readers that only list the folder may see a part of the newest epoch, or the rows of
-a merge twice, for the milliseconds that renaming takes.
+``_committed.json`` in the sink's folder says up to which epoch all files are in place, ``_merge.json`` which merge is
+under way. :func:`committed_files` goes by both. Readers that only list the folder may see a part of the newest epoch,
+or the rows of a merge twice, for the milliseconds that renaming and removing take. After a restart they never do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import posixpath
-import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
+import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as papq
 
 from midstream.errors import CheckpointError
+from midstream.flow.spec import SinkTable
 from midstream.storage import disk
 from midstream.storage.blobs import filesystem_of, is_local, remove_file, write_atomically
 from midstream.storage.table_files import STAGED, SinkFile, epochs_of, file_name
+from midstream.storage.table_format import TableFormat
 
-__all__ = ["COMMITTED", "SinkFolder", "SinkFolders", "committed_files", "merge_of"]
+__all__ = ["COMMITTED", "MERGING", "SinkFolder", "SinkFolders", "committed_files", "merges_of"]
 
 COMMITTED = "_committed.json"
+MERGING = "_merge.json"
 FORMAT = 1
 
 MERGE_FILES = 32
@@ -36,112 +41,182 @@ MERGE_FILES = 32
 SMALL_BYTES = 16 << 20
 MERGED_BYTES = 128 << 20
 
+_log = logging.getLogger("midstream")
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """What ``_committed.json`` holds: the newest epoch with rows for the sink, all files of which are in place."""
+
+    epoch: int = -1
+    format: int = FORMAT
+
 
 class Merge(msgspec.Struct, frozen=True):
-    """A merge that is decided: ``staged`` becomes ``name``, then ``replaces`` go. All are below the sink's folder."""
+    """What ``_merge.json`` holds while a merge is under way: ``staged`` becomes ``name``, then ``replaces`` go.
+
+    All are below the sink's folder.
+    """
 
     staged: str
     name: str
     replaces: tuple[str, ...]
-
-
-class Committed(msgspec.Struct, frozen=True):
-    """What ``_committed.json`` holds."""
-
-    epoch: int = -1
-    merge: Merge | None = None
     format: int = FORMAT
 
 
-class SinkFolder:
-    """The folder of a file sink, as its job sees it. May be used by several threads."""
+D = TypeVar("D", Committed, Merge)
 
-    def __init__(self, location: str, *, durable: bool = True) -> None:
-        self.location = location
-        self._fs, self._root = filesystem_of(location)
+
+class SinkFolder:
+    """The folder of a file sink, as its job sees it.
+
+    One thread publishes, another one may merge at the same time. Neither waits for the other: a merge leaves the newest
+    epoch alone, which is the only one that is ever published again.
+    """
+
+    def __init__(
+        self, table: SinkTable, *, durable: bool = True, at: Callable[[str], None] = lambda step: None
+    ) -> None:
+        self.location = table.location
+        self._format: TableFormat = table.format
+        self._merges = table.merge
+        self._fs, self._root = filesystem_of(table.location)
         self._durable = durable
-        self._guard = threading.Lock()
+        self._at = at
         self._committed: Committed | None = None
+        self._unmerged = 0
+        """Files published since somebody last looked for files to merge."""
+        self._schemas: dict[str, pa.Schema] = {}
 
     @property
     def epoch(self) -> int:
         """The newest epoch whose files are all in place; -1 before the first."""
-        return self._known().epoch
+        if self._committed is None:
+            self._committed = _read(self._fs, self._root, COMMITTED, Committed) or Committed()
+        return self._committed.epoch
 
-    def publish(self, epoch: int, files: Iterable[SinkFile]) -> None:
-        """Put the files of a committed epoch in place. Harmless when repeated, also by another life of the driver."""
-        with self._guard:
-            found = tuple(files)
-            for file in found:
-                self._move(file.staged, file.name)
-            if found and epoch > self._known().epoch:
-                self._note(Committed(epoch, self._known().merge))
+    def publish(self, epoch: int, files: Sequence[SinkFile]) -> None:
+        """Put the files of a committed epoch in place. Harmless when repeated, also by another life of the driver.
 
-    def recover(self, epoch: int, files: Iterable[SinkFile]) -> None:
+        An epoch that was published before is replaced: it was planned anew, for other rows.
+        """
+        if epoch <= self.epoch:
+            self._remove_files(lambda span: span == (epoch, epoch), {file.name for file in files})
+        for file in files:
+            self._move(file.staged, file.name)
+            self._at("file in place")
+        self._unmerged += len(files)
+        if files and epoch > self.epoch:
+            self._note(epoch)
+
+    def recover(self, epoch: int, files: Sequence[SinkFile]) -> None:
         """After a start: finish what the last life of the driver left undone. ``epoch`` is the newest committed one.
 
-        Files that are staged and not among ``files`` belong to runs that were never committed. They go.
+        Files of later epochs, in place or staged, belong to runs that were never committed. They go.
         """
-        with self._guard:
-            self._finish_merge()
+        self._finish_merge()
+        if self.epoch > epoch:  # the newest manifests were lost with the machine's power
+            self._remove_files(lambda span: span[0] > epoch)
+            self._note(epoch)
         self.publish(epoch, files)
         self.sweep()
 
-    def sweep(self) -> None:
-        """Remove all staged files. Only while no task of the job runs and no merge is under way."""
+    def sweep(self, before: int | None = None) -> None:
+        """Remove staged files, all or those of epochs ``before`` one. Only such as no running task may still write."""
         for info in self._listed(posixpath.join(self._root, STAGED)):
-            with contextlib.suppress(OSError):
-                remove_file(self._fs, info.path)
+            epoch = posixpath.basename(info.path).split("-")[0]
+            if before is None or (epoch.isdigit() and int(epoch) < before):
+                with contextlib.suppress(OSError):
+                    remove_file(self._fs, info.path)
+
+    def tidy(self) -> None:
+        """Merge small files while there are enough of them, and remove what failed attempts have staged. Never raises.
+
+        Called beside epochs, by one thread. Looks at the folder only if many files have come since the last time.
+        """
+        if self._unmerged < MERGE_FILES:
+            return
+        self._unmerged = 0
+        try:
+            self.sweep(before=self.epoch)
+            while self._merges and self.merge():
+                pass
+        except Exception as error:  # a store's client may raise anything, and the job must not fail
+            _log.warning("small files in %r are not merged for now: %s", self.location, error)
 
     def merge(self) -> bool:
-        """Merge some small Parquet files into one, if there are enough of them; whether it did.
+        """Merge some small Parquet files of one schema into one, if there are enough of them; whether it did.
 
         Rows keep their order within an epoch's file and the epochs theirs. Text files are never merged.
         """
-        with self._guard:
-            known = self._known()
-        names = merge_of({name: size for name, size in _tables(self._fs, self._root) if _is_complete(name, known)})
+        sizes = {name: size for name, size in _tables(self._fs, self._root) if _is_before(name, self.epoch)}
+        self._schemas = {name: schema for name, schema in self._schemas.items() if name in sizes}
+        names = next(filter(None, map(self._alike, merges_of(sizes))), None)
         if names is None:
             return False
         spans = [epochs_of(name) or (0, 0) for name in names]
-        merged = file_name(spans[0][0], max(last for _, last in spans), "merged", 0, ".parquet")
+        unique = uuid.uuid4().hex
+        merged = file_name(spans[0][0], max(last for _, last in spans), f"merged{unique[:8]}", 0, ".parquet")
         merge = Merge(
-            staged=posixpath.join(STAGED, f"merge-{uuid.uuid4().hex}.parquet"),
+            staged=posixpath.join(STAGED, f"merge-{unique}.parquet"),
             name=posixpath.join(posixpath.dirname(names[0]), merged),
             replaces=tuple(names),
         )
         self._write_merged(merge)
-        with self._guard:
-            self._note(Committed(self._known().epoch, merge))
-            self._finish_merge()
+        self._at("merge staged")
+        self._write(MERGING, merge)
+        self._at("merge decided")
+        self._finish_merge()
         return True
+
+    def _alike(self, names: Sequence[str]) -> list[str] | None:
+        """The first files in a row that have one schema, if there are enough of them."""
+        run: list[str] = []
+        for name in names:
+            if name not in self._schemas:
+                with papq.ParquetFile(self._path(name), filesystem=self._fs) as file:
+                    self._schemas[name] = file.schema_arrow
+            if run and not self._schemas[name].equals(self._schemas[run[0]]):
+                if len(run) >= MERGE_FILES:
+                    return run
+                run = []
+            run.append(name)
+        return run if len(run) >= MERGE_FILES else None
 
     def _write_merged(self, merge: Merge) -> None:
         path = self._path(merge.staged)
         self._make_folder(posixpath.dirname(path))
-        first = papq.ParquetFile(self._path(merge.replaces[0]), filesystem=self._fs)
-        codec = first.metadata.row_group(0).column(0).compression.lower() if first.metadata.num_row_groups else "snappy"
-        codec = {"uncompressed": "none"}.get(codec, codec)
+        format = self._format
         with (
             self._fs.open_output_stream(path) as out,
-            papq.ParquetWriter(out, first.schema_arrow, compression=codec) as writer,
+            papq.ParquetWriter(
+                out,
+                self._schemas[merge.replaces[0]],
+                compression=format.compression,
+                compression_level=format.compression_level,
+            ) as writer,
         ):
             for name in merge.replaces:
                 with papq.ParquetFile(self._path(name), filesystem=self._fs) as file:
                     for batch in file.iter_batches():
-                        writer.write_batch(batch.cast(first.schema_arrow))
+                        writer.write_batch(batch, format.rows_per_group)
         if is_local(self._fs) and self._durable:
             disk.sync_file(path)
 
     def _finish_merge(self) -> None:
-        merge = self._known().merge
+        merge = _read(self._fs, self._root, MERGING, Merge)
         if merge is None:
             return
         self._move(merge.staged, merge.name)
-        for name in merge.replaces:
+        for name in (*merge.replaces, MERGING):
+            self._at("merge in place")
             with contextlib.suppress(FileNotFoundError):
                 remove_file(self._fs, self._path(name))
-        self._note(Committed(self._known().epoch))
+
+    def _remove_files(self, is_meant: Callable[[tuple[int, int]], bool], kept: Collection[str] = ()) -> None:
+        for name, _ in _tables(self._fs, self._root):
+            span = epochs_of(name)
+            if span is not None and is_meant(span) and name not in kept:
+                remove_file(self._fs, self._path(name))
 
     def _move(self, staged: str, name: str) -> None:
         source, target = self._path(staged), self._path(name)
@@ -165,14 +240,13 @@ class SinkFolder:
         else:
             self._fs.create_dir(path, recursive=True)
 
-    def _known(self) -> Committed:
-        if self._committed is None:
-            self._committed = _read(self._fs, self._root)
-        return self._committed
-
-    def _note(self, committed: Committed) -> None:
-        write_atomically(self._fs, self._path(COMMITTED), msgspec.json.encode(committed), durable=self._durable)
+    def _note(self, epoch: int) -> None:
+        committed = Committed(epoch)
+        self._write(COMMITTED, committed)
         self._committed = committed
+
+    def _write(self, name: str, content: msgspec.Struct) -> None:
+        write_atomically(self._fs, self._path(name), msgspec.json.encode(content), durable=self._durable)
 
     def _listed(self, folder: str) -> list[pafs.FileInfo]:
         return list(self._fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True)))
@@ -184,19 +258,23 @@ class SinkFolder:
 class SinkFolders:
     """The folders of all file sinks of a flow, by sink."""
 
-    def __init__(self, locations: Mapping[str, str], *, durable: bool) -> None:
-        self.folders = {sink: SinkFolder(location, durable=durable) for sink, location in locations.items()}
+    def __init__(self, tables: Mapping[str, SinkTable], *, durable: bool, at: Callable[[str], None]) -> None:
+        self.folders = {sink: SinkFolder(table, durable=durable, at=at) for sink, table in tables.items()}
 
     def publish(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
         """Put the files of a committed epoch in place. Sinks that the flow no longer has keep what they had."""
-        for sink, written in files.items():
-            if sink in self.folders:
-                self.folders[sink].publish(epoch, written)
+        for sink, folder in self.folders.items():
+            folder.publish(epoch, files.get(sink, ()))
 
     def recover(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
         """After a start, see :meth:`SinkFolder.recover`."""
         for sink, folder in self.folders.items():
             folder.recover(epoch, files.get(sink, ()))
+
+    def tidy(self) -> None:
+        """Beside epochs, see :meth:`SinkFolder.tidy`."""
+        for folder in self.folders.values():
+            folder.tidy()
 
 
 def committed_files(path: str) -> list[str]:
@@ -220,33 +298,33 @@ def committed_files(path: str) -> list[str]:
     before = None
     while True:  # ends unless files come faster than they can be listed
         names = [name for name, _ in _tables(fs, root)]
-        known = _read(fs, root)
+        known = _read(fs, root, COMMITTED, Committed) or Committed(), _read(fs, root, MERGING, Merge)
         if known == before:
             break
         before = known
+    committed, merge = known
+    replaced = merge.replaces if merge is not None and merge.name in names else ()
     prefix = path.rstrip("/")
-    return [posixpath.join(prefix, name) for name in sorted(names) if _is_complete(name, known, frozenset(names))]
+    found = (name for name in sorted(names) if _is_before(name, committed.epoch + 1) and name not in replaced)
+    return [posixpath.join(prefix, name) for name in found]
 
 
-def merge_of(sizes: dict[str, int]) -> list[str] | None:
-    """Which files to merge, given the sizes of all: neighbours in time, in one folder; None if it does not pay yet.
+def merges_of(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Which files might be merged, given the sizes of all: neighbours in time, in one folder, enough of them to pay.
 
     >>> small = {file_name(e, e, 0, 0, ".parquet"): 1000 for e in range(MERGE_FILES)}
-    >>> len(merge_of(small) or ()), merge_of(dict(list(small.items())[1:]))
-    (32, None)
+    >>> [len(names) for names in merges_of(small)], list(merges_of(dict(list(small.items())[1:])))
+    ([32], [])
     """
     folders: dict[str, list[str]] = {}
     for name in sorted(sizes):
         if name.endswith(".parquet"):
             folders.setdefault(posixpath.dirname(name), []).append(name)
     for names in folders.values():
-        for run in _small_runs(names, sizes):
-            if len(run) >= MERGE_FILES:
-                return run
-    return None
+        yield from (run for run in _small_runs(names, sizes) if len(run) >= MERGE_FILES)
 
 
-def _small_runs(names: Sequence[str], sizes: dict[str, int]) -> Iterator[list[str]]:
+def _small_runs(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
     run: list[str] = []
     total = 0
     for name in names:
@@ -259,11 +337,9 @@ def _small_runs(names: Sequence[str], sizes: dict[str, int]) -> Iterator[list[st
     yield run
 
 
-def _is_complete(name: str, known: Committed, names: frozenset[str] = frozenset()) -> bool:
+def _is_before(name: str, epoch: int) -> bool:
     span = epochs_of(name)
-    if span is None or span[1] > known.epoch:
-        return False
-    return known.merge is None or known.merge.name not in names or name not in known.merge.replaces
+    return span is not None and span[1] < epoch
 
 
 def _tables(fs: pafs.FileSystem, root: str) -> list[tuple[str, int]]:
@@ -273,17 +349,17 @@ def _tables(fs: pafs.FileSystem, root: str) -> list[tuple[str, int]]:
     return [(name, size) for name, size in names if epochs_of(name) is not None and not name.startswith("_")]
 
 
-def _read(fs: pafs.FileSystem, root: str) -> Committed:
-    path = posixpath.join(root, COMMITTED)
+def _read(fs: pafs.FileSystem, root: str, name: str, kind: type[D]) -> D | None:
+    """One of the two documents in a sink's folder, if it is there."""
     try:
-        with fs.open_input_stream(path) as stream:
-            found = msgspec.json.decode(stream.read(), type=Committed)
+        with fs.open_input_stream(posixpath.join(root, name)) as stream:
+            found = msgspec.json.decode(stream.read(), type=kind)
     except FileNotFoundError:
-        return Committed()
+        return None
     except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{COMMITTED} in {root!r} is damaged: {error}") from error
+        raise CheckpointError(f"{name} in {root!r} is damaged: {error}") from error
     if found.format > FORMAT:
         raise CheckpointError(
-            f"{COMMITTED} in {root!r} has format {found.format}; this midstream reads up to {FORMAT}. Upgrade midstream"
+            f"{name} in {root!r} has format {found.format}; this midstream reads up to {FORMAT}. Upgrade midstream"
         )
     return found

@@ -221,6 +221,16 @@ class Operator:
         """How many outputs one input can give, over all of the operator's ports."""
         return self.spec.contract
 
+    @property
+    def delivery(self) -> Delivery | None:
+        """How rows come to it, if it is a sink."""
+        return self.spec.delivery if isinstance(self.spec, Sink) else None
+
+    @property
+    def table(self) -> SinkTable | None:
+        """What tasks write for it, if it is a sink of files."""
+        return self.spec.table if isinstance(self.spec, Sink) else None
+
 
 def port_schema(operators: Mapping[str, Operator], port: Port) -> pa.Schema:
     """Schema of the rows that leave a port of one of these operators."""

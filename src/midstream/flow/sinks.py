@@ -84,7 +84,7 @@ class FileSink:
     def table(self) -> SinkTable:
         """What tasks are told of it."""
         local = filesystem_of(self.path)[1] if is_plain_path(self.path) else self.path
-        return SinkTable(local, self.layout, self.partition_by)
+        return SinkTable(local, self.layout, self.partition_by, self.merge)
 
 
 @dataclass(eq=False)

@@ -95,6 +95,8 @@ class SinkTable:
     location: str
     format: TableFormat
     partition_by: tuple[str, ...] = ()
+    merge: bool = False
+    """Whether small files of committed epochs are merged, beside epochs to come."""
 
 
 @dataclass(frozen=True)

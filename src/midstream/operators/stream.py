@@ -178,7 +178,7 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
         spec = Sink(
             target.delivery,
             target.table if isinstance(target, FileSink) else None,
-            target.limit if isinstance(target, ConsoleSink) else None,
+            target.limit + 1 if isinstance(target, ConsoleSink) else None,
         )
         self._flow._add(name, spec, (self._port,), self.schema, target)
 

@@ -148,11 +148,8 @@ def _has_blob(op: Operator, blobs: Mapping[str, Digest]) -> bool:
 
 def _tables(plan: Plan, stage: Stage) -> dict[WireId, dict[str, SinkTable]]:
     written = [wire for wire in plan.wires if wire.id in stage.emits and wire.is_written]
-    specs = {wire.id: {name: plan.graph[name].spec for name in wire.consumers} for wire in written}
-    return {
-        wire: {name: spec.table for name, spec in sinks.items() if isinstance(spec, Sink) and spec.table is not None}
-        for wire, sinks in specs.items()
-    }
+    tables = {wire.id: {name: plan.graph[name].table for name in wire.consumers} for wire in written}
+    return {wire: {name: table for name, table in found.items() if table is not None} for wire, found in tables.items()}
 
 
 def _wanted(plan: Plan, stage: Stage) -> dict[WireId, int]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from midstream.flow.model import Graph, Operator, Port, Sink
+from midstream.flow.model import Graph, Operator, Port
 from midstream.flow.spec import Delivery
 from midstream.ids import StageIndex, WireId
 
@@ -296,7 +296,7 @@ def lay_wires(
 
 
 def _is_written(outlet: Operator) -> bool:
-    return isinstance(outlet.spec, Sink) and outlet.spec.delivery in (Delivery.TASKS, Delivery.NONE)
+    return outlet.delivery in (Delivery.TASKS, Delivery.NONE)
 
 
 def feed_outlets(graph: Graph, wires: Iterable[Wire]) -> dict[str, WireId | str]:
@@ -348,8 +348,8 @@ def _leaves(graph: Graph, wires: tuple[Wire, ...]) -> Leaves:
     leaving = [wire for wire in wires if not wire.is_written]
     if not leaving:
         return Leaves.NOTHING
-    if len(leaving) == 1 and leaving[0].target is None and len(leaving[0].consumers) == 1:
-        spec = graph[leaving[0].consumers[0]].spec
-        if isinstance(spec, Sink) and spec.delivery is Delivery.FRAME:
-            return Leaves.TYPED
+    readers = [name for wire in leaving for name in ((None,) if wire.target is not None else wire.consumers)]
+    [first, *others] = readers
+    if not others and first is not None and graph[first].delivery is Delivery.FRAME:
+        return Leaves.TYPED
     return Leaves.FRAMES

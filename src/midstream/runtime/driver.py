@@ -50,6 +50,7 @@ from midstream.control.messages import (
 )
 from midstream.errors import CheckpointError, MidstreamError, ProtocolError
 from midstream.flow.model import Graph, Sink
+from midstream.flow.spec import SinkTable
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
 from midstream.planner.change_plan import Scheduler
@@ -61,7 +62,7 @@ __all__ = ["BatchEntry", "Control", "Driver", "DriverCrashed", "Edge", "OpenRun"
 _log = logging.getLogger("midstream")
 
 
-class DriverCrashed(Exception):
+class DriverCrashed(BaseException):
     """Raised by tests in place of the death of this process: nothing follows from it here."""
 
 
@@ -162,13 +163,12 @@ class Driver:
         self._on_commit = on_commit
         self._wall = wall
         self._stopwatch = stopwatch
-        self.sweeper = Sweeper(checkpoint)
         self._samples = Samples()
         self._committed: CommittedState | None = None  # known when the runtime says with which epoch it goes on
         newest = checkpoint.newest_manifest()
-        self._folders = SinkFolders(_tables(changes.configuration.graph), durable=checkpoint.durable)
-        if newest is not None:
-            self._folders.recover(newest.epoch, newest.files)
+        self._folders = SinkFolders(_tables(changes.configuration.graph), durable=checkpoint.durable, at=edge.at)
+        self.sweeper = Sweeper(checkpoint, self._folders)
+        self._folders.recover(*((-1, {}) if newest is None else (newest.epoch, newest.files)))
         self._found = Epoch(-1) if newest is None else newest.epoch
         """The newest epoch that has a manifest from before this start."""
         self._next_run = Run(0)
@@ -510,9 +510,6 @@ class Driver:
             self.changes.abandon(why)
 
 
-def _tables(graph: Graph) -> dict[str, str]:
-    """Where each file sink of a flow writes."""
-    specs = {op.name: op.spec for op in graph.of(Sink)}
-    return {
-        name: spec.table.location for name, spec in specs.items() if isinstance(spec, Sink) and spec.table is not None
-    }
+def _tables(graph: Graph) -> dict[str, SinkTable]:
+    """What each file sink of a flow writes."""
+    return {op.name: op.table for op in graph.of(Sink) if op.table is not None}

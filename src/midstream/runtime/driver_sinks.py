@@ -17,6 +17,7 @@ def give(target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
             target.put(epoch, rows)
         case ConsoleSink(limit):
             shown = rows.slice(0, limit).to_pandas().to_string(index=False) if rows.num_rows else "no rows"
-            print(f"── epoch {epoch} ──\n{shown}")
+            more = f"\n… more than {limit} rows" if rows.num_rows > limit else ""
+            print(f"── epoch {epoch} ──\n{shown}{more}")
         case _:
             raise AssertionError(f"a {type(target).__name__} gets no rows on the driver")

@@ -137,14 +137,13 @@ class _Way(Generic[R, L]):
 
     def reads_frame(self, sink: Operator) -> bool:
         """Whether a sink reads what a segment has left as a DataFrame."""
-        spec, feed = sink.spec, self._plan.feeds[sink.name]
-        return isinstance(spec, Sink) and spec.delivery is Delivery.FRAME and not isinstance(feed, str)
+        return sink.delivery is Delivery.FRAME and not isinstance(self._plan.feeds[sink.name], str)
 
     def readers(self, segment: int) -> list[str]:
         """The transforms and sinks that read what a segment has left as a DataFrame; a later segment counts, too."""
         graph = self._plan.graph
         names = [name for wire in self.leaving(segment) for name in wire.consumers]
-        found = [name for name in names if not isinstance(graph[name].spec, Sink) or self.reads_frame(graph[name])]
+        found = [name for name in names if graph[name].delivery is None or self.reads_frame(graph[name])]
         later = segment + 1 < self._plan.segments and self._plan.segment(segment + 1)[0].takes_frames
         return [*found, *(["a later segment"] if later else [])]
 
@@ -154,8 +153,7 @@ class _Way(Generic[R, L]):
         wanted: dict[WireId, list[Operator]] = {}
         for wire in self.leaving(segment):
             for name in wire.consumers:
-                spec = graph[name].spec
-                if isinstance(spec, Sink) and spec.delivery is Delivery.ROWS:
+                if graph[name].delivery is Delivery.ROWS:
                     wanted.setdefault(wire.id, []).append(graph[name])
         writes = any(wire.is_written and wire.segment == segment for wire in self._plan.wires)
         readers = self.readers(segment)
@@ -170,8 +168,7 @@ class _Way(Generic[R, L]):
     def write_transformed(self, sink: Operator, feed: str) -> None:
         """Write a sink that reads what a transform gave."""
         rows = self._transformed[feed]
-        assert isinstance(sink.spec, Sink)
-        match sink.spec.delivery:
+        match sink.delivery:
             case Delivery.TASKS:
                 self._engine.write_files(sink, rows)
             case Delivery.ROWS:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from midstream.engine.file_outlets import FileOutlets
-from midstream.flow.model import Operator, Sink
+from midstream.flow.model import Operator
 from midstream.ids import Epoch, PartitionId, StageIndex, WireId
 from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan, Stage
@@ -101,11 +101,10 @@ class LocalEngine:
 
     def write_files(self, sink: Operator, rows: LocalData) -> None:
         """Stage files of a sink behind a transform."""
-        assert isinstance(sink.spec, Sink)
-        assert sink.spec.table is not None
+        assert sink.table is not None
         wire = WireId(0)
         outlets = FileOutlets(
-            {wire: {sink.name: sink.spec.table}},
+            {wire: {sink.name: sink.table}},
             {wire: sink.schema},
             epoch=self.epoch,
             partition=PartitionId(0),

@@ -22,7 +22,7 @@ from midstream.data.schema import from_spark, to_ddl, type_name
 from midstream.engine.frames import FRAME_ORDER, FRAME_SCHEMA, decode_rows
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import SchemaError
-from midstream.flow.model import Operator, Sink
+from midstream.flow.model import Operator
 from midstream.ids import Epoch, StageIndex, WireId
 from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Leaves, Plan, Stage
@@ -139,9 +139,8 @@ class SparkEngine:
 
     def write_files(self, sink: Operator, rows: DataFrame) -> None:
         """A job whose tasks stage files, and give their names."""
-        assert isinstance(sink.spec, Sink)
-        assert sink.spec.table is not None
-        body = partial(stage_files, sink.spec.table, sink.schema, self.epoch, self.durable)
+        assert sink.table is not None
+        body = partial(stage_files, sink.table, sink.schema, self.epoch, self.durable)
         plain = rows.toDF(*[f"c{i}" for i in range(len(rows.columns))])  # names may have dots and backticks
         found = plain.mapInArrow(body, _struct("staged string, name string, rows bigint, size bigint")).collect()
         self.files[sink.name] = tuple(SinkFile(row.staged, row.name, row.rows, row.size) for row in found)
