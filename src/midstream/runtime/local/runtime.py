@@ -26,6 +26,7 @@ from midstream.change.trial import Changes, Request
 from midstream.checkpoint.audit_files import check_audit, read_history
 from midstream.checkpoint.layouts import check_layouts
 from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.sink_marker import check_file_sinks, mark_folders
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import (
@@ -151,10 +152,12 @@ def runtime_of(
         location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
         location.require_open()
         check_layouts(compile_plan(graph), location)
+        free_folders = check_file_sinks(graph, location.identity.job)
         check_tables(graph, location.identity.job)
         location.claim()
         with contextlib.ExitStack() as undo:
             undo.callback(location.release)
+            mark_folders(free_folders)
             graph = claim_tables(graph, location.identity.job)
             first = first_configuration(graph, location.blobs, partitions, blobs, assignments)
             bases = posixpath.join(folder, "bases")
