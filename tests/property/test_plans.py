@@ -179,6 +179,7 @@ def test_columns_leave_plainly_only_to_one_sink_that_reads_a_frame(rng):
         leaving = [wire for wire in plan.wires if wire.id in {*stage.emits, *stage.carries}]
         if stage.leaves is Leaves.TYPED:
             [wire] = [wire for wire in leaving if not wire.is_written]
+            assert wire.id in stage.emits, "frames that pass through cannot become columns"
             [name] = wire.consumers
             spec = plan.graph[name].spec
             assert isinstance(spec, Sink)

@@ -268,6 +268,13 @@ def test_rows_of_file_and_noop_sinks_are_written_where_they_arise_and_travel_no_
         """)
 
 
+def test_rows_that_pass_through_the_last_stage_stay_frames():
+    flow, [rows] = new_flow("in")
+    rows.sink("early", read)
+    rows.key_by("k", "u").map("m", same).sink("out", FileSink("out"))
+    assert [stage.leaves for stage in compile_plan(flow.graph).stages] == [Leaves.EXCHANGE, Leaves.FRAMES]
+
+
 def test_sources_enter_by_name_whatever_the_order_in_which_they_were_added():
     """Spark finds the offsets of a source by its position, so a script that was merely rearranged must not move it."""
 

@@ -327,7 +327,7 @@ def assemble_stages(
                 receives=tuple(wire.id for wire in wires if wire.target == index),
                 carries=tuple(wire.id for wire in carries),
                 emits=tuple(wire.id for wire in emits),
-                leaves=_leaves(graph, emits + carries) if ends_segment else Leaves.EXCHANGE,
+                leaves=_leaves(graph, emits, carries) if ends_segment else Leaves.EXCHANGE,
             )
         )
     return tuple(stages)
@@ -343,13 +343,12 @@ def _end(wire: Wire, last_of_segment: Mapping[int, StageIndex]) -> int:
     return last_of_segment[wire.segment] + 1 if wire.target is None else wire.target
 
 
-def _leaves(graph: Graph, wires: tuple[Wire, ...]) -> Leaves:
-    """Typed only for the one sink that reads a DataFrame; all others pick from frames."""
-    leaving = [wire for wire in wires if not wire.is_written]
-    if not leaving:
+def _leaves(graph: Graph, emits: tuple[Wire, ...], carries: tuple[Wire, ...]) -> Leaves:
+    """Typed only for one sink that reads a DataFrame of rows made here. All others, and what passes through, are
+    frames."""
+    leaving = [wire for wire in emits if not wire.is_written]
+    if not leaving and not carries:
         return Leaves.NOTHING
-    readers = [name for wire in leaving for name in ((None,) if wire.target is not None else wire.consumers)]
-    [first, *others] = readers
-    if not others and first is not None and graph[first].delivery is Delivery.FRAME:
-        return Leaves.TYPED
-    return Leaves.FRAMES
+    outlets = [name for wire in leaving for name in wire.consumers if wire.target is None]
+    is_single = len(outlets) == len(leaving) == 1 and not carries
+    return Leaves.TYPED if is_single and graph[outlets[0]].delivery is Delivery.FRAME else Leaves.FRAMES

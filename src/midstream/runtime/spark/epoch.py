@@ -63,8 +63,9 @@ class SparkEngine:
 
     def run(self, stage: Stage, rows: DataFrame) -> DataFrame:
         """Run a stage."""
-        typed = stage.leaves is Leaves.TYPED
-        ddl = to_ddl(self._wire_schema(stage.emits[0] if stage.emits else stage.carries[0])) if typed else FRAME_DDL
+        ddl = FRAME_DDL
+        if stage.leaves is Leaves.TYPED:  # of the one wire that is not written
+            [ddl] = [to_ddl(self._wire_schema(wire)) for wire in stage.emits if not self.plan.wire(wire).is_written]
         task: Body = partial(run_stage, self.ticket(stage.index))
         if stage.inlets and any({".", "`"} & set(name) for name in rows.columns):
             # mapInArrow asks for columns by name, and takes names apart at dots and backticks.
