@@ -24,6 +24,7 @@ from midstream.version import __version__
 if TYPE_CHECKING:
     from midstream.change.change import Change
     from midstream.checkpoint.change_records import Outcome
+    from midstream.checkpoint.sink_files import committed_files
     from midstream.runtime.spark.job import Job
     from midstream.runtime.spark.session import local_session
 
@@ -51,6 +52,7 @@ __all__ = [
     "Update",
     "__version__",
     "agg",
+    "committed_files",
     "local_session",
     "sessions",
     "sliding",
@@ -62,6 +64,7 @@ _LOADED_WHEN_USED = {
     "Change": "midstream.change.change",
     "Job": "midstream.runtime.spark.job",
     "Outcome": "midstream.checkpoint.change_records",
+    "committed_files": "midstream.checkpoint.sink_files",
     "local_session": "midstream.runtime.spark.session",
 }
 

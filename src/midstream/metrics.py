@@ -109,6 +109,23 @@ def merge(groups: Iterable[Iterable[OperatorStats]]) -> tuple[OperatorStats, ...
     return tuple(total.values())
 
 
+class Phase(msgspec.Struct, frozen=True):
+    """A stretch of an epoch, in milliseconds since the epoch began. Phases of stages overlap where tasks do.
+
+    >>> Phase("plan", 0.0, 12.5).ms
+    12.5
+    """
+
+    name: str
+    began_ms: float
+    ended_ms: float
+
+    @property
+    def ms(self) -> float:
+        """How long it took."""
+        return self.ended_ms - self.began_ms
+
+
 class EpochProgress(msgspec.Struct, frozen=True):
     """One committed epoch: when it ran, how long it took, and the statistics of each operator."""
 
@@ -119,6 +136,9 @@ class EpochProgress(msgspec.Struct, frozen=True):
     operators: tuple[OperatorStats, ...]
     rows_in: int
     rows_out: int
+    phases: tuple[Phase, ...] = ()
+    """Where the time went: ``idle`` before the epoch, ``plan``, each stage from its first task to its last, ``sinks``
+    and ``commit``."""
 
     @property
     def rows_per_s(self) -> float:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
+from midstream.flow.sinks import EPOCH_COLUMN
 from midstream.ids import Epoch
 from midstream.state.lineage import Lineage
 from tests.chaos.events import Event, microseconds, moment, read_events
@@ -255,10 +256,9 @@ def _compare(what: str, expected: Counter[Any], found: Counter[Any]) -> Iterator
 
 def _written(folder: Path, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
     """The rows of a sink, with their epoch first; as readers of tables do, it skips what starts with _ or a dot."""
-    for part in folder.glob("epoch=*/[!._]*"):
-        epoch = int(part.parent.name.removeprefix("epoch="))
-        for row in pq.read_table(part).select(columns).to_pylist():
-            yield epoch, *(_plain(value) for value in row.values())
+    for part in folder.glob("[!._]*"):
+        for row in pq.ParquetFile(part).read().select([EPOCH_COLUMN, *columns]).to_pylist():
+            yield tuple(_plain(value) for value in row.values())
 
 
 def _plain(value: Any) -> Any:

@@ -28,13 +28,12 @@ LOCAL = "local[2,8]"
 CLUSTER = "local-cluster[2,1,1024]"
 STEPS = 10
 
-# What appears during an epoch, in this order; the state and sinks of an epoch are not yet committed then.
+# What appears during an epoch, in this order; files of sinks are put in place once the manifest is written.
 SIGNS = {
     "offsets": "checkpoint/spark/offsets/{epoch}",
     "state": "checkpoint/state/*/{epoch:010d}-*",
-    **{f"sink {sink}": f"out/{sink}/epoch={{epoch}}" for sink in SINKS},
-    **{f"sink {sink} done": f"out/{sink}/epoch={{epoch}}/_SUCCESS" for sink in SINKS},
     "manifest": "checkpoint/epochs/{epoch:010d}",
+    **{f"sink {sink}": f"out/{sink}/epoch-{{epoch:010d}}-*" for sink in SINKS},
     "commit": "checkpoint/spark/commits/{epoch}",
 }
 

@@ -20,7 +20,7 @@ SHORT = Plan(
     steps=3,
     kills=(
         Kill(Victim.WORKER, 0, "state", 0.0),
-        Kill(Victim.DRIVER, 1, "sink habits done", 0.0),
+        Kill(Victim.DRIVER, 1, "sink habits", 0.0),
         Kill(Victim.WORKER, 2, "offsets", 0.1),
     ),
     keeps_local_state=True,

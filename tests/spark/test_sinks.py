@@ -9,11 +9,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow.dataset as ds
 import pytest
 
 from midstream import ConsoleSink, FileSink, Flow, ListSource, MemorySink, NoopSink, Update
 from midstream.checkpoint.change_records import Outcome
 from midstream.errors import CheckpointError, FlowError, JobFailed
+from midstream.runtime.spark import heartbeat
+from midstream.runtime.walk import walk
 from midstream.testing import run_local, run_spark
 from tests.databases import Sqlite
 from tests.ledger import REFUSED, Add, Ledger
@@ -58,12 +61,12 @@ def test_files_of_every_format_read_as_one_table_with_the_epoch(spark: Any, tmp_
             spark.read.schema("n bigint, name string, epoch int").option("header", True).format(format).load(sink.path)
         )
         assert sorted((row.n, row.name, row.epoch) for row in table.collect()) == expected
-    assert list((tmp_path / "csv" / "epoch=0").glob("*.csv.gz"))
+    assert list((tmp_path / "csv").glob("epoch-*.csv.gz"))
     assert spark.read.parquet(sinks["parquet"].path).where("epoch = 1").count() == 4
 
 
-def test_an_epoch_that_runs_again_replaces_what_it_wrote(spark: Any, tmp_path: Path) -> None:
-    """The first sink has written epoch 1 when the second fails; the fixed flow writes other rows there."""
+def test_an_epoch_that_fails_is_never_visible_in_files(spark: Any, tmp_path: Path) -> None:
+    """Tasks have written the files of epoch 1 when the second sink fails; the fixed flow writes other rows there."""
     out = FileSink(tmp_path / "out")
 
     def broken(df: Any, epoch: int) -> None:
@@ -72,7 +75,7 @@ def test_an_epoch_that_runs_again_replaces_what_it_wrote(spark: Any, tmp_path: P
 
     with pytest.raises(JobFailed, match="disk full"):
         run_spark(flow_to(out, broken), spark, checkpoint=str(tmp_path / "c"))
-    assert spark.read.parquet(out.path).where("epoch = 1").count() == 4
+    assert {row.epoch for row in spark.read.parquet(out.path).collect()} == {0}
 
     negative = flow_to(out, NoopSink(), function=lambda row: {**row, "n": -row["n"]})
     run_spark(negative, spark, checkpoint=str(tmp_path / "c"))
@@ -111,6 +114,143 @@ def test_folders_that_are_not_the_sinks_own_are_refused_and_nothing_is_written(s
     refused(r"_midstream\.json in the folder .* is damaged", taken, checkpoint="c")
     marker.write_bytes(whole)
     assert run_spark(flow_to(taken), spark, checkpoint=str(tmp_path / "c")).metrics.epochs == 0
+
+
+TYPES = (
+    "n bigint, i int, s string, x double, f float, yes boolean, price decimal(9, 2), "
+    "at timestamp, local timestamp_ntz, day date"
+)
+PLAIN = ["n", "i", "s", "x", "f", "yes", "price", "at", "local", "day", "k"]
+NESTED_NAMES = ["tags", "place", "scores"]
+NESTED = "tags array<string>, place struct<lat: double, name: string>, scores map<string, int>"
+
+
+def typed_rows(count: int) -> list[Row]:
+    time = datetime(2026, 7, 1, 23, 30, tzinfo=UTC)
+    return [
+        {
+            "n": n,
+            "i": -n,
+            "s": f'"ö", {n}\nline',
+            "x": n / 4,
+            "f": n / 2,
+            "yes": n % 3 == 0,
+            "price": Decimal(f"-{n}.10"),
+        }
+        | {"at": time + timedelta(microseconds=n), "local": datetime(2026, 1, 1) + timedelta(seconds=n)}
+        | {"day": time.date() + timedelta(days=n), "k": "ab"[n % 2] if n % 5 else None}
+        | {"tags": ["x", None][: n % 3], "place": {"lat": 1.5 * n, "name": None}, "scores": {"a": n}}
+        if n % 4
+        else {"n": n}  # all others are null
+        for n in range(count)
+    ]
+
+
+@pytest.mark.slow
+def test_plain_readers_read_all_types_in_all_formats(spark: Any, tmp_path: Path) -> None:
+    """As one table with the same rows and types, partition columns among them, by Spark and by pyarrow."""
+    rows = typed_rows(24)
+    flow = Flow("types")
+    ddl = f"{TYPES}, k string"
+    everything = flow.source("in", ListSource([rows[:9], rows[9:]], f"{ddl}, {NESTED}", partitions=2))
+    plain = everything.map("plain", lambda row: {name: row[name] for name in PLAIN}, returns=ddl)
+    for format in ("parquet", "json"):
+        everything.sink(format, FileSink(tmp_path / format, format))
+        everything.sink(f"{format} by k", FileSink(tmp_path / f"{format} by k", format, partition_by="k"))
+    plain.sink("csv", FileSink(tmp_path / "csv", "csv", header=True))
+    run_spark(flow, spark, checkpoint=str(tmp_path / "c"))
+
+    schema = f"{ddl}, {NESTED}, epoch int"
+    frame = spark.createDataFrame(
+        [(*(row.get(name) for name in [*PLAIN, *NESTED_NAMES]), n >= 9) for n, row in enumerate(rows)],
+        schema.replace("epoch int", "later boolean"),
+    ).selectExpr("* except (later)", "cast(later as int) as epoch")
+    expected = [row.asDict(recursive=True) for row in frame.orderBy("n").collect()]
+    names = [*PLAIN, *NESTED_NAMES, "epoch"]
+
+    parquet = spark.read.parquet(str(tmp_path / "parquet"))
+    assert [(field.name, field.dataType) for field in parquet.schema] == [
+        (field.name, field.dataType) for field in frame.schema
+    ]
+    for name in ("parquet", "parquet by k", "json", "json by k"):
+        found = spark.read.schema(schema).format(name.split(" ")[0]).load(str(tmp_path / name))
+        assert [row.asDict(recursive=True) for row in found.select(*names).orderBy("n").collect()] == expected, name
+    found = (
+        spark.read.schema(f"{ddl}, epoch int").option("header", True).option("multiLine", True).option("escape", '"')
+    )
+    assert [
+        row.asDict() for row in found.csv(str(tmp_path / "csv")).select(*PLAIN, "epoch").orderBy("n").collect()
+    ] == [{name: row[name] for name in [*PLAIN, "epoch"]} for row in expected]
+    arrow = ds.dataset(tmp_path / "parquet by k", partitioning="hive").to_table().sort_by("n")
+    assert arrow["k"].to_pylist() == [row["k"] for row in expected]
+    assert arrow["price"].to_pylist() == [row["price"] for row in expected]
+    assert arrow["tags"].to_pylist() == [row["tags"] for row in expected]
+
+
+# ── jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def jobs_per_epoch(spark: Any, flow: Flow, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many Spark jobs each epoch was."""
+    counts: list[int] = []
+    real = walk
+
+    def counted(*arguments: Any) -> None:
+        jobs = spark.sparkContext._jsc.sc().dagScheduler().nextJobId
+        before = jobs()
+        real(*arguments)
+        counts.append(jobs() - before)
+
+    monkeypatch.setattr(heartbeat, "walk", counted)
+    run_spark(flow, spark, checkpoint=str(checkpoint))
+    return counts
+
+
+def counting(df: Any, epoch: int) -> None:
+    df.write.format("noop").mode("append").save()
+
+
+@pytest.mark.parametrize(
+    ("sinks", "jobs"),
+    [
+        (("file", "memory", "noop", "console"), 1),
+        (("file", "noop"), 1),
+        (("noop", "function"), 1),
+        (("file", "function"), 1),
+        (("function", "file"), 2),
+        (("function", "function"), 3),
+        (("function", "memory"), 2),
+    ],
+)
+def test_the_number_of_jobs_of_an_epoch(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sinks: tuple[str, ...], jobs: int
+) -> None:
+    """With two exchanges; sinks read rows as they come in and as they are made last, by turns.
+
+    Sinks of our own cost no job, a single reader of a DataFrame at the end none beyond its own.
+    """
+    targets: dict[str, Callable[[int], Any]] = {
+        "file": lambda i: FileSink(tmp_path / f"out{i}"),
+        "memory": lambda i: MemorySink(),
+        "noop": lambda i: NoopSink(),
+        "console": lambda i: ConsoleSink(2),
+        "function": lambda i: counting,
+    }
+    flow = Flow("jobs")
+    rows = flow.source("rows", ListSource.of(ROWS, schema="n bigint, name string", epoch_rows=4, partitions=2))
+    made = rows.key_by("by_n", "n").map("one", same).key_by("by_name", "name").map("two", same)
+    for i, sink in enumerate(sinks):
+        (made if i % 2 else rows).sink(f"out{i}", targets[sink](i))
+    if "function" not in sinks:
+        made.filter("never", lambda row: False).sink("empty", MemorySink())  # an outlet without rows
+    assert jobs_per_epoch(spark, flow, tmp_path / "c", monkeypatch) == [jobs] * 3
+
+
+def test_the_console_says_that_there_are_more_rows(spark: Any, tmp_path: Path, capsys: Any) -> None:
+    run_spark(flow_to(ConsoleSink(4)), spark, checkpoint=str(tmp_path / "c"))
+    assert "more than" not in capsys.readouterr().out
+    run_spark(flow_to(ConsoleSink(3)), spark, checkpoint=str(tmp_path / "d"))
+    assert capsys.readouterr().out.count("… more than 3 rows") == 2
 
 
 # ── databases ─────────────────────────────────────────────────────────────────────────────────────────────────────

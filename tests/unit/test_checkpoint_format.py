@@ -12,6 +12,7 @@ import pytest
 
 from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, UpdateRecord
 from midstream.checkpoint.location import Identity, Manifest
+from midstream.checkpoint.sink_marker import SinkMarker
 from midstream.flow.aggregations import Aggregation
 from midstream.flow.graph_format import WINDOWS
 from midstream.flow.model import Operator
@@ -19,7 +20,6 @@ from midstream.flow.spec import SPECS
 from midstream.flow.transactions.tables import Table
 from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Stage, Wire
-from midstream.runtime.spark.sinks import SinkMarker
 from midstream.state.files import FileRef
 from midstream.state.lineage import Lineage, LineageEntry
 from midstream.storage.documents import FORMAT

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
-from midstream import Flow, ListSource, MemorySink, Update
+from midstream import FileSink, Flow, ListSource, MemorySink, Update
 from midstream.change.configuration import first_configuration
 from midstream.change.trial import Request
 from midstream.checkpoint.change_records import Outcome
@@ -94,6 +95,14 @@ def state_totals(checkpoint: Path) -> dict[str, int]:
     return {row["k"]: int(row["value"]) for row in read_state(str(checkpoint), "P").to_pylist()}
 
 
+def file_totals(folder: Path) -> dict[str, int]:
+    """What a plain reader of a file sink's folder sees."""
+    found = Counter[str]()
+    for row in ds.dataset(folder).to_table().to_pylist():
+        found[row["k"]] += row["added"]
+    return dict(found)
+
+
 @pytest.fixture
 def crash_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes the driver crash, once, at a step of the commit of epoch 1; the next one may find another script."""
@@ -115,20 +124,21 @@ def crash_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 # ── a committed epoch is final ────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("step", ["computed", "sealed", "manifest written", "counted"])
+@pytest.mark.parametrize("step", ["computed", "sealed", "manifest written", "file in place", "published", "counted"])
 @pytest.mark.parametrize("another", ["clock", "script", "change"])
 def test_sinks_and_state_agree_after_a_crash_at_any_step_of_a_commit(
     tmp_path: Path, crash_at: Any, step: str, another: str
 ):
-    replaced, skipped = ReplacesAnEpoch(), SkipsAnEpoch()
-    flow = tally_flow(Tally(None if another == "clock" else 1), replaced, skipped)
-    crash_at(step, tally_flow(Tally(100), replaced, skipped).graph if another == "script" else None)
+    replaced, skipped, files = ReplacesAnEpoch(), SkipsAnEpoch(), FileSink(tmp_path / "out")
+    flow = tally_flow(Tally(None if another == "clock" else 1), replaced, skipped, files)
+    crash_at(step, tally_flow(Tally(100), replaced, skipped, files).graph if another == "script" else None)
     changes = [ChangeAt.of(1, Update("P", Tally(100)), scheduler="epoch")] if another == "change" else []
 
     run_local(flow, clock=LateClock(), checkpoint=str(tmp_path / "c"), changes=changes)
 
-    assert replaced.totals() == state_totals(tmp_path / "c")
-    if another == "clock" or step in ("manifest written", "counted"):
+    assert replaced.totals() == file_totals(tmp_path / "out") == state_totals(tmp_path / "c")
+    assert list((tmp_path / "out" / "_staged").iterdir()) == []
+    if another == "clock" or step not in ("computed", "sealed"):
         assert skipped.totals() == state_totals(tmp_path / "c"), "what a sink has skipped was the same"
 
 
@@ -155,13 +165,12 @@ def test_an_epoch_that_was_planned_anew_for_other_rows_is_computed_again(
     def begin(driver: Driver, epoch: Epoch, entry: BatchEntry) -> Any:
         return real_begin(driver, epoch, BatchEntry(entry.clock, f"planned for the {1 + calls[epoch]}. time"))
 
-    crash_at("manifest written")
+    crash_at("published")
     real_begin = Driver.begin
     monkeypatch.setattr(Driver, "begin", begin)
-    out = MemorySink()
-    run_local(tally_flow(Tally(1), counted, out), checkpoint=str(tmp_path / "c"))
+    run_local(tally_flow(Tally(1), counted, FileSink(tmp_path / "out")), checkpoint=str(tmp_path / "c"))
     assert calls == {0: 1, 1: 2, 2: 1, 3: 1}
-    assert state_totals(tmp_path / "c") == {"a": 12, "b": 12}
+    assert state_totals(tmp_path / "c") == file_totals(tmp_path / "out") == {"a": 12, "b": 12}
 
 
 def test_a_pending_change_does_not_take_effect_in_an_epoch_that_has_a_manifest(tmp_path: Path, crash_at: Any):

@@ -42,6 +42,7 @@ def test_midstream_exports_exactly_these_names():
         "Update",
         "__version__",
         "agg",
+        "committed_files",
         "local_session",
         "sessions",
         "sliding",

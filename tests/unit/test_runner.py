@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from midstream import Flow, ListSource, MemorySink, NoopSink, Stream
+from midstream import Flow, ListSource, Stream
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.times import EpochTimes
 from midstream.engine import collector as collector_module
 from midstream.engine.clock import ManualClock
 from midstream.engine.collector import FRAME_BYTES, Collector
+from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.frames import (
     FRAME_ORDER,
     FRAME_SCHEMA,
@@ -43,7 +44,7 @@ from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.engine.steps import AtWork
 from midstream.flow.model import Port
-from midstream.ids import PartitionId, Revision, StageIndex, WireId
+from midstream.ids import Epoch, PartitionId, Revision, StageIndex, WireId
 from midstream.operators.lookup import Lookup
 from midstream.planner.assignment import spread
 from midstream.planner.programs import StageProgram, link, pack_blobs
@@ -55,6 +56,10 @@ from tests.frames import headers, payloads
 DDL = "n bigint, s string"
 SPREAD = spread(4)
 TO_FOUR = (StageIndex(1), {StageIndex(1): SPREAD})
+
+
+def read(rows: Any, epoch: int) -> None:
+    """A sink that reads a DataFrame: a single one gets plain columns."""
 
 
 def batch(rows: Sequence[tuple[int | None, str | None]]) -> pa.RecordBatch:
@@ -95,6 +100,7 @@ class Stages:
             sizer=SliceSizer(rows),
             times=EpochTimes(clock=0),
             states={},
+            outlets=FileOutlets({}, {}, epoch=Epoch(0), partition=PartitionId(0), durable=False),
         )
 
 
@@ -130,7 +136,7 @@ def test_a_stage_that_ends_at_one_sink_emits_plain_columns(stages):
     flow, rows = new_flow()
     rows.map("double", lambda row: {"n": 2 * row["n"], "s": row["s"]}).filter(
         "some", lambda row: row["n"] % 3 == 0
-    ).sink("out", MemorySink())
+    ).sink("out", read)
     out = all_of(stages(flow).runner(0), [NUMBERS.slice(0, 30), NUMBERS.slice(30)])
     assert {each.schema for each in out} == {NUMBERS.schema}
     assert [row["n"] for each in out for row in each.to_pylist()] == [2 * i for i in range(100) if 2 * i % 3 == 0]
@@ -139,7 +145,7 @@ def test_a_stage_that_ends_at_one_sink_emits_plain_columns(stages):
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_rows_go_to_the_partition_that_owns_their_key_in_order_however_slices_are_cut(stages, size):
     flow, rows = new_flow()
-    rows.key_by("k", "s").map("m", lambda row: row).sink("out", NoopSink())
+    rows.key_by("k", "s").map("m", lambda row: row).sink("out", read)
     [wire] = [wire for wire in stages(flow).plan.wires if wire.key]
     found = rows_of(all_of(stages(flow).runner(0, rows=size), [NUMBERS]))
     wanted: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
@@ -153,8 +159,8 @@ def test_rows_go_to_the_partition_that_owns_their_key_in_order_however_slices_ar
 def test_frames_are_numbered_in_the_order_they_leave(stages):
     flow, rows = new_flow()
     keyed = rows.key_by("k", "n")
-    keyed.map("m", lambda row: row).sink("out", NoopSink())
-    rows.sink("raw", NoopSink())
+    keyed.map("m", lambda row: row).sink("out", read)
+    rows.sink("raw", read)
     out = all_of(stages(flow).runner(0, partition=3), [NUMBERS])
     found = [header for each in out for header in headers(each)]
     assert [header.seq for header in found] == list(range(len(found)))
@@ -165,7 +171,7 @@ def test_frames_are_numbered_in_the_order_they_leave(stages):
 def test_a_slice_passes_the_whole_stage_before_the_next_one_starts(stages):
     flow, rows = new_flow()
     first = rows.map("a", lambda row: row)
-    first.map("b", lambda row: row).map("c", lambda row: row).union("d", first).sink("out", NoopSink())
+    first.map("b", lambda row: row).map("c", lambda row: row).union("d", first).sink("out", read)
     runner = stages(flow).runner(0, rows=10)
     seen: list[str] = []
 
@@ -190,8 +196,8 @@ def test_a_slice_passes_the_whole_stage_before_the_next_one_starts(stages):
 def test_both_readers_of_a_stream_get_its_rows(stages):
     flow, rows = new_flow()
     small = rows.filter("small", lambda row: row["n"] < 10)
-    small.union("both", rows.map("neg", lambda row: {**row, "n": -row["n"]})).sink("out", NoopSink())
-    small.sink("alone", NoopSink())
+    small.union("both", rows.map("neg", lambda row: {**row, "n": -row["n"]})).sink("out", read)
+    small.sink("alone", read)
     found = rows_of(all_of(stages(flow).runner(0), [NUMBERS]))
     counts = {wire: len(rows) for (wire, _), rows in found.items()}
     assert counts == {0: 10, 1: 110}
@@ -200,9 +206,7 @@ def test_both_readers_of_a_stream_get_its_rows(stages):
 def test_the_report_counts_rows_in_out_and_on_every_wire(stages):
     flow, rows = new_flow()
     split = rows.route("r", lambda row: "odd" if row["n"] % 2 else "even", branches=("odd", "even"))
-    split["odd"].key_by("k", "s").filter("few", lambda row: row["n"] < 5).union("u", split["even"]).sink(
-        "out", NoopSink()
-    )
+    split["odd"].key_by("k", "s").filter("few", lambda row: row["n"] < 5).union("u", split["even"]).sink("out", read)
     prepared = stages(flow)
     first = prepared.runner(0)
     frames = all_of(first, [NUMBERS])
@@ -230,7 +234,7 @@ def test_the_report_counts_rows_in_out_and_on_every_wire(stages):
 
 def test_rows_keep_the_revision_they_came_with(stages):
     flow, rows = new_flow()
-    rows.key_by("k", "n").map("m", lambda row: row).key_by("k2", "s").map("m2", lambda row: row).sink("out", NoopSink())
+    rows.key_by("k", "n").map("m", lambda row: row).key_by("k2", "s").map("m2", lambda row: row).sink("out", read)
     prepared = stages(flow)
     [first] = {
         header.revision for each in all_of(prepared.runner(0, revision=7), [NUMBERS]) for header in headers(each)
@@ -251,9 +255,7 @@ def test_rows_keep_the_revision_they_came_with(stages):
 def test_latency_is_the_age_of_a_row_when_it_leaves(stages):
     flow = Flow("f")
     rows = flow.source("in", ListSource([[]], "at timestamp, n bigint"), event_time="at")
-    rows.map("keep", lambda row: row).map("drop", lambda row: {"n": row["n"]}, returns="n bigint").sink(
-        "out", NoopSink()
-    )
+    rows.map("keep", lambda row: row).map("drop", lambda row: {"n": row["n"]}, returns="n bigint").sink("out", read)
     at = [datetime.fromtimestamp(second, UTC) for second in (0, 6, 8, 9)]
     data = pa.record_batch({"at": pa.array(at, pa.timestamp("us", "UTC")), "n": [1, 2, 3, 4]})
     runner = stages(flow).runner(0, clock=ManualClock(start_us=10_000_000))
@@ -267,7 +269,7 @@ def test_latency_is_the_age_of_a_row_when_it_leaves(stages):
 
 def test_time_is_measured_per_operator(stages):
     flow, rows = new_flow()
-    rows.map("m", lambda row: row).sink("out", NoopSink())
+    rows.map("m", lambda row: row).sink("out", read)
 
     class Ticking(ManualClock):
         def stopwatch_ns(self) -> int:
@@ -284,7 +286,7 @@ def test_time_is_measured_per_operator(stages):
 
 def test_an_empty_input_has_an_empty_output(stages):
     flow, rows = new_flow()
-    rows.key_by("k", "n").map("m", lambda row: row).sink("out", NoopSink())
+    rows.key_by("k", "n").map("m", lambda row: row).sink("out", read)
     runner = stages(flow).runner(0)
     assert all_of(runner, []) == []
     assert all_of(stages(flow).runner(0), [NUMBERS.slice(0, 0)]) == []
@@ -300,7 +302,7 @@ def passing(stages) -> Stages:
     flow, rows = new_flow()
     deep = rows.key_by("k1", "n").map("m1", lambda row: row).key_by("k2", "n").map("m2", lambda row: row)
     far = rows.key_by("far", "s")
-    deep.union("all", rows, far).sink("out", NoopSink())
+    deep.union("all", rows, far).sink("out", read)
     found: Stages = stages(flow)
     return found
 
@@ -460,8 +462,8 @@ def mixed(
 def test_several_sources_are_told_apart_even_within_one_batch(stages):
     flow, left = new_flow()
     right = flow.source("in2", ListSource([[]], "x string"))
-    left.sink("l", NoopSink())
-    right.sink("r", NoopSink())
+    left.sink("l", read)
+    right.sink("r", read)
     program = stages(flow).programs[0]
     assert is_mixed(program.stage)
     words = pa.record_batch({"x": ["one", "two"]})
@@ -478,7 +480,7 @@ def test_several_sources_are_told_apart_even_within_one_batch(stages):
 def test_the_input_of_a_stage_may_mix_rows_and_frames(stages):
     flow, rows = new_flow()
     made = rows.transform("sql", lambda df: df)
-    made.key_by("k", "n").map("m", lambda row: row).union("late", rows, made).sink("out", NoopSink())
+    made.key_by("k", "n").map("m", lambda row: row).union("late", rows, made).sink("out", read)
     prepared = stages(flow)
     program = prepared.programs[1]
     [carried] = program.stage.carries
@@ -494,7 +496,7 @@ def test_the_input_of_a_stage_may_mix_rows_and_frames(stages):
 
 def test_an_inlet_takes_sparks_layout_of_a_type(stages):
     flow = Flow("f")
-    flow.source("in", ListSource([[]], "at timestamp, s string")).sink("out", NoopSink())
+    flow.source("in", ListSource([[]], "at timestamp, s string")).sink("out", read)
     sparks = pa.record_batch(
         {"at": pa.array([0], pa.timestamp("us", "Europe/Oslo")), "s": pa.array(["x"], pa.large_string())}
     )
@@ -505,7 +507,7 @@ def test_an_inlet_takes_sparks_layout_of_a_type(stages):
 
 def test_frames_of_wide_rows_are_not_joined(stages):
     flow, rows = new_flow()
-    rows.key_by("k", "n").map("m", lambda row: row).sink("out", NoopSink())
+    rows.key_by("k", "n").map("m", lambda row: row).sink("out", read)
     program = stages(flow).programs[1]
 
     def arriving(width: int) -> pa.RecordBatch:
@@ -537,7 +539,7 @@ def test_an_exchange_delivers_every_frame_sorted_by_revision_sender_and_number()
 
 def test_a_stored_program_is_read_unchanged(stages):
     flow, rows = new_flow()
-    rows.key_by("k", "n").map("m", lambda row: row).sink("out", NoopSink())
+    rows.key_by("k", "n").map("m", lambda row: row).sink("out", read)
     prepared = stages(flow)
     for program in prepared.programs:
         assert StageProgram.from_bytes(program.to_blob().data) == program
@@ -546,7 +548,7 @@ def test_a_stored_program_is_read_unchanged(stages):
 def test_everything_is_loaded_once(stages):
     flow, rows = new_flow()
     table = pa.table({"s": ["a"], "v": [1]})
-    rows.lookup("l", table, on="s").map("m", lambda row: row).sink("out", NoopSink())
+    rows.lookup("l", table, on="s").map("m", lambda row: row).sink("out", read)
     prepared = stages(flow)
     blobs = prepared.programs[0].blobs
     resources = prepared.resources

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream import Flow, ListSource, NoopSink, Stream, Update
+from midstream import Flow, ListSource, Stream, Update
 from midstream.change.configuration import Configuration, first_configuration
 from midstream.change.prepare import prepare
 from midstream.data.times import EpochTimes
 from midstream.engine.audit_recorder import Recorder
 from midstream.engine.clock import ManualClock
+from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.frames import FRAME_ORDER, Header, decode_rows, encode_rows, frame, frames_of
 from midstream.engine.intake import INLET_COLUMN, inlet_column, inlet_origin
 from midstream.engine.resources import Resources
@@ -28,7 +29,7 @@ from midstream.engine.slices import SliceSizer
 from midstream.engine.steps import AtWork
 from midstream.errors import MidstreamError, OperatorFailed
 from midstream.flow.model import Graph
-from midstream.ids import InputPosition, Origin, PartitionId, Revision, WireId
+from midstream.ids import Epoch, InputPosition, Origin, PartitionId, Revision, WireId
 from midstream.planner.stages import compile_plan
 from midstream.runtime.local.data import LocalData, by_destination
 from midstream.storage.blobs import BlobStore
@@ -49,6 +50,10 @@ class Mark:
         return {**row, "trace": f"{row['trace']} {self.name}"}
 
 
+def read(rows: Any, epoch: int) -> None:
+    """A sink that reads a DataFrame: a single one gets plain columns."""
+
+
 def numbers(start: int, stop: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"n": n, "trace": ""} for n in range(start, stop)], schema=SCHEMA)
 
@@ -66,7 +71,7 @@ class Job:
     def __init__(self, folder: Path, build: Flow | Callable[[Stream], Stream], *updates: Update) -> None:
         flow = build if isinstance(build, Flow) else Flow("f")
         if not isinstance(build, Flow):
-            build(flow.source("in", ListSource([[]], DDL))).sink("out", NoopSink())
+            build(flow.source("in", ListSource([[]], DDL))).sink("out", read)
         store = BlobStore(str(folder))
         self.before: Configuration = first_configuration(flow.graph, store, 1)
         self.after = prepare(self.before, updates, store, revision=NEW).after
@@ -88,6 +93,7 @@ class Job:
             sizer=Fixed(rows),
             times=EpochTimes(clock=0),
             states={},
+            outlets=FileOutlets({}, {}, epoch=Epoch(0), partition=PartitionId(0), durable=False),
             recorder=recorder,
         )
 
@@ -204,7 +210,7 @@ def test_an_attempt_that_switches_at_the_start_uses_the_new_version_from_its_fir
 def test_each_origin_has_its_own_position(tmp_path: Path):
     flow = Flow("f")
     left, right = (flow.source(name, ListSource([[]], DDL)) for name in ("left", "right"))
-    left.union("u", right).map("a", Mark("a")).sink("out", NoopSink())
+    left.union("u", right).map("a", Mark("a")).sink("out", read)
     job = Job(tmp_path, flow, *ONE)
     data = [mixed(0, numbers(0, 20)), mixed(1, numbers(100, 120)), mixed(0, numbers(20, 40))]
 
@@ -440,6 +446,7 @@ class TwoGraphs:
             sizer=Fixed(rows),
             times=EpochTimes(clock=0),
             states={},
+            outlets=FileOutlets({}, {}, epoch=Epoch(0), partition=PartitionId(0), durable=False),
         )
         after = self.resources.program(self.after.programs[stage])
         runner.prepare(RevisedStage(NEW, after, frozenset(heads)))
@@ -451,20 +458,20 @@ def maybe_x(rows: Stream, with_x: bool) -> Stream:
 
 
 def x_in_a_chain(rows: Stream, with_x: bool) -> None:
-    maybe_x(rows.map("a", Mark("a")), with_x).map("b", Mark("b")).sink("out", NoopSink())
+    maybe_x(rows.map("a", Mark("a")), with_x).map("b", Mark("b")).sink("out", read)
 
 
 def x_behind_an_exchange(rows: Stream, with_x: bool) -> None:
     """`x` is the first or the last to read a wire; both versions have the same wires."""
     seen = rows.map("a", Mark("a"))
-    maybe_x(seen.key_by("k", "n").filter("all", lambda row: True), with_x).map("b", Mark("b")).sink("out", NoopSink())
+    maybe_x(seen.key_by("k", "n").filter("all", lambda row: True), with_x).map("b", Mark("b")).sink("out", read)
 
 
 def x_before_one_of_two_readers(rows: Stream, with_x: bool) -> None:
     seen = rows.map("a", Mark("a")).key_by("k", "n")
     first = seen.map("x", Mark("x")) if with_x else seen
-    first.map("b", Mark("b")).sink("out", NoopSink())
-    seen.map("c", Mark("c")).sink("other", NoopSink())
+    first.map("b", Mark("b")).sink("out", read)
+    seen.map("c", Mark("c")).sink("other", read)
 
 
 @pytest.mark.parametrize("removes", [False, True])

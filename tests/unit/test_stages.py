@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from midstream import ConsoleSink, Flow, ListSource, MemorySink, NoopSink, Stream
+from midstream import ConsoleSink, FileSink, Flow, ListSource, MemorySink, NoopSink, Stream
 from midstream.planner.stages import Leaves, compile_plan
 
 
@@ -20,6 +20,10 @@ def same(value: Any) -> Any:
     return value
 
 
+def read(rows: Any, epoch: int) -> None:
+    """A sink that reads a DataFrame."""
+
+
 def plan_text(flow: Flow) -> str:
     return compile_plan(flow.graph).describe()
 
@@ -30,7 +34,7 @@ def snapshot(text: str) -> str:
 
 def test_without_a_key_everything_is_one_stage_with_plain_columns():
     flow, [rows] = new_flow("in")
-    rows.map("m", same).filter("f", same).sink("out", MemorySink())
+    rows.map("m", same).filter("f", same).sink("out", read)
     assert plan_text(flow) == snapshot("""
         stage 0 (segment 0) leaves as typed
           runs: in, m, f
@@ -44,7 +48,7 @@ def test_without_a_key_everything_is_one_stage_with_plain_columns():
 def test_a_key_by_adds_an_exchange():
     flow, [rows] = new_flow("in")
     rows.map("m", same).key_by("by_user", "u").map("score", same).key_by("by_n", "n", "u").map("rank", same).sink(
-        "out", MemorySink()
+        "out", read
     )
     assert plan_text(flow) == snapshot("""
         stage 0 (segment 0) leaves as exchange
@@ -68,7 +72,7 @@ def test_a_key_by_adds_an_exchange():
 
 def test_a_key_before_a_sink_needs_no_exchange():
     flow, [rows] = new_flow("in")
-    rows.key_by("by_user", "u").sink("out", MemorySink())
+    rows.key_by("by_user", "u").sink("out", read)
     assert plan_text(flow) == snapshot("""
         stage 0 (segment 0) leaves as typed
           runs: in, by_user
@@ -82,7 +86,7 @@ def test_a_key_before_a_sink_needs_no_exchange():
 def test_a_union_runs_at_the_depth_of_its_deepest_input():
     flow, [left, right] = new_flow("left", "right")
     deep = left.key_by("k1", "u").map("m1", same).key_by("k2", "u").map("m2", same)
-    deep.union("all", right, left).sink("out", MemorySink())
+    deep.union("all", right, left).sink("out", read)
     assert plan_text(flow) == snapshot("""
         stage 0 (segment 0) leaves as exchange
           runs: left, right, k1
@@ -109,10 +113,10 @@ def test_a_union_runs_at_the_depth_of_its_deepest_input():
 def test_consumers_in_one_place_share_a_wire():
     flow, [rows] = new_flow("in")
     keyed = rows.key_by("k", "u")
-    keyed.map("a", same).sink("out_a", MemorySink())
-    keyed.map("b", same).sink("out_b", MemorySink())
-    keyed.sink("raw", MemorySink())
-    rows.sink("rawer", NoopSink())
+    keyed.map("a", same).sink("out_a", read)
+    keyed.map("b", same).sink("out_b", read)
+    keyed.sink("raw", read)
+    rows.sink("rawer", MemorySink())
     assert plan_text(flow) == snapshot("""
         stage 0 (segment 0) leaves as exchange
           runs: in, k
@@ -138,7 +142,7 @@ def test_consumers_in_one_place_share_a_wire():
 def test_each_branch_of_a_route_has_its_own_port():
     flow, [rows] = new_flow("in")
     split = rows.route("r", same, branches=("low", "high"))
-    split["high"].key_by("k", "u").map("m", same).union("all", split["low"]).sink("out", MemorySink())
+    split["high"].key_by("k", "u").map("m", same).union("all", split["low"]).sink("out", read)
     assert plan_text(flow) == snapshot("""
         stage 0 (segment 0) leaves as exchange
           runs: in, r, k
@@ -157,7 +161,7 @@ def test_each_branch_of_a_route_has_its_own_port():
 
 def test_a_transform_divides_the_flow_and_other_rows_bypass_it():
     flow, [rows] = new_flow("in")
-    rows.transform("sql", same).map("m", same).union("all", rows).sink("out", MemorySink())
+    rows.transform("sql", same).map("m", same).union("all", rows).sink("out", read)
     assert plan_text(flow) == snapshot("""
         stage 0 (segment 0) leaves as frames
           runs: in
@@ -178,7 +182,7 @@ def test_a_transform_divides_the_flow_and_other_rows_bypass_it():
 
 def test_transforms_in_a_row_and_before_a_sink_need_no_stage():
     flow, [rows] = new_flow("in")
-    rows.transform("one", same).transform("two", same).sink("out", MemorySink())
+    rows.transform("one", same).transform("two", same).sink("out", read)
     assert plan_text(flow) == snapshot("""
         stage 0 (segment 0) leaves as frames
           runs: in
@@ -194,7 +198,7 @@ def test_transforms_in_a_row_and_before_a_sink_need_no_stage():
 def test_rows_keyed_before_a_transform_still_meet_after_it():
     """A segment does not begin with an exchange, so the consumer runs after the first exchange of its segment."""
     flow, [rows] = new_flow("in")
-    rows.key_by("k", "u").union("all", rows.transform("sql", same)).sink("out", MemorySink())
+    rows.key_by("k", "u").union("all", rows.transform("sql", same)).sink("out", read)
     assert plan_text(flow) == snapshot("""
         stage 0 (segment 0) leaves as frames
           runs: in, k
@@ -221,22 +225,58 @@ def test_rows_keyed_before_a_transform_still_meet_after_it():
 @pytest.mark.parametrize(
     ("sinks", "leaves"),
     [
-        ((MemorySink(),), Leaves.TYPED),
-        ((NoopSink(),), Leaves.TYPED),
-        ((ConsoleSink(),), Leaves.FRAMES),  # reads only the first rows, but all must be computed
-        ((lambda df, epoch: None,), Leaves.FRAMES),  # may read any number of times
-        ((MemorySink(), NoopSink()), Leaves.FRAMES),
+        ((read,), Leaves.TYPED),
+        ((read, FileSink("out")), Leaves.TYPED),
+        ((read, read), Leaves.FRAMES),
+        ((MemorySink(),), Leaves.FRAMES),
+        ((ConsoleSink(), NoopSink()), Leaves.FRAMES),
+        ((NoopSink(),), Leaves.NOTHING),
+        ((FileSink("out"), NoopSink(), FileSink("other", "csv")), Leaves.NOTHING),
     ],
 )
-def test_only_one_sink_that_reads_everything_once_gets_plain_columns(sinks, leaves):
+def test_rows_leave_as_columns_for_one_sink_that_reads_a_frame_and_not_at_all_if_tasks_write_them(sinks, leaves):
     flow, [rows] = new_flow("in")
     for number, sink in enumerate(sinks):
         rows.sink(f"out{number}", sink)
     assert [stage.leaves for stage in compile_plan(flow.graph).stages] == [leaves]
 
 
-def test_inlets_are_sorted_by_name_whatever_the_order_of_sources():
-    """Spark finds the offsets of a source by position, so reordering the sources in a script must not move them."""
+def test_rows_of_file_and_noop_sinks_are_written_where_they_arise_and_travel_no_further():
+    flow, [rows] = new_flow("in")
+    rows.sink("raw", FileSink("out"))
+    rows.sink("dropped", NoopSink())
+    rows.sink("seen", MemorySink())
+    rows.key_by("k", "u").map("m", same).sink("counted", NoopSink())
+    assert plan_text(flow) == snapshot("""
+        stage 0 (segment 0) leaves as exchange
+          runs: in, k
+          inlets: in
+          emits: 0, 1, 2
+        stage 1 (segment 0) leaves as frames
+          runs: m
+          receives: 2
+          carries: 1
+          emits: 3
+        wire 0: in → written [raw, dropped]
+        wire 1: in → outlet [seen]
+        wire 2: k → stage 1 by (u) [m]
+        wire 3: m → written [counted]
+        raw reads wire 0
+        dropped reads wire 0
+        seen reads wire 1
+        counted reads wire 3
+        """)
+
+
+def test_rows_that_pass_through_the_last_stage_stay_frames():
+    flow, [rows] = new_flow("in")
+    rows.sink("early", read)
+    rows.key_by("k", "u").map("m", same).sink("out", FileSink("out"))
+    assert [stage.leaves for stage in compile_plan(flow.graph).stages] == [Leaves.EXCHANGE, Leaves.FRAMES]
+
+
+def test_sources_enter_by_name_whatever_the_order_in_which_they_were_added():
+    """Spark finds the offsets of a source by its position, so a script that was merely rearranged must not move it."""
 
     def inlets(*names: str) -> tuple[str, ...]:
         flow = Flow("f")

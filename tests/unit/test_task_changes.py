@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream import Flow, ListSource, NoopSink, State, Update
+from midstream import Flow, ListSource, State, Update
 from midstream.change.configuration import first_configuration
 from midstream.change.prepare import prepare
 from midstream.control.messages import Exhausted, StageChange, SwitchRequested, TaskId, TaskOrder
@@ -28,6 +28,10 @@ OLD, NEW = Revision(1), Revision(2)
 TASK = TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(0), 1)
 SCHEMA = pa.schema([("n", pa.int64()), ("v", pa.int64())])
 ROWS = pa.RecordBatch.from_pydict({"n": list(range(40)), "v": [0] * 40}, schema=SCHEMA)
+
+
+def read(rows: Any, epoch: int) -> None:
+    """A sink that reads a DataFrame: a single one gets plain columns."""
 
 
 def old(row: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +57,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         flow = Flow("f")
-        flow.source("in", ListSource([[]], "n bigint, v bigint")).map("m", old).sink("out", NoopSink())
+        flow.source("in", ListSource([[]], "n bigint, v bigint")).map("m", old).sink("out", read)
         store = BlobStore(str(folder / "blobs"))
         self.before = first_configuration(flow.graph, store, 1)
         after = prepare(self.before, [Update("m", new)], store, revision=NEW).after
@@ -167,7 +171,7 @@ class TimedWorld:
     def __init__(self, folder: Path) -> None:
         flow = Flow("f")
         rows = flow.source("in", ListSource([[]], "n bigint, v bigint"))
-        rows.key_by("by_n", "n").process("p", Timed(1)).sink("out", NoopSink())
+        rows.key_by("by_n", "n").process("p", Timed(1)).sink("out", read)
         store = BlobStore(str(folder / "blobs"))
         self.before = first_configuration(flow.graph, store, 1)
         after = prepare(self.before, [Update("p", Timed(2))], store, revision=NEW).after

@@ -6,11 +6,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream import ConsoleSink, Flow, ListSource, MemorySink, NoopSink, Stream
+from midstream import ConsoleSink, FileSink, Flow, ListSource, MemorySink, NoopSink, Stream
 from midstream.flow.model import Operator, Sink, Transform
 from midstream.ids import WireId
 from midstream.planner.stages import Stage, compile_plan
@@ -22,9 +23,11 @@ from tests.simulation.flows import random_case
 class Notes:
     """What is read or left is a text that says how it came to be; all that is done is a line."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self, fails_at: int | None = None, *, reads_all: bool = True) -> None:
         self.lines: list[str] = []
+        self.computed: set[str] = set()
         self._fails_at = fails_at
+        self._reads_all = reads_all
 
     def note(self, line: str, gives: str) -> str:
         if len(self.lines) == self._fails_at:
@@ -56,11 +59,30 @@ class Notes:
     def transform(self, operator: Operator, rows: str, *, is_kept: bool) -> str:
         return self.note(f"transform {operator.name} of {rows}{' and keep it' if is_kept else ''}", operator.name)
 
+    def collect(self, left: str, wires: Sequence[WireId]) -> dict[WireId, pa.Table]:
+        self.computed.add(left.removeprefix("kept "))
+        self.note(f"collect {', '.join(map(str, wires)) or 'nothing'} of {left}", "")
+        return {wire: pa.table({"wire": [int(wire)]}) for wire in wires}
+
     def drain(self, rows: str) -> None:
         self.note(f"drain {rows}", "")
 
-    def write(self, sink: Operator, rows: str) -> None:
-        self.note(f"write {sink.name}: {rows}", "")
+    def is_computed(self, stage: Stage) -> bool:
+        return f"s{stage.index}" in self.computed
+
+    def give(self, sink: Operator, rows: pa.Table) -> None:
+        self.note(f"give {sink.name}: {rows.column_names[0]} {rows.column(0)[0]}", "")
+
+    def table(self, rows: str, schema: pa.Schema) -> pa.Table:
+        return pa.table({"table of": [self.note(f"fetch {rows}", rows)]})
+
+    def write_files(self, sink: Operator, rows: str) -> None:
+        self.note(f"files {sink.name}: {rows}", "")
+
+    def write(self, sinks: Sequence[tuple[Operator, str]]) -> None:
+        if self._reads_all:
+            self.computed |= {rows.split("kept ")[-1] for _, rows in sinks}
+        self.note(f"write {'; '.join(f'{sink.name}: {rows}' for sink, rows in sinks)}", "")
 
     def release(self) -> None:
         self.lines.append("release")
@@ -75,28 +97,86 @@ def new_flow() -> tuple[Flow, Stream]:
     return flow, flow.source("in", ListSource([[]], "u string, n bigint"))
 
 
-def walked(flow: Flow) -> list[str]:
-    notes = Notes()
+def read(rows: Any, epoch: int) -> None:
+    """A sink that reads a DataFrame."""
+
+
+def walked(flow: Flow, *, reads_all: bool = True) -> list[str]:
+    notes = Notes(reads_all=reads_all)
     walk(compile_plan(flow.graph), notes, "rows")
     return notes.lines
 
 
-def test_stages_run_one_behind_the_other_and_a_single_sink_gets_plain_columns():
+def test_whatever_the_number_of_our_own_sinks_an_epoch_is_computed_once_and_nothing_is_kept():
     flow, rows = new_flow()
-    rows.key_by("k", "u").map("m", same).sink("out", NoopSink())
-    assert walked(flow) == ["run 0 on rows", "run 1 behind s0", "write out: columns of s1", "release"]
-
-
-def test_frames_that_several_read_are_kept_and_sinks_that_read_every_row_come_first():
-    flow, rows = new_flow()
+    rows.sink("raw", FileSink("out"))
     rows.sink("look", ConsoleSink())
-    rows.map("m", same).sink("all", MemorySink())
+    made = rows.key_by("k", "u").map("m", same)
+    made.sink("none", NoopSink())
+    made.sink("all", MemorySink())
+    made.sink("again", MemorySink())
+    assert walked(flow) == [
+        "run 0 on rows",
+        "run 1 behind s0",
+        "collect 1, 4 of s1",
+        "give look: wire 1",
+        "give all: wire 4",
+        "give again: wire 4",
+        "release",
+    ]
+
+
+def test_if_tasks_write_everything_nothing_comes_back():
+    flow, rows = new_flow()
+    rows.key_by("k", "u").map("m", same).sink("out", FileSink("out"))
+    assert walked(flow) == ["run 0 on rows", "run 1 behind s0", "collect nothing of s1", "release"]
+
+
+def test_a_single_sink_that_reads_a_frame_gets_plain_columns_and_its_reading_computes_them():
+    flow, rows = new_flow()
+    rows.key_by("k", "u").map("m", same).sink("out", read)
+    assert walked(flow) == [
+        "run 0 on rows",
+        "run 1 behind s0",
+        "keep s1",
+        "write out: columns of kept s1",
+        "release",
+    ]
+
+
+def test_what_a_sink_did_not_read_is_computed_all_the_same():
+    flow, rows = new_flow()
+    rows.key_by("k", "u").map("m", same).sink("out", read)
+    assert walked(flow, reads_all=False)[-3:] == [
+        "write out: columns of kept s1",
+        "collect nothing of kept s1",
+        "release",
+    ]
+
+
+def test_several_sinks_that_read_frames_share_what_is_computed_once_and_are_written_together():
+    flow, rows = new_flow()
+    rows.sink("one", read)
+    rows.map("m", same).sink("two", read)
     assert walked(flow) == [
         "run 0 on rows",
         "keep s0",
-        "write all: rows of wire 1 of kept s0",
-        "drain rows of wire 0 of kept s0",
-        "write look: rows of wire 0 of kept s0",
+        "collect nothing of kept s0",
+        "write one: rows of wire 0 of kept s0; two: rows of wire 1 of kept s0",
+        "release",
+    ]
+
+
+def test_the_job_that_brings_rows_back_computes_frames_for_others():
+    flow, rows = new_flow()
+    rows.sink("one", read)
+    rows.sink("all", MemorySink())
+    assert walked(flow) == [
+        "run 0 on rows",
+        "keep s0",
+        "collect 0 of kept s0",
+        "give all: wire 0",
+        "write one: rows of wire 0 of kept s0",
         "release",
     ]
 
@@ -110,7 +190,7 @@ def test_the_next_segment_reads_what_transforms_gave_and_frames_that_passed_them
         "keep s0",
         "transform sql of rows of wire 0 of kept s0",
         "run 1 on (sql + wires 1 of kept s0)",
-        "write out: columns of s1",
+        "collect nothing of s1",
         "release",
     ]
 
@@ -118,15 +198,20 @@ def test_the_next_segment_reads_what_transforms_gave_and_frames_that_passed_them
 def test_a_transform_that_is_read_twice_is_kept_and_one_may_read_another():
     flow, rows = new_flow()
     first = rows.transform("first", same, local=same)
-    first.sink("a", NoopSink())
-    first.transform("second", same, local=same).sink("b", NoopSink())
+    first.sink("a", FileSink("a"))
+    second = first.transform("second", same, local=same)
+    second.sink("b", MemorySink())
+    second.sink("c", read)
     assert walked(flow) == [
         "run 0 on rows",
         "keep s0",
         "transform first of rows of wire 0 of kept s0 and keep it",
-        "transform second of first",
-        "write a: first",
-        "write b: second",
+        "transform second of first and keep it",
+        "files a: first",
+        "fetch second",
+        "give b: table of second",
+        "drain second",
+        "write c: second",
         "release",
     ]
 
@@ -141,21 +226,31 @@ def test_on_any_graph_everything_happens_once_and_in_order(rng: random.Random):
     assert [line.split()[1] for line in notes.lines if line.startswith("run ")] == [str(s.index) for s in plan.stages]
     transforms = [line.split()[1] for line in notes.lines if line.startswith("transform ")]
     assert sorted(transforms) == sorted(op.name for op in plan.graph.of(Transform))
-    sinks = [line.split()[1].rstrip(":") for line in notes.lines if line.startswith("write ")]
-    assert sorted(sinks) == sorted(op.name for op in plan.graph.of(Sink))
-    drains = [plan.graph.payloads[name].drains for name in sinks]
-    assert drains == sorted(drains, reverse=True), "sinks that read every row come first"
-    assert done.index("write") > max(at for at, what in enumerate(done) if what in ("run", "keep", "transform"))
+    given = [line.split()[1].rstrip(":") for line in notes.lines if line.startswith(("give ", "files "))]
+    given += [
+        part.split(":")[0]
+        for line in notes.lines
+        if line.startswith("write ")
+        for part in line.removeprefix("write ").split("; ")
+    ]
+    written = {name for wire in plan.wires if wire.is_written for name in wire.consumers}
+    drained = {line.split()[1] for line in notes.lines if line.startswith("drain ")}
+    dropped = {op.name for op in plan.graph.of(Sink) if plan.feeds[op.name] in drained} - set(given)
+    assert sorted([*given, *written, *dropped]) == sorted(op.name for op in plan.graph.of(Sink))
+    collected = [line.rsplit(" of ", 1)[1] for line in notes.lines if line.startswith("collect ")]
+    assert len(set(collected)) == len(collected), "a segment is computed by one job"
+    outputs = [at for at, what in enumerate(done) if what in ("collect", "give", "files", "write", "drain")]
+    assert min(outputs) > max(at for at, what in enumerate(done) if what in ("run", "keep", "transform"))
     assert done.count("release") == 1
     assert done[-1] == "release"
 
 
-@pytest.mark.parametrize("at", range(7))
+@pytest.mark.parametrize("at", range(6))
 def test_what_was_kept_is_let_go_of_wherever_it_fails(at: int):
     flow, rows = new_flow()
     rows.transform("sql", same, local=same).union("u", rows).sink("look", ConsoleSink())
     notes = Notes(fails_at=at)
-    with pytest.raises(ValueError, match=r"run|keep|transform|drain|write"):
+    with pytest.raises(ValueError, match=r"run|keep|transform|collect|give"):
         walk(compile_plan(flow.graph), notes, "rows")
     assert notes.lines[-1] == "release"
     assert len(notes.lines) == at + 1

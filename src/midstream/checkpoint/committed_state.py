@@ -13,6 +13,7 @@ from midstream.flow.model import Graph
 from midstream.ids import Digest, Epoch, StageIndex
 from midstream.planner.stages import Plan
 from midstream.state.lineage import Lineage
+from midstream.storage.table_files import SinkFile
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class CommittedState:
         *,
         committed_at: float,
         offsets: str,
+        files: Mapping[str, tuple[SinkFile, ...]],
         closing: bool = False,
     ) -> Manifest:
         """The manifest of the epoch that led here."""
@@ -87,6 +89,7 @@ class CommittedState:
             offsets=offsets,
             heard=self.watermarks.heard,
             watermark=self.watermarks.watermark,
+            files=dict(files),
             closing=closing,
         )
 

@@ -53,6 +53,7 @@ from midstream.storage.blobs import (
 from midstream.storage.checksums import with_checksum, without_checksum
 from midstream.storage.documents import read_struct, write_struct
 from midstream.storage.ownership import warn_if_others_can_write
+from midstream.storage.table_files import SinkFile
 from midstream.version import __version__
 
 _log = logging.getLogger("midstream")
@@ -94,6 +95,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """Per source: the clock of the last epoch in which it had rows, in microseconds."""
     watermark: int | None = None
     """The watermark after this epoch."""
+    files: dict[str, tuple[SinkFile, ...]] = {}
+    """Per file sink that got rows: its files, staged or in place already."""
     closing: bool = False
     """Whether this epoch closed all windows, so that no other epoch can follow."""
 

@@ -4,7 +4,8 @@ Sweeping never fails an epoch or a job. A failure is logged once per cause, coun
 
 What must stay is decided when an epoch is committed (:meth:`Sweeper.after`), and only files that this epoch's manifest
 has superseded are removed. So they may be removed at any later time (:meth:`Sweeper.sweep`): on Spark during the next
-epochs, by a :class:`SweepThread`; on the local runtime immediately, so that a seed replays exactly.
+epochs, by a :class:`SweepThread`; on the local runtime immediately, so that a seed replays exactly. The folders of file
+sinks are tidied at the same time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import msgspec
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.checkpoint.location import KEPT_MANIFESTS, Checkpoint
 from midstream.checkpoint.retention import blobs_on_record
+from midstream.checkpoint.sink_files import SinkFolders
 from midstream.ids import Digest, Epoch
 from midstream.metrics import SweepStats
 from midstream.state.lineage import garbage
@@ -67,8 +69,9 @@ class Sweeper:
     :meth:`after` and :meth:`holding` may be called by other threads while :meth:`sweep` runs.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, folders: SinkFolders | None = None) -> None:
         self._checkpoint = checkpoint
+        self._folders = folders
         self._lock = threading.Lock()
         self._kept: tuple[CommittedState, ...] = ()
         self._samples: frozenset[str] = frozenset()
@@ -154,6 +157,8 @@ class Sweeper:
             if not is_wanted():
                 break
             self._attempt(leftover, partial(self._remove, leftover))
+        if self._folders is not None and is_wanted():
+            self._folders.tidy()
         return self._blobs_removed > blobs_before
 
     def _retry(self) -> None:

@@ -53,6 +53,7 @@ from midstream.control.operations.operation import Operation
 from midstream.control.operations.switching import Switching
 from midstream.control.run_book import RunBook
 from midstream.errors import ProtocolError
+from midstream.ids import StageIndex
 
 STORY_LENGTH = 50
 
@@ -85,6 +86,10 @@ class Coordinator:
     def is_idle(self) -> bool:
         """Whether no run is in progress."""
         return self._book is None
+
+    def finished(self, stage: StageIndex) -> int:
+        """How many partitions of a stage have finished in the run in progress."""
+        return 0 if self._book is None else sum(place[0] == stage for place in self._book.attempts.finished)
 
     @property
     def failures(self) -> tuple[TaskFailed, ...]:

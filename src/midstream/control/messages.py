@@ -13,6 +13,7 @@ from midstream.ids import Digest, Epoch, InputPosition, PartitionId, Revision, R
 from midstream.metrics import OperatorStats
 from midstream.state.files import FileRef
 from midstream.state.lineage import Rewrite
+from midstream.storage.table_files import SinkFile
 
 
 class TaskId(msgspec.Struct, frozen=True, order=True):
@@ -104,6 +105,11 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     """The file with the operations recorded for the auditor, in audit mode."""
     samples: dict[str, bytes] = {}
     """A few rows that operators processed, encoded like frames."""
+    files: dict[str, tuple[SinkFile, ...]] = {}
+    """By sink: the files that this attempt has staged."""
+    began_at: float = 0.0
+    """By the worker's clock."""
+    ended_at: float = 0.0
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
@@ -319,6 +325,9 @@ class Commit(msgspec.Struct, frozen=True):
     switches: tuple[SwitchPoint, ...] = ()
     audits: tuple[str, ...] = ()
     samples: dict[str, bytes] = {}
+    files: dict[str, tuple[SinkFile, ...]] = {}
+    spans: dict[StageIndex, tuple[float, float]] = {}
+    """By stage: when its first task began and its last one ended, by the workers' clocks."""
 
 
 class Reject(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from midstream.control.messages import (
 from midstream.data.times import END_OF_TIME, EpochTimes, Watermarks
 from midstream.ids import PartitionId, StageIndex, WireId
 from midstream.metrics import merge
+from midstream.storage.table_files import SinkFile
 
 __all__ = ["Attempts", "Place", "RunBook"]
 
@@ -108,7 +109,13 @@ class RunBook:
         emitted: Counter[WireId] = Counter()
         states: dict[str, tuple[StateChange, ...]] = {}
         samples: dict[str, bytes] = {}
+        files: dict[str, tuple[SinkFile, ...]] = {}
+        spans: dict[StageIndex, tuple[float, float]] = {}
         for report in reports:
+            for sink, written in report.files.items():
+                files[sink] = (*files.get(sink, ()), *written)
+            first, last = spans.get(report.task.stage, (report.began_at, report.ended_at))
+            spans[report.task.stage] = min(first, report.began_at), max(last, report.ended_at)
             emitted.update(report.emitted)
             samples.update(report.samples)
             for operator, change in report.states.items():
@@ -124,6 +131,8 @@ class RunBook:
             widest_row=max((report.widest_row for report in reports), default=0),
             audits=tuple(sorted(report.audit for report in reports if report.audit is not None)),
             samples=samples,
+            files=files,
+            spans=spans,
         )
 
     def _times(self, stage: StageIndex) -> EpochTimes:

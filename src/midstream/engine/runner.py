@@ -24,6 +24,7 @@ from midstream.engine.audit_recorder import Recorder
 from midstream.engine.bad_rows import FAR
 from midstream.engine.clock import Clock
 from midstream.engine.collector import Collector
+from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.frames import FrameKind, encode_rows
 from midstream.engine.intake import Carried, IntakeEntry, Rows, entries_on, units
 from midstream.engine.nodes import OperatorNode, in_order, node_of, version_of
@@ -81,10 +82,13 @@ class StageRunner:
         sizer: SliceSizer,
         times: EpochTimes,
         states: Mapping[str, TaskState],
+        outlets: FileOutlets,
         recorder: Recorder | None = None,
     ) -> None:
         self._program = program
         self._recorder = recorder
+        self._outlets = outlets
+        self._wanted = dict(program.wanted)
         self._samples = partition == 0
         self._revision = revision
         self._clock = clock
@@ -324,7 +328,17 @@ class StageRunner:
         node.note_slice(self._clock.stopwatch_ns() - began)
 
     def _send(self, wire: Wire, rows: pa.RecordBatch, revision: Revision) -> None:
-        """Put rows on a wire, pre-aggregated if that is possible and worthwhile."""
+        """Put rows on a wire, pre-aggregated if that is possible and worthwhile; or write them to files."""
+        if wire.is_written:
+            self._collector.emitted[wire.id] += rows.num_rows
+            self._outlets.write(wire.id, rows)
+            return
+        if (wanted := self._wanted.get(wire.id)) is not None:
+            self._wanted[wire.id] = max(0, wanted - rows.num_rows)
+            self._collector.emitted[wire.id] += rows.num_rows - min(rows.num_rows, wanted)
+            rows = rows.slice(0, wanted)
+            if not rows.num_rows:
+                return
         revised = self._revised
         program = self._program if revised is None or revision != revised.revision else revised.program
         consumer = program.combines.get(wire.id)

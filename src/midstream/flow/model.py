@@ -19,7 +19,16 @@ import pyarrow as pa
 from midstream.data.schema import to_ddl
 from midstream.errors import FunctionError, SchemaError
 from midstream.flow.functions import check_callable, pack, refuse_timers
-from midstream.flow.spec import ERRORS_RIGHT, LATE_RIGHT, Contract, InputChange, OnError, Spec
+from midstream.flow.spec import (
+    ERRORS_RIGHT,
+    LATE_RIGHT,
+    Contract,
+    Delivery,
+    InputChange,
+    OnError,
+    SinkTable,
+    Spec,
+)
 from midstream.storage.blobs import Blob
 
 
@@ -153,12 +162,17 @@ class Transform(Spec):
 
 @dataclass(frozen=True)
 class Sink(Spec):
-    """Rows leave the flow. ``drains``: its writer reads every row exactly once, so no row has to be kept for it."""
+    """Rows go out: how they come to the sink, and for files where and how tasks write them.
+
+    ``wanted`` is how many rows the sink looks at, if it does not look at all of them.
+    """
 
     kind: ClassVar[str] = "sink"
     is_outlet: ClassVar[bool] = True
 
-    drains: bool = True
+    delivery: Delivery = Delivery.FRAME
+    table: SinkTable | None = None
+    wanted: int | None = None
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -207,6 +221,16 @@ class Operator:
     def contract(self) -> Contract:
         """How many output rows one input row can lead to, over all of the operator's ports."""
         return self.spec.contract
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """How rows come to it, if it is a sink."""
+        return self.spec.delivery if isinstance(self.spec, Sink) else None
+
+    @property
+    def table(self) -> SinkTable | None:
+        """What tasks write for it, if it is a sink of files."""
+        return self.spec.table if isinstance(self.spec, Sink) else None
 
 
 def port_schema(operators: Mapping[str, Operator], port: Port) -> pa.Schema:

@@ -9,7 +9,6 @@ Sinks are descriptions: the runtime does the writing. Any ``callable(df, epoch)`
 from __future__ import annotations
 
 import copy
-import enum
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from midstream.data.schema import type_name
+from midstream.data.schema import require_columns, type_name
 from midstream.errors import FlowError, SchemaError
-from midstream.flow.file_options import file_options
+from midstream.flow.spec import Delivery, SinkTable
+from midstream.storage.blobs import filesystem_of, is_plain_path
+from midstream.storage.table_format import FileFormat, TableFormat
 
 EPOCH_COLUMN = "epoch"
-"""The column that sinks add to rows: a :class:`FileSink` by its folders (``epoch=0``, ``epoch=1``, …)."""
+"""The column that sinks add to rows."""
 
 EPOCHS_TABLE = "midstream_epochs"
 """The table in which a :class:`DatabaseSink` records the owner of each target table and its last epoch."""
@@ -31,42 +32,59 @@ PARAMSTYLES = ("qmark", "numeric", "named", "format", "pyformat")
 """The styles of statement parameters that DB-API 2.0 defines."""
 
 
-class FileFormat(enum.StrEnum):
-    """File formats that a :class:`FileSink` writes."""
-
-    PARQUET = "parquet"
-    JSON = "json"
-    CSV = "csv"
-
-
 @dataclass(frozen=True)
 class FileSink:
-    """Writes each epoch to a separate folder, ``path/epoch=n``; together the folders read as one table.
+    """Writes files of a table to a folder: Parquet, JSON lines or CSV.
 
-    **Guarantee: exactly once.** An epoch that runs again replaces its folder. The sink owns its path: a folder that
-    holds anything else, or another job's output, is refused before the job starts. A reader may see part of an epoch
-    that is being written; to avoid that, read only up to ``job.progress``.
+    **Guarantee: exactly once.** Tasks write files where readers do not look; when an epoch is committed they are put in
+    place. So readers see committed epochs only, each row once: all that is in the folder is one table, with the number
+    of the epoch in the column ``epoch``. A reader that lists the folder in the very moment of a commit may see a part
+    of the newest epoch; :func:`midstream.committed_files` gives the files that are complete. The sink owns its folder:
+    one that holds anything else, or another job's output, is refused before the job starts.
 
-    ``options`` are those of Spark's writer for the format, such as ``compression`` or, for csv, ``header`` and ``sep``.
+    :param partition_by: columns whose values become folders, as in ``country=de/``.
+    :param merge: merge small files of committed epochs in the background. Default: Parquet yes, text no.
+    :param options: of every format ``compression``; of Parquet ``compression_level`` and ``rows_per_group``, of JSON
+        ``ignore_null_fields``, of CSV ``header``, ``sep`` and ``quote_all``.
 
-    >>> FileSink("out/alerts", "json").format
-    <FileFormat.JSON: 'json'>
+    >>> FileSink("out/alerts", "json", compression="gzip").layout.extension
+    '.json.gz'
     """
 
     path: str
-    format: FileFormat = FileFormat.PARQUET
-    options: tuple[tuple[str, str], ...] = ()
+    layout: TableFormat
+    partition_by: tuple[str, ...] = ()
+    merge: bool = True
 
-    drains = True
+    delivery = Delivery.TASKS
 
-    def __init__(self, path: Any, format: str = "parquet", **options: Any) -> None:
-        if format not in list(FileFormat):
-            raise FlowError(f"FileSink: format {format!r} is not known; allowed: {', '.join(FileFormat)}")
+    def __init__(
+        self,
+        path: Any,
+        format: str = "parquet",
+        *,
+        partition_by: str | Sequence[str] = (),
+        merge: bool | None = None,
+        **options: Any,
+    ) -> None:
         if not str(path):
             raise FlowError("FileSink: the path is empty; give a folder that belongs to this job alone")
+        columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        if len(set(columns)) != len(columns):
+            raise FlowError(f"FileSink: partition_by={list(columns)} names a column twice")
+        layout = TableFormat.of(format, options)
+        if merge and layout.format is not FileFormat.PARQUET:
+            raise FlowError(f"FileSink: merge=True is for Parquet files; found {layout.format}")
         object.__setattr__(self, "path", str(path))
-        object.__setattr__(self, "format", FileFormat(format))
-        object.__setattr__(self, "options", file_options(format, options))
+        object.__setattr__(self, "layout", layout)
+        object.__setattr__(self, "partition_by", columns)
+        object.__setattr__(self, "merge", layout.format is FileFormat.PARQUET if merge is None else merge)
+
+    @property
+    def table(self) -> SinkTable:
+        """What tasks are told of it."""
+        local = filesystem_of(self.path)[1] if is_plain_path(self.path) else self.path
+        return SinkTable(local, self.layout, self.partition_by, self.merge)
 
 
 @dataclass(eq=False)
@@ -85,7 +103,7 @@ class MemorySink:
     _epochs: dict[int, pa.Table] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    drains = True
+    delivery = Delivery.ROWS
 
     def put(self, epoch: int, table: pa.Table) -> None:
         """Set an epoch's rows. Called by the runtime."""
@@ -121,7 +139,7 @@ class ConsoleSink:
 
     limit: int = 20
 
-    drains = False
+    delivery = Delivery.ROWS
 
     def __post_init__(self) -> None:
         if type(self.limit) is not int or self.limit < 1:
@@ -132,7 +150,7 @@ class ConsoleSink:
 class NoopSink:
     """Drops all rows after computing them: for benchmarks, and for branches that are discarded on purpose."""
 
-    drains = True
+    delivery = Delivery.NONE
 
 
 @dataclass(frozen=True)
@@ -147,7 +165,7 @@ class CallSink:
 
     function: Callable[[Any, int], Any]
 
-    drains = False
+    delivery = Delivery.FRAME
 
 
 @dataclass(frozen=True)
@@ -198,7 +216,7 @@ class DatabaseSink:
     quote: str
     owner: SinkOwner | None
 
-    drains = False
+    delivery = Delivery.FRAME
 
     def __init__(
         self,
@@ -259,6 +277,8 @@ def check_columns(target: SinkTarget, schema: pa.Schema, what: str) -> None:
             f"{what}: a {type(target).__name__} adds the column {added!r} (the number of the epoch), but the rows have "
             f"one of that name already; rename it with a map before the sink{instead}"
         )
+    if isinstance(target, FileSink):
+        check_table(target, schema, what)
     for column in schema:
         if isinstance(target, DatabaseSink) and pa.types.is_nested(column.type):
             raise SchemaError(
@@ -266,6 +286,22 @@ def check_columns(target: SinkTarget, schema: pa.Schema, what: str) -> None:
                 f"columns. Turn it into text in a map before the sink, e.g. with json.dumps",
                 column=column.name,
             )
+
+
+def check_table(target: FileSink, schema: pa.Schema, what: str) -> None:
+    """Refuse columns that the files cannot hold, and folders that cannot be named."""
+    require_columns(schema, target.partition_by, f"{what}, partition_by")
+    if target.partition_by and len(target.partition_by) == len(schema.names):
+        raise SchemaError(f"{what}: partition_by names all columns; leave at least one for the files")
+    for name in target.partition_by:
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_binary(kind):
+            raise SchemaError(
+                f"{what}: column {name!r} is {type_name(kind)}, which cannot name a folder; partition by text, whole "
+                f"numbers, dates, truths or timestamps",
+                column=name,
+            )
+    target.layout.check(schema, what)
 
 
 SinkTarget = FileSink | MemorySink | ConsoleSink | NoopSink | CallSink | DatabaseSink

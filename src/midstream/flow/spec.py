@@ -23,6 +23,7 @@ from midstream.errors import FlowError, SchemaError, StateError
 from midstream.flow.functions import pack
 from midstream.flow.transactions.tables import Table
 from midstream.storage.blobs import Blob
+from midstream.storage.table_format import TableFormat
 
 if TYPE_CHECKING:
     from midstream.flow.model import Operator
@@ -69,6 +70,33 @@ class How(enum.StrEnum):
 
     INNER = "inner"
     LEFT = "left"
+
+
+class Delivery(enum.StrEnum):
+    """How rows come to a sink."""
+
+    TASKS = "tasks"
+    """Tasks write them, where they arise."""
+
+    NONE = "none"
+    """They are computed, and dropped where they arise."""
+
+    ROWS = "rows"
+    """They come back to the driver as the result of the epoch's job."""
+
+    FRAME = "frame"
+    """The sink reads a DataFrame."""
+
+
+@dataclass(frozen=True)
+class SinkTable:
+    """What tasks must know to write files of a sink: where (a path on this machine is absolute), and how."""
+
+    location: str
+    format: TableFormat
+    partition_by: tuple[str, ...] = ()
+    merge: bool = False
+    """Whether small files of committed epochs are merged, beside epochs to come."""
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,12 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
                 if known is target:  # each would replace what the other one wrote
                     raise FlowError(f"{what}: sink {other!r} has the same MemorySink; give each sink its own")
         check_columns(target, self.schema, what)
-        self._flow._add(name, Sink(target.drains), (self._port,), self.schema, target)
+        spec = Sink(
+            target.delivery,
+            target.table if isinstance(target, FileSink) else None,
+            target.limit + 1 if isinstance(target, ConsoleSink) else None,
+        )
+        self._flow._add(name, spec, (self._port,), self.schema, target)
 
     def _branch(self, port: Port) -> Stream:
         return Stream(self._flow, port, port_schema(self._flow._operators, port))

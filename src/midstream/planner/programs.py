@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from midstream.flow.graph_format import CODEC
-from midstream.flow.model import Graph, Operator, Source
+from midstream.flow.model import Graph, Operator, Sink, Source
+from midstream.flow.spec import SinkTable
 from midstream.ids import BinId, Digest, PartitionId, Revision, StageIndex, WireId
 from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan, Stage, Wire
@@ -51,6 +52,10 @@ class StageProgram:
     """
     combines: Mapping[WireId, Operator]
     """Wires that start here and lead to a single operator, which allows pre-aggregation of its rows."""
+    tables: Mapping[WireId, Mapping[str, SinkTable]]
+    """Written wires that start here: the tables of their sinks, by name. Rows for sinks without a table are dropped."""
+    wanted: Mapping[WireId, int]
+    """Wires that start here and lead to sinks which look at this many rows only."""
     migrations: Mapping[str, tuple[StateMigration, ...]]
     """The migrations of each operator's state from older revisions, oldest first."""
     has_event_times: bool = True
@@ -135,6 +140,8 @@ def link(
                 onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
                 assignments={index: each for index, each in assignments.items() if index in involved},
                 combines=_combinable(plan, stage),
+                tables=_tables(plan, stage),
+                wanted=_wanted(plan, stage),
                 migrations={op.name: migrations[op.name] for op in operators if op.name in migrations},
                 has_event_times=has_event_times,
             )
@@ -144,6 +151,23 @@ def link(
 
 def _has_blob(op: Operator, blobs: Mapping[str, Digest]) -> bool:
     return op.name in blobs and not op.spec.is_outlet
+
+
+def _tables(plan: Plan, stage: Stage) -> dict[WireId, dict[str, SinkTable]]:
+    written = [wire for wire in plan.wires if wire.id in stage.emits and wire.is_written]
+    tables = {wire.id: {name: plan.graph[name].table for name in wire.consumers} for wire in written}
+    return {wire: {name: table for name, table in found.items() if table is not None} for wire, found in tables.items()}
+
+
+def _wanted(plan: Plan, stage: Stage) -> dict[WireId, int]:
+    found = {}
+    for wire in plan.wires:
+        if wire.id in stage.emits and wire.target is None:
+            specs = [plan.graph[name].spec for name in wire.consumers]
+            counts = [spec.wanted for spec in specs if isinstance(spec, Sink) and spec.wanted is not None]
+            if len(counts) == len(specs):
+                found[wire.id] = max(counts)
+    return found
 
 
 def _combinable(plan: Plan, stage: Stage) -> dict[WireId, Operator]:

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from midstream.flow.model import Graph, Operator, Port, Sink
+from midstream.flow.model import Graph, Operator, Port
+from midstream.flow.spec import Delivery
 from midstream.ids import StageIndex, WireId
 
 
@@ -38,17 +39,21 @@ class Leaves(enum.StrEnum):
     """As frames, through one Spark exchange, to the next stage of the segment."""
 
     FRAMES = "frames"
-    """As frames that several readers (transforms, sinks, later segments) select from; kept until the epoch is done."""
+    """As frames that several readers (transforms, sinks, later segments) pick from."""
 
     TYPED = "typed"
-    """As plain columns, directly to the single sink that reads all rows."""
+    """As plain columns, straight to the one sink that reads them as a DataFrame."""
+
+    NOTHING = "nothing"
+    """Not at all: tasks write the rows of every sink themselves."""
 
 
 @dataclass(frozen=True)
 class Wire:
     """Rows of ``port`` on their way from the stage that emits them to ``consumers``.
 
-    ``target`` is the stage of the consumers; ``None`` means that they are outlets at the end of segment ``segment``.
+    ``target`` is the stage of the consumers; ``None`` says that they are outlets of segment ``segment``. If the wire is
+    written, its consumers are sinks whose rows the tasks of ``origin`` write, so its rows go nowhere.
     ``key`` names the columns that decide the destination partition; without a key rows stay in their partition.
     """
 
@@ -59,9 +64,10 @@ class Wire:
     consumers: tuple[str, ...]
     key: tuple[str, ...] | None
     segment: int
+    is_written: bool = False
 
     def __str__(self) -> str:
-        end = "outlet" if self.target is None else f"stage {self.target}"
+        end = "written" if self.is_written else "outlet" if self.target is None else f"stage {self.target}"
         key = f" by ({', '.join(self.key)})" if self.key is not None else ""
         return f"wire {self.id}: {self.port} → {end}{key} [{', '.join(self.consumers)}]"
 
@@ -72,6 +78,7 @@ class NumberedWire:
 
     port: Port
     target: Place | None
+    is_written: bool
     id: WireId
 
 
@@ -250,7 +257,7 @@ def lay_wires(
 
     An existing wire keeps its number; a new wire gets the next number that was never used.
     """
-    known = {(each.port, each.target): each.id for each in before.wires}
+    known = {(each.port, each.target, each.is_written): each.id for each in before.wires}
     used = before.used
     wires: list[Wire] = []
     numbered: list[NumberedWire] = []
@@ -260,19 +267,19 @@ def lay_wires(
         origin, segment = runs_at[op.name]
         for port in op.ports:
             key = op.spec.partition_by if graph.is_keyed(port) else None
-            ends: dict[StageIndex | None, list[str]] = {}
+            ends: dict[tuple[StageIndex | None, bool], list[str]] = {}
             for name in graph.consumers(port):
                 if graph[name].spec.is_outlet:
                     # A transform's own outlets read its DataFrame; no wire is needed.
                     if not op.spec.divides:
-                        ends.setdefault(None, []).append(name)
+                        ends.setdefault((None, _is_written(graph[name])), []).append(name)
                 elif runs_at[name][0] != origin:
-                    ends.setdefault(runs_at[name][0], []).append(name)
-            for end, names in ends.items():
+                    ends.setdefault((runs_at[name][0], False), []).append(name)
+            for (end, is_written), names in ends.items():
                 target = None if end is None else places[names[0]]
-                if (number := known.get((port, target))) is None:
+                if (number := known.get((port, target, is_written))) is None:
                     number, used = WireId(used), used + 1
-                numbered.append(NumberedWire(port, target, number))
+                numbered.append(NumberedWire(port, target, is_written, number))
                 wires.append(
                     Wire(
                         id=number,
@@ -282,9 +289,14 @@ def lay_wires(
                         consumers=tuple(names),
                         key=None if end is None else key,
                         segment=segment,
+                        is_written=is_written,
                     )
                 )
     return tuple(wires), WireNumbers(tuple(numbered), used)
+
+
+def _is_written(outlet: Operator) -> bool:
+    return outlet.delivery in (Delivery.TASKS, Delivery.NONE)
 
 
 def feed_outlets(graph: Graph, wires: Iterable[Wire]) -> dict[str, WireId | str]:
@@ -315,21 +327,28 @@ def assemble_stages(
                 receives=tuple(wire.id for wire in wires if wire.target == index),
                 carries=tuple(wire.id for wire in carries),
                 emits=tuple(wire.id for wire in emits),
-                leaves=_leaves(graph, emits + carries) if ends_segment else Leaves.EXCHANGE,
+                leaves=_leaves(graph, emits, carries) if ends_segment else Leaves.EXCHANGE,
             )
         )
     return tuple(stages)
 
 
 def _end(wire: Wire, last_of_segment: Mapping[int, StageIndex]) -> int:
-    """The first stage that does not carry the wire: its target, or the first stage after its segment."""
+    """First stage that no longer sees the wire: its target, or the one after the segment it leaves from.
+
+    Rows that tasks write themselves are seen by nobody else.
+    """
+    if wire.is_written:
+        return wire.origin
     return last_of_segment[wire.segment] + 1 if wire.target is None else wire.target
 
 
-def _leaves(graph: Graph, wires: tuple[Wire, ...]) -> Leaves:
-    """Typed only for a single sink that reads every row once; all other readers need frames they can read again."""
-    if len(wires) == 1 and wires[0].target is None and len(wires[0].consumers) == 1:
-        spec = graph[wires[0].consumers[0]].spec
-        if isinstance(spec, Sink) and spec.drains:
-            return Leaves.TYPED
-    return Leaves.FRAMES
+def _leaves(graph: Graph, emits: tuple[Wire, ...], carries: tuple[Wire, ...]) -> Leaves:
+    """Typed only for one sink that reads a DataFrame of rows made here. All others, and what passes through, are
+    frames."""
+    leaving = [wire for wire in emits if not wire.is_written]
+    if not leaving and not carries:
+        return Leaves.NOTHING
+    outlets = [name for wire in leaving for name in wire.consumers if wire.target is None]
+    is_single = len(outlets) == len(leaving) == 1 and not carries
+    return Leaves.TYPED if is_single and graph[outlets[0]].delivery is Delivery.FRAME else Leaves.FRAMES

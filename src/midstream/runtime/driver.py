@@ -33,6 +33,7 @@ from midstream.change.trial import Changes, Request, RunFailure
 from midstream.checkpoint.audit_files import keep_index
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.sink_files import SinkFolders
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.messages import (
     AuditOrder,
@@ -48,11 +49,13 @@ from midstream.control.messages import (
     TaskFailed,
 )
 from midstream.errors import CheckpointError, MidstreamError, ProtocolError
-from midstream.flow.model import Graph
+from midstream.flow.model import Graph, Sink
+from midstream.flow.spec import SinkTable
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
+from midstream.storage.table_files import SinkFile
 
 __all__ = ["BatchEntry", "Control", "Driver", "DriverCrashed", "Edge", "OpenRun"]
 
@@ -136,6 +139,8 @@ class OpenRun:
     entry: BatchEntry
     configuration: Configuration
     committed: CommittedState
+    files: dict[str, tuple[SinkFile, ...]] = field(default_factory=dict, compare=False)
+    """By sink: files that were staged outside of stages, behind a transform."""
     is_over: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
@@ -162,10 +167,12 @@ class Driver:
         self._on_commit = on_commit
         self._wall = wall
         self._stopwatch = stopwatch
-        self.sweeper = Sweeper(checkpoint)
         self._samples = Samples()
         self._committed: CommittedState | None = None  # known once the runtime begins its first epoch
         newest = checkpoint.newest_manifest()
+        self._folders = SinkFolders(_tables(changes.configuration.graph), durable=checkpoint.durable, at=edge.at)
+        self.sweeper = Sweeper(checkpoint, self._folders)
+        self._folders.recover(*((-1, {}) if newest is None else (newest.epoch, newest.files)))
         self._found = Epoch(-1) if newest is None else newest.epoch
         """The newest epoch that has a manifest from before this start."""
         self._next_run = Run(0)
@@ -243,10 +250,11 @@ class Driver:
         3. The index of the histories for the auditor is written.
         4. The engine's own log of the epoch is on disk: without it, nobody would know the manifest's rows.
         5. The manifest is written. From now on the epoch counts, whatever happens.
-        6. The changes are notified, before anything that depends on whether one is still on trial.
-        7. What nobody needs any more is removed: after 5, which says what is superseded, and after 6, which says what
+        6. The files of sinks, which the manifest names, are put in place. After an interruption the next start does it.
+        7. The changes are notified, before anything that depends on whether one is still on trial.
+        8. What nobody needs any more is removed: after 5, which says what is superseded, and after 7, which says what
            can still be gone back to.
-        8. Users are notified last, because their code may fail.
+        9. Users are notified last, because their code may fail.
         """
         with self._lock:
             # 1.
@@ -278,6 +286,7 @@ class Driver:
                 ended_with.document.digest,
                 committed_at=now,
                 offsets=run.entry.offsets,
+                files={**commit.files, **run.files},
                 closing=run.entry.closing,
             )
             self._checkpoint.commit(manifest)
@@ -285,12 +294,15 @@ class Driver:
             self._over(run)
             self._committed = committed
             # 6.
-            self.changes.committed(commit, run.configuration)
+            self._folders.publish(manifest.epoch, manifest.files)
+            self._edge.at("published")
             # 7.
+            self.changes.committed(commit, run.configuration)
+            # 8.
             self._samples = self._samples.after(commit)
             self._sweep(committed)
             self._edge.at("counted")
-            # 8.
+            # 9.
             self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms))
             self._warn_of_times_ahead(commit)
             return True
@@ -500,3 +512,8 @@ class Driver:
         with self._lock:
             self._edge.stop_timer()
             self.changes.abandon(why)
+
+
+def _tables(graph: Graph) -> dict[str, SinkTable]:
+    """What each file sink of a flow writes."""
+    return {op.name: op.table for op in graph.of(Sink) if op.table is not None}

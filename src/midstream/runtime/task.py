@@ -20,6 +20,7 @@ from midstream.control.messages import (
 from midstream.engine.audit_recorder import Recorder
 from midstream.engine.clock import Clock
 from midstream.engine.failure import failed
+from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
@@ -51,8 +52,14 @@ class TaskRun:
         self._states: dict[str, TaskState] = {}
         self._audit = order.audit
         self._recorder = None if self._audit is None else Recorder(self._audit.column)
+        self._outlets: FileOutlets | None = None
+        self._clock = clock
+        self._began_at = clock.wall_us() / 1e6
         try:
             program = self._program(order.program)
+            self._outlets = FileOutlets(
+                program.tables, program.schemas, epoch=task.epoch, partition=task.partition, durable=access.durable
+            )
             own = program.owned_by(task.partition)
             for operator, data in order.lineages.items():
                 self._states[operator] = _open(access, operator, data, own)
@@ -65,6 +72,7 @@ class TaskRun:
                 sizer=sizer,
                 times=order.times,
                 states=self._states,
+                outlets=self._outlets,
                 recorder=self._recorder,
             )
         except BaseException:
@@ -139,6 +147,9 @@ class TaskRun:
             widest_row=report.widest_row,
             audit=self._recorded(),
             samples=report.samples,
+            files={} if self._outlets is None else self._outlets.finish(),
+            began_at=self._began_at,
+            ended_at=self._clock.wall_us() / 1e6,
         )
 
     def _recorded(self) -> str | None:
@@ -150,7 +161,9 @@ class TaskRun:
         return name
 
     def close(self) -> None:
-        """Release the state and everything that was loaded."""
+        """Release the state and everything that was loaded; remove the files of an attempt that did not finish."""
+        if self._outlets is not None:
+            self._outlets.close()
         for state in self._states.values():
             state.close()
         while self._held:

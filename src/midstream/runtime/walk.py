@@ -6,12 +6,15 @@ of them only describe what to compute, and jobs start when a sink reads; the loc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
+import pyarrow as pa
+
 from midstream.flow.model import Operator, Sink, Transform
+from midstream.flow.spec import Delivery
 from midstream.ids import WireId
-from midstream.planner.stages import Leaves, Plan, Stage
+from midstream.planner.stages import Leaves, Plan, Stage, Wire
 
 __all__ = ["EpochEngine", "walk"]
 
@@ -49,11 +52,26 @@ class EpochEngine(Protocol[R, L]):
     def transform(self, operator: Operator, rows: R, *, is_kept: bool) -> R:
         """Apply a transform to rows; keep the result if it is read more than once."""
 
+    def collect(self, left: L, wires: Sequence[WireId]) -> Mapping[WireId, pa.Table]:
+        """Have all of it computed, and give the rows of some wires: one job."""
+
     def drain(self, rows: R) -> None:
         """Compute all rows, whether or not anything reads them."""
 
-    def write(self, sink: Operator, rows: R) -> None:
-        """Write a sink."""
+    def is_computed(self, stage: Stage) -> bool:
+        """Whether every task of a stage has finished; False if that is not known."""
+
+    def give(self, sink: Operator, rows: pa.Table) -> None:
+        """Hand rows to a sink on the driver."""
+
+    def table(self, rows: R, schema: pa.Schema) -> pa.Table:
+        """All rows, on the driver."""
+
+    def write_files(self, sink: Operator, rows: R) -> None:
+        """Have rows that no stage emits written to the files of a sink."""
+
+    def write(self, sinks: Sequence[tuple[Operator, R]]) -> None:
+        """Hand rows to sinks that read them as they like, side by side."""
 
     def release(self) -> None:
         """Free what was kept."""
@@ -62,12 +80,15 @@ class EpochEngine(Protocol[R, L]):
 def walk(plan: Plan, engine: EpochEngine[R, L], rows: R) -> None:
     """Compute an epoch and write its sinks. ``rows`` is the input of the first stage.
 
-    1. In each segment, the stages run one after the other.
-    2. If its last stage leaves frames, they are kept: several readers pick from them, and a transform may stop early.
+    1. In each segment, the stages run one behind the other. Tasks write the rows of file sinks themselves.
+    2. What leaves the segment is kept if somebody reads it as a DataFrame: a transform, or a sink that wants one.
     3. The transforms whose rows leave the segment are called, before the next segment, which reads them.
-    4. After all segments, the sinks are written, those that read every row first. If none does, the rows are
-       computed in full before a sink sees them: how much a sink reads must not decide what the flow computes.
-       5. What was kept is freed, also if something fails.
+    4. When all segments are through, each one that is not read by others is computed: one job, which brings back the
+       rows that sinks on the driver want.
+    5. Sinks that read what transforms gave get it.
+    6. Sinks that want a DataFrame get theirs, from what is kept. A single reader is a segment's only job; if it did not
+       read everything, the rest is computed now: a sink's curiosity must not decide what the flow computes.
+    7. What was kept is let go of, also when something fails.
     """
     way = _Way(plan, engine)
     try:
@@ -78,18 +99,20 @@ def walk(plan: Plan, engine: EpochEngine[R, L], rows: R) -> None:
             for stage in others:
                 left = engine.run_next(stage, left)
             # 2.
-            way.left.append(left if way.leaves_columns(segment) else engine.keep(left))
+            way.left.append(engine.keep(left) if way.readers(segment) else left)
             # 3.
             way.transform()
         # 4.
-        drains = {op.name: plan.graph.payloads[op.name].drains for op in plan.graph.of(Sink)}
-        for sink in sorted(plan.graph.of(Sink), key=lambda op: not drains[op.name]):
-            found = way.rows_of(plan.feeds[sink.name])
-            if not drains[sink.name]:
-                engine.drain(found)
-            engine.write(sink, found)
-    finally:
+        computed = [way.compute(segment) for segment in range(plan.segments)]
         # 5.
+        sinks = plan.graph.of(Sink)
+        for sink in sinks:
+            if isinstance(feed := plan.feeds[sink.name], str):
+                way.write_transformed(sink, feed)
+        # 6.
+        way.write_frames([sink for sink in sinks if way.reads_frame(sink)], computed)
+    finally:
+        # 7.
         engine.release()
 
 
@@ -105,6 +128,72 @@ class _Way(Generic[R, L]):
     def leaves_columns(self, segment: int) -> bool:
         """Whether a segment ends with plain columns, for its one sink."""
         return self._plan.segment(segment)[-1].leaves is Leaves.TYPED
+
+    def leaving(self, segment: int) -> list[Wire]:
+        """The wires on which rows leave a segment for its outlets."""
+        last = self._plan.segment(segment)[-1]
+        ids = {*last.emits, *last.carries}
+        return [wire for wire in self._plan.wires if wire.id in ids and wire.target is None and not wire.is_written]
+
+    def reads_frame(self, sink: Operator) -> bool:
+        """Whether a sink reads what a segment has left as a DataFrame."""
+        return sink.delivery is Delivery.FRAME and not isinstance(self._plan.feeds[sink.name], str)
+
+    def readers(self, segment: int) -> list[str]:
+        """The transforms and sinks that read what a segment has left as a DataFrame; a later segment counts, too."""
+        graph = self._plan.graph
+        names = [name for wire in self.leaving(segment) for name in wire.consumers]
+        found = [name for name in names if graph[name].delivery is None or self.reads_frame(graph[name])]
+        later = segment + 1 < self._plan.segments and self._plan.segment(segment + 1)[0].takes_frames
+        return [*found, *(["a later segment"] if later else [])]
+
+    def compute(self, segment: int) -> bool:
+        """Compute what a segment has left, unless its readers will; whether it is computed in full."""
+        graph, last = self._plan.graph, self._plan.segment(segment)[-1]
+        wanted: dict[WireId, list[Operator]] = {}
+        for wire in self.leaving(segment):
+            for name in wire.consumers:
+                if graph[name].delivery is Delivery.ROWS:
+                    wanted.setdefault(wire.id, []).append(graph[name])
+        writes = any(wire.is_written and wire.segment == segment for wire in self._plan.wires)
+        readers = self.readers(segment)
+        if readers and not wanted and not (writes and last.leaves is not Leaves.TYPED):
+            return False
+        found = self._engine.collect(self.left[segment], list(wanted))
+        for number, sinks in wanted.items():
+            for sink in sinks:
+                self._engine.give(sink, found[number])
+        return True
+
+    def write_transformed(self, sink: Operator, feed: str) -> None:
+        """Write a sink that reads what a transform gave."""
+        rows = self._transformed[feed]
+        match sink.delivery:
+            case Delivery.TASKS:
+                self._engine.write_files(sink, rows)
+            case Delivery.ROWS:
+                self._engine.give(sink, self._engine.table(rows, sink.schema))
+            case Delivery.NONE:
+                self._engine.drain(rows)
+            case Delivery.FRAME:
+                self._engine.drain(rows)
+                self._engine.write([(sink, rows)])
+
+    def write_frames(self, sinks: Sequence[Operator], computed: list[bool]) -> None:
+        """Give sinks their DataFrames, and have computed in full what they read."""
+        by_segment: dict[int, list[Operator]] = {}
+        for sink in sinks:
+            feed = self._plan.feeds[sink.name]
+            assert not isinstance(feed, str)
+            by_segment.setdefault(self._plan.wire(feed).segment, []).append(sink)
+        for segment, readers in by_segment.items():
+            left, last = self.left[segment], self._plan.segment(segment)[-1]
+            if not computed[segment] and len(self.readers(segment)) > 1:
+                self._engine.collect(left, [])
+                computed[segment] = True
+            self._engine.write([(sink, self.rows_of(self._plan.feeds[sink.name])) for sink in readers])
+            if not computed[segment] and not self._engine.is_computed(last):
+                self._engine.collect(left, [])
 
     def entering(self, first: Stage) -> R:
         """The input of the first stage of the next segment: outputs of transforms, and frames that bypassed them."""

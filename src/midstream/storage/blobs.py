@@ -100,6 +100,15 @@ def _advice(error: Exception) -> str:
     return f". To use it, {wanted}, for the driver and all executors"
 
 
+def is_plain_path(location: str) -> bool:
+    """Whether a location is a path of this machine, and not a URI.
+
+    >>> is_plain_path("data/out"), is_plain_path("s3://bucket/out")
+    (True, False)
+    """
+    return not _is_uri(location)
+
+
 def _is_uri(location: str) -> bool:
     return ":" in location.split("/")[0]
 

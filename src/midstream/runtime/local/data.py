@@ -14,9 +14,7 @@ from midstream.data.schema import conform
 from midstream.engine.frames import FRAME_SCHEMA, decode_rows, frames_of
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import FlowError, MidstreamError, SchemaError, SourceError
-from midstream.flow.file_options import LocalOptions
-from midstream.flow.model import Graph, Operator, Sink, Source, Transform
-from midstream.flow.sinks import FileSink
+from midstream.flow.model import Graph, Operator, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.ids import WireId
 
@@ -91,10 +89,7 @@ def by_destination(frames: LocalData, partitions: int, order: Sequence[str], rng
 
 
 def require_local(graph: Graph) -> None:
-    """Refuse transforms that only Spark can run, and options of files that only Spark can write."""
-    for op in graph.of(Sink):
-        if isinstance(target := graph.payloads[op.name], FileSink):
-            LocalOptions.of(target.format, target.options, f"sink {op.name!r}")
+    """Refuse transforms that only Spark can run."""
     for op in graph.of(Transform):
         _local_function(graph, op)
 

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from midstream.engine.file_outlets import FileOutlets
 from midstream.flow.model import Operator
-from midstream.ids import Epoch, StageIndex, WireId
+from midstream.ids import Epoch, PartitionId, StageIndex, WireId
 from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan, Stage
+from midstream.runtime.driver_sinks import give
 from midstream.runtime.local.data import LocalData, transform
 from midstream.runtime.local.exchange import Exchanged, StageInput, StageOutput
 from midstream.runtime.local.sinks import write
+from midstream.storage.table_files import SinkFile
 
 __all__ = ["LocalEngine"]
 
@@ -35,6 +38,9 @@ class LocalEngine:
     """Whether some of the kept frames are lost when they are read."""
     on_written: Callable[[], None]
     """Called after a sink was written."""
+    files: dict[str, tuple[SinkFile, ...]]
+    """Takes the files that are staged behind transforms, by sink."""
+    durable: bool
 
     def run(self, stage: Stage, rows: StageInput) -> StageOutput:
         """Run a stage."""
@@ -72,13 +78,48 @@ class LocalEngine:
         """Call the transform's local function."""
         return transform(self.plan.graph, operator, rows)
 
+    def collect(self, left: StageOutput, wires: Sequence[WireId]) -> dict[WireId, pa.Table]:
+        """It is computed already."""
+        graph = self.plan.graph
+        return {wire: self.decoded(left, wire).table(graph.schema_of(self.plan.wire(wire).port)) for wire in wires}
+
     def drain(self, rows: LocalData) -> None:
         """It is computed already."""
 
-    def write(self, sink: Operator, rows: LocalData) -> None:
-        """Write a sink."""
-        write(sink.name, self.plan.graph.payloads[sink.name], rows.table(sink.schema), self.epoch)
+    def is_computed(self, stage: Stage) -> bool:
+        """Everything is computed at once."""
+        return True
+
+    def give(self, sink: Operator, rows: pa.Table) -> None:
+        """Hand rows to a sink."""
+        give(self.plan.graph.payloads[sink.name], rows, self.epoch)
         self.on_written()
+
+    def table(self, rows: LocalData, schema: pa.Schema) -> pa.Table:
+        """All rows."""
+        return rows.table(schema)
+
+    def write_files(self, sink: Operator, rows: LocalData) -> None:
+        """Stage files of a sink behind a transform."""
+        assert sink.table is not None
+        wire = WireId(0)
+        outlets = FileOutlets(
+            {wire: {sink.name: sink.table}},
+            {wire: sink.schema},
+            epoch=self.epoch,
+            partition=PartitionId(0),
+            durable=self.durable,
+        )
+        for batch in rows.table(sink.schema).to_batches():
+            outlets.write(wire, batch)
+        self.files.update(outlets.finish())
+        self.on_written()
+
+    def write(self, sinks: Sequence[tuple[Operator, LocalData]]) -> None:
+        """Write sinks, one after the other."""
+        for sink, rows in sinks:
+            write(sink.name, self.plan.graph.payloads[sink.name], rows.table(sink.schema), self.epoch)
+            self.on_written()
 
     def release(self) -> None:
         """Nothing to free but memory."""

@@ -26,6 +26,7 @@ from midstream.change.trial import Changes, Request
 from midstream.checkpoint.audit_files import check_audit, read_history
 from midstream.checkpoint.layouts import check_layouts
 from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.sink_marker import check_file_sinks, mark_folders
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import (
@@ -154,10 +155,12 @@ def runtime_of(
         location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
         location.require_open()
         check_layouts(compile_plan(graph), location)
+        free_folders = check_file_sinks(graph, location.identity.job)
         check_tables(graph, location.identity.job)
         location.claim()
         with contextlib.ExitStack() as undo:
             undo.callback(location.release)
+            mark_folders(free_folders)
             graph = claim_tables(graph, location.identity.job)
             newest = location.newest_manifest()
             before = None if newest is None else configuration_of(newest, location.blobs)
@@ -383,6 +386,8 @@ class _Runtime:
             run_tasks=partial(self._run_tasks, run),
             is_output_lost=lambda: self._chance(self.faults.lose_output),
             on_written=self._pause,
+            files=run.files,
+            durable=self.checkpoint.durable,
         )
         walk(plan, engine, LocalData.united([rows[name] for name in plan.stages[0].inlets], None))
 

@@ -20,6 +20,7 @@ from midstream.control.messages import (
     ToTask,
 )
 from midstream.errors import ChannelError
+from midstream.ids import StageIndex
 
 RELEASE_TIMEOUT_S = 3.0
 
@@ -49,6 +50,11 @@ class ControlPlane:
         """The failures that tasks of the run in progress have reported."""
         with self._lock:
             return self._coordinator.failures
+
+    def finished(self, stage: StageIndex) -> int:
+        """How many partitions of a stage have finished in the run in progress."""
+        with self._lock:
+            return self._coordinator.finished(stage)
 
     def journal(self) -> bytes:
         """The events of the newest run."""

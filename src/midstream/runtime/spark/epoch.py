@@ -7,26 +7,30 @@ DataFrames, until writing a sink starts the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 import pyarrow as pa
+from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from midstream.data.schema import from_spark, to_ddl, type_name
-from midstream.engine.frames import FRAME_ORDER, FRAME_SCHEMA
+from midstream.engine.frames import FRAME_ORDER, FRAME_SCHEMA, decode_rows
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import SchemaError
 from midstream.flow.model import Operator
 from midstream.ids import Epoch, StageIndex, WireId
 from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Leaves, Plan, Stage
+from midstream.runtime.driver_sinks import give
 from midstream.runtime.spark.batch_size import BatchLimit
 from midstream.runtime.spark.sinks import drain, write
-from midstream.runtime.spark.worker import Body, Ticket, decode_frames, rename_columns, run_stage
+from midstream.runtime.spark.worker import Body, Ticket, decode_frames, rename_columns, run_stage, stage_files
+from midstream.storage.table_files import SinkFile
 
 FRAME_DDL = to_ddl(FRAME_SCHEMA)
 TicketFor = Callable[[StageIndex], Ticket]
@@ -50,12 +54,18 @@ class SparkEngine:
     assignments: Mapping[StageIndex, Assignment]
     ticket: TicketFor
     limit: BatchLimit
+    finished: Callable[[StageIndex], int]
+    """How many partitions of a stage have finished."""
+    files: dict[str, tuple[SinkFile, ...]]
+    """Takes the files that are staged behind transforms, by sink."""
+    durable: bool
     _kept: list[DataFrame] = field(default_factory=list)
 
     def run(self, stage: Stage, rows: DataFrame) -> DataFrame:
         """Run a stage."""
-        typed = stage.leaves is Leaves.TYPED
-        ddl = to_ddl(self._wire_schema(stage.emits[0] if stage.emits else stage.carries[0])) if typed else FRAME_DDL
+        ddl = FRAME_DDL
+        if stage.leaves is Leaves.TYPED:  # of the one wire that is not written
+            [ddl] = [to_ddl(self._wire_schema(wire)) for wire in stage.emits if not self.plan.wire(wire).is_written]
         task: Body = partial(run_stage, self.ticket(stage.index))
         if stage.inlets and any({".", "`"} & set(name) for name in rows.columns):
             # mapInArrow looks columns up by name, and splits names at dots and backticks.
@@ -98,13 +108,61 @@ class SparkEngine:
         result = apply_transform(operator.name, function, rows, operator.schema)
         return self.keep(result) if is_kept else result
 
+    def collect(self, left: DataFrame, wires: Sequence[WireId]) -> dict[WireId, pa.Table]:
+        """One job; the frames of the wires come back as its result."""
+        batches: dict[int, list[pa.RecordBatch]] = {int(wire): [] for wire in wires}
+        if not wires:
+            drain(left)
+        else:
+            others = self._kept and left in self._kept
+            frames = left.filter(F.col("wire").isin(list(batches))) if others else left
+            for frame in frames.select("wire", "payload").collect():
+                batches[frame.wire].append(decode_rows(pa.py_buffer(bytes(frame.payload))))
+        schemas = {wire: self._wire_schema(wire) for wire in wires}
+        return {wire: pa.Table.from_batches(batches[int(wire)], schemas[wire]) for wire in wires}
+
     def drain(self, rows: DataFrame) -> None:
         """Run a job without output."""
         drain(rows)
 
-    def write(self, sink: Operator, rows: DataFrame) -> None:
-        """Write a sink."""
-        write(sink.name, self.plan.graph.payloads[sink.name], rows, self.epoch)
+    def is_computed(self, stage: Stage) -> bool:
+        """Behind an exchange the number of tasks is known."""
+        assignment = self.assignments.get(stage.index)
+        return assignment is not None and self.finished(stage.index) == assignment.partitions
+
+    def give(self, sink: Operator, rows: pa.Table) -> None:
+        """Hand rows to a sink."""
+        give(self.plan.graph.payloads[sink.name], rows, self.epoch)
+
+    def table(self, rows: DataFrame, schema: pa.Schema) -> pa.Table:
+        """All rows, on the driver."""
+        return rows.toArrow()
+
+    def write_files(self, sink: Operator, rows: DataFrame) -> None:
+        """A job whose tasks stage files, and give their names."""
+        assert sink.table is not None
+        body = partial(stage_files, sink.table, sink.schema, self.epoch, self.durable)
+        plain = rows.toDF(*[f"c{i}" for i in range(len(rows.columns))])  # names may have dots and backticks
+        found = plain.mapInArrow(body, _struct("staged string, name string, rows bigint, size bigint")).collect()
+        self.files[sink.name] = tuple(SinkFile(row.staged, row.name, row.rows, row.size) for row in found)
+
+    def write(self, sinks: Sequence[tuple[Operator, DataFrame]]) -> None:
+        """Hand DataFrames to sinks; several are written side by side."""
+        if len(sinks) == 1:
+            [(sink, rows)] = sinks
+            write(sink.name, self.plan.graph.payloads[sink.name], rows, self.epoch)
+            return
+        with ThreadPoolExecutor(len(sinks), "midstream-sinks") as pool:
+            tasks = [
+                pool.submit(
+                    inheritable_thread_target(rows.sparkSession)(
+                        partial(write, sink.name, self.plan.graph.payloads[sink.name], rows, self.epoch)
+                    )
+                )
+                for sink, rows in sinks
+            ]
+        for task in tasks:
+            task.result()
 
     def release(self) -> None:
         """Free what was kept."""

@@ -73,6 +73,7 @@ class Heartbeat:
     ) -> None:
         self._spark = spark
         self._checkpoint = checkpoint
+        self._control = control
         self._session: SparkSession | None = None
         """The query's own copy of the session, once it has run an epoch."""
         self._on_progress = on_commit
@@ -129,8 +130,18 @@ class Heartbeat:
         def ticket(stage: StageIndex) -> Ticket:
             return Ticket(self._at, run.epoch, run.run, stage)
 
+        engine = SparkEngine(
+            plan,
+            run.epoch,
+            run.configuration.assignments,
+            ticket,
+            self._limit,
+            finished=self._control.finished,
+            files=run.files,
+            durable=self._checkpoint.durable,
+        )
         with self._cancellable(run), self._interruptible():
-            walk(plan, SparkEngine(plan, run.epoch, run.configuration.assignments, ticket, self._limit), rows)
+            walk(plan, engine, rows)
 
     def _committed(self, commit: Commit, progress: EpochProgress) -> None:
         if commit.widest_row:

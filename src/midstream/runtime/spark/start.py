@@ -19,6 +19,7 @@ from midstream.checkpoint.audit_files import check_audit
 from midstream.checkpoint.change_records import ChangeRecord, whoami
 from midstream.checkpoint.layouts import check_layouts
 from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.sink_marker import check_file_sinks, mark_folders
 from midstream.data.durations import microseconds
 from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
 from midstream.flow.model import Graph, Source, Transform
@@ -34,7 +35,6 @@ from midstream.runtime.spark.epoch import unite_inlets
 from midstream.runtime.spark.generator_source import stream_of
 from midstream.runtime.spark.job import HttpInterface, Job
 from midstream.runtime.spark.offset_log import start_query
-from midstream.runtime.spark.sinks import check_file_sinks, mark_folders
 from midstream.runtime.spark.storage_check import hadoop_knows, require_reachable
 from midstream.runtime.spark.transform_check import check_transforms
 from midstream.runtime.spark.worker_python import require_workers

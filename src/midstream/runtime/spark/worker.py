@@ -30,12 +30,14 @@ from midstream.control.messages import (
     WorkerReleased,
 )
 from midstream.engine.clock import Clock, SystemClock
+from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.frames import decode_rows, encode_rows, frames_of
 from midstream.engine.parts import preload
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced
-from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex
+from midstream.flow.spec import SinkTable
+from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex, WireId
 from midstream.runtime.attempt import run_attempt
 from midstream.runtime.spark.frozen_modules import Settled
 from midstream.runtime.switch_lock import SwitchLock
@@ -99,6 +101,24 @@ def decode_frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     for batch in batches:
         for _, payload in frames_of(batch):
             yield decode_rows(payload)
+
+
+def stage_files(
+    table: SinkTable, schema: pa.Schema, epoch: Epoch, durable: bool, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write rows that no stage emits to files of a sink; gives what was staged."""
+    context = TaskContext.get()
+    assert context is not None, "stage_files is called by Spark, inside a task"
+    wire, partition = WireId(0), PartitionId(context.partitionId())
+    outlets = FileOutlets({wire: {"": table}}, {wire: schema}, epoch=epoch, partition=partition, durable=durable)
+    with contextlib.closing(outlets):
+        for batch in batches:
+            outlets.write(wire, batch.rename_columns(schema.names).cast(schema))
+        files = outlets.finish().get("", ())
+    yield pa.RecordBatch.from_pylist(
+        [{"staged": file.staged, "name": file.name, "rows": file.rows, "size": file.size} for file in files],
+        pa.schema([("staged", pa.string()), ("name", pa.string()), ("rows", pa.int64()), ("size", pa.int64())]),
+    )
 
 
 def pack_portions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

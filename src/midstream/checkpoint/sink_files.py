@@ -1,0 +1,365 @@
+"""The files of a :class:`~midstream.FileSink`: how staged files become visible, and how small ones are merged.
+
+Tasks stage files (:mod:`midstream.storage.table_files`); an epoch's manifest names those that count. *After* the
+manifest is written they are renamed to their places: so a reader never sees rows of an epoch that is not committed, and
+a restart finishes what a crash interrupted, because the newest manifest still names the files.
+
+``_committed.json`` in the sink's folder says up to which epoch all files are in place, ``_merge.json`` which merge is
+under way. :func:`committed_files` goes by both. Readers that only list the folder may see a part of the newest epoch,
+or the rows of a merge twice, for the milliseconds that renaming and removing take. After a restart they never do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import posixpath
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as papq
+
+from midstream.errors import CheckpointError
+from midstream.flow.spec import SinkTable
+from midstream.storage import disk
+from midstream.storage.blobs import filesystem_of, is_local, remove_file, write_atomically
+from midstream.storage.table_files import STAGED, SinkFile, epochs_of, file_name
+from midstream.storage.table_format import TableFormat
+
+__all__ = ["COMMITTED", "MERGING", "SinkFolder", "SinkFolders", "committed_files", "merges_of"]
+
+COMMITTED = "_committed.json"
+MERGING = "_merge.json"
+FORMAT = 1
+
+MERGE_FILES = 32
+"""Small files of one folder that are merged at once."""
+SMALL_BYTES = 16 << 20
+MERGED_BYTES = 128 << 20
+
+_log = logging.getLogger("midstream")
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """What ``_committed.json`` holds: the newest epoch with rows for the sink, all files of which are in place."""
+
+    epoch: int = -1
+    format: int = FORMAT
+
+
+class Merge(msgspec.Struct, frozen=True):
+    """What ``_merge.json`` holds while a merge is under way: ``staged`` becomes ``name``, then ``replaces`` go.
+
+    All are below the sink's folder.
+    """
+
+    staged: str
+    name: str
+    replaces: tuple[str, ...]
+    format: int = FORMAT
+
+
+D = TypeVar("D", Committed, Merge)
+
+
+class SinkFolder:
+    """The folder of a file sink, as its job sees it.
+
+    One thread publishes, another one may merge at the same time. Neither waits for the other: a merge leaves the newest
+    epoch alone, which is the only one that is ever published again.
+    """
+
+    def __init__(
+        self, table: SinkTable, *, durable: bool = True, at: Callable[[str], None] = lambda step: None
+    ) -> None:
+        self.location = table.location
+        self._format: TableFormat = table.format
+        self._merges = table.merge
+        self._fs, self._root = filesystem_of(table.location)
+        self._durable = durable
+        self._at = at
+        self._committed: Committed | None = None
+        self._unmerged = 0
+        """Files published since somebody last looked for files to merge."""
+        self._schemas: dict[str, pa.Schema] = {}
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch whose files are all in place; -1 before the first."""
+        if self._committed is None:
+            self._committed = _read(self._fs, self._root, COMMITTED, Committed) or Committed()
+        return self._committed.epoch
+
+    def publish(self, epoch: int, files: Sequence[SinkFile]) -> None:
+        """Put the files of a committed epoch in place. Harmless when repeated, also by another life of the driver.
+
+        An epoch that was published before is replaced: it was planned anew, for other rows.
+        """
+        if epoch <= self.epoch:
+            self._remove_files(lambda span: span == (epoch, epoch), {file.name for file in files})
+        for file in files:
+            self._move(file.staged, file.name)
+            self._at("file in place")
+        self._unmerged += len(files)
+        if files and epoch > self.epoch:
+            self._note(epoch)
+
+    def recover(self, epoch: int, files: Sequence[SinkFile]) -> None:
+        """After a start: finish what the last life of the driver left undone. ``epoch`` is the newest committed one.
+
+        Files of later epochs, in place or staged, belong to runs that were never committed. They go.
+        """
+        self._finish_merge()
+        if self.epoch > epoch:  # the newest manifests were lost with the machine's power
+            self._remove_files(lambda span: span[0] > epoch)
+            self._note(epoch)
+        self.publish(epoch, files)
+        self.sweep()
+
+    def sweep(self, before: int | None = None) -> None:
+        """Remove staged files, all or those of epochs ``before`` one. Only such as no running task may still write."""
+        for info in self._listed(posixpath.join(self._root, STAGED)):
+            epoch = posixpath.basename(info.path).split("-")[0]
+            if before is None or (epoch.isdigit() and int(epoch) < before):
+                with contextlib.suppress(OSError):
+                    remove_file(self._fs, info.path)
+
+    def tidy(self) -> None:
+        """Merge small files while there are enough of them, and remove what failed attempts have staged. Never raises.
+
+        Called beside epochs, by one thread. Looks at the folder only if many files have come since the last time.
+        """
+        if self._unmerged < MERGE_FILES:
+            return
+        self._unmerged = 0
+        try:
+            self.sweep(before=self.epoch)
+            while self._merges and self.merge():
+                pass
+        except Exception as error:  # a store's client may raise anything, and the job must not fail
+            _log.warning("small files in %r are not merged for now: %s", self.location, error)
+
+    def merge(self) -> bool:
+        """Merge some small Parquet files of one schema into one, if there are enough of them; whether it did.
+
+        Rows keep their order within an epoch's file and the epochs theirs. Text files are never merged.
+        """
+        sizes = {name: size for name, size in _tables(self._fs, self._root) if _is_before(name, self.epoch)}
+        self._schemas = {name: schema for name, schema in self._schemas.items() if name in sizes}
+        names = next(filter(None, map(self._alike, merges_of(sizes))), None)
+        if names is None:
+            return False
+        spans = [epochs_of(name) or (0, 0) for name in names]
+        unique = uuid.uuid4().hex
+        merged = file_name(spans[0][0], max(last for _, last in spans), f"merged{unique[:8]}", 0, ".parquet")
+        merge = Merge(
+            staged=posixpath.join(STAGED, f"merge-{unique}.parquet"),
+            name=posixpath.join(posixpath.dirname(names[0]), merged),
+            replaces=tuple(names),
+        )
+        self._write_merged(merge)
+        self._at("merge staged")
+        self._write(MERGING, merge)
+        self._at("merge decided")
+        self._finish_merge()
+        return True
+
+    def _alike(self, names: Sequence[str]) -> list[str] | None:
+        """The first files in a row that have one schema, if there are enough of them."""
+        run: list[str] = []
+        for name in names:
+            if name not in self._schemas:
+                with papq.ParquetFile(self._path(name), filesystem=self._fs) as file:
+                    self._schemas[name] = file.schema_arrow
+            if run and not self._schemas[name].equals(self._schemas[run[0]]):
+                if len(run) >= MERGE_FILES:
+                    return run
+                run = []
+            run.append(name)
+        return run if len(run) >= MERGE_FILES else None
+
+    def _write_merged(self, merge: Merge) -> None:
+        path = self._path(merge.staged)
+        self._make_folder(posixpath.dirname(path))
+        format = self._format
+        with (
+            self._fs.open_output_stream(path) as out,
+            papq.ParquetWriter(
+                out,
+                self._schemas[merge.replaces[0]],
+                compression=format.compression,
+                compression_level=format.compression_level,
+            ) as writer,
+        ):
+            for name in merge.replaces:
+                with papq.ParquetFile(self._path(name), filesystem=self._fs) as file:
+                    for batch in file.iter_batches():
+                        writer.write_batch(batch, format.rows_per_group)
+        if is_local(self._fs) and self._durable:
+            disk.sync_file(path)
+
+    def _finish_merge(self) -> None:
+        merge = _read(self._fs, self._root, MERGING, Merge)
+        if merge is None:
+            return
+        self._move(merge.staged, merge.name)
+        for name in (*merge.replaces, MERGING):
+            self._at("merge in place")
+            with contextlib.suppress(FileNotFoundError):
+                remove_file(self._fs, self._path(name))
+
+    def _remove_files(self, is_meant: Callable[[tuple[int, int]], bool], kept: Collection[str] = ()) -> None:
+        for name, _ in _tables(self._fs, self._root):
+            span = epochs_of(name)
+            if span is not None and is_meant(span) and name not in kept:
+                remove_file(self._fs, self._path(name))
+
+    def _move(self, staged: str, name: str) -> None:
+        source, target = self._path(staged), self._path(name)
+        try:
+            self._make_folder(posixpath.dirname(target))
+            if is_local(self._fs):
+                disk.rename_file(source, target, durable=self._durable)
+            else:
+                self._fs.move(source, target)
+        except OSError as error:
+            if self._fs.get_file_info(target).type == pafs.FileType.File:
+                return  # it was moved before
+            raise CheckpointError(
+                f"the file {name!r} of a committed epoch cannot be put in place in {self.location!r}: {error}. The "
+                f"epoch stays committed; a restart tries again"
+            ) from error
+
+    def _make_folder(self, path: str) -> None:
+        if is_local(self._fs):
+            disk.make_folder(path, durable=self._durable)
+        else:
+            self._fs.create_dir(path, recursive=True)
+
+    def _note(self, epoch: int) -> None:
+        committed = Committed(epoch)
+        self._write(COMMITTED, committed)
+        self._committed = committed
+
+    def _write(self, name: str, content: msgspec.Struct) -> None:
+        write_atomically(self._fs, self._path(name), msgspec.json.encode(content), durable=self._durable)
+
+    def _listed(self, folder: str) -> list[pafs.FileInfo]:
+        return list(self._fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True)))
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._root, name)
+
+
+class SinkFolders:
+    """The folders of all file sinks of a flow, by sink."""
+
+    def __init__(self, tables: Mapping[str, SinkTable], *, durable: bool, at: Callable[[str], None]) -> None:
+        self.folders = {sink: SinkFolder(table, durable=durable, at=at) for sink, table in tables.items()}
+
+    def publish(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
+        """Put the files of a committed epoch in place. Sinks that the flow no longer has keep what they had."""
+        for sink, folder in self.folders.items():
+            folder.publish(epoch, files.get(sink, ()))
+
+    def recover(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
+        """After a start, see :meth:`SinkFolder.recover`."""
+        for sink, folder in self.folders.items():
+            folder.recover(epoch, files.get(sink, ()))
+
+    def tidy(self) -> None:
+        """Beside epochs, see :meth:`SinkFolder.tidy`."""
+        for folder in self.folders.values():
+            folder.tidy()
+
+
+def committed_files(path: str) -> list[str]:
+    """The files of a :class:`~midstream.FileSink` that hold committed epochs, each row exactly once.
+
+    For readers that must not see a part of an epoch: hand the list to ``spark.read.parquet(*files)``, to pandas, or to
+    DuckDB. Give the folder as in the sink.
+
+    >>> import tempfile
+    >>> from midstream import FileSink, Flow, ListSource
+    >>> from midstream.testing import run_local
+    >>> folder = tempfile.mkdtemp() + "/out"
+    >>> flow = Flow("numbers")
+    >>> flow.source("in", ListSource([[{"n": 1}], [{"n": 2}]], "n int")).sink("out", FileSink(folder))
+    >>> _ = run_local(flow)
+    >>> import pyarrow.dataset as ds
+    >>> sorted(ds.dataset(committed_files(folder)).to_table().to_pylist(), key=lambda row: row["n"])
+    [{'n': 1, 'epoch': 0}, {'n': 2, 'epoch': 1}]
+    """
+    fs, root = filesystem_of(path)
+    before = None
+    while True:  # ends unless files come faster than they can be listed
+        names = [name for name, _ in _tables(fs, root)]
+        known = _read(fs, root, COMMITTED, Committed) or Committed(), _read(fs, root, MERGING, Merge)
+        if known == before:
+            break
+        before = known
+    committed, merge = known
+    replaced = merge.replaces if merge is not None and merge.name in names else ()
+    prefix = path.rstrip("/")
+    found = (name for name in sorted(names) if _is_before(name, committed.epoch + 1) and name not in replaced)
+    return [posixpath.join(prefix, name) for name in found]
+
+
+def merges_of(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Which files might be merged, given the sizes of all: neighbours in time, in one folder, enough of them to pay.
+
+    >>> small = {file_name(e, e, 0, 0, ".parquet"): 1000 for e in range(MERGE_FILES)}
+    >>> [len(names) for names in merges_of(small)], list(merges_of(dict(list(small.items())[1:])))
+    ([32], [])
+    """
+    folders: dict[str, list[str]] = {}
+    for name in sorted(sizes):
+        if name.endswith(".parquet"):
+            folders.setdefault(posixpath.dirname(name), []).append(name)
+    for names in folders.values():
+        yield from (run for run in _small_runs(names, sizes) if len(run) >= MERGE_FILES)
+
+
+def _small_runs(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    run: list[str] = []
+    total = 0
+    for name in names:
+        if sizes[name] >= SMALL_BYTES or total + sizes[name] > MERGED_BYTES:
+            yield run
+            run, total = [], 0
+        if sizes[name] < SMALL_BYTES:
+            run.append(name)
+            total += sizes[name]
+    yield run
+
+
+def _is_before(name: str, epoch: int) -> bool:
+    span = epochs_of(name)
+    return span is not None and span[1] < epoch
+
+
+def _tables(fs: pafs.FileSystem, root: str) -> list[tuple[str, int]]:
+    """The files of the table below a folder, with their sizes; names are below it."""
+    found = fs.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
+    names = ((posixpath.relpath(info.path, root), int(info.size or 0)) for info in found)
+    return [(name, size) for name, size in names if epochs_of(name) is not None and not name.startswith("_")]
+
+
+def _read(fs: pafs.FileSystem, root: str, name: str, kind: type[D]) -> D | None:
+    """One of the two documents in a sink's folder, if it is there."""
+    try:
+        with fs.open_input_stream(posixpath.join(root, name)) as stream:
+            found = msgspec.json.decode(stream.read(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{name} in {root!r} is damaged: {error}") from error
+    if found.format > FORMAT:
+        raise CheckpointError(
+            f"{name} in {root!r} has format {found.format}; this midstream reads up to {FORMAT}. Upgrade midstream"
+        )
+    return found

@@ -1,0 +1,80 @@
+"""The files that one task writes for the sinks of its stage."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from midstream.engine.failure import failed
+from midstream.errors import CheckpointError
+from midstream.flow.spec import SinkTable
+from midstream.ids import Epoch, PartitionId, WireId
+from midstream.storage.blobs import filesystem_of
+from midstream.storage.table_files import SinkFile, TableFiles
+
+__all__ = ["FileOutlets"]
+
+
+class FileOutlets:
+    """Rows go in by wire; :meth:`finish` gives the staged files by sink. Nothing is created before the first row.
+
+    Names of staged files are unique, so attempts of a task, of this life of the driver or another, never collide.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[WireId, Mapping[str, SinkTable]],
+        schemas: Mapping[WireId, pa.Schema],
+        *,
+        epoch: Epoch,
+        partition: PartitionId,
+        durable: bool,
+    ) -> None:
+        self._tables = tables
+        self._schemas = schemas
+        self._epoch, self._partition, self._durable = epoch, partition, durable
+        self._attempt = f"{epoch}-{uuid.uuid4().hex}"
+        self._open: dict[str, TableFiles] = {}
+
+    def write(self, wire: WireId, rows: pa.RecordBatch) -> None:
+        """Rows of a written wire. Raises :class:`~midstream.errors.OperatorFailed` if they cannot be written."""
+        for sink, table in self._tables[wire].items():
+            try:
+                if sink not in self._open:
+                    self._open[sink] = self._files(table, self._schemas[wire])
+                self._open[sink].write(rows)
+            except CheckpointError as error:
+                raise failed(sink, error, None) from error
+
+    def _files(self, table: SinkTable, schema: pa.Schema) -> TableFiles:
+        fs, folder = filesystem_of(table.location)
+        return TableFiles(
+            fs,
+            folder,
+            table.format,
+            schema,
+            epoch=self._epoch,
+            partition=self._partition,
+            attempt=self._attempt,
+            partition_by=table.partition_by,
+            durable=self._durable,
+        )
+
+    def finish(self) -> dict[str, tuple[SinkFile, ...]]:
+        """Close all files."""
+        found = {}
+        for sink, files in self._open.items():
+            try:
+                found[sink] = files.finish()
+            except CheckpointError as error:
+                raise failed(sink, error, None) from error
+        self._open = {}
+        return found
+
+    def close(self) -> None:
+        """Remove what was staged, unless it was finished."""
+        for files in self._open.values():
+            files.abort()
+        self._open = {}

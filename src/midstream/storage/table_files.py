@@ -1,0 +1,312 @@
+"""Writes the rows of one task to files of a table, staged where readers do not look.
+
+A staged file becomes a file of the table by a rename (:mod:`midstream.checkpoint.sink_files`). Names of staged files
+are unique to an attempt, so attempts never disturb each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import IO, Any, Protocol
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.fs as pafs
+import pyarrow.parquet as papq
+
+from midstream.data.json_lines import json_lines
+from midstream.errors import CheckpointError
+from midstream.storage import disk
+from midstream.storage.blobs import is_local
+from midstream.storage.table_format import FileFormat, TableFormat
+
+__all__ = ["EPOCH_FIELD", "NULL_FOLDER", "STAGED", "SinkFile", "TableFiles", "epochs_of", "file_name"]
+
+EPOCH_FIELD = pa.field("epoch", pa.int32(), nullable=False)
+"""The column that a file sink adds to rows."""
+
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+"""What the folder of rows is called whose partition column is null, as Hive, Spark and DuckDB have it."""
+
+STAGED = "_staged"
+"""The folder of files that are not in place yet, below the sink's. Readers of tables skip names with ``_``."""
+
+HELD_BYTES = 8 << 20
+"""Rows of a file that are gathered before they are encoded: a batch by itself would be a row group of its own."""
+ALL_HELD_BYTES = 64 << 20
+"""The same of all files of a task."""
+
+OPEN_FILES = 64
+"""Files that a task holds open at once, one for each combination of partition columns."""
+
+
+class SinkFile(msgspec.Struct, frozen=True):
+    """A file that a task wrote: where it is staged, and its name in the table. Both are below the sink's folder."""
+
+    staged: str
+    name: str
+    rows: int
+    size: int
+
+
+def file_name(first: int, last: int, partition: int | str, number: int, extension: str) -> str:
+    """The name of a file of a table, which says of which epochs it has rows.
+
+    >>> file_name(7, 7, 3, 0, ".parquet")
+    'epoch-0000000007-0000000007-00003-0.parquet'
+    """
+    task = f"{partition:05d}" if isinstance(partition, int) else partition
+    return f"epoch-{first:010d}-{last:010d}-{task}-{number}{extension}"
+
+
+def epochs_of(name: str) -> tuple[int, int] | None:
+    """The first and the last epoch of which a file has rows; None if it is no file of a table.
+
+    >>> epochs_of("country=de/epoch-0000000007-0000000009-00003-0.parquet"), epochs_of("_midstream.json")
+    ((7, 9), None)
+    """
+    parts = posixpath.basename(name).split("-")
+    if len(parts) != 5 or parts[0] != "epoch" or not (parts[1].isdigit() and parts[2].isdigit()):
+        return None
+    return int(parts[1]), int(parts[2])
+
+
+class _Encoder(Protocol):
+    """One file being written."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+
+    def close(self) -> None:
+        """Write what a format has at its end. The file itself stays open."""
+
+
+class _Parquet:
+    def __init__(self, out: IO[bytes], schema: pa.Schema, format: TableFormat) -> None:
+        codec = None if format.compression == "none" else format.compression
+        self._rows = format.rows_per_group
+        self._writer = papq.ParquetWriter(out, schema, compression=codec, compression_level=format.compression_level)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch, self._rows)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Csv:
+    def __init__(self, out: IO[bytes], schema: pa.Schema, format: TableFormat) -> None:
+        style = "all_valid" if format.quote_all else "needed"
+        options = pacsv.WriteOptions(include_header=format.header, delimiter=format.separator, quoting_style=style)
+        self._writer = pacsv.CSVWriter(out, schema, write_options=options)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Json:
+    def __init__(self, out: IO[bytes], schema: pa.Schema, format: TableFormat) -> None:
+        self._out = out
+        self._format = format
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._out.write(json_lines(batch, ignore_nulls=self._format.ignore_null_fields))
+
+    def close(self) -> None:
+        """A file of lines has no end."""
+
+
+_ENCODERS: dict[FileFormat, Callable[[Any, pa.Schema, TableFormat], _Encoder]] = {
+    FileFormat.PARQUET: _Parquet,
+    FileFormat.CSV: _Csv,
+    FileFormat.JSON: _Json,
+}
+
+
+@dataclass
+class _OpenFile:
+    staged: str
+    name: str
+    path: str
+    raw: Any
+    out: Any
+    encoder: _Encoder
+    rows: int = 0
+    held: list[pa.RecordBatch] = field(default_factory=list)
+    held_bytes: int = 0
+
+    def hold(self, batch: pa.RecordBatch) -> None:
+        """Add rows; they are encoded by :meth:`flush`."""
+        self.held.append(batch)
+        self.held_bytes += batch.nbytes
+        self.rows += batch.num_rows
+
+    def flush(self) -> None:
+        """Encode the rows that are held."""
+        if self.held:
+            self.encoder.write(pa.concat_batches(self.held) if len(self.held) > 1 else self.held[0])
+        self.held, self.held_bytes = [], 0
+
+
+class TableFiles:
+    """The files of one task for one sink. Rows go in by :meth:`write`; :meth:`finish` gives what was written.
+
+    :param folder: the sink's, on ``fs``.
+    :param attempt: unique to the attempt of the task; names its staged files.
+    """
+
+    def __init__(
+        self,
+        fs: pafs.FileSystem,
+        folder: str,
+        format: TableFormat,
+        schema: pa.Schema,
+        *,
+        epoch: int,
+        partition: int,
+        attempt: str,
+        partition_by: Sequence[str] = (),
+        durable: bool = True,
+    ) -> None:
+        self._fs = fs
+        self._folder = folder
+        self._format = format
+        self._partition_by = tuple(partition_by)
+        self._epoch, self._partition, self._attempt = epoch, partition, attempt
+        self._durable = durable
+        self._kept = [name for name in schema.names if name not in self._partition_by]
+        self._schema = pa.schema([*(schema.field(name) for name in self._kept), EPOCH_FIELD])
+        self._open: dict[str, _OpenFile] = {}
+        self._done: list[SinkFile] = []
+        self._count = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows. Raises :class:`CheckpointError` if the disk is full or cannot be reached."""
+        if not batch.num_rows:
+            return
+        try:
+            for folder, rows in self._divided(batch):
+                epochs = pa.array(np.full(rows.num_rows, self._epoch, np.int32))
+                file = self._file_of(folder)
+                file.hold(pa.RecordBatch.from_arrays([*rows.select(self._kept).columns, epochs], schema=self._schema))
+                if file.held_bytes >= HELD_BYTES:
+                    file.flush()
+            if sum(file.held_bytes for file in self._open.values()) > ALL_HELD_BYTES:
+                for file in self._open.values():
+                    file.flush()
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def finish(self) -> tuple[SinkFile, ...]:
+        """Close all files; on a local disk they survive a loss of power from here on, if that was wanted."""
+        try:
+            for folder in list(self._open):
+                self._close(folder)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        return tuple(self._done)
+
+    def abort(self) -> None:
+        """Remove what was staged, as far as possible. The sweeper removes what a killed task leaves."""
+        for file in self._open.values():
+            for close in (file.encoder.close, file.out.close, file.raw.close):
+                with contextlib.suppress(OSError, pa.ArrowInvalid):
+                    close()
+        for path in [file.path for file in self._open.values()] + [
+            posixpath.join(self._folder, file.staged) for file in self._done
+        ]:
+            with contextlib.suppress(OSError):
+                self._fs.delete_file(path)
+        self._open, self._done = {}, []
+
+    def _cannot_write(self, error: OSError) -> CheckpointError:
+        return CheckpointError(
+            f"files of epoch {self._epoch} cannot be written to {self._folder!r}: {error}. Nothing of this epoch is "
+            f"visible there; it is run again"
+        )
+
+    def _divided(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The rows by the folder that they belong to; rows of one folder keep their order."""
+        if not self._partition_by:
+            yield "", batch
+            return
+        columns = [pc.dictionary_encode(batch.column(name), null_encoding="encode") for name in self._partition_by]
+        codes = np.zeros(batch.num_rows, np.int64)
+        for column in columns:
+            codes = codes * len(column.dictionary) + column.indices.to_numpy(zero_copy_only=False)
+        order = np.argsort(codes, kind="stable")
+        found = codes[order]
+        starts = [0, *(np.flatnonzero(np.diff(found)) + 1).tolist(), len(found)]
+        arranged = batch.take(pa.array(order))
+        for start, end in pairwise(starts):
+            first = int(order[start])
+            values = [column.dictionary[column.indices[first].as_py()].as_py() for column in columns]
+            yield _folder_of(self._partition_by, values), arranged.slice(start, end - start)
+
+    def _file_of(self, folder: str) -> _OpenFile:
+        if folder in self._open:
+            self._open[folder] = self._open.pop(folder)  # the one that was used last stands last
+            return self._open[folder]
+        if len(self._open) >= OPEN_FILES:
+            self._close(next(iter(self._open)))
+        number, extension = self._count, self._format.extension
+        self._count += 1
+        staged = posixpath.join(STAGED, f"{self._attempt}-{number}{extension}")
+        path = posixpath.join(self._folder, staged)
+        raw = self._create(path)
+        compressed = self._format.format is not FileFormat.PARQUET and self._format.compression != "none"
+        out = pa.CompressedOutputStream(raw, self._format.compression) if compressed else raw
+        name = posixpath.join(folder, file_name(self._epoch, self._epoch, self._partition, number, extension))
+        encoder = _ENCODERS[self._format.format](out, self._schema, self._format)
+        self._open[folder] = _OpenFile(staged, name, path, raw, out, encoder)
+        return self._open[folder]
+
+    def _create(self, path: str) -> Any:
+        if is_local(self._fs):
+            disk.make_folder(posixpath.dirname(path), durable=self._durable)
+            return pa.OSFile(path, "wb")
+        self._fs.create_dir(posixpath.dirname(path), recursive=True)
+        return self._fs.open_output_stream(path)
+
+    def _close(self, folder: str) -> None:
+        file = self._open[folder]
+        file.flush()
+        file.encoder.close()
+        if file.out is not file.raw:
+            file.out.close()
+        if not file.raw.closed:
+            file.raw.close()
+        del self._open[folder]
+        local = is_local(self._fs)
+        if local and self._durable:
+            disk.sync_file(file.path)
+        size = os.path.getsize(file.path) if local else int(self._fs.get_file_info(file.path).size or 0)
+        self._done.append(SinkFile(file.staged, file.name, file.rows, size))
+
+
+def _folder_of(columns: Sequence[str], values: Sequence[Any]) -> str:
+    """The folder of a combination of values, named as Hive does.
+
+    >>> _folder_of(("country", "day"), ("a/b", None))
+    'country=a%2Fb/day=__HIVE_DEFAULT_PARTITION__'
+    """
+    return "/".join(
+        f"{quote(name, safe=' ')}={NULL_FOLDER if value is None or value == '' else quote(_shown(value), safe=' ')}"
+        for name, value in zip(columns, values, strict=True)
+    )
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
