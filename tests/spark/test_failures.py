@@ -201,7 +201,7 @@ def in_a_task(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def ticket_of(address: Address, folder: Path) -> worker.Ticket:
     at = worker.Whereabouts(address, "job", str(folder), str(folder), str(folder))
-    return worker.Ticket(at, Epoch(0), Run(0), StageIndex(0))
+    return worker.Ticket(at, StageIndex(0), (Epoch(0), Run(0)))
 
 
 def input_that_must_not_be_read() -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
 
 from midstream.engine.frames import FRAME_SCHEMA
 
@@ -49,12 +50,11 @@ class BatchLimit:
         """The settings of Spark for this limit."""
         return {ROWS_CONF: str(self.rows), BYTES_CONF: str(BATCH_BYTES if self.by_bytes else NO_LIMIT)}
 
-    def spaced(self, frames: DataFrame) -> DataFrame:
-        """The same frames, each followed by fillers."""
-        # As SQL, because each part of a Column expression would be a call to the JVM; and in one step, because Spark
-        # analyses the whole plan again after each.
-        fillers = f"array_repeat(cast(null as binary), cast(length(payload) / {BATCH_BYTES // self.rows} as int))"
-        return frames.selectExpr(*_HEAD, f"explode(concat(array(payload), {fillers})) as payload")
+    def spacing(self) -> list[Column]:
+        """The columns of frames, with fillers behind each frame. Not as SQL, which would be parsed in every epoch."""
+        count = (F.length("payload") / (BATCH_BYTES // self.rows)).cast("int")
+        fillers = F.array_repeat(F.lit(None).cast("binary"), count)
+        return [*map(F.col, _HEAD), F.explode(F.concat(F.array("payload"), fillers)).alias("payload")]
 
 
 def is_chosen_by_user(spark: SparkSession) -> bool:

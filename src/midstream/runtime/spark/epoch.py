@@ -1,7 +1,7 @@
 """Compiles one epoch into one Spark plan: ``mapInArrow`` per stage, one exchange between neighbours.
 
-Made for every epoch, inside ``foreachBatch``. :mod:`midstream.runtime.walk` decides the order. This only makes
-DataFrames, until writing a sink starts the work.
+Made afresh for every epoch, inside ``foreachBatch``, of parts that stay (:mod:`.stage_columns`). The order is
+:mod:`midstream.runtime.walk`'s. Only DataFrames are made here, until a sink is written, which starts the work.
 """
 
 from __future__ import annotations
@@ -9,39 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from midstream.data.schema import from_spark, to_ddl, type_name
-from midstream.engine.frames import FRAME_ORDER, FRAME_SCHEMA, decode_rows
+from midstream.engine.frames import FRAME_SCHEMA, decode_rows
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import SchemaError
-from midstream.flow.model import Operator
-from midstream.ids import Epoch, StageIndex, WireId
+from midstream.flow.model import Operator, Sink, Transform
+from midstream.flow.sinks import CallSink
+from midstream.ids import Epoch, Run, StageIndex, WireId
 from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Leaves, Plan, Stage
 from midstream.runtime.driver_sinks import give
 from midstream.runtime.spark.batch_size import BatchLimit
 from midstream.runtime.spark.sinks import drain, write
-from midstream.runtime.spark.worker import Body, Ticket, decode_frames, rename_columns, run_stage, stage_files
+from midstream.runtime.spark.stage_columns import PublicColumns, quoted, struct
+from midstream.runtime.spark.worker import Ticket, Whereabouts, decode_frames, run_stage, stage_files
 from midstream.storage.table_files import SinkFile
 
 FRAME_DDL = to_ddl(FRAME_SCHEMA)
-TicketFor = Callable[[StageIndex], Ticket]
-
-
-@cache
-def _struct(ddl: str) -> StructType:
-    """Parse and cache a schema: Spark would ask the JVM to parse the text in every epoch."""
-    struct = StructType.fromDDL(ddl)
-    assert isinstance(struct, StructType)
-    return struct
+FRAME_NAMES = tuple(FRAME_SCHEMA.names)
 
 
 @dataclass
@@ -51,8 +44,13 @@ class SparkEngine:
 
     plan: Plan
     epoch: Epoch
+    run_number: Run
     assignments: Mapping[StageIndex, Assignment]
-    ticket: TicketFor
+    at: Whereabouts
+    steps: PublicColumns
+    """Makes what each step applies to a DataFrame."""
+    entering: tuple[str, ...]
+    """The names of the columns that enter the first stage."""
     limit: BatchLimit
     finished: Callable[[StageIndex], int]
     """How many partitions of a stage have finished."""
@@ -62,22 +60,24 @@ class SparkEngine:
     _kept: list[DataFrame] = field(default_factory=list)
 
     def run(self, stage: Stage, rows: DataFrame) -> DataFrame:
-        """Run a stage."""
-        ddl = FRAME_DDL
-        if stage.leaves is Leaves.TYPED:  # of the one wire that is not written
-            [ddl] = [to_ddl(self._wire_schema(wire)) for wire in stage.emits if not self.plan.wire(wire).is_written]
-        task: Body = partial(run_stage, self.ticket(stage.index))
-        if stage.inlets and any({".", "`"} & set(name) for name in rows.columns):
-            # mapInArrow looks columns up by name, and splits names at dots and backticks.
-            task = partial(rename_columns, tuple(rows.columns), task)
-            rows = rows.toDF(*[f"c{i}" for i in range(len(rows.columns))])
-        return rows.mapInArrow(task, _struct(ddl))
+        """Run the first stage of a segment."""
+        return self._run(stage, rows, tuple(rows.columns) if stage.segment else self.entering)
 
     def run_next(self, stage: Stage, before: DataFrame) -> DataFrame:
         """Run a stage behind an exchange."""
-        partitions = self.assignments[stage.index].partitions
-        exchanged = before.repartitionById(partitions, F.col("dest")).sortWithinPartitions(*FRAME_ORDER)
-        return self.run(stage, self.limit.spaced(exchanged))
+        exchanged = self.steps.exchange(before, self.assignments[stage.index].partitions)
+        return self._run(stage, self._spaced(exchanged), FRAME_NAMES)
+
+    def _run(self, stage: Stage, rows: DataFrame, names: tuple[str, ...]) -> DataFrame:
+        ddl = FRAME_DDL
+        if stage.leaves is Leaves.TYPED:  # of the one wire that is not written
+            [ddl] = [to_ddl(self._wire_schema(wire)) for wire in stage.emits if not self.plan.wire(wire).is_written]
+        # Users' own functions may compute a DataFrame in any thread, and Spark's properties belong to one.
+        run = (self.epoch, self.run_number) if hands_out_frames(self.plan) else None
+        return self.steps.map(rows, names, run_stage, (Ticket(self.at, stage.index, run),), ddl)
+
+    def _spaced(self, frames: DataFrame) -> DataFrame:
+        return self.steps.select(frames, self.limit, self.limit.spacing)
 
     def keep(self, left: DataFrame) -> DataFrame:
         """Compute it once, however often it is read."""
@@ -87,12 +87,12 @@ class SparkEngine:
 
     def frames(self, left: DataFrame, wires: Sequence[WireId]) -> DataFrame:
         """The frames of some wires."""
-        return self.limit.spaced(left.filter(F.col("wire").isin([int(wire) for wire in wires])))
+        return self._spaced(self.steps.of_wires(left, wires))
 
     def decoded(self, left: DataFrame, wire: WireId) -> DataFrame:
         """The rows in the frames of a wire."""
-        frames = self.limit.spaced(left.filter(F.col("wire") == wire))
-        return frames.mapInArrow(decode_frames, _struct(to_ddl(self._wire_schema(wire))))
+        ddl = to_ddl(self._wire_schema(wire))
+        return self.steps.map(self.frames(left, [wire]), FRAME_NAMES, decode_frames, (), ddl)
 
     def columns(self, left: DataFrame) -> DataFrame:
         """The output itself."""
@@ -115,8 +115,8 @@ class SparkEngine:
             drain(left)
         else:
             others = self._kept and left in self._kept
-            frames = left.filter(F.col("wire").isin(list(batches))) if others else left
-            for frame in frames.select("wire", "payload").collect():
+            frames = self.steps.of_wires(left, wires) if others else left
+            for frame in self.steps.select(frames, "payloads", lambda: [F.col("wire"), F.col("payload")]).collect():
                 batches[frame.wire].append(decode_rows(pa.py_buffer(bytes(frame.payload))))
         schemas = {wire: self._wire_schema(wire) for wire in wires}
         return {wire: pa.Table.from_batches(batches[int(wire)], schemas[wire]) for wire in wires}
@@ -143,7 +143,7 @@ class SparkEngine:
         assert sink.table is not None
         body = partial(stage_files, sink.table, sink.schema, self.epoch, self.durable)
         plain = rows.toDF(*[f"c{i}" for i in range(len(rows.columns))])  # names may have dots and backticks
-        found = plain.mapInArrow(body, _struct("staged string, name string, rows bigint, size bigint")).collect()
+        found = plain.mapInArrow(body, struct("staged string, name string, rows bigint, size bigint")).collect()
         self.files[sink.name] = tuple(SinkFile(row.staged, row.name, row.rows, row.size) for row in found)
 
     def write(self, sinks: Sequence[tuple[Operator, DataFrame]]) -> None:
@@ -173,6 +173,12 @@ class SparkEngine:
         return self.plan.graph.schema_of(self.plan.wire(wire).port)
 
 
+def hands_out_frames(plan: Plan) -> bool:
+    """Whether functions of the user's get DataFrames of the epoch's rows."""
+    graph = plan.graph
+    return bool(graph.of(Transform)) or any(isinstance(graph.payloads[op.name], CallSink) for op in graph.of(Sink))
+
+
 def apply_transform(name: str, function: Callable[[DataFrame], Any], rows: DataFrame, schema: pa.Schema) -> DataFrame:
     """Call a transform's function and check its result against the declared schema."""
     result = function(rows)
@@ -197,7 +203,7 @@ def apply_transform(name: str, function: Callable[[DataFrame], Any], rows: DataF
                 f"{type_name(column.type)}; cast it, or change returns=",
                 column=column.name,
             )
-    return result if found.names == schema.names else result.select(*[_quoted(name) for name in schema.names])
+    return result if found.names == schema.names else result.select(*[quoted(name) for name in schema.names])
 
 
 def unite_inlets(inlets: Sequence[DataFrame], frames: DataFrame | None = None) -> DataFrame:
@@ -212,7 +218,7 @@ def unite_inlets(inlets: Sequence[DataFrame], frames: DataFrame | None = None) -
         part.select(
             F.lit(number).cast("int").alias(INLET_COLUMN),
             *[
-                (F.struct(*[_quoted(c) for c in part.columns]) if i == number else F.lit(None).cast(types[i])).alias(
+                (F.struct(*[quoted(c) for c in part.columns]) if i == number else F.lit(None).cast(types[i])).alias(
                     name
                 )
                 for i, name in enumerate(columns)
@@ -224,7 +230,3 @@ def unite_inlets(inlets: Sequence[DataFrame], frames: DataFrame | None = None) -
     for part in rest:
         first = first.unionAll(part)
     return first
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

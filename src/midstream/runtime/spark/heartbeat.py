@@ -25,15 +25,16 @@ from midstream.checkpoint.sweeper import Sweeper, SweepThread
 from midstream.control.messages import AuditOrder, Commit
 from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Graph
-from midstream.ids import Epoch, StageIndex
+from midstream.ids import Epoch
 from midstream.metrics import EpochProgress, SweepStats
 from midstream.runtime.driver import BatchEntry, Driver, OpenRun
 from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
+from midstream.runtime.spark.stage_columns import columns_for
 from midstream.runtime.spark.transform_check import check_transforms
-from midstream.runtime.spark.worker import Ticket, Whereabouts
+from midstream.runtime.spark.worker import RUN_PROPERTY, Whereabouts, run_property
 from midstream.runtime.walk import walk
 
 __all__ = ["Heartbeat"]
@@ -90,6 +91,9 @@ class Heartbeat:
         self._synced: Future[None] | None = None
         self._user_limits = is_chosen_by_user(spark)
         self._limit = BatchLimit()
+        self._columns = columns_for(spark)
+        self._entering: tuple[str, ...] = ()
+        """The names of the columns that the query gives; known when it has run an epoch."""
         self._set: dict[str, str] = {}
         self._timer: threading.Timer | None = None
         self._guard = threading.Lock()
@@ -126,22 +130,23 @@ class Heartbeat:
 
     def _compute(self, rows: DataFrame, run: OpenRun) -> None:
         plan = run.configuration.plan
-
-        def ticket(stage: StageIndex) -> Ticket:
-            return Ticket(self._at, run.epoch, run.run, stage)
-
+        self._entering = self._entering or tuple(rows.columns)
+        self._columns.begin()
         engine = SparkEngine(
             plan,
             run.epoch,
+            run.run,
             run.configuration.assignments,
-            ticket,
+            self._at,
+            self._columns,
+            self._entering,
             self._limit,
             finished=self._control.finished,
             files=run.files,
             durable=self._checkpoint.durable,
         )
-        with self._cancellable(run), self._interruptible():
-            walk(plan, engine, rows)
+        with self._marked(run), self._interruptible():
+            walk(plan, engine, rows, partial(self._driver.planned, run))
 
     def _committed(self, commit: Commit, progress: EpochProgress) -> None:
         if commit.widest_row:
@@ -195,14 +200,19 @@ class Heartbeat:
         return isinstance(error, PySparkException) or hasattr(error, "java_exception")
 
     @contextlib.contextmanager
-    def _cancellable(self, run: OpenRun) -> Iterator[None]:
-        """Inside, this thread's Spark jobs have the run's tag, by which they, and nothing else, can be cancelled."""
+    def _marked(self, run: OpenRun) -> Iterator[None]:
+        """The jobs that this thread starts inside belong to the run: tasks know it, and it can be cancelled by its tag.
+
+        Each run has its own tag. Both hold for this thread, and for those that inherit from it.
+        """
         context, tag = self._spark.sparkContext, self._tag(run)
+        context.setLocalProperty(RUN_PROPERTY, run_property(run.epoch, run.run))
         context.addJobTag(tag)
         try:
             yield
         finally:
             context.removeJobTag(tag)
+            context.setLocalProperty(RUN_PROPERTY, None)  # type: ignore[arg-type]  # None removes it
 
     def _tag(self, run: OpenRun) -> str:
         return f"midstream-{self._at.job}-{run.epoch}.{run.run}"

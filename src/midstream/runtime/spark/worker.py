@@ -50,6 +50,8 @@ LISTEN_S = 3600.0
 # A lost connection is noticed at once; this limit is for a driver that is very busy.
 PATIENCE_S = 60.0
 SWITCH_INTERVAL_S = 0.0005
+RUN_PROPERTY = "midstream.run"
+"""The local property of Spark that says which run of which epoch a job belongs to."""
 
 Body = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function for ``mapInArrow`` to call in a task."""
@@ -73,22 +75,35 @@ class Whereabouts:
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a task knows when it starts."""
+    """What a task is born with. Without ``run`` it is the same in every epoch, and the job's property says the run."""
 
     at: Whereabouts
-    epoch: Epoch
-    run: Run
     stage: StageIndex
+    run: tuple[Epoch, Run] | None = None
+
+
+def run_property(epoch: Epoch, run: Run) -> str:
+    """The value of :data:`RUN_PROPERTY` in the thread that starts jobs of a run."""
+    return f"{int(epoch)}.{int(run)}"
 
 
 def run_stage(ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run one task, in this worker process."""
     context = TaskContext.get()
     assert context is not None, "run_stage is called by Spark, inside a task"
-    task = TaskId(ticket.epoch, ticket.run, ticket.stage, PartitionId(context.partitionId()), context.taskAttemptId())
+    epoch, run = ticket.run or _run_of(context)
+    task = TaskId(epoch, run, ticket.stage, PartitionId(context.partitionId()), context.taskAttemptId())
     with contextlib.closing(run_attempt(task, _worker_for(ticket.at), batches)) as pauses:
         for ready in pauses:
             yield from ready
+
+
+def _run_of(context: TaskContext) -> tuple[Epoch, Run]:
+    found = context.getLocalProperty(RUN_PROPERTY)
+    if found is None:
+        raise Fenced(f"this task belongs to no run: the job that started it has no property {RUN_PROPERTY!r}")
+    epoch, run = found.split(".")
+    return Epoch(int(epoch)), Run(int(run))
 
 
 def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,158 @@
+"""The steps of an epoch that are the same in every epoch: functions, columns and expressions, made once for a job.
+
+Spark's Python API asks the JVM some 35 times for each ``mapInArrow``: for each column, for the function, for its
+schema. :class:`PreparedColumns` asks once, and again only if a change makes a stage read or leave other columns; each
+step is then one call. This is the only module that uses names which PySpark does not promise: ``DataFrame._jdf`` and
+``Column._jc``, the kind of function that ``mapInArrow`` makes, and the constructor of DataFrames.
+:func:`columns_for` tries them when a job starts, and :class:`PublicColumns` does without them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache, partial
+from typing import Any, TypeVar
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.types import StructType
+from pyspark.util import PythonEvalType
+
+from midstream.engine.frames import FRAME_ORDER
+from midstream.ids import WireId
+from midstream.runtime.spark.worker import Body, rename_columns
+
+__all__ = ["PreparedColumns", "PublicColumns", "columns_for", "quoted", "struct"]
+
+T = TypeVar("T")
+_DESTINATION = "dest"
+
+_log = logging.getLogger("midstream")
+
+
+@cache
+def struct(ddl: str) -> StructType:
+    """The type that a text describes; Spark would ask the JVM, in every epoch anew."""
+    found = StructType.fromDDL(ddl)
+    assert isinstance(found, StructType)
+    return found
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark wants it where names may be paths.
+
+    >>> quoted("a.b`c")
+    '`a.b``c`'
+    """
+    return f"`{name.replace('`', '``')}`"
+
+
+class PublicColumns:
+    """Makes all of it anew in every epoch, and uses only what PySpark promises."""
+
+    def begin(self) -> None:
+        """A run begins. What the run before it did not use is forgotten."""
+
+    def map(
+        self, rows: DataFrame, names: Sequence[str], function: Callable[..., Any], given: tuple[Hashable, ...], ddl: str
+    ) -> DataFrame:
+        """``mapInArrow``: what ``function(*given, batches)`` makes of the rows.
+
+        ``names`` are those of the columns of ``rows``, and ``ddl`` describes the columns that the function gives.
+        """
+        body: Body = partial(function, *given)
+        if any({".", "`"} & set(name) for name in names):
+            # mapInArrow asks for columns by name, and takes names apart at dots and backticks.
+            body = partial(rename_columns, tuple(names), body)
+            rows = rows.toDF(*[f"c{i}" for i in range(len(names))])
+        return rows.mapInArrow(body, struct(ddl))
+
+    def exchange(self, frames: DataFrame, partitions: int) -> DataFrame:
+        """Each frame goes to the partition it is for, and is read in the order of frames there."""
+        return frames.repartitionById(partitions, F.col(_DESTINATION)).sortWithinPartitions(*FRAME_ORDER)
+
+    def select(self, rows: DataFrame, key: Hashable, make: Callable[[], Sequence[Column]]) -> DataFrame:
+        """Some columns of the rows. Those that were made before under the same key are as good."""
+        return rows.select(*make())
+
+    def of_wires(self, frames: DataFrame, wires: Sequence[WireId]) -> DataFrame:
+        """The frames of some wires."""
+        return frames.filter(f"wire in ({', '.join(str(int(wire)) for wire in wires)})")
+
+
+class PreparedColumns(PublicColumns):
+    """Makes each column once, and hands it to the frames of every epoch. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._now: dict[Hashable, Any] = {}
+        """What this run has used."""
+        self._before: dict[Hashable, Any] = {}
+
+    def begin(self) -> None:
+        """A run begins. What the run before it did not use is forgotten."""
+        self._before, self._now = self._now, {}
+
+    def map(
+        self, rows: DataFrame, names: Sequence[str], function: Callable[..., Any], given: tuple[Hashable, ...], ddl: str
+    ) -> DataFrame:
+        """See :meth:`PublicColumns.map`. Names are quoted, so any will do."""
+        context = rows.sparkSession.sparkContext
+        # A function knows the files that were added to the application when it was made, and no later ones.
+        includes = tuple(context._python_includes or ())
+
+        def make() -> Column:
+            made = pandas_udf(  # type: ignore[call-overload]
+                partial(function, *given),
+                returnType=struct(ddl),
+                functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
+            )
+            read = self._once(("columns", tuple(names)), lambda: [F.col(quoted(name)) for name in names])
+            column: Column = made(*read)
+            return column
+
+        column = self._once(("map", tuple(names), function, given, ddl, includes), make)
+        return _applied(rows, "mapInArrow", column._jc, False, None)
+
+    def exchange(self, frames: DataFrame, partitions: int) -> DataFrame:
+        """See :meth:`PublicColumns.exchange`."""
+        to = self._once("dest", lambda: F.col(_DESTINATION))
+        order = self._once("order", lambda: _seq(frames, [F.col(name) for name in FRAME_ORDER]))
+        return _applied(_applied(frames, "repartitionById", partitions, to._jc), "sortWithinPartitions", order)
+
+    def select(self, rows: DataFrame, key: Hashable, make: Callable[[], Sequence[Column]]) -> DataFrame:
+        """See :meth:`PublicColumns.select`."""
+        return _applied(rows, "select", self._once(("select", key), lambda: _seq(rows, make())))
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._now:
+            self._now[key] = self._before[key] if key in self._before else make()
+        made: T = self._now[key]
+        return made
+
+
+def columns_for(spark: SparkSession) -> PublicColumns:
+    """Prepared columns, if this version of PySpark has what they need. Nothing is computed."""
+    prepared = PreparedColumns()
+    names = (_DESTINATION, *FRAME_ORDER)
+    try:
+        rows = prepared.select(spark.range(0), "", lambda: [F.col("id").cast("int").alias(name) for name in names])
+        tried = prepared.map(prepared.exchange(rows, 1), names, rename_columns, (), "n bigint")
+        if tried.columns == ["n"]:
+            return PreparedColumns()
+        reason = f"the columns {tried.columns} where n was wanted"
+    except Exception as error:  # whatever a version without these names says
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    _log.warning("this PySpark does not let columns be reused, so each epoch takes some 100 ms longer (%s)", reason)
+    return PublicColumns()
+
+
+def _seq(rows: Any, columns: Sequence[Any]) -> Any:
+    """The JVM's own kind of sequence."""
+    return rows._jseq([column._jc for column in columns])
+
+
+def _applied(rows: DataFrame, method: str, *given: Any) -> DataFrame:
+    """A method of the JVM's DataFrame, and nothing around it."""
+    return DataFrame(getattr(rows._jdf, method)(*given), rows.sparkSession)
