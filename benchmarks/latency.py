@@ -136,7 +136,7 @@ def run_midstream(spark: SparkSession, stream: DataFrame, models: Models, sinks:
             [query] = [query for query in spark.streams.active if job.id in str(query.name)]
             durations = {p["batchId"]: p["durationMs"]["triggerExecution"] for p in query.recentProgress}
         ends = {p.epoch: p.committed_at for p in progress}
-        compile_ms = [p.phases["plan"] for p in progress if getattr(p, "phases", None) and "plan" in p.phases]
+        compile_ms = [phase.ms for each in progress for phase in each.phases if phase.name == "plan"]
         return measured(
             folder, ends, durations, calls.count, "epoch", statistics.median(compile_ms) if compile_ms else None
         )

@@ -137,8 +137,8 @@ class EpochProgress(msgspec.Struct, frozen=True):
     rows_in: int
     rows_out: int
     phases: tuple[Phase, ...] = ()
-    """Where the time went: ``idle`` before the epoch, ``plan``, each stage from its first task to its last, ``sinks``
-    and ``commit``."""
+    """Where the time went: ``idle`` before the epoch, ``earlier runs`` if it was run again, ``plan``, each stage from
+    its first task to its last, ``sinks`` and ``commit``. Times are relative to the beginning of the run that counts."""
 
     @property
     def rows_per_s(self) -> float:

@@ -86,8 +86,12 @@ def in_order(memory: MemorySink) -> list[tuple[Any, ...]]:
 
 def test_an_epoch_asks_the_jvm_for_little(spark: Any, tmp_path: Path) -> None:
     with commands_sent() as sent:
-        run_spark(flow_of(tmp_path / "out", MemorySink()), spark, checkpoint=str(tmp_path / "c"), partitions=2)
+        job = run_spark(flow_of(tmp_path / "out", MemorySink()), spark, checkpoint=str(tmp_path / "c"), partitions=2)
 
+    last = job.progress[-1]
+    assert [phase.name for phase in last.phases] == ["idle", "plan", "stage 0", "stage 1", "stage 2", "sinks", "commit"]
+    assert all(phase.ms > 0 for phase in last.phases)
+    assert sum(phase.ms for phase in last.phases if phase.name in ("plan", "sinks")) < last.duration_ms
     marks = [i for i, command in enumerate(sent) if f"setLocalProperty\ns{RUN_PROPERTY}\ns" in command]
     counts = [after - before for before, after in pairwise(marks)]
     assert len(counts) == EPOCHS - 1

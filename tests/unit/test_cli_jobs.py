@@ -22,7 +22,7 @@ from midstream.checkpoint.change_records import Outcome, whoami
 from midstream.checkpoint.location import Identity
 from midstream.cli.app import app
 from midstream.errors import JobFailed
-from midstream.metrics import EpochProgress, JobMetrics, OperatorStats, SweepStats
+from midstream.metrics import EpochProgress, JobMetrics, OperatorStats, Phase, SweepStats
 from midstream.server.client import JobClient
 from midstream.server.registry import ServedEntry, register
 from midstream.storage.documents import write_struct
@@ -157,6 +157,46 @@ def test_status_shows_epochs_and_the_change_on_trial(job):
     assert "1 epochs  1,000 rows in  900 out since this start" in result.stdout
     assert "on trial: revision 2 (FM): pending" in result.stdout
     assert result.stdout.splitlines()[-1].split() == ["0", "1", "1,000", "900", "0", "500", "2,000"]
+
+
+def commit_with_phases(job, *epochs):
+    phases = (Phase("idle", -20, 0), Phase("plan", 0, 12), Phase("stage 0", 12, 40), Phase("commit", 40, 1050))
+    job.progress = tuple(EpochProgress(epoch, 1, 0.0, 1050.0, (), 1000, 900, phases) for epoch in epochs)
+
+
+def test_status_says_where_the_time_of_the_last_epoch_went(job):
+    assert "last epoch" not in call("status", "fraud").stdout
+    commit_with_phases(job, 6, 7)
+    assert "last epoch, ms: idle 20, plan 12, stage 0 28, commit 1,010" in call("status", "fraud").stdout
+
+
+def test_epoch_draws_the_last_epoch_or_another_one(job, tmp_path):
+    commit_with_phases(job, 6, 7)
+    shown = call("epoch", "fraud").stdout.splitlines()
+    assert shown[0].startswith("epoch 7 · revision 1 · 1,000 rows · 1050 ms")
+    assert [line.split()[0] for line in shown[1:]] == ["idle", "plan", "stage", "commit"]
+    assert call("epoch", "fraud", "--epoch", "6").stdout.startswith("epoch 6 ")
+    assert call("epoch", "fraud", "--out", "e.svg").stdout == ""
+    assert (tmp_path / "e.svg").read_text(encoding="utf-8").startswith("<svg ")
+
+
+def test_epoch_refuses_what_it_cannot_draw(job, tmp_path):
+    result = call("epoch", "fraud")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "Error: job 'fraud' has committed no epoch since its start; wait for one\n",
+    )
+    commit_with_phases(job, 6, 7)
+    result = call("epoch", "fraud", "--epoch", "3")
+    assert result.exit_code == 1
+    assert "job 'fraud' no longer knows epoch 3, or not yet; it has 6, 7" in result.stderr
+    result = call("epoch", "fraud", "--out", "e.png")
+    assert result.exit_code == 2
+    assert "must end with .svg" in result.stderr
+    assert not (tmp_path / "e.png").exists()
+    result = call("epoch", "fraud", "--out", "missing/e.svg")
+    assert (result.exit_code, result.stderr) == (1, "Error: cannot write 'missing/e.svg': No such file or directory.\n")
+    assert call("epoch", "nobody").exit_code == 2
 
 
 def test_status_says_when_the_checkpoint_cannot_be_swept(job):

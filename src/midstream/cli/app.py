@@ -16,9 +16,9 @@ from rich.text import Text
 
 from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.cli.calibrate import calibrate
-from midstream.cli.change import explain, history, jobs, revert, status, update
+from midstream.cli.change import epoch, explain, history, jobs, revert, status, update
 from midstream.cli.live import print_summary, watch
-from midstream.cli.messages import errors_told, failed
+from midstream.cli.messages import errors_told, write_text
 from midstream.cli.state import held_table, parse_key, state_table
 from midstream.cli.target import find, needs_session, to_flow
 from midstream.cli.trust import TrustOption, require_trust
@@ -98,10 +98,7 @@ def graph(
         if output is None:
             typer.echo(drawn)
             return
-        try:
-            output.write_text(drawn + "\n", encoding="utf-8")
-        except OSError as error:
-            raise failed(f"cannot write {str(output)!r}: {error.strerror}.", 1) from error
+        write_text(output, drawn)
 
 
 @app.command()
@@ -179,7 +176,7 @@ def journal(
         typer.echo(tell(read(file.read_bytes())))
 
 
-for command in (jobs, status, explain, update, history, revert, calibrate):
+for command in (jobs, status, epoch, explain, update, history, revert, calibrate):
     app.command()(command)
 
 

@@ -14,16 +14,17 @@ from midstream.change.offline_revert import revert_offline
 from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.checkpoint.location import Checkpoint
 from midstream.cli.functions import named_functions, updates_of
-from midstream.cli.messages import errors_told, failed
+from midstream.cli.messages import errors_told, failed, write_text
 from midstream.cli.served import NONE_SERVED, NoSuchJob, client_of, find_job
 from midstream.cli.tables import jobs_table, outcome_of, print_history, print_state, taken_back_text
+from midstream.drawing.epoch_chart import epoch_as_svg, epoch_as_text
 from midstream.errors import MidstreamError
 from midstream.planner.change_plan import Scheduler
 from midstream.server.client import JobClient
 from midstream.server.messages import JobState
 from midstream.server.registry import ServedEntry, served_jobs
 
-__all__ = ["explain", "history", "jobs", "revert", "status", "update"]
+__all__ = ["epoch", "explain", "history", "jobs", "revert", "status", "update"]
 
 LOOK_S = 5.0
 
@@ -67,6 +68,33 @@ def status(job: JobArgument) -> None:
     with errors_told():
         entry = find_job(job)
         print_state(entry, JobClient(entry.url, entry.token).status(), Console())
+
+
+def epoch(
+    job: JobArgument,
+    number: Annotated[
+        int | None, typer.Option("--epoch", min=0, help="Which one of the recent epochs. Default: the last.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "--out", "-o", help="SVG file to write to.", show_default=False)
+    ] = None,
+) -> None:
+    """Show where the time of an epoch went, as a chart."""
+    if output is not None and output.suffix.lower() != ".svg":
+        raise typer.BadParameter(f"{str(output)!r} must end with .svg, the format that is written", param_hint="--out")
+    with errors_told():
+        recent = {each.epoch: each for each in client_of(job).status().progress}
+        if not recent:
+            raise MidstreamError(f"job {job!r} has committed no epoch since its start; wait for one")
+        progress = recent.get(max(recent) if number is None else number)
+        if progress is None:
+            raise MidstreamError(
+                f"job {job!r} no longer knows epoch {number}, or not yet; it has {', '.join(map(str, recent))}"
+            )
+        if output is None:
+            typer.echo(epoch_as_text(progress))
+        else:
+            write_text(output, epoch_as_svg(progress))
 
 
 def explain(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
 from midstream.cli.target import TargetError, UserCodeError
 from midstream.errors import MidstreamError
 
-__all__ = ["errors_told", "failed"]
+__all__ = ["errors_told", "failed", "write_text"]
 
 
 @contextmanager
@@ -28,3 +29,11 @@ def failed(message: str, code: int) -> typer.Exit:
     """The exit of a command that failed, after printing the message."""
     typer.echo(message if message.startswith("Traceback") else f"Error: {message}", err=True)
     return typer.Exit(code)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write what a command was asked for to a file."""
+    try:
+        file.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise failed(f"cannot write {str(file)!r}: {error.strerror}.", 1) from error

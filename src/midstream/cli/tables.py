@@ -60,6 +60,9 @@ def print_state(entry: ServedEntry, state: JobState, console: Console) -> None:
     for stats in state.progress[-1].operators if state.progress else ():
         if stats.note:
             lines.append(f"{stats.operator}: {stats.note}")
+    if state.progress and state.progress[-1].phases:
+        phases = ", ".join(f"{phase.name} {phase.ms:,.0f}" for phase in state.progress[-1].phases)
+        lines.append(f"last epoch, ms: {phases}")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if state.progress:

@@ -24,7 +24,7 @@ _STYLE = """
 .epoch .tick{fill:#6e7781;font-size:11px;text-anchor:middle}
 .epoch .grid{stroke:#d8dee4;stroke-width:1}
 .epoch .idle{fill:#d8dee4}.epoch .plan{fill:#9065e0}.epoch .stage{fill:#2f86e0}
-.epoch .sinks{fill:#df7226}.epoch .commit{fill:#2f9e50}
+.epoch .earlier{fill:#d29922}.epoch .sinks{fill:#df7226}.epoch .commit{fill:#2f9e50}
 @media (prefers-color-scheme:dark){.epoch{background:#0d1117}.epoch text{fill:#e6edf3}
 .epoch .tick{fill:#8b949e}.epoch .grid{stroke:#30363d}.epoch .idle{fill:#484f58}}
 """

@@ -53,6 +53,7 @@ from midstream.flow.model import Graph, Sink
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
 from midstream.planner.change_plan import Scheduler
+from midstream.runtime.epoch_phases import EpochMoments, phases_of
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
 from midstream.storage.table_files import SinkFile
 
@@ -134,6 +135,10 @@ class OpenRun:
     entry: BatchEntry
     configuration: Configuration
     committed: CommittedState
+    began: float
+    """In seconds since 1970."""
+    planned: list[float] = field(default_factory=list, compare=False)
+    """When it began to compute what was planned, once that is known."""
     files: dict[str, tuple[SinkFile, ...]] = field(default_factory=dict, compare=False)
     """By sink: files that were staged outside of stages, behind a transform."""
     is_over: threading.Event = field(default_factory=threading.Event, compare=False)
@@ -171,6 +176,8 @@ class Driver:
             self._folders.recover(newest.epoch, newest.files)
         self._found = Epoch(-1) if newest is None else newest.epoch
         """The newest epoch that has a manifest from before this start."""
+        self._ended: float | None = None
+        """When the last epoch was committed, in this life of the driver."""
         self._next_run = Run(0)
         self._lock = threading.RLock()
         self._open: OpenRun | None = None
@@ -186,12 +193,14 @@ class Driver:
 
         ``compute`` returns when a run is computed and all its sinks are written.
         """
+        first_began: float | None = None
         while True:
             began = self._stopwatch()
             self._edge.make_ready()
             run = self.begin(epoch, entry)
             if run is None:
                 return
+            first_began = run.began if first_began is None else first_began
             try:
                 compute(run)
             except DriverCrashed:
@@ -199,8 +208,12 @@ class Driver:
             except BaseException as error:
                 self._failed(run, error, is_lost=self._edge.is_lost(error))
                 continue
-            if self._commit(run, 1000 * (self._stopwatch() - began)):
+            if self._commit(run, 1000 * (self._stopwatch() - began), first_began):
                 return
+
+    def planned(self, run: OpenRun) -> None:
+        """The runtime knows what it has to compute for a run, and begins to."""
+        run.planned.append(self._wall())
 
     def begin(self, epoch: Epoch, entry: BatchEntry) -> OpenRun | None:
         """Open a run of an epoch; None if the epoch is committed already, so that there is nothing to compute."""
@@ -212,7 +225,7 @@ class Driver:
                 return None
             committed = self._committed_before(epoch)
             configuration = self.changes.configuration
-            run = OpenRun(epoch, self._next_run, entry, configuration, committed)
+            run = OpenRun(epoch, self._next_run, entry, configuration, committed, self._wall())
             self._next_run = Run(run.run + 1)
             self._wants_replay, self._overdue = False, None
             self._control.tell(
@@ -235,7 +248,7 @@ class Driver:
             self._start_timer()
             return run
 
-    def _commit(self, run: OpenRun, duration_ms: float) -> bool:
+    def _commit(self, run: OpenRun, duration_ms: float, first_began: float) -> bool:
         """The runtime has computed a run and written its sinks. False if the epoch is to be run again all the same.
 
         The order is what makes an epoch exactly once: nothing that follows from the epoch happens before 5, and all
@@ -252,6 +265,7 @@ class Driver:
            can still be gone back to.
         9. Users are told, last, because their code may fail.
         """
+        computed = self._wall()
         with self._lock:
             # 1.
             if self._wants_replay or self._overdue is not None:  # too late to cancel anything
@@ -299,7 +313,12 @@ class Driver:
             self._sweep(committed)
             self._edge.at("counted")
             # 9.
-            self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms))
+            ended = self._wall()
+            planned = run.planned[0] if run.planned else computed
+            times = EpochMoments(self._ended, first_began, run.began, planned, computed, ended)
+            self._ended = ended
+            phases = phases_of(times, commit.spans)
+            self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms, phases))
             self._warn_of_times_ahead(commit)
             return True
 

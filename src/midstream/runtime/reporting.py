@@ -9,7 +9,7 @@ from midstream.engine.failure import MAX_ROW_TEXT
 from midstream.errors import JobFailed, OperatorFailed
 from midstream.flow.model import Sink, Source
 from midstream.ids import Epoch, PartitionId
-from midstream.metrics import EpochProgress
+from midstream.metrics import EpochProgress, Phase
 from midstream.planner.stages import Plan
 
 
@@ -19,7 +19,9 @@ def failure_of(error: OperatorFailed) -> TaskFailure:
     return TaskFailure(error.operator, error.error, row, error.user_traceback)
 
 
-def epoch_progress(plan: Plan, commit: Commit, committed_at: float, duration_ms: float) -> EpochProgress:
+def epoch_progress(
+    plan: Plan, commit: Commit, committed_at: float, duration_ms: float, phases: tuple[Phase, ...]
+) -> EpochProgress:
     """An epoch's measurements, as users see them. Rows that a transform hands straight to a sink are not counted."""
     stats = {each.operator: each for each in commit.operators}
     sinks = {op.name for op in plan.graph.of(Sink)}
@@ -32,6 +34,7 @@ def epoch_progress(plan: Plan, commit: Commit, committed_at: float, duration_ms:
         operators=tuple(stats[op.name] for op in plan.graph if op.name in stats),
         rows_in=sum(stats[op.name].rows_in for op in plan.graph.of(Source) if op.name in stats),
         rows_out=sum(rows * written.get(wire, 0) for wire, rows in commit.emitted.items()),
+        phases=phases,
     )
 
 

@@ -6,7 +6,7 @@ of them only describe what is to be computed, and jobs start when a sink reads; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import pyarrow as pa
@@ -77,8 +77,10 @@ class EpochEngine(Protocol[R, L]):
         """Let go of what was kept."""
 
 
-def walk(plan: Plan, engine: EpochEngine[R, L], rows: R) -> None:
+def walk(plan: Plan, engine: EpochEngine[R, L], rows: R, planned: Callable[[], None] = lambda: None) -> None:
     """Compute an epoch and write its sinks. ``rows`` is all that enters the first stage.
+
+    ``planned`` is called when all is described, before the first job that the walk itself starts.
 
     1. In each segment, the stages run one behind the other. Tasks write the rows of file sinks themselves.
     2. What leaves the segment is kept if somebody reads it as a DataFrame: a transform, or a sink that wants one.
@@ -102,6 +104,7 @@ def walk(plan: Plan, engine: EpochEngine[R, L], rows: R) -> None:
             way.left.append(engine.keep(left) if way.readers(segment) else left)
             # 3.
             way.transform()
+        planned()
         # 4.
         computed = [way.compute(segment) for segment in range(plan.segments)]
         # 5.

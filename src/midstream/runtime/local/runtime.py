@@ -379,7 +379,8 @@ class _Runtime:
             files=run.files,
             durable=self.checkpoint.durable,
         )
-        walk(plan, engine, LocalData.united([rows[name] for name in plan.stages[0].inlets], None))
+        united = LocalData.united([rows[name] for name in plan.stages[0].inlets], None)
+        walk(plan, engine, united, partial(self._driver.planned, run))
 
     def _pause(self) -> None:
         self._maybe_give_up()

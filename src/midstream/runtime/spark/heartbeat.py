@@ -146,7 +146,7 @@ class Heartbeat:
             durable=self._checkpoint.durable,
         )
         with self._marked(run), self._interruptible():
-            walk(plan, engine, rows)
+            walk(plan, engine, rows, partial(self._driver.planned, run))
 
     def _committed(self, commit: Commit, progress: EpochProgress) -> None:
         if commit.widest_row:
