@@ -1,4 +1,4 @@
-"""The walk over segments: the order of what happens in an epoch, on an engine that only notes it."""
+"""The walk over segments: the order of steps in an epoch, on an engine that only records them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulation.flows import random_case
 
 
 class Notes:
-    """What is read or left is a text that says how it came to be; all that is done is a line."""
+    """An engine whose inputs and outputs are texts of how they were made; each step is recorded as a line."""
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.lines: list[str] = []
@@ -81,13 +81,13 @@ def walked(flow: Flow) -> list[str]:
     return notes.lines
 
 
-def test_stages_run_one_behind_the_other_and_a_single_sink_gets_plain_columns():
+def test_stages_run_in_order_and_a_single_sink_gets_plain_columns():
     flow, rows = new_flow()
     rows.key_by("k", "u").map("m", same).sink("out", NoopSink())
     assert walked(flow) == ["run 0 on rows", "run 1 behind s0", "write out: columns of s1", "release"]
 
 
-def test_frames_that_several_read_are_kept_and_sinks_that_read_every_row_come_first():
+def test_frames_with_several_readers_are_kept_and_sinks_that_read_every_row_come_first():
     flow, rows = new_flow()
     rows.sink("look", ConsoleSink())
     rows.map("m", same).sink("all", MemorySink())
@@ -101,7 +101,7 @@ def test_frames_that_several_read_are_kept_and_sinks_that_read_every_row_come_fi
     ]
 
 
-def test_the_next_segment_reads_what_transforms_gave_and_frames_that_passed_them_by():
+def test_the_next_segment_reads_outputs_of_transforms_and_frames_that_bypassed_them():
     flow, rows = new_flow()
     turned = rows.transform("sql", same, local=same)
     turned.union("u", rows).sink("out", NoopSink())
@@ -151,7 +151,7 @@ def test_on_any_graph_everything_happens_once_and_in_order(rng: random.Random):
 
 
 @pytest.mark.parametrize("at", range(7))
-def test_what_was_kept_is_let_go_of_wherever_it_fails(at: int):
+def test_kept_frames_are_released_wherever_the_walk_fails(at: int):
     flow, rows = new_flow()
     rows.transform("sql", same, local=same).union("u", rows).sink("look", ConsoleSink())
     notes = Notes(fails_at=at)
