@@ -1,1 +1,1 @@
-"""Real kills on Spark: processes of running jobs die at random moments, and the results must be exact all the same."""
+"""Real kills on Spark: processes of running jobs die at random moments, and the results must still be exact."""

@@ -1,8 +1,8 @@
-"""Rounds of kills while a job is changed again and again: ``python -m tests.chaos.changes --rounds 3 --kill all``.
+"""Rounds of kills while a job is changed repeatedly: ``python -m tests.chaos.changes --rounds 3 --kill all``.
 
 After each life of the driver: the rows in a database add up to the state. After each round: every number came out once;
 each met one version of all operators; counts per key have no gap; the versions of a key never go back; and the history
-says of each change what became of it.
+has the outcome of each change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROGRAM = "tests.chaos.changing_job"
 
 
 def run_round(kind: str, seed: int, folder: Path) -> tuple[list[str], list[str]]:
-    """Run until all epochs are there; who was killed when, and what is wrong."""
+    """Run until all epochs are committed; return who was killed when, and what is wrong."""
     rng = random.Random(f"{kind} {seed}")
     master = CLUSTER if kind == "executor" else LOCAL
     victims = rng.sample(VICTIMS[kind], len(VICTIMS[kind]))
@@ -63,7 +63,7 @@ def run_round(kind: str, seed: int, folder: Path) -> tuple[list[str], list[str]]
 
 
 def _die(life: Life, folder: Path, kills: list[tuple[Victim, int, float]], rng: random.Random, done: list[str]) -> bool:
-    """Kill what is to be killed in this life; whether that has ended it."""
+    """Kill this life's victims; return whether that has ended it."""
     while kills:
         victim, epoch, later = kills.pop(0)
         begun = folder / "checkpoint" / "spark" / "offsets" / str(epoch)
@@ -78,7 +78,7 @@ def _die(life: Life, folder: Path, kills: list[tuple[Victim, int, float]], rng: 
 
 
 def problems(folder: Path) -> Iterator[str]:
-    """Everything that is not as it must be."""
+    """All deviations from the expected results."""
     checkpoint = Checkpoint.of_any_flow(str(folder / "checkpoint"))
     newest = checkpoint.newest_manifest()
     assert newest is not None
@@ -108,7 +108,7 @@ def problems(folder: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Run rounds of one kind, or of each in turn; the exit code says whether one went wrong."""
+    """Run rounds of one kind, or of each in turn; the exit code is 1 if one went wrong."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=3, help="how many rounds of each kind (default: %(default)s)")
     options.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")

@@ -26,7 +26,7 @@ ROWS = 600
 KEYS = 11
 OUTCOME_S = 60.0
 PER_ROW_S = 0.001
-"""What a row costs, so that there is an epoch to be changed in."""
+"""The cost of a row, so that epochs last long enough to be changed."""
 
 
 class Mark:
@@ -37,7 +37,7 @@ class Mark:
         self.version = version
 
     def __call__(self, row: Row) -> Row:
-        """Takes its time."""
+        """Mark a row, slowly."""
         time.sleep(PER_ROW_S)
         return {**row, self.column: self.version}
 
@@ -49,7 +49,7 @@ class Count:
         self.version = version
 
     def __call__(self, key: int, row: Row, state: State) -> Row:
-        """Insist on the layout."""
+        """Count a row; raise if the layout is another version's."""
         seen, layout = state.get((0, self.version))
         if layout != self.version:
             raise AssertionError(f"state of version {layout} met version {self.version}")
@@ -58,13 +58,13 @@ class Count:
 
 
 class Migrate:
-    """Brings state from the version before to this one."""
+    """Migrates state from the previous version to this one."""
 
     def __init__(self, version: int) -> None:
         self.version = version
 
     def __call__(self, key: int, state: State) -> None:
-        """Insist on the version before."""
+        """Migrate a key; raise if its state is not the previous version's."""
         seen, layout = state.get()
         if layout != self.version - 1:
             raise AssertionError(f"state of version {layout} is migrated to version {self.version}")
@@ -85,7 +85,7 @@ def build(numbers: Any, out: Path) -> Flow:
 
 
 def updates(version: int) -> tuple[Update, ...]:
-    """All operators, to this version."""
+    """Updates of all operators to this version."""
     return (
         Update("A", Mark("a", version)),
         Update("B", Count(version), migrate=Migrate(version)),
@@ -95,13 +95,13 @@ def updates(version: int) -> tuple[Update, ...]:
 
 
 def version_of(job: Any) -> int:
-    """The newest version that is in force or on its way."""
+    """The newest version in force or pending."""
     made = [record for record in job.history() if record.outcome in (Outcome.APPLIED, Outcome.PENDING)]
     return 1 + len(made)
 
 
 def main(place: str, master: str, local_state: str | None = None) -> None:
-    """Run and change until there are enough epochs."""
+    """Run and change the job until there are enough epochs."""
     folder, spark = Path(place), session(master)
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", 2)
     numbers = source.load().selectExpr("value AS n", f"value % {KEYS} AS k")

@@ -1,8 +1,8 @@
-"""What a round must have left behind: the oracle, and the comparison with sinks, state and files.
+"""The expected results of a round: the oracle, and the comparison with sinks, state and files.
 
 The oracle knows the input files, and from Spark's own logs which of them each epoch had: a crash between two of these
 logs makes Spark put the files of two steps into one epoch. It remembers all rows and looks at them again in each epoch,
-and shares nothing with midstream; :mod:`tests.chaos.job` is the other telling of the same story.
+and shares nothing with midstream; :mod:`tests.chaos.job` is the same computation as a flow.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Rows = Counter[tuple[Any, ...]]
 
 @dataclass
 class Habits:
-    """What is remembered of one user."""
+    """The state of one user."""
 
     count: int = 0
     recent: list[int] = field(default_factory=list)
@@ -59,11 +59,11 @@ class Habits:
 
 @dataclass
 class Oracle:
-    """All that came so far, and what must have come out, by sink: rows with the epoch first."""
+    """All input so far, and the expected output by sink: rows with the epoch first."""
 
     orders: list[Event] = field(default_factory=list)
     payments: list[Event] = field(default_factory=list)
-    """Of both, those that were in time for their partners."""
+    """Orders and payments that were in time for their partners."""
     habits: dict[str, Habits] = field(default_factory=dict)
     spent: dict[str, tuple[int, int]] = field(default_factory=dict)
     open: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
@@ -78,13 +78,13 @@ class Oracle:
 
     @property
     def watermark(self) -> int | None:
-        """Of the sources' latest times, each less its delay, the smallest."""
+        """The smallest of the sources' latest times, each less its delay."""
         if self.latest.keys() < DELAYS.keys():
             return None
         return min(self.latest[source] - delay for source, delay in DELAYS.items())
 
     def epoch(self, number: int, orders: list[Event], payments: list[Event]) -> None:
-        """The next epoch."""
+        """Process the next epoch."""
         before = self.watermark
         for source, events in (("orders", orders), ("payments", payments)):
             times = [event.time for event in events]
@@ -182,11 +182,11 @@ def _late(orders: list[Event], payments: list[Event], before: int | None) -> Ite
     yield from (row("order", event) for event in payments if event.time < before)
 
 
-# ── which files each epoch had ────────────────────────────────────────────────────────────────────────────────────
+# ── the files of each epoch ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def epochs_of(folder: Path) -> list[dict[str, list[Path]]]:
-    """The files of each source, by epoch, as Spark wrote them down."""
+    """The files of each source, by epoch, from Spark's log."""
     spark = folder / "checkpoint" / "spark"
     ends = [_ends(spark / "offsets" / str(epoch)) for epoch in range(len(_numbered(spark / "offsets")))]
     found: list[dict[str, list[Path]]] = [{} for _ in ends]
@@ -204,12 +204,12 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def _ends(path: Path) -> list[int]:
-    """Up to which entry of its log of files each source was read."""
+    """The last entry of its log of files that was read, for each source."""
     return [json.loads(line)["logOffset"] for line in path.read_text().splitlines()[2:]]
 
 
 def _listed(folder: Path) -> dict[Path, int]:
-    """All files that a source has seen, and in which entry of its log each is."""
+    """All files that a source has seen, with their entries in its log."""
     listed = {}
     for path in folder.iterdir():
         if path.name.removesuffix(".compact").isdigit():
@@ -223,7 +223,7 @@ def _listed(folder: Path) -> dict[Path, int]:
 
 
 def problems(folder: Path, kills: int) -> list[str]:
-    """Everything that is not as it must be after a round in this folder; nothing if all is well."""
+    """All deviations from the expected results after a round in this folder."""
     epochs = epochs_of(folder)
     found = list(_files_read(folder, epochs))
     oracle = Oracle()
@@ -237,7 +237,7 @@ def problems(folder: Path, kills: int) -> list[str]:
 
 
 def rows_read(folder: Path) -> int:
-    """How many rows the input of a round has."""
+    """The number of rows in the input of a round."""
     return sum(len(read_events((folder / "in" / source).iterdir())) for source in DELAYS)
 
 
@@ -308,7 +308,7 @@ def _join_state(held: set[tuple[Any, ...]], oracle: Oracle) -> Iterator[str]:
 
 
 def _strays(checkpoint: Path, epochs: int, kills: int) -> Iterator[str]:
-    """Files of state that no restart needs: only those that were killed may leave some."""
+    """State files that no restart needs: only killed processes may leave some."""
     folder = checkpoint / "state"
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     needed: set[str] = set()
@@ -322,7 +322,7 @@ def _strays(checkpoint: Path, epochs: int, kills: int) -> Iterator[str]:
 
 
 def _needed(checkpoint: Path, epoch: Epoch) -> Iterator[str]:
-    """The files of state that a manifest names."""
+    """The state files that a manifest names."""
     manifest = Checkpoint.of_any_flow(str(checkpoint)).manifest(epoch)
     assert manifest is not None, f"epoch {epoch} has been committed"
     for lineage in manifest.lineages.values():

@@ -1,4 +1,4 @@
-"""The input of a round: files of orders and payments, drawn from a seed and all there before the job starts."""
+"""The input of a round: files of orders and payments, drawn from a seed and written before the job starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 ORDERS_PER_STEP = 2
-"""Files. Each has users of its own, so that rows of a user always come from one partition of the source."""
+"""Number of files. Each has its own users, so that a user's rows always come from one partition of the source."""
 PAYMENTS_PER_STEP = 1
 
 
@@ -60,12 +60,12 @@ def read_events(paths: Iterable[Path]) -> list[Event]:
 
 
 def microseconds(time: datetime) -> int:
-    """Since 1970; a time without a zone is in UTC."""
+    """Microseconds since 1970; a time without a zone is in UTC."""
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - EPOCH) // timedelta(microseconds=1)
 
 
 def moment(time: int) -> datetime:
-    """The other way round."""
+    """A time from microseconds since 1970."""
     return EPOCH + timedelta(microseconds=time)
 
 

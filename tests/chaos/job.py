@@ -1,6 +1,7 @@
 """The driver of a round: ``python -m tests.chaos.job FOLDER MASTER [LOCAL_STATE]`` runs the flow to its end.
 
-Started again in the same folder, it goes on. One of each kind of operator with state, behind one exchange or two.
+Started again in the same folder, it continues. It has one of each kind of operator with state, behind one or two
+exchanges.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ Row = dict[str, Any]
 
 PARTITIONS = 2
 MERGED_AT_ONCE = 2
-"""Files of state are merged, and the old ones removed, much sooner than usual: a round has few epochs."""
+"""State files are merged, and the old ones removed, much sooner than usual: a round has few epochs."""
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""These JVMs do not live long enough for compiling well to pay off."""
+"""These JVMs are too short-lived for optimising compilation to pay off."""
 COLUMNS = "user string, n bigint, value bigint, time timestamp"
 NUMBERS = "user string, window_end timestamp, n bigint, total bigint, of string"
 
 
 class Habit:
-    """Numbers the orders of a user, remembers the last three, and says when there was none for eight seconds."""
+    """Numbers the orders of a user, remembers the last three, and reports when there was none for eight seconds."""
 
     def __call__(self, key: str, row: Row, state: Any) -> Row:
         """Count an order, and put off the end of the user's patience."""
@@ -47,7 +48,7 @@ class Habit:
         return {"user": key, "count": count + 1, "recent": list(recent), "quiet": False}
 
     def on_timer(self, key: str, time: Any, state: Any) -> Row:
-        """Say so, and forget the orders but not their number."""
+        """Report the pause, and forget the orders but not their number."""
         count, _ = state.get()
         recent = state.list("recent")
         said = {"user": key, "count": count, "recent": list(recent), "quiet": True}
@@ -65,7 +66,7 @@ def late_payment(row: Row) -> Row:
 
 
 class Says:
-    """Adds from where a row comes."""
+    """Adds the origin of a row."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -75,7 +76,7 @@ class Says:
 
 
 class AsNumbers:
-    """Totals of any kind in the same columns."""
+    """Puts totals of any kind into the same columns."""
 
     def __init__(self, of: str) -> None:
         self.of = of
@@ -140,7 +141,7 @@ def build(orders: Any, payments: Any, out: Path) -> Flow:
 
 
 def ledger_of(folder: Path) -> Ledger:
-    """The transactional sink: what it holds is compared with state after every kill that ends the driver."""
+    """The transactional sink: its contents are compared with state after every kill that ends the driver."""
     return Ledger(folder / "ledger.db")
 
 

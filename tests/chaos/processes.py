@@ -17,7 +17,7 @@ import pyspark
 
 ROOT = Path(__file__).parents[2]
 MARK = "MIDSTREAM_CHAOS"
-"""In the environment of all processes of a round, which they hand on to those that they start."""
+"""A variable in the environment of all processes of a round; child processes inherit it."""
 PATIENCE_S = 300.0
 LOOK_EVERY_S = 0.002
 
@@ -40,16 +40,16 @@ class Victim(StrEnum):
 
     @property
     def ends_life(self) -> bool:
-        """Whether the job has to be started again."""
+        """Whether the job must be started again."""
         return self in (Victim.DRIVER, Victim.DRIVER_PYTHON, Victim.DRIVER_JVM)
 
 
 class Hangs(Exception):
-    """A driver that neither goes on nor ends."""
+    """A driver that neither continues nor ends."""
 
 
 class Life:
-    """A driver from its start to its end. What it and its JVM print goes to a file."""
+    """A driver from its start to its end. Its output and its JVM's go to a file."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Life:
         return self.process.poll() is not None
 
     def wait_until(self, happens: Callable[[], bool]) -> bool:
-        """Wait for something to happen; false if the driver ends first."""
+        """Wait for a condition; False if the driver ends first."""
         deadline = time.monotonic() + PATIENCE_S
         while not happens():
             if self.is_over:
@@ -100,7 +100,7 @@ class Life:
         return True
 
     def kill(self, victim: Victim, rng: random.Random) -> bool:
-        """Kill one such process as soon as there is one; false if the driver ends first."""
+        """Kill one such process as soon as there is one; False if the driver ends first."""
         if victim is Victim.DRIVER:
             os.killpg(self.process.pid, signal.SIGKILL)
             end(self._folder)
@@ -121,19 +121,19 @@ class Life:
         return True
 
     def finish(self) -> int:
-        """Wait for its end; the exit code."""
+        """Wait for its end; return the exit code."""
         try:
             return self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise Hangs(f"the driver did not end within {PATIENCE_S:g} s:\n{self.last_words()}") from None
 
     def last_words(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         return self._log.read_text(errors="replace")[-4000:]
 
 
 def family(folder: Path) -> list[psutil.Process]:
-    """All processes of a round that are still there, whoever their parents are by now."""
+    """All living processes of a round, whoever their parents are now."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -156,13 +156,13 @@ def end(folder: Path) -> None:
 
 
 def left_behind(folder: Path, patience_s: float = 30.0) -> list[str]:
-    """What does not end by itself when the driver has ended."""
+    """Processes that do not end by themselves after the driver has ended."""
     psutil.wait_procs(family(folder), timeout=patience_s)
     return [f"process {one.pid} is still there: {' '.join(one.cmdline())[:150]}" for one in family(folder)]
 
 
 def spark_home(folder: Path) -> Path:
-    """Spark, as pip installed it. A cluster of separate executors works inside this folder, so it is one of its own."""
+    """A copy of Spark as installed by pip: a cluster of separate executors writes into this folder."""
     home = folder / "spark"
     if not home.exists():
         home.mkdir()

@@ -1,7 +1,7 @@
 """Rounds of kills on Spark, each against the oracle: ``python -m tests.chaos.run --rounds 5 --seed 0 --kill all``.
 
 A round draws its input, and what is killed when, from its seed; lets the job finish, starting it again after its driver
-was killed; and compares sinks, state and files with what they must be. A kill waits for an event (a file of an epoch
+was killed; and compares sinks, state and files with the oracle. A kill waits for an event (a file of an epoch
 appears) and perhaps a little longer, so a seed that is run again kills at the same point, if not at the same instant.
 """
 
@@ -40,7 +40,7 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Kill:
-    """Who dies when: so long after a sign of an epoch appears."""
+    """A kill: the victim, and the time after a sign of an epoch appears."""
 
     victim: Victim
     epoch: int
@@ -53,14 +53,14 @@ class Kill:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a seed decides."""
+    """Everything that a seed decides."""
 
     kind: str
     seed: int
     steps: int
     kills: tuple[Kill, ...]
     keeps_local_state: bool
-    """Whether the workers' copies of state outlive the driver, whatever shape they are in."""
+    """Whether the workers' copies of state outlive the driver, in whatever condition."""
 
     @property
     def master(self) -> str:
@@ -93,7 +93,7 @@ def _kills(rng: random.Random, victims: list[Victim], steps: int) -> Iterator[Ki
 
 @dataclass
 class Outcome:
-    """What became of a round."""
+    """The result of a round."""
 
     done: list[str]
     lives: int
@@ -101,7 +101,7 @@ class Outcome:
 
 
 def run_round(plan: Plan, folder: Path) -> Outcome:
-    """Run a plan in an empty folder. Whatever happens, no process of it is left."""
+    """Run a plan in an empty folder. Whatever happens, none of its processes is left."""
     folder = folder.resolve()
     write_events(folder / "in", plan.seed, plan.steps)
     rng = random.Random(plan.seed)
@@ -110,7 +110,7 @@ def run_round(plan: Plan, folder: Path) -> Outcome:
         _live(plan, folder, rng, outcome)
         if not outcome.problems:
             outcome.problems += [*problems(folder, len(outcome.done)), *left_behind(folder)]
-    except Exception:  # a driver that hangs, a state that cannot be read: wrong too, and to be told with its seed
+    except Exception:  # a driver that hangs, a state that cannot be read: also a failure, reported with its seed
         outcome.problems.append(traceback.format_exc())
     finally:
         end(folder)
@@ -118,7 +118,7 @@ def run_round(plan: Plan, folder: Path) -> Outcome:
 
 
 def _live(plan: Plan, folder: Path, rng: random.Random, outcome: Outcome) -> None:
-    """One life after the other, until one gets to the end."""
+    """Run one life after the other, until one finishes."""
     kills = list(plan.kills)
     while True:
         life = Life(folder, outcome.lives, plan.master, folder / "local" if plan.keeps_local_state else None)
@@ -142,7 +142,7 @@ def _live(plan: Plan, folder: Path, rng: random.Random, outcome: Outcome) -> Non
 
 
 def main() -> int:
-    """Run rounds of one kind, or of each in turn; the exit code says whether one went wrong."""
+    """Run rounds of one kind, or of each in turn; the exit code is 1 if one went wrong."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=5, help="how many rounds of each kind (default: %(default)s)")
     options.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")

@@ -20,7 +20,7 @@ BAD_LUCK = Faults(crash=0.05, speculate=0.05, repeat=0.3, give_up=0.002, crash_d
 
 
 @pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.long) for block in range(1, 4))])
-def test_every_row_is_processed_wholly_before_or_after_each_change(block: int, tmp_path: Path):
+def test_every_row_is_processed_entirely_before_or_after_each_change(block: int, tmp_path: Path):
     for seed in range(3 * block, 3 * (block + 1)):
         run = check_changes(changing_case_of(seed, tmp_path / str(seed)))
         assert run.history
@@ -46,7 +46,7 @@ def test_a_seed_replays_exactly(tmp_path: Path):
     assert rows == again
 
 
-# ── what the naive scheduler does must be found ───────────────────────────────────────────────────────────────────
+# ── the naive scheduler must be caught ────────────────────────────────────────────────────────────────────────────
 
 
 POWER_SEEDS = range(24)
@@ -54,7 +54,7 @@ OTHERS = tuple(scheduler for scheduler in CONSISTENT if scheduler != "fries")
 
 
 def caught(seed: int, scheduler: str, folder: Path) -> tuple[bool, bool]:
-    """Whether a scheduler let rows meet a mixture: by what came out, and by what the auditor says."""
+    """Whether a scheduler let rows meet a mixture: according to the output, and to the auditor."""
     case = changing_case_of(seed, folder / str(seed), schedulers=[scheduler], faults=False, broken=False)
     run = case.run()
     return bool(mixtures(case, run)), not audited(run).serialisable
@@ -62,7 +62,7 @@ def caught(seed: int, scheduler: str, folder: Path) -> tuple[bool, bool]:
 
 @pytest.mark.long
 def test_the_simulation_catches_the_naive_scheduler_in_a_third_of_its_runs(tmp_path: Path):
-    """What it would not catch in a wrong scheduler it does not prove of a right one."""
+    """A simulation that cannot catch a wrong scheduler proves nothing about a correct one."""
     with naive_scheduler():
         found = [caught(seed, "fries", tmp_path) for seed in POWER_SEEDS]
     by_rows, by_auditor = (sum(each) for each in zip(*found, strict=True))
@@ -110,7 +110,7 @@ def test_figure_2_the_naive_scheduler_lets_rows_meet_a_mixture_and_is_caught():
 
 
 @pytest.mark.parametrize("scheduler", sorted(set(CONSISTENT)))
-def test_figure_2_no_other_scheduler_does(scheduler: str):
+def test_figure_2_no_other_scheduler_lets_rows_meet_a_mixture(scheduler: str):
     seen = set()
     for seed in range(5):
         rows, run = figure_2(seed, scheduler)
@@ -141,8 +141,8 @@ def test_a_broken_change_leaves_no_trace_and_the_next_one_is_made():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [1, 3])  # what these stand for may change: then look for others
-def test_output_that_is_lost_and_computed_again_is_the_same_timers_included(seed: int, tmp_path: Path):
+@pytest.mark.parametrize("seed", [1, 3])  # the meaning of seeds may change: then look for others
+def test_lost_output_that_is_computed_again_is_the_same_including_timers(seed: int, tmp_path: Path):
     case = changing_case_of(
         seed, tmp_path, schedulers=["fries", "fries-unpruned", "marker"], faults=False, broken=False
     )
@@ -154,14 +154,14 @@ def test_output_that_is_lost_and_computed_again_is_the_same_timers_included(seed
 
 @pytest.mark.long
 def test_all_attempts_of_a_task_switch_at_the_same_row(tmp_path: Path):
-    # The first few are known to switch in the midst of a task; others may when what seeds stand for has changed.
+    # The first few seeds are known to switch within a task; if the meaning of seeds changes, others may.
     found = [check_switching(seed, tmp_path / str(seed)) for seed in (13, 21, 27, 29, 33, *range(10))]
     assert sum(each.compared for each in found) > 20
-    assert sum(each.in_the_midst for each in found) > 1, "in the midst of a task, or it would prove little"
+    assert sum(each.in_the_midst for each in found) > 1, "within a task, or it would prove little"
 
 
-def test_rows_that_come_past_a_head():
-    """Of two branches one leads past the head. Its rows stay with the old version until the epoch is over."""
+def test_rows_that_bypass_a_head_meet_the_old_version_until_the_epoch_ends():
+    """One of two branches bypasses the head. Its rows stay with the old version until the epoch is over."""
     flow, out = Flow("f"), MemorySink()
     epochs = [[{"id": 300 * epoch + i, "h": 0, "m": 1} for i in range(300)] for epoch in range(3)]
     split = flow.source("in", ListSource(epochs, "id bigint, h int, m int")).route(
@@ -181,7 +181,7 @@ def versions_of(out: MemorySink, epoch: int) -> set[tuple[int, int]]:
     return {(row["h"], row["m"]) for row in out.tables[epoch].to_pylist()}
 
 
-def test_the_history_says_who_changed_what_and_when_it_took_effect(tmp_path: Path):
+def test_the_history_has_who_changed_what_and_when_it_took_effect(tmp_path: Path):
     flow, out = Flow("f"), MemorySink()
     rows = flow.source("in", ListSource([[{"id": i} for i in range(50)]] * 3, "id bigint"))
     rows.map("m", lambda row: row).sink("out", out)

@@ -1,4 +1,4 @@
-"""What becomes of a job whose checkpoint is damaged, does not fit, or has no room: it says so, and never guesses."""
+"""A job whose checkpoint is damaged, does not fit, or has no space reports the error, and never guesses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EPOCHS: list[list[Row]] = [
     [{"k": "abc"[(3 * n + i) % 3 if i else n % 3], "n": n + i, "t": at(4 * n + i)} for i in range(4)] for n in range(8)
 ]
 BEFORE = 5
-"""So many epochs have been committed when something happens."""
+"""Number of committed epochs before the damage."""
 
 
 def total(key: str, row: Row, state: Any) -> Row:
@@ -45,7 +45,7 @@ def total(key: str, row: Row, state: Any) -> Row:
 
 
 class World:
-    """A flow with state, what its sink has been given, and its checkpoint."""
+    """A flow with state, the output of its sink, and its checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "checkpoint"
@@ -64,12 +64,12 @@ class World:
             run_local(self.flow(start, end), checkpoint=str(self.folder), clock=ManualClock(us(START)))
 
     def files(self) -> dict[str, bytes]:
-        """All that is there, but for the lock."""
+        """All files except the lock."""
         found = (path for path in self.folder.rglob("*") if path.is_file() and path.name != "lock")
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in found}
 
     def needed(self) -> list[Path]:
-        """The files of state that the newest manifest refers to."""
+        """The state files that the newest manifest refers to."""
         manifest = Checkpoint.look(str(self.folder), self.flow(0, 1).graph).newest_manifest()
         assert manifest is not None
         lineages = [Lineage.decode(data) for data in manifest.lineages.values()]
@@ -79,7 +79,7 @@ class World:
         return len(list((self.folder / "epochs").iterdir()))
 
     def check(self) -> None:
-        """All epochs have been run, once each as far as anybody can tell."""
+        """Check that the output is as if every epoch had run exactly once."""
         graph = self.flow(0, len(EPOCHS)).graph
         oracle = KeyedOracle(graph)
         answers = [oracle.epoch({"rows": rows}).sinks for rows in EPOCHS]
@@ -126,7 +126,7 @@ def damaged(path: Path, damage: Callable[[Path], None]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_damaged_file_of_state_is_named_and_restoring_it_is_enough(world: World, damage: Any) -> None:
+def test_a_damaged_state_file_is_named_and_restoring_it_is_enough(world: World, damage: Any) -> None:
     files = world.needed()
     assert {path.name.split("-")[4] for path in files} == {"delta", "merged", "snapshot"}
     for path in files:
@@ -155,9 +155,7 @@ def test_a_damaged_manifest_of_an_epoch_that_spark_has_committed_is_named_and_re
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_without_the_manifest_of_an_epoch_that_spark_has_not_committed_it_is_run_again(
-    world: World, damage: Any
-) -> None:
+def test_an_uncommitted_epoch_without_a_manifest_is_run_again(world: World, damage: Any) -> None:
     damage(max((world.folder / "epochs").iterdir()))
     world.run(BEFORE - 1, len(EPOCHS))
     world.check()
@@ -205,7 +203,7 @@ def test_another_format_of_checkpoint_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("nth", [0, 1, 2, 5])
-def test_a_full_disk_fails_the_job_and_a_later_run_goes_on_exactly(world: World, nth: int) -> None:
+def test_a_full_disk_fails_the_job_and_a_later_run_continues_exactly(world: World, nth: int) -> None:
     write, written = StateFiles.write, iter(range(1000))
 
     def full(self: StateFiles, *args: Any) -> Any:
@@ -219,7 +217,7 @@ def test_a_full_disk_fails_the_job_and_a_later_run_goes_on_exactly(world: World,
     world.check()
 
 
-def test_no_room_for_a_manifest_fails_the_job_and_a_later_run_goes_on_exactly(world: World) -> None:
+def test_no_space_for_a_manifest_fails_the_job_and_a_later_run_continues_exactly(world: World) -> None:
     def full(*_: Any) -> None:
         raise CheckpointError("cannot write: No space left on device")
 
@@ -236,7 +234,7 @@ Keyed = Callable[[KeyedStream], Stream]
 
 
 def lived(folder: Path, keyed: Keyed, keys: tuple[str, ...] = ("k",)) -> list[Row]:
-    """One more life of a flow with one operator that keeps state."""
+    """Run a flow with one operator that keeps state once more."""
     flow, out = Flow("f"), MemorySink()
     rows = flow.source("rows", ListSource(EPOCHS[:2], SCHEMA, event_time="t"))
     keyed(rows.key_by("by", *keys)).sink("out", out)
@@ -288,14 +286,14 @@ def test_an_operator_that_cannot_read_its_state_is_refused_before_anything_chang
     assert len(list((tmp_path / "epochs").iterdir())) == 4
 
 
-def test_a_process_may_have_another_function_and_goes_on_with_its_state(tmp_path: Path) -> None:
+def test_a_process_with_another_function_keeps_its_state(tmp_path: Path) -> None:
     lived(tmp_path, FIRST["process"])
     sums = {key: sum(row["n"] for rows in EPOCHS[:2] for row in rows if row["k"] == key) for key in "abc"}
     found = lived(tmp_path, lambda rows: rows.process("op", lambda key, row, state: {**row, "n": state.get()}))
     assert {(row["k"], row["n"]) for row in found} == {(key, sums[key]) for key in {row["k"] for row in found}}
 
 
-def test_a_value_whose_class_has_vanished_is_named_and_bringing_it_back_is_enough(tmp_path: Path) -> None:
+def test_a_missing_class_of_a_value_is_named_and_restoring_it_is_enough(tmp_path: Path) -> None:
     module = types.ModuleType("vanishing")
     exec("class Purse:\n    def __init__(self, n):\n        self.n = n\n", module.__dict__)
 

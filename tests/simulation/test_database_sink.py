@@ -1,4 +1,4 @@
-"""Rows in a database and state agree: two sinks and a change on trial, and a driver that dies anywhere in the sink."""
+"""Rows in a database agree with state: with two sinks and a change on trial, and if the driver dies in the sink."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Sink = Callable[[Any, int], None] | DatabaseSink
 
 
 def add(key: str, row: Row, state: State) -> Row:
-    """A running total; what a row adds to it goes out."""
+    """Keep a running total; emit what a row adds to it."""
     state.set(state.get(0) + row["n"])
     return row
 
@@ -35,7 +35,7 @@ def add_ten_times(key: str, row: Row, state: State) -> Row:
 
 
 def fails_on_tens(rows: Any, epoch: int) -> None:
-    """The second sink: it fails on what the change has made."""
+    """The second sink: it fails on rows of the change."""
     if any(row["n"] == 10 for row in rows.to_pylist()):
         raise OSError("disk full")
 
@@ -50,7 +50,7 @@ def flow_to(sink: Sink) -> Flow:
 
 
 def skipping(database: Database) -> Callable[[Any, int], None]:
-    """How such functions used to be written: an epoch that is in the database is skipped."""
+    """A sink function as they used to be written: it skips an epoch that is in the database."""
     database.run("CREATE TABLE done (epoch BIGINT PRIMARY KEY)")
 
     def save(rows: Any, epoch: int) -> None:
@@ -82,7 +82,7 @@ def out(database: Database) -> Database:
 
 
 def try_a_change(sink: Sink, checkpoint: Path) -> None:
-    """The change is made, sink a writes its rows, sink b fails; the change is undone, and its epoch is run again."""
+    """Make a change: sink a writes its rows, sink b fails; the change is rolled back, and its epoch run again."""
     change = ChangeAt.of(1, Update("add", add_ten_times), scheduler="epoch")
     run = run_local(flow_to(sink), checkpoint=str(checkpoint), changes=[change], clock=ManualClock())
     assert [str(record.outcome) for record in run.history] == ["rolled back"]
@@ -94,8 +94,8 @@ def test_after_a_change_was_rolled_back_the_database_agrees_with_state(out: Data
     assert in_database(out) == in_state(tmp_path / "c") == {"a": 12, "b": 12}
 
 
-def test_a_function_that_skips_what_is_done_keeps_rows_that_were_rolled_back(out: Database, tmp_path: Path) -> None:
-    """This is why a sink has to replace."""
+def test_a_sink_that_skips_written_epochs_keeps_rows_that_were_rolled_back(out: Database, tmp_path: Path) -> None:
+    """This is why a sink must replace."""
     try_a_change(skipping(out), tmp_path / "c")
     assert in_state(tmp_path / "c") == {"a": 12, "b": 12}
     assert in_database(out) == {"a": 39, "b": 39}
@@ -109,7 +109,7 @@ class Died(ProcessEnded):
 
 
 class Steps:
-    """Counts steps, and is the end of the driver at some of them."""
+    """Counts steps, and kills the driver at some of them."""
 
     def __init__(self, *ends: int) -> None:
         self.ends = ends
@@ -146,7 +146,7 @@ class Steps:
 
 
 def live(folder: Path, steps: Steps, pause_s: int) -> int:
-    """All lives of a job with a ledger; how many. After each of them, database and state agree."""
+    """Run a job with a ledger until it ends, restarting it; return the number of starts. After each, both agree."""
     ledger, checkpoint = Ledger(folder / "ledger.db"), str(folder / "c")
     ledger.create()
     clock = ManualClock(start_us=0)
@@ -166,7 +166,7 @@ def live(folder: Path, steps: Steps, pause_s: int) -> int:
 
 
 def committed(checkpoint: str) -> int:
-    """How many epochs are."""
+    """The number of committed epochs."""
     if not (Path(checkpoint) / "midstream.json").exists():
         return 0
     newest = Checkpoint.of_any_flow(checkpoint).newest_manifest()

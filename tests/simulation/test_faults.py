@@ -1,4 +1,4 @@
-"""Faults of the local runtime thin out, so that a run ends however often things go wrong."""
+"""Repeated faults of the local runtime become rarer, so that every run ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def numbered(key: Any, row: Row, state: State) -> Row:
 
 
 def chain(operators: int) -> tuple[Flow, MemorySink]:
-    """Operators with state one behind the other, with an exchange before each."""
+    """A chain of operators with state, with an exchange before each."""
     flow, out = Flow("chain"), MemorySink()
     epochs = [[{"id": ROWS * epoch + n, "k": n % KEYS, "count": 0} for n in range(ROWS)] for epoch in range(EPOCHS)]
     rows = flow.source("in", ListSource(epochs, "id bigint, k bigint, count bigint", partitions=2))
@@ -36,7 +36,7 @@ def chain(operators: int) -> tuple[Flow, MemorySink]:
 
 
 def run_counted(flow: Flow, faults: Faults, partitions: int) -> tuple[LocalRun, Counter[int]]:
-    """Run a flow; also how many runs each of its epochs took."""
+    """Run a flow; return also the number of runs of each epoch."""
     runs: Counter[int] = Counter()
     make_ready = local._Runtime.make_ready
 
@@ -49,29 +49,29 @@ def run_counted(flow: Flow, faults: Faults, partitions: int) -> tuple[LocalRun, 
 
 
 def assert_exact(out: MemorySink) -> None:
-    """Every row came once, and was counted once."""
+    """Check that every row came once, and was counted once."""
     assert sorted(row["id"] for row in out.rows) == list(range(ROWS * EPOCHS))
     for key in range(KEYS):
         counts = [row["count"] for row in out.rows if row["k"] == key]
         assert sorted(counts) == list(range(1, len(counts) + 1))
 
 
-def test_an_epoch_gets_through_after_a_few_runs_although_hardly_any_would():
-    """With these chances, a run of 300 steps ends well once in a hundred million times."""
+def test_an_epoch_succeeds_after_a_few_runs_because_faults_become_rarer():
+    """With these chances, a run of 300 steps would succeed once in a hundred million times."""
     flow, out = chain(operators=6)
     run, runs = run_counted(flow, Faults(crash=0.05, speculate=0.1, crash_driver=0.03, give_up=0.03), partitions=8)
     assert run.metrics.epochs == EPOCHS
     assert_exact(out)
     assert set(runs) == set(range(EPOCHS))
     assert max(runs.values()) <= 20
-    assert min(runs.values()) > local.FULL_RUNS, "the faults came, nevertheless"
+    assert min(runs.values()) > local.FULL_RUNS, "the faults did occur"
 
 
 @pytest.mark.parametrize(
     "faults", [Faults(crash=0.5), Faults(speculate=0.5), Faults(lose_output=0.5), Faults(0.3, 0.5, lose_output=0.3)]
 )
 @pytest.mark.long
-def test_a_task_of_many_steps_gets_through(faults: Faults):
+def test_a_task_of_many_steps_succeeds(faults: Faults):
     flow, out = chain(operators=2)
     with patch.object(local_tasks, "MAX_SLICE", 1):
         _, runs = run_counted(flow, faults, partitions=2)

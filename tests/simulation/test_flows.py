@@ -37,7 +37,7 @@ BAD_LUCK = Faults(crash=0.1, speculate=0.1, repeat=0.5, give_up=0.02)
 
 @given(rngs)
 @examples(20)
-def test_what_comes_out_is_what_the_oracle_says(rng: random.Random):
+def test_output_equals_the_oracles(rng: random.Random):
     run = check(random_case(rng))
     assert run.metrics.epochs == len(run.progress)
 
@@ -45,7 +45,7 @@ def test_what_comes_out_is_what_the_oracle_says(rng: random.Random):
 @pytest.mark.long
 @given(rngs)
 @examples(20)
-def test_faults_change_nothing_about_it(rng: random.Random):
+def test_output_under_faults_equals_the_oracles(rng: random.Random):
     case = random_case(rng)
     case.faults = random_faults(rng)
     run = check(case)
@@ -62,7 +62,7 @@ def test_a_seed_replays_exactly(seed):
     assert first.found() == second.found()
 
 
-def test_another_seed_is_another_story():
+def test_another_seed_gives_another_run():
     first, second = case_of(4), case_of(4)
     first.faults = second.faults = BAD_LUCK
     second.seed += 1
@@ -73,7 +73,7 @@ def test_another_seed_is_another_story():
 
 
 class Watched(Coordinator):
-    """Remembers what it was told and what it answered."""
+    """Records its events and instructions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def watched_run(monkeypatch: pytest.MonkeyPatch, faults: Faults) -> Watched:
 
 
 def started(coordinator: Watched) -> Counter[tuple[int, int, int, int]]:
-    """How often each partition of each run was started."""
+    """The number of starts of each partition of each run."""
     tasks = [e.message.task for e in coordinator.told if isinstance(e, Received) and isinstance(e.message, TaskStarted)]
     return Counter((task.epoch, task.run, task.stage, task.partition) for task in tasks)
 
@@ -115,7 +115,7 @@ def test_without_faults_every_task_runs_once(monkeypatch):
 
 
 @pytest.mark.parametrize("faults", [Faults(crash=0.05), Faults(speculate=0.05)])
-def test_tasks_crash_and_have_rivals(monkeypatch, faults):
+def test_tasks_crash_and_have_other_attempts(monkeypatch, faults):
     counts = started(watched_run(monkeypatch, faults))
     assert set(counts) == {(epoch, epoch, 0, partition) for epoch in range(3) for partition in range(2)}
     assert max(counts.values()) > 1
@@ -127,7 +127,7 @@ def test_messages_are_repeated_even_when_their_epoch_is_over(monkeypatch):
     assert {e.peer for e in echoes} == {b"echo"}
 
 
-def test_runs_are_given_up_and_their_tasks_go_on_until_they_are_refused(monkeypatch):
+def test_runs_are_given_up_and_their_tasks_continue_until_they_are_refused(monkeypatch):
     unlucky = watched_run(monkeypatch, Faults(give_up=0.05))
     given_up = {event.run for event in unlucky.told if isinstance(event, EpochAbandoned)}
     late = [e.message for e in unlucky.refused if isinstance(e, Received) and e.peer == b"task"]

@@ -63,7 +63,7 @@ SPOILED = {
 # ── seeds ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_rows_counts_and_state_are_what_the_oracle_says(tmp_path: Path) -> None:
+def test_rows_counts_and_state_equal_the_oracles(tmp_path: Path) -> None:
     seen = Counter[str]()
     for seed in range(SEEDS):
         case = keyed_case_of(seed, tmp_path / str(seed))
@@ -76,8 +76,8 @@ def test_rows_counts_and_state_are_what_the_oracle_says(tmp_path: Path) -> None:
     assert everything <= {name for name, count in seen.items() if count}, seen
 
 
-def test_bad_rows_idle_sources_and_the_end_of_runs_are_what_the_oracle_says(tmp_path: Path) -> None:
-    """Functions that fail when they have changed state, keys and times that are missing, times of the far future."""
+def test_bad_rows_idle_sources_and_the_end_of_runs_equal_the_oracles(tmp_path: Path) -> None:
+    """Functions that fail after they changed state, missing keys and times, times in the far future."""
     seen = Counter[str]()
     for kind, seeds in SPOILED.items():
         for seed in seeds:
@@ -94,7 +94,7 @@ def test_bad_rows_idle_sources_and_the_end_of_runs_are_what_the_oracle_says(tmp_
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_operator_with_state_is_what_the_oracle_says(kind: str, tmp_path: Path) -> None:
+def test_each_operator_with_state_equals_the_oracle(kind: str, tmp_path: Path) -> None:
     given = late = 0
     for seed in SEEDS_OF[kind]:
         case = keyed_case_of(seed, tmp_path / str(seed), kind)
@@ -130,9 +130,9 @@ class Numbered:
 
 
 def small_case(folder: Path, *, length: int = 3, partitions: int = 1, quick: bool = False) -> KeyedCase:
-    """All that an epoch can do, in few rows: state of several kinds, timers, windows, late rows.
+    """Everything that an epoch can do, in few rows: state of several kinds, timers, windows, late rows.
 
-    ``quick`` leaves out what goes by event time, because looking for it in all bins costs most of the time.
+    ``quick`` leaves out operators with event time, because searching all bins for them costs most of the time.
     """
     rng = random.Random(5)
     case = KeyedCase(folder, lives=[Life(length, partitions)], small=1, pauses=[3])
@@ -161,7 +161,7 @@ def rows_of(memory: MemorySink) -> dict[int, list[Row]]:
     return {epoch: rows.to_pylist() for epoch, rows in memory.tables.items()}
 
 
-def test_the_small_case_has_something_of_everything(tmp_path: Path) -> None:
+def test_the_small_case_covers_everything(tmp_path: Path) -> None:
     case = small_case(tmp_path)
     check_keyed(case)
     for name, rows in case.outputs.items():
@@ -170,7 +170,7 @@ def test_the_small_case_has_something_of_everything(tmp_path: Path) -> None:
 
 
 class Nth:
-    """Says yes once, the n-th time it is asked."""
+    """True once, at the n-th call."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -192,7 +192,7 @@ def driver_crashes(now: Nth) -> Iterator[None]:
 
 
 def opportunities(folder: Path, **options: Any) -> int:
-    """How often the driver could crash in a run in which it never does."""
+    """The number of steps at which the driver could crash, in a run without crashes."""
     never = Nth(0)
     with driver_crashes(never):
         check_keyed(small_case(folder / "calm", **options))
@@ -214,7 +214,7 @@ def test_the_driver_and_its_hosts_may_die_at_every_single_step(tmp_path: Path) -
 @pytest.mark.long
 def test_the_driver_that_takes_over_may_crash_as_well(tmp_path: Path) -> None:
     count, apart = opportunities(tmp_path), 3
-    # The last two steps come after the last manifest: nothing is left to be run again, and to crash in.
+    # The last two steps come after the last manifest: nothing is left to run again, or to crash in.
     for n in range(1, count - 1, 9):
         case, asked = small_case(tmp_path / str(n)), iter(range(1, 10_000))
 
@@ -244,7 +244,7 @@ def test_after_two_crashes_around_a_commit_the_database_agrees_with_state(tmp_pa
 
 @contextmanager
 def tasks_crash(now: Nth) -> Iterator[None]:
-    """Of all chances, that of a crash is the only one which is not zero."""
+    """Make only the chance of a crash non-zero."""
     with patch.object(local._Runtime, "_chance", lambda self, chance: chance > 0 and now()):
         yield
 
@@ -267,7 +267,7 @@ def test_a_task_may_crash_at_every_single_step(tmp_path: Path) -> None:
         assert now.asked > n, f"crash {n} did not happen"
 
 
-# Without a change there is nothing to be told of, and no time limit.
+# Without a change there is no message to lose, and no time limit.
 @pytest.mark.parametrize("fault", [each.name for each in fields(Faults) if each.name not in ("lose", "overdue")])
 def test_every_fault_happens_and_changes_nothing(fault: str, tmp_path: Path) -> None:
     happened = Counter[bool]()
@@ -285,11 +285,11 @@ def test_every_fault_happens_and_changes_nothing(fault: str, tmp_path: Path) -> 
     assert happened[True] >= 2, happened
 
 
-# ── what is promised ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── guarantees ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_rows_of_one_key_and_source_partition_meet_state_in_order(seed: int) -> None:
+def test_rows_of_one_key_and_source_partition_are_processed_in_order(seed: int) -> None:
     rng = random.Random(seed)
     epochs = [
         [{"id": 100 * n + i, "k": rng.choice("abc"), "n": 0} for i in range(rng.randint(0, 60))] for n in range(4)

@@ -7,11 +7,11 @@ import pytest
 from tests.simulation.run import KINDS, run_seed
 
 SEEDS = {"stateless": 15, "keyed": 15, "changes": 8, "switching": 8, "transactions": 15}
-"""In a block. Flows that are changed have many more rows than others, because it takes these to find anything."""
+"""Seeds in a block. Flows with changes have many more rows than others, because fewer would find nothing."""
 
 
 def rows_of(kind: str, block: int) -> int:
-    """Run a block of seeds; how many rows they had."""
+    """Run a block of seeds; return their number of rows."""
     seeds = SEEDS[kind]
     return sum(run_seed(1000 + seed, kind) for seed in range(seeds * block, seeds * (block + 1)))
 

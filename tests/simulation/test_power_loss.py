@@ -49,7 +49,7 @@ def test_after_a_power_loss_at_any_point_the_job_continues_exactly(tmp_path: Pat
         world.crash(end, 1000 * seed + end).check()
 
 
-def test_a_process_killed_before_syncing_does_no_harm_to_the_next_one(tmp_path: Path) -> None:
+def test_a_process_killed_before_syncing_does_not_harm_the_next_one(tmp_path: Path) -> None:
     """It leaves a manifest whose name is not on disk. The next process must not remove what it supersedes."""
     first = World(tmp_path / "first")
     first.run()

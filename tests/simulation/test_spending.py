@@ -1,4 +1,4 @@
-"""The example of keyed state, against what its rows say when they are counted by hand."""
+"""The example of keyed state, compared with counts made by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.checkpoint.inspection import read_state
 from midstream.testing import run_local
 
 
-def test_the_example_counts_right(tmp_path: Any) -> None:
+def test_the_example_counts_correctly(tmp_path: Any) -> None:
     source = payments(rate=300, users=40, limit=3000, max_rows_per_epoch=700)
     alerts, turnover = MemorySink(), MemorySink()
     run_local(build(source, alerts, turnover), checkpoint=str(tmp_path))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long
 
 @given(st.randoms(use_true_random=False), st.integers(1, 10))
 @examples(30)
-def test_state_is_what_was_committed(rng: random.Random, steps: int):
+def test_state_equals_what_was_committed(rng: random.Random, steps: int):
     assert world(rng, steps).lineages
 
 

@@ -1,4 +1,4 @@
-"""The workloads are what they say, and their flows give what computations without midstream give.
+"""Workloads match their descriptions, and their flows give the same results as computations without midstream.
 
 Flows run over recorded streams, whose epochs and times are the same on every runtime; ``tests/spark/test_workloads.py``
 runs the same cases on Spark.
@@ -44,16 +44,16 @@ ROUGH = Faults(crash=0.02, speculate=0.05, repeat=0.05, give_up=0.005)
 
 @dataclass(frozen=True)
 class Case:
-    """A workload, ready to run: its flow, where the result goes, and what that must be."""
+    """A workload, ready to run: its flow, its sink, and the expected result."""
 
     flow: Flow
     out: MemorySink
     expected: Sequence[Row]
     update_of: str | None = None
-    """The result is updates: of each value in this column, the last row counts."""
+    """The result is updates: for each value in this column, the last row counts."""
 
     def check(self) -> None:
-        """Compare what the flow gave with what it had to give, as bags of rows."""
+        """Compare the result with the expected one, as bags of rows."""
         found = self.out.rows if self.update_of is None else nexmark.latest(self.out.rows, self.update_of)
         assert multiset(found) == multiset(self.expected)
 
@@ -65,7 +65,7 @@ def rows_of(source: GeneratorSource) -> list[Row]:
 
 
 def recorded(source: GeneratorSource, epochs: int) -> ListSource:
-    """A bounded generator's rows in so many epochs."""
+    """A bounded generator's rows, divided into epochs."""
     rows = rows_of(source)
     cuts = [len(rows) * epoch // epochs for epoch in range(epochs + 1)]
     parts = [rows[start:end] for start, end in pairwise(cuts)]
@@ -88,7 +88,7 @@ def ysb_case() -> Case:
 def nexmark_case(query: str) -> Case:
     out, streams = MemorySink(), nexmark.SMALL.streams(100, limit=4500)
     expected = nexmark.oracle(query, *map(rows_of, streams))
-    # Streams need not be in step: of one there may be rows in an epoch that come later in another.
+    # Streams need not be in step: rows of one stream may come an epoch earlier than those of another.
     source = nexmark.Streams(*(recorded(stream, epochs) for stream, epochs in zip(streams, (5, 6, 4), strict=True)))
     return Case(nexmark.flow(query, source, out), out, expected, nexmark.UPDATES.get(query))
 
@@ -128,7 +128,7 @@ def fries_w4_case() -> Case:
 
 
 def opened(model: fries_w1.Model | None) -> fries_w1.Model | None:
-    """A model of the oracle's own, ready for use."""
+    """A separate model for the oracle, ready for use."""
     if not isinstance(model, fries_w1.TrainedModel):
         return model
     copy: fries_w1.TrainedModel = pickle.loads(pickle.dumps(model))
@@ -164,7 +164,7 @@ CASES: dict[str, Callable[[], Case]] = {
     [pytest.param(1, 0, None, id="calm"), pytest.param(3, 1, ROUGH, id="rough")],
 )
 @pytest.mark.parametrize("name", CASES)
-def test_a_flow_gives_what_its_oracle_says(name: str, partitions: int, seed: int, faults: Faults | None) -> None:
+def test_a_flow_produces_what_its_oracle_computes(name: str, partitions: int, seed: int, faults: Faults | None) -> None:
     case = CASES[name]()
     assert len(case.expected) >= 4  # an empty result would prove nothing
     run_local(case.flow, partitions=partitions, seed=seed, faults=faults)
@@ -257,7 +257,7 @@ def test_a_sellers_average_is_of_the_last_ten_to_close() -> None:
     assert nexmark.latest(result_of("q6", [], auctions, bids), "seller") == [row]
 
 
-def test_all_of_several_hottest_items_are_given() -> None:
+def test_all_hottest_items_are_output() -> None:
     bids = [bid(1, 1, 5), bid(2, 1.5, 5), bid(3, 1, 5), bid(1, 3, 5), bid(2, 3, 5), bid(1, 30, 1)]
     expected = nexmark.oracle("q5", [], [], bids)
     window = {row["auction"] for row in expected if row["window_start"] == at(0)}
@@ -277,7 +277,7 @@ def test_a_new_user_is_one_who_joined_in_the_same_window_and_a_neighbour_one_of_
 
 
 def result_of(query: str, persons: list[Row], auctions: list[Row], bids: list[Row]) -> list[Row]:
-    """What the flow gives for these rows, two to an epoch."""
+    """The result of the flow for these rows, two per epoch."""
     out, schemas = MemorySink(), [stream.schema for stream in nexmark.SMALL.streams(1)]
     sources = [
         ListSource.of(rows, schema=to_ddl(schema), epoch_rows=2, event_time="event_time")
@@ -329,20 +329,20 @@ def test_a_revised_table_lets_the_same_rows_through_and_shows_in_them(workload: 
 
 
 def meets(name: str, row: Row) -> bool:
-    """Whether a row of the result has found something in that join's table."""
+    """Whether a row of the result found a match in that join's table."""
     if name == "J4":
         return row["cr_refunded_cash"] is not None
     return name not in fries_w3.DAYS_OF.values() or fries_w3.DAYS_OF[row["channel"]] == name
 
 
 def sales_of(workload: Any, **options: Any) -> dict[str, GeneratorSource]:
-    """The streams of a workload on TPC-DS, by the tables whose rows they give."""
+    """The streams of a workload on TPC-DS, by table."""
     if workload is fries_w2:
         return {"catalog_sales": fries_w2.sales(1000, **options)}
     return {f"{channel}_sales": stream for channel, stream in fries_w3.sales(1000, **options)._asdict().items()}
 
 
-# What the queries say, up to their GROUP BY; the names are those of the result.
+# The queries up to their GROUP BY, with the names of the result.
 Q40 = """
     SELECT cs_order_number, cs_item_sk, w_state, i_item_id, d_date, cs_sales_price, cr_refunded_cash
     FROM catalog_sales LEFT JOIN catalog_returns ON cs_order_number = cr_order_number AND cs_item_sk = cr_item_sk,
@@ -363,7 +363,7 @@ Q71 = " UNION ALL ".join(Q71_CHANNEL.format(*channel) for channel in fries_w3.CH
     ("workload", "query", "count"),
     [pytest.param(fries_w2, Q40, 39, id="Q40"), pytest.param(fries_w3, Q71, 8, id="Q71")],
 )
-def test_all_sales_together_give_what_a_database_makes_of_the_query(workload: Any, query: str, count: int) -> None:
+def test_all_sales_together_equal_a_databases_result_of_the_query(workload: Any, query: str, count: int) -> None:
     streams = sales_of(workload)
     with duckdb.connect() as database:
         for name in (*streams, "catalog_returns", "warehouse", "item", "date_dim", "time_dim"):
@@ -395,7 +395,7 @@ def test_w5_judges_a_payment_once_and_small_ones_never() -> None:
     assert multiset(out.rows) == multiset(expected)
 
 
-def test_a_costly_model_scores_as_the_one_it_stands_for() -> None:
+def test_a_costly_model_scores_like_the_one_it_replaces() -> None:
     payments = rows_of(BANK.payments(1000, limit=5))
     before = time.thread_time_ns()
     scores = [CostlyModel(fries_w1.LinearModel(), cost_us=2000)(payments[: n + 1]) for n in range(5)]
@@ -435,7 +435,7 @@ def table(source: GeneratorSource, start: int = 0, end: int = 10_000) -> pa.Tabl
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_rows_are_the_same_however_they_are_cut_and_wherever_they_are_made(name: str) -> None:
+def test_rows_do_not_depend_on_how_they_are_split_or_where_they_are_made(name: str) -> None:
     source, shipped = GENERATORS[name], cloudpickle.dumps(GENERATORS[name])
     assert len(shipped) < 4000
     there = pickle.loads(shipped)
@@ -444,7 +444,7 @@ def test_rows_are_the_same_however_they_are_cut_and_wherever_they_are_made(name:
     assert source.schema.names[-1] == "event_time"
 
 
-def test_uniform_keys_are_alike_and_skewed_ones_follow_zipfs_law() -> None:
+def test_uniform_keys_are_equally_frequent_and_skewed_ones_follow_zipfs_law() -> None:
     uniform = np.bincount(table(word_count.words(1000, keys=100), end=200_000)["key"].to_numpy(), minlength=100)
     assert (len(uniform), uniform.max() < 1.2 * uniform.min()) == (100, True)
     for skew in (0.9, 1.0):

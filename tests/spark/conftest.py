@@ -1,4 +1,4 @@
-"""What tests on Spark share: a check that nothing is left behind, a gate in functions, other drivers and Pythons."""
+"""Fixtures of the tests on Spark: a check for leaks, a gate in functions, other drivers and Pythons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 120.0
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Whatever a test did to its jobs: afterwards there is no query, no thread and no kept data of theirs."""
+    """Check that a test leaves no query, no thread and no kept data of its jobs."""
     yield
     from pyspark.sql import SparkSession
 
@@ -35,14 +35,14 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def kept_data(session: Any) -> int:
-    """How many RDDs or DataFrames are kept in this application."""
+    """The number of RDDs or DataFrames that are kept in this application."""
     return int(session.sparkContext._jsc.getPersistentRDDs().size())
 
 
 class Gate:
     """A place inside a function where it waits for the test, in whatever process it runs.
 
-    The function calls ``gate.pass_through()``; the test sees it ``arrive()``, and then lets it go on or does worse.
+    The function calls ``gate.pass_through()``; the test waits for it with ``arrive()``, then opens the gate or kills.
     """
 
     def __init__(self) -> None:
@@ -53,15 +53,15 @@ class Gate:
 
     @property
     def pass_through(self) -> Callable[[], None]:
-        """What the function calls. Picklable; returns when the gate is opened or closed."""
+        """The callable for the function. Picklable; returns when the gate is opened or closed."""
         return Passage(self.port)
 
     def arrive(self) -> None:
-        """Wait until a function stands at the gate."""
+        """Wait until a function has reached the gate."""
         self._inside.append(self._listener.accept()[0])
 
     def open(self) -> None:
-        """Let everybody go on, those who come later as well."""
+        """Let all functions pass, also those that arrive later."""
         self._listener.close()
         while self._inside:
             self._inside.pop().close()
@@ -104,7 +104,7 @@ class Driver:
         )
 
     def finish(self, patience_s: float = PATIENCE_S) -> str:
-        """Wait for its end; it must have succeeded. Gives what it printed."""
+        """Wait for its end; it must have succeeded. Returns its output."""
         out, err = self.process.communicate(timeout=patience_s)
         assert self.process.returncode == 0, f"{out}\n{err[-5000:]}"
         return out
@@ -135,11 +135,11 @@ def driver() -> Iterator[Callable[..., Driver]]:
 
 @pytest.fixture
 def bare_python(tmp_path: Path) -> Path:
-    """A Python that finds all packages that this one has, but not midstream."""
+    """A Python with all packages of this one except midstream."""
     home = tmp_path / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     [packages] = home.glob("lib/python*/site-packages")
-    # Of a folder that is added like this the .pth files do not count, so an editable midstream stays unseen.
+    # .pth files in a folder that is added like this are ignored, so an editable midstream is not found.
     (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     python = home / "bin" / "python"
     probe = "import pyarrow, zmq, msgspec, importlib.util as u; print(u.find_spec('midstream'))"

@@ -1,4 +1,4 @@
-"""The experiments on live changes run, small, and say what they found."""
+"""Small versions of the experiments on live changes run and print their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_S = 900
 
 
 def run_quick(name: str, plot: Path) -> dict[str, Any]:
-    """The last line of a benchmark, which has drivers of its own."""
+    """The last line of a benchmark, which starts its own drivers."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     ended = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--plot", str(plot)],
@@ -44,7 +44,7 @@ def test_fries_compares_schedulers_and_restarts(tmp_path: Path) -> None:
     assert {("W1", "FD", "fries"), ("W2", "J1", "epoch"), ("W5", "E1", "fries-unpruned")} <= set(found)
     assert all(row["changes"] >= 1 and row["delay_ms"]["max"] >= row["delay_ms"]["median"] for row in found.values())
     assert (figures["violations"], figures["audited_changes"] >= 7) == (0, True)
-    # A busy machine may take its time, but not as long as an epoch or a restart takes.
+    # A busy machine may be slow, but a change must not take as long as an epoch or a restart.
     fries, epoch = (found["W1", "FD", scheduler]["delay_ms"]["median"] for scheduler in ("fries", "epoch"))
     assert fries < max(epoch, figures["restart_same_driver_ms"])
     assert figures["restart_same_driver_ms"] < figures["redeploy_ms"] < figures["redeploy_committed_ms"]
@@ -52,7 +52,7 @@ def test_fries_compares_schedulers_and_restarts(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(PATIENCE_S)
-def test_delay_has_a_point_for_each_figure(tmp_path: Path) -> None:
+def test_delay_has_a_point_for_each_setting(tmp_path: Path) -> None:
     figures = run_quick("delay", tmp_path / "delay.svg")
     assert {point["figure"] for point in figures["points"]} == {"rate", "cost", "workers"}
     assert all(point["fries_ms"] > 0 and point["epoch_ms"] > 0 for point in figures["points"])

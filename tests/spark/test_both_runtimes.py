@@ -1,4 +1,4 @@
-"""What operators do, on the local runtime and on Spark alike: the same bodies, compared with plain Python."""
+"""Operators behave alike on the local runtime and on Spark: the same tests, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def numbers(partitions: int = 2) -> ListSource:
 
 
 def same(found: Iterable[Row], expected: Iterable[Row]) -> bool:
-    """Equal as bags: order between partitions is nobody's promise."""
+    """Equal as bags: the order between partitions is not guaranteed."""
     found, expected = sorted(found, key=repr), sorted(expected, key=repr)
     assert found == expected
     return True
@@ -92,7 +92,7 @@ def test_batch_functions(run: Run) -> None:
     assert same(sinks["even"].rows, [row for row in NUMBERS if not row["n"] % 2])
 
 
-def test_epochs_keep_to_themselves(run: Run) -> None:
+def test_rows_of_an_epoch_stay_in_it(run: Run) -> None:
     flow, out = Flow("epochs"), MemorySink()
     flow.source("numbers", numbers()).key_by("by_user", "user").map("same", lambda row: row).sink("out", out)
 
@@ -119,7 +119,7 @@ def test_rows_of_one_key_stay_in_order_across_exchanges(run: Run) -> None:
 
 
 def test_a_diamond_with_sinks_at_every_depth(run: Run) -> None:
-    """Rows part, meet again behind an exchange, are joined, and leave at depths 0, 1, 2 and 3."""
+    """Rows split, meet again behind an exchange, are joined, and leave at depths 0, 1, 2 and 3."""
     tags = "n bigint, tag string"
     flow, sinks = Flow("diamond"), {name: MemorySink() for name in ("raw", "small", "joined", "final", "all")}
     stream = flow.source("numbers", numbers())
@@ -153,7 +153,7 @@ def tagged(tag: str) -> Callable[[Row], Row]:
 
 @pytest.mark.slow
 def test_three_sources_of_different_schemas_and_lengths(run: Run) -> None:
-    """Sources enter at depth 0, whether their rows are needed there or deeper; one has ended while others go on."""
+    """Sources enter at depth 0, whether their rows are needed there or deeper; one ends while others continue."""
     flow, out, odd_out = Flow("three"), MemorySink(), MemorySink()
     ints = flow.source("ints", ListSource([[{"n": 1}, {"n": 2}]], "n bigint", partitions=2))
     texts = flow.source("texts", ListSource([[], [{"t e.xt": "7"}], [{"t e.xt": None}]], "`t e.xt` string"))
@@ -195,7 +195,7 @@ def add(number: int) -> Callable[[Row], Row]:
 
 
 def test_lookup(run: Run) -> None:
-    """Of pyarrow and pandas tables; keys that are unique or not, missing or null, of other names, of two columns."""
+    """With pyarrow and pandas tables; keys unique or not, missing or null, with other names, of two columns."""
     ages = pa.table({"user": ["ann", "bob", "dee"], "age": pa.array([30, 40, 50], pa.int32())})
     pets = pd.DataFrame({"owner": ["ann", "ann", "bob", None], "pet": ["cat", "dog", "emu", "fly"]})
     seats = pa.table({"user": ["ann", "ann", "cem"], "n": pa.array([0, 4, 2], pa.int64()), "seat": ["1a", "1b", "1c"]})
@@ -249,8 +249,8 @@ def test_a_transform_sees_one_epoch_after_an_exchange(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_transforms_in_a_row_beside_rows_that_pass_by(run: Run) -> None:
-    """A transform that feeds another transform, an operator and a sink, while other rows only pass it."""
+def test_chained_transforms_beside_rows_that_bypass_them(run: Run) -> None:
+    """A transform feeds another transform, an operator and a sink, while other rows bypass it."""
     flow, sinks = Flow("transforms"), {name: MemorySink() for name in ("evens", "thirds", "met", "raw")}
     stream = flow.source("numbers", numbers())
     stream.sink("raw", sinks["raw"])
@@ -374,7 +374,7 @@ def test_metrics_count_rows_of_every_operator(run: Run) -> None:
     assert (metrics.epochs, metrics.rows_in, metrics.rows_out) == (3, 40, 90)
 
 
-# ── bad rows, and the end ─────────────────────────────────────────────────────────────────────────────────────────
+# ── bad rows, and the end of a run ────────────────────────────────────────────────────────────────────────────────
 
 
 class Checked:
@@ -395,7 +395,7 @@ class Checked:
         state.delete()
 
 
-def test_bad_rows_go_aside_and_a_finite_run_closes_its_windows(run: Run) -> None:
+def test_bad_rows_go_to_the_errors_branch_and_a_finite_run_closes_its_windows(run: Run) -> None:
     start = dt.datetime(2026, 1, 1, tzinfo=UTC)
     rows: list[Row] = [
         {

@@ -1,4 +1,4 @@
-"""Changing a job while it runs on Spark: rows are wholly old or wholly new, what fails is undone, nothing is lost."""
+"""Changes of a running job on Spark: each row sees one revision, failed changes are undone, nothing is lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def numbers(spark: Any, rows: int = ROWS) -> DataFrame:
 
 
 def marking(column: str, mark: int, at: int | None = None, gate: Any = None) -> Callable[[Row], Row]:
-    """Puts a mark on rows; with a gate it waits there on one row, and works slowly, so that slices are short."""
+    """A function that marks rows; with a gate it waits there on one row, and is slow, so that slices are short."""
     pass_through = None if gate is None else gate.pass_through
 
     def mark_row(row: Row) -> Row:
@@ -88,7 +88,7 @@ NEW = (
 
 
 def check_rows(rows: list[Row], epochs: int) -> dict[int, int]:
-    """Every number once, wholly old or wholly new, counted per key without a gap; how many of each revision."""
+    """Check that every number came once, all old or all new, counted per key without gaps; count each revision."""
     rows = committed(rows, epochs)
     assert sorted(row["n"] for row in rows) == list(range(epochs * ROWS))
     revisions: dict[int, int] = defaultdict(int)
@@ -103,7 +103,7 @@ def check_rows(rows: list[Row], epochs: int) -> dict[int, int]:
 
 
 def committed(rows: list[Row], epochs: int) -> list[Row]:
-    """Without what an epoch that was cut off by the stop has left in the sink."""
+    """The rows of committed epochs, without those of an epoch that the stop cut off."""
     return [row for row in rows if row["n"] < epochs * ROWS]
 
 
@@ -120,7 +120,7 @@ def stop_after(job: Job, epochs: int) -> int:
     "scheduler",
     ["fries", "replay", *(pytest.param(s, marks=SLOW) for s in ("fries-unpruned", "marker", "epoch"))],
 )
-def test_a_change_in_the_midst_of_an_epoch_is_consistent(spark: Any, tmp_path: Path, gate: Any, scheduler: str) -> None:
+def test_a_change_within_an_epoch_is_consistent(spark: Any, tmp_path: Path, gate: Any, scheduler: str) -> None:
     out = MemorySink()
     at = ROWS + ROWS // 4
     flow = two_stages(spark, out, marking("a", 1, at=at, gate=gate))
@@ -225,7 +225,7 @@ def broken_on(number: int, how: str) -> Callable[[Row], Any]:
 
 
 @pytest.mark.parametrize("how", ["raises", pytest.param("hangs", marks=SLOW), pytest.param("wrong schema", marks=SLOW)])
-def test_a_change_that_fails_is_rolled_back_and_the_job_goes_on(
+def test_a_change_that_fails_is_rolled_back_and_the_job_continues(
     spark: Any, tmp_path: Path, gate: Any, how: str
 ) -> None:
     out = MemorySink()
@@ -236,7 +236,7 @@ def test_a_change_that_fails_is_rolled_back_and_the_job_goes_on(
     limit = "3 seconds" if how == "hangs" else None
     change = job.update(Update("A", broken), Update("B", count_in_list), time_limit=limit)
     gate.open()
-    assert change.wait(WAIT_S) is Outcome.REVERTED, "the epoch in the midst of which it took effect is committed"
+    assert change.wait(WAIT_S) is Outcome.REVERTED, "the epoch within which it took effect is committed"
     error = change.error or ""
     match how:
         case "raises":
@@ -258,11 +258,11 @@ def test_a_change_that_fails_is_rolled_back_and_the_job_goes_on(
     assert [record.outcome for record in job.history()] == [Outcome.REVERTED, Outcome.APPLIED]
 
 
-def test_a_worker_that_is_lost_is_not_the_fault_of_the_change_on_trial(spark: Any, tmp_path: Path) -> None:
+def test_a_lost_worker_is_not_blamed_on_the_change_on_trial(spark: Any, tmp_path: Path) -> None:
     flag = tmp_path / "killed"
 
     def unlucky(row: Row) -> Row:
-        """Once, the process that runs it is killed, as by a kernel that is out of memory."""
+        """Kills its process once, as a kernel without memory would."""
         if row["n"] % ROWS == 7 and not flag.exists():
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -293,10 +293,10 @@ def test_a_time_limit_covers_functions_on_the_driver(spark: Any, tmp_path: Path)
         change = job.update(Update("same", hangs), time_limit="1 second", preflight=False)
         assert change.wait(WAIT_S) is Outcome.ROLLED_BACK
         assert "time limit of 1 s" in str(change.error)
-        assert job.await_epoch(job.metrics.epochs + 1, WAIT_S), "the job goes on"
+        assert job.await_epoch(job.metrics.epochs + 1, WAIT_S), "the job continues"
 
 
-def test_going_back_to_an_earlier_revision(spark: Any, tmp_path: Path) -> None:
+def test_a_job_reverts_to_an_earlier_revision(spark: Any, tmp_path: Path) -> None:
     flow = two_stages(spark, MemorySink())
 
     def to_list(key: int, state: State) -> None:
@@ -333,7 +333,7 @@ def check_numbers(rows: list[Row]) -> None:
 # ── refused ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_cannot_work_is_refused_before_anything_changes(spark: Any, tmp_path: Path) -> None:
+def test_a_change_that_cannot_work_is_refused_before_anything_changes(spark: Any, tmp_path: Path) -> None:
     flow = two_stages(spark, MemorySink())
     with flow.start(spark, checkpoint=str(tmp_path / "c")) as job:
         assert job.await_epoch(2, WAIT_S)
@@ -384,7 +384,7 @@ def test_the_columns_of_a_sink_may_change_between_epochs(spark: Any, tmp_path: P
     assert spark.read.parquet(files.format(first)).columns == ["n", "z", "epoch"]
 
 
-def test_explain_tells_without_doing(spark: Any, tmp_path: Path) -> None:
+def test_explain_changes_nothing(spark: Any, tmp_path: Path) -> None:
     flow = two_stages(spark, NoopSink())
     with flow.start(spark, checkpoint=str(tmp_path / "c")) as job:
         assert job.await_epoch(1, WAIT_S)
@@ -416,10 +416,10 @@ def test_a_change_survives_a_restart_of_the_old_script(
         assert job.revision == 2
     assert "operator 'B' runs count_in_dict, to which ann changed it (revision 2)" in caplog.text
     assert {row["b"] for row in out.rows} == {2}
-    # An epoch that we had committed, but Spark had not yet, is run again and gives the same.
+    # An epoch that we had committed, but Spark had not, is run again with the same result.
     check_numbers(list({row["n"]: row for row in (*rows, *out.rows)}.values()))
 
-    # A log that is damaged is refused, but for those who want nothing of it.
+    # A damaged log is refused, except with changes="drop".
     out = MemorySink()
     (tmp_path / "c" / "changes" / "0000000001.json").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"entry 1 of the log of changes .* is damaged.*changes='drop'"):
@@ -435,11 +435,11 @@ def test_a_change_survives_a_restart_of_the_old_script(
         two_stages(spark, out).start(spark, checkpoint=folder, changes="both")
 
 
-# ── the way back of a job that cannot start ───────────────────────────────────────────────────────────────────────
+# ── reverts of a job that cannot start ────────────────────────────────────────────────────────────────────────────
 
 
 class ModelFromFile:
-    """A model that is loaded from a file wherever it is unpickled, as one of an installed package would be."""
+    """A model that is loaded from a file when it is unpickled, like one from an installed package."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -453,7 +453,7 @@ class ModelFromFile:
 
 
 @pytest.mark.slow
-def test_a_job_that_cannot_start_goes_back(spark: Any, tmp_path: Path) -> None:
+def test_a_job_that_cannot_start_can_be_reverted(spark: Any, tmp_path: Path) -> None:
     folder, model = str(tmp_path / "c"), tmp_path / "model"
     model.write_text("5")
     rows: list[Row] = []
@@ -476,7 +476,7 @@ def test_a_job_that_cannot_start_goes_back(spark: Any, tmp_path: Path) -> None:
         life(MemorySink(), revert_to=7)
     with pytest.raises(CheckpointError, match="can no longer be loaded"):
         life(MemorySink(), revert_to=3)
-    assert len(ChangeLog(f"{folder}/changes").records()) == 2, "what was refused has changed nothing"
+    assert len(ChangeLog(f"{folder}/changes").records()) == 2, "a refusal changes nothing"
 
     result = CliRunner().invoke(app, ["revert", folder, "2"])
     assert result.exit_code == 0, result.output
@@ -492,7 +492,7 @@ def test_a_job_that_cannot_start_goes_back(spark: Any, tmp_path: Path) -> None:
         assert (job.revision, job.history()[-1].note) == (5, "back to revision 1, at a start")
     assert {(row["a"], row["c"]) for row in out.rows} == {(1, 1)}
     rows += out.rows
-    # An epoch that was cut off by a stop is run again and gives the same counts.
+    # An epoch that a stop cut off is run again with the same counts.
     check_numbers(list({row["n"]: row for row in rows}.values()))
 
 

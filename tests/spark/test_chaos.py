@@ -1,6 +1,6 @@
-"""Real processes die, and the results are exact all the same: one short round. ``make chaos`` has many long ones.
+"""Results are exact although real processes are killed: one short round. ``make chaos`` has many long ones.
 
-The session that other tests share is not used: these drivers are processes of their own, because they are killed.
+The shared session of other tests is not used: these drivers are separate processes, because they are killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHORT = Plan(
 
 
 @pytest.mark.timeout(4 * PATIENCE_S)  # two JVMs have to start, one after the other
-def test_with_workers_and_the_driver_killed_sinks_and_state_are_exact(tmp_path: Path) -> None:
+def test_sinks_and_state_are_exact_after_workers_and_the_driver_were_killed(tmp_path: Path) -> None:
     outcome = run_round(SHORT, tmp_path)
     assert outcome.problems == []
     assert (len(outcome.done), outcome.lives) == (3, 2), "nothing was left out"
@@ -37,7 +37,7 @@ def test_with_workers_and_the_driver_killed_sinks_and_state_are_exact(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * PATIENCE_S)
 @pytest.mark.parametrize("kind", ["worker", "driver"])
-def test_changes_are_consistent_whatever_is_killed_meanwhile(kind: str, tmp_path: Path) -> None:
+def test_changes_are_consistent_whatever_is_killed(kind: str, tmp_path: Path) -> None:
     done, wrong = changes.run_round(kind, seed=1, folder=tmp_path.resolve())
     assert wrong == []
     assert len(done) == 3, "nothing was left out"

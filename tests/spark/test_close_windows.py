@@ -1,4 +1,4 @@
-"""A run that ends by itself closes its last windows on Spark, in an epoch of its own behind Spark's last one."""
+"""A run that ends by itself closes its last windows on Spark, in an additional epoch after Spark's last one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def written(spark: SparkSession, folder: Path) -> list[tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_windows_are_closed_and_the_checkpoint_with_them(
+def test_a_finite_run_closes_its_windows_and_its_checkpoint(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
@@ -55,7 +55,7 @@ def test_windows_are_closed_and_the_checkpoint_with_them(
             job.await_termination(120)
     assert written(spark, out) == [(1, 2), (1, 2), (2, 2), (2, 2)]
 
-    # The number of the epoch that was not committed is that of new rows; the sink replaces what it wrote under it.
+    # New rows get the number of the epoch that was not committed; the sink replaces what it wrote under it.
     job = flow_of(4, out).start(
         spark, checkpoint=str(checkpoint), trigger="available-now", partitions=1, close_windows=True
     )

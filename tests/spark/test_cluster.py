@@ -1,4 +1,4 @@
-"""On separate executors whose Python has the dependencies but not midstream: what the driver runs is what they get."""
+"""Executors whose Python has the dependencies but not midstream get the driver's midstream."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_submitted_script_runs_on_executors_that_lack_midstream(bare_python: P
 
 
 def spark_home(folder: Path) -> Path:
-    """Spark, as pip installed it. A cluster of this kind works inside this folder, so it gets one of its own."""
+    """A copy of Spark as installed by pip: a cluster of this kind writes into this folder."""
     home = folder / "spark"
     home.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():

@@ -1,4 +1,4 @@
-"""The demo runs from beginning to end, tells the truth, and gives each payment exactly one verdict."""
+"""The demo runs to its end, reports correct figures, and gives each payment exactly one verdict."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_demo_judges_every_payment_once_and_changes_its_models_meanwhile(spa
     old, new = judged(source, source.total)
     written = pq.read_table(tmp_path / "out" / "alerts")
     by_pair = [written.filter(pa.compute.equal(written["fm"], version)) for version in (1, 2)]
-    assert identity(by_pair[0]) <= identity(alerts(old)), "what the old pair alerts of, it would have by itself"
+    assert identity(by_pair[0]) <= identity(alerts(old)), "the old pair raises only alerts that it would raise alone"
     assert identity(by_pair[1]) <= identity(alerts(new)), "and so does the new one"
     assert written.num_rows == len(identity(written)), "each payment is judged once"
     assert summary.payments == summary.due == source.total

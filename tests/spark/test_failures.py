@@ -1,4 +1,4 @@
-"""When the user's code fails, or what it runs on: what users are told, and that a fixed flow goes on exactly."""
+"""Failures of the user's code and of the machinery: users get a clear error, and a fixed flow continues exactly."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def failure_of(flow: Flow, spark: Any, folder: Path) -> JobFailed:
 
 
 @pytest.mark.slow
-def test_a_function_that_raises_fails_the_job_and_the_fixed_flow_goes_on_exactly(spark: Any, tmp_path: Path) -> None:
+def test_a_function_that_raises_fails_the_job_and_the_fixed_flow_continues_exactly(spark: Any, tmp_path: Path) -> None:
     out = FileSink(tmp_path / "out")
 
     error = failure_of(two_stages(same, fails_on_13, out), spark, tmp_path)
@@ -88,7 +88,7 @@ def test_a_function_that_raises_fails_the_job_and_the_fixed_flow_goes_on_exactly
     assert found == [(n // 10, n) for n in range(30)]
 
 
-def test_the_failed_job_says_so_wherever_it_is_asked(spark: Any, tmp_path: Path) -> None:
+def test_every_method_of_a_failed_job_reports_the_failure(spark: Any, tmp_path: Path) -> None:
     job = two_stages(fails_on_13, same, NoopSink()).start(spark, checkpoint=str(tmp_path / "c"))
     with pytest.raises(JobFailed, match="'before', epoch 1") as caught:
         job.await_epoch(3, 60)
@@ -101,7 +101,7 @@ def test_the_failed_job_says_so_wherever_it_is_asked(spark: Any, tmp_path: Path)
     assert job.status is JobStatus.FAILED
 
 
-def test_of_a_batch_function_the_row_is_found(spark: Any, tmp_path: Path) -> None:
+def test_the_failing_row_of_a_batch_function_is_found(spark: Any, tmp_path: Path) -> None:
     def check(batch: pa.RecordBatch) -> pa.RecordBatch:
         if 27 in batch["n"].to_pylist():
             raise KeyError("n")
@@ -136,7 +136,9 @@ class Broken:
     ],
     ids=["type", "none", "key", "open", "exit"],
 )
-def test_what_a_function_may_not_do_names_the_operator(spark: Any, tmp_path: Path, function: Any, says: str) -> None:
+def test_a_misbehaving_function_is_reported_with_its_operator(
+    spark: Any, tmp_path: Path, function: Any, says: str
+) -> None:
     flow = Flow("wrong")
     flow.source("numbers", numbers()).map("wrong", function).sink("out", NoopSink())
 
@@ -172,7 +174,7 @@ def test_a_sink_that_raises_fails_the_epoch_and_the_others_are_replaced_on_the_n
 
 
 @pytest.mark.slow
-def test_a_transform_that_fails_while_it_runs_names_itself(spark: Any, tmp_path: Path) -> None:
+def test_a_transform_that_fails_while_it_runs_is_named(spark: Any, tmp_path: Path) -> None:
     flow = Flow("transformed")
     stream = flow.source("numbers", numbers()).map("same", same)
     gamble = stream.transform("gamble", lambda df: df.selectExpr("CAST(raise_error('no luck') AS bigint) AS n"))
@@ -190,7 +192,7 @@ def test_a_transform_that_fails_while_it_runs_names_itself(spark: Any, tmp_path:
 
 @pytest.fixture
 def in_a_task(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As inside a task."""
+    """Make this thread look like a task's."""
     context = SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 7)
     monkeypatch.setattr(worker, "TaskContext", SimpleNamespace(get=lambda: context))
     yield
@@ -220,7 +222,7 @@ def test_a_task_that_cannot_reach_the_coordinator_fails_and_says_so(
     assert address.endpoint in str(caught.value)
 
 
-def test_a_task_of_a_run_that_is_over_is_fenced_off(in_a_task: None, tmp_path: Path) -> None:
+def test_a_task_of_a_run_that_is_over_is_fenced(in_a_task: None, tmp_path: Path) -> None:
     with Server(lambda peer, message: [(peer, Refused("epoch 0.0 is over"))]) as server:
         ticket = ticket_of(server.address, tmp_path)
         with pytest.raises(Fenced, match=r"refused TaskStarted: epoch 0\.0 is over"):
@@ -255,13 +257,13 @@ def test_an_epoch_whose_coordinator_went_away_fails(spark: Any, tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * PATIENCE_S)  # a JVM has to start first
 def test_a_killed_worker_is_replaced_and_the_result_is_exact(driver: Any, tmp_path: Path) -> None:
-    """In a driver of its own, because this session's tasks may not be retried."""
+    """In a separate driver, because this session does not retry tasks."""
     assert driver(lose_workers, tmp_path).finish().splitlines() == ["finished", "exact"]
     assert len(list(tmp_path.glob("killed-*"))) == 2
 
 
 def lose_workers(folder: str) -> None:
-    """Runs in another process: in both stages, the first attempt at one row takes its worker down."""
+    """Runs in another process: in both stages, the first attempt at one row kills its worker."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false").getOrCreate()

@@ -34,7 +34,7 @@ def generator(**options: Any) -> GeneratorSource:
 def start(
     frame: DataFrame, epochs: Epochs, checkpoint: Path, *, fail_in: int | None = None, **trigger: Any
 ) -> StreamingQuery:
-    """A query that keeps each epoch's rows; it can be made to fail in an epoch, after it saw the rows."""
+    """Start a query that keeps each epoch's rows; it can be made to fail in an epoch, after it got the rows."""
 
     def keep(batch: DataFrame, epoch: int) -> None:
         epochs[epoch] = batch.toArrow()
@@ -56,7 +56,7 @@ def in_order(epochs: Epochs) -> pa.Table:
 
 
 def started_at(table: pa.Table, schedule: Schedule) -> set[int]:
-    """When the stream must have started, by each row's own account."""
+    """When the stream must have started, computed from each row."""
     times = table["event_time"].cast(pa.int64()).to_numpy()
     return set((times - schedule.time_of(table["index"].to_numpy())).tolist())
 
@@ -64,7 +64,7 @@ def started_at(table: pa.Table, schedule: Schedule) -> set[int]:
 # --- the generator -----------------------------------------------------------------------------------------------
 
 
-def test_rows_are_those_of_an_independent_computation(spark: SparkSession, tmp_path: Path):
+def test_rows_equal_those_of_an_independent_computation(spark: SparkSession, tmp_path: Path):
     count = 2 * BLOCK + 1000
     table = in_order(drain(stream_of(spark, generator(limit=count)), tmp_path))
 
@@ -87,7 +87,7 @@ def test_event_times_are_as_scheduled(spark: SparkSession, tmp_path: Path):
     assert before <= dt.datetime.fromtimestamp(origin / 1e6, dt.UTC) <= after
 
 
-def test_an_epoch_is_bounded_and_shared_among_partitions(spark: SparkSession, tmp_path: Path):
+def test_an_epoch_is_limited_and_shared_among_partitions(spark: SparkSession, tmp_path: Path):
     source = generator(limit=2500, max_rows_per_epoch=1000, partitions=3)
     partitions = []
 
@@ -229,7 +229,7 @@ class Clock:
         return self.now
 
 
-def test_what_is_due_follows_the_clock_and_the_limit_of_the_epoch():
+def test_due_events_follow_the_clock_and_the_limit_of_the_epoch():
     clock = Clock()
     reader = GeneratorReader(generator(rate=1000, max_rows_per_epoch=10), clock)
     begin = reader.initialOffset()
@@ -242,7 +242,7 @@ def test_what_is_due_follows_the_clock_and_the_limit_of_the_epoch():
     assert reader.reportLatestOffset() == begin | {"index": 1000}
 
 
-def test_a_clock_that_is_set_back_takes_nothing_back():
+def test_a_clock_that_is_set_back_withdraws_no_events():
     clock = Clock()
     reader = GeneratorReader(generator(rate=1000), clock)
     at = reader.initialOffset() | {"index": 500}
@@ -250,14 +250,14 @@ def test_a_clock_that_is_set_back_takes_nothing_back():
     assert reader.latestOffset(at, ReadAllAvailable()) == at
 
 
-def test_after_a_restart_the_load_of_the_pause_is_due():
+def test_after_a_restart_the_events_of_the_pause_are_due():
     clock = Clock()
     checkpointed = {"start_us": clock.now - 60_000_000, "index": 5}
     reader = GeneratorReader(generator(rate=1000), clock)
     assert reader.latestOffset(checkpointed, ReadAllAvailable()) == checkpointed | {"index": 60_000}
 
 
-def test_available_now_fixes_what_is_due():
+def test_available_now_fixes_the_due_events():
     clock = Clock()
     reader = GeneratorReader(generator(rate=1000), clock)
     at = {"start_us": clock.now - 1_000_000, "index": 0}

@@ -1,4 +1,4 @@
-"""A job that is changed again and again stays as large as it was: its workers, its driver and its checkpoint."""
+"""The workers, the driver and the checkpoint of a job do not grow with repeated changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S = 60.0
 
 
 class Model:
-    """5 MB of which no two models share anything: most of it one array, the rest small objects, in a cycle."""
+    """A model of 5 MB that shares nothing with others: most of it one array, the rest small objects, in a cycle."""
 
     def __init__(self, seed: int) -> None:
         generator = np.random.default_rng(seed)

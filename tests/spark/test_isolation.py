@@ -1,4 +1,4 @@
-"""A job is a guest: the session is as it was before, and what functions opened in workers is closed again."""
+"""A job leaves the session unchanged, and closes what functions opened in workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def settings(spark: Any) -> dict[str, str]:
     return {row.key: row.value for row in spark.sql("SET").collect()}
 
 
-def test_the_session_is_as_it_was_and_still_works(spark: Any, tmp_path: Path) -> None:
+def test_the_session_is_unchanged_and_still_works(spark: Any, tmp_path: Path) -> None:
     spark.conf.set("spark.sql.adaptive.enabled", "true")
     mine = spark.range(5).persist()
     mine.createOrReplaceTempView("mine")

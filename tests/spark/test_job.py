@@ -1,4 +1,4 @@
-"""A job's life on Spark: starting, looking at it, waiting for it, stopping it."""
+"""A job's life on Spark: start, status, waiting, stop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def waits_in(gate: Any, at: int) -> Callable[[Row], Row]:
 
 
 def status_of(job: Job) -> JobStatus:
-    """A function, because type checkers take a property for constant, and this one is not."""
+    """A function, because type checkers assume that a property is constant, and this one is not."""
     return job.status
 
 
@@ -74,7 +74,7 @@ def test_status_from_start_to_stop(spark: Any, tmp_path: Path, gate: Any) -> Non
     assert job.exception is None
 
 
-def test_workers_do_not_look_for_garbage_in_what_they_have_loaded(spark: Any, tmp_path: Path) -> None:
+def test_workers_do_not_collect_garbage_in_loaded_objects(spark: Any, tmp_path: Path) -> None:
     def frozen(row: Row) -> Row:
         return {"n": gc.get_freeze_count()}
 
@@ -133,7 +133,7 @@ def test_the_context_manager_stops_the_job_also_on_an_error(spark: Any, tmp_path
     assert job.status is JobStatus.STOPPED
 
 
-def test_whoever_waits_is_told_that_the_job_was_stopped(spark: Any, tmp_path: Path, gate: Any) -> None:
+def test_waiting_threads_return_when_the_job_is_stopped(spark: Any, tmp_path: Path, gate: Any) -> None:
     job = flow_of(endless(), function=waits_in(gate, at=0)).start(spark, checkpoint=str(tmp_path / "c"))
     found: dict[str, bool] = {}
     waiting = [
@@ -229,7 +229,7 @@ def multiply(factor: int) -> Callable[[Row], Row]:
     return lambda row: {"n": row["n"] * factor}
 
 
-def test_what_is_not_a_classic_session_is_refused(tmp_path: Path) -> None:
+def test_only_a_classic_session_is_accepted(tmp_path: Path) -> None:
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(SetupError, match="Spark Connect"):
         flow_of(endless()).start(connect, checkpoint=str(tmp_path / "c"))
@@ -244,8 +244,8 @@ def test_versions_of_pyspark_that_cannot_run_a_flow_are_refused(version: str) ->
         require_pyspark(version)
 
 
-def test_settings_for_sparks_log_are_gone_when_a_job_runs(spark, tmp_path):
-    """The log alone is written without checksums; sinks and the user's session use files as ever."""
+def test_settings_for_sparks_log_are_removed_when_a_job_runs(spark, tmp_path):
+    """Only the log is written without checksums; sinks and the user's session use files as usual."""
     found = []
 
     def look(df, epoch):

@@ -1,4 +1,4 @@
-"""An executor dies after it has finished a stage: Spark computes the lost output again, and it must be the same."""
+"""Spark computes the output of a finished stage again after an executor died, and the output must be the same."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Mark:
 
 
 class Remember:
-    """Stands behind the head, and behind an exchange. Its timer tells its version, and so does its state, later.
+    """A process behind the head and an exchange. Its timer emits its version, and so does its state, later.
 
-    Every call of a timer leaves a file that names its executor, so that this can be killed, and that a test can see
-    that a task was run twice.
+    Every call of a timer leaves a file that names its executor, so that the executor can be killed and a test can
+    see that a task ran twice.
     """
 
     def __init__(self, version: int, calls: str) -> None:
@@ -89,7 +89,7 @@ def lose_finished_output(place: str) -> None:
     job = flow.start(spark, checkpoint=str(folder / "checkpoint"), trigger="available-now", partitions=4)
     gate.arrive()
     change = job.update(Update("mark", Mark(2)), Update("remember", Remember(2, str(calls))))
-    # Of four readers two have begun. The others will want what this executor has.
+    # Two of four readers have started. The others will need this executor's output.
     psutil.Process(min(int(name.split("-")[0]) for name in os.listdir(calls))).kill()
     gate.open()
     assert job.await_termination(2 * PATIENCE_S)
@@ -103,8 +103,8 @@ def lose_finished_output(place: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * PATIENCE_S)  # four JVMs have to start
-def test_lost_output_is_computed_again_as_if_the_change_had_not_come_between(driver: Any, tmp_path: Path) -> None:
-    """Spark itself compares the two outputs by their checksums, and gives up the run if they differ."""
+def test_lost_output_is_computed_again_without_the_change(driver: Any, tmp_path: Path) -> None:
+    """Spark itself compares the checksums of the two outputs, and aborts the run if they differ."""
     home = spark_home(tmp_path)
     where = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_DRIVER_PYTHON": sys.executable}
     told = json.loads(driver(lose_finished_output, tmp_path, **where).finish(3 * PATIENCE_S).splitlines()[-1])

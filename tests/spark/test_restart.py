@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: after a stop, after a crash of the driver; and refusing what does not belong together."""
+"""Restarts from a checkpoint: after a stop, after a crash of the driver; and refusals of other checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def negated(row: Row) -> Row:
 
 
 def write_numbers(folder: Path, name: str, numbers: range) -> None:
-    """A file for a file source, made elsewhere and moved into place; Spark reads the oldest first."""
+    """Write a file for a file source elsewhere and move it into place; Spark reads the oldest first."""
     folder.mkdir(exist_ok=True)
     hidden = folder / f".{name}"
     hidden.write_text("".join(json.dumps({"n": n}) + "\n" for n in numbers))
@@ -52,7 +52,7 @@ def file_flow(spark: Any, folder: Path, function: Callable[[Row], Row], *sinks: 
 # ── after a stop ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_stopped_job_goes_on_where_it_was_with_changed_functions_and_operators(spark: Any, tmp_path: Path) -> None:
+def test_a_stopped_job_continues_with_changed_functions_and_operators(spark: Any, tmp_path: Path) -> None:
     source, checkpoint = tmp_path / "in", str(tmp_path / "c")
     write_numbers(source, "a.json", range(10))
     first = run_spark(file_flow(spark, source, same, out := MemorySink(), NoopSink()), spark, checkpoint=checkpoint)
@@ -77,7 +77,7 @@ def test_a_stopped_job_goes_on_where_it_was_with_changed_functions_and_operators
 def test_a_checkpoint_may_have_any_name_and_be_relative(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers and the JVM have working directories of their own, none of which is this one."""
+    """Workers and the JVM have other working directories than this process."""
     monkeypatch.chdir(tmp_path)
     flow = Flow("named")
     rows = flow.source("rows", ListSource([[{"n": 1}], [{"n": 2}]], "n bigint"))
@@ -125,7 +125,7 @@ def test_after_a_crash_of_the_driver_nothing_is_missing_or_doubled(
 
 
 def crash(folder: str, port: str, moment: str) -> None:
-    """Runs in another process, and waits in its second epoch for its end."""
+    """Runs in another process, and waits in its second epoch to be killed."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
@@ -180,7 +180,7 @@ def checkpoint(spark: Any, tmp_path: Path) -> Path:
     return tmp_path / "c"
 
 
-def test_a_checkpoint_of_something_else_is_refused_and_stays_as_it_was(spark: Any, checkpoint: Path) -> None:
+def test_another_flows_checkpoint_is_refused_and_unchanged(spark: Any, checkpoint: Path) -> None:
     before = contents(checkpoint)
 
     def refused(flow: Flow, says: str) -> None:
@@ -208,7 +208,7 @@ def test_a_checkpoint_of_something_else_is_refused_and_stays_as_it_was(spark: An
     assert run_spark(small_flow(), spark, checkpoint=str(checkpoint)).metrics.epochs == 0
 
 
-def test_a_folder_with_other_things_in_it_is_refused_and_stays_as_it_was(spark: Any, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused_and_unchanged(spark: Any, tmp_path: Path) -> None:
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter1.txt").write_text("Once")
@@ -229,7 +229,7 @@ def test_a_place_that_cannot_hold_a_checkpoint_is_refused(spark: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("torn", ["commits", pytest.param("offsets and commits", marks=pytest.mark.slow)])
-def test_a_log_of_sparks_that_lost_its_end_with_the_power_is_gone_on_from(spark: Any, tmp_path: Path, torn: str):
+def test_a_job_continues_after_sparks_log_lost_its_end_in_a_power_loss(spark: Any, tmp_path: Path, torn: str):
     """Spark does not sync its log; midstream syncs what manifests refer to, so only the newest files can be torn."""
     out, location = FileSink(tmp_path / "out"), tmp_path / "c"
     for i in range(2):

@@ -1,4 +1,4 @@
-"""Spark is the judge: what midstream reads in a DDL must be what Spark reads in it."""
+"""midstream must parse a DDL as Spark does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = [
 
 
 class Writer:
-    """Writes random DDL, with all the freedom that Spark's grammar gives."""
+    """Writes random DDL with everything that Spark's grammar allows."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -101,7 +101,7 @@ def test_spark_reads_the_same_names_types_and_nullability(spark, seed):
         "a text", "a bytes", "a int default 3", "a int;", "`a int", "a: int: int", "a map<int>", "a struct<x>",
     ],
 )  # fmt: skip
-def test_what_spark_refuses_is_refused(spark, ddl):
+def test_ddl_that_spark_refuses_is_refused(spark, ddl):
     with pytest.raises(PySparkException):
         StructType.fromDDL(ddl)
     with pytest.raises(SchemaError):

@@ -27,7 +27,7 @@ def triple(row):
 
 
 def broken(row):
-    if row["n"] % 100 == 97:  # not among the rows that a function is tried on before it is taken
+    if row["n"] % 100 == 97:  # not among the rows of the preflight
         raise ValueError("no weights")
     return {**row, "m": 4 * row["n"]}
 """
@@ -35,7 +35,7 @@ def broken(row):
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A registry and a current directory of the test's own."""
+    """A separate registry and current directory for the test."""
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
@@ -127,7 +127,7 @@ def test_serving_without_its_packages_is_refused_before_anything_starts(
     assert not (here / "c").exists()
 
 
-def test_a_port_that_is_taken_is_told_and_nothing_is_left_running(spark: Any, here: Path) -> None:
+def test_a_port_in_use_is_reported_and_nothing_is_left_running(spark: Any, here: Path) -> None:
     flow = Flow("short")
     flow.source("numbers", ListSource([[{"n": 1}]], "n bigint")).sink("out", MemorySink())
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SetupError, match="use another port"):

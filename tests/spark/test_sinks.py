@@ -1,4 +1,4 @@
-"""Sinks on Spark: what lies in their folders, when an epoch runs again, and which folders they refuse."""
+"""Sinks on Spark: the contents of their folders, epochs that run again, and folders that they refuse."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_an_epoch_that_fails_is_never_visible_in_files(spark: Any, tmp_path: Pat
     assert found == {(0, n) for n in range(4)} | {(n // 4, -n) for n in range(4, 9)}
 
 
-def test_folders_that_are_not_the_sinks_own_are_refused_and_nothing_is_written(spark: Any, tmp_path: Path) -> None:
+def test_folders_with_another_owner_are_refused_and_nothing_is_written(spark: Any, tmp_path: Path) -> None:
     taken = FileSink(tmp_path / "taken")
     run_spark(flow_to(taken), spark, checkpoint=str(tmp_path / "c"))
     photos = tmp_path / "photos"
@@ -256,8 +256,8 @@ def test_the_console_says_that_there_are_more_rows(spark: Any, tmp_path: Path, c
 # ── databases ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_database_gets_the_same_from_spark_as_from_the_local_runtime(spark: Any, tmp_path: Path) -> None:
-    """Whatever the session's time zone and however columns are called; in portions of several partitions."""
+def test_both_runtimes_write_the_same_to_a_database(spark: Any, tmp_path: Path) -> None:
+    """Whatever the session's time zone and the names of columns; in portions of several partitions."""
     ddl = "`a.b` bigint, `c``d` string, at timestamp, day date, price decimal(9, 2), raw binary, yes boolean, x float"
     time = datetime(2026, 7, 1, 23, 30, tzinfo=UTC)
     rows: list[Row] = [
@@ -294,7 +294,7 @@ def ledger_flow(spark: Any, ledger: Ledger, connect: Callable[[], Any] | None = 
     return flow
 
 
-def test_of_two_sinks_and_a_change_that_the_second_one_refuses_nothing_is_left(spark: Any, tmp_path: Path) -> None:
+def test_when_the_second_sink_refuses_a_change_the_first_keeps_none_of_its_rows(spark: Any, tmp_path: Path) -> None:
     """The database has the change's rows when the other sink fails. The epoch is run again without the change."""
     ledger, checkpoint = Ledger(tmp_path / "ledger.db"), str(tmp_path / "c")
     job = ledger_flow(spark, ledger).start(spark, checkpoint=checkpoint)
@@ -311,7 +311,7 @@ def test_of_two_sinks_and_a_change_that_the_second_one_refuses_nothing_is_left(s
 
 
 @pytest.mark.slow
-def test_a_run_that_is_given_up_in_the_midst_of_a_transaction_leaves_nothing(spark: Any, tmp_path: Path) -> None:
+def test_a_run_that_is_given_up_within_a_transaction_leaves_nothing(spark: Any, tmp_path: Path) -> None:
     ledger, checkpoint = Ledger(tmp_path / "ledger.db"), str(tmp_path / "c")
     arrived, go_on = threading.Event(), threading.Event()
 
@@ -338,7 +338,7 @@ def test_a_run_that_is_given_up_in_the_midst_of_a_transaction_leaves_nothing(spa
 
 @pytest.mark.slow
 def test_a_function_sink_may_read_its_rows_as_often_and_as_little_as_it_likes(spark: Any, tmp_path: Path) -> None:
-    """What it looks at decides nothing about what the flow computes; operators run once for each row."""
+    """How much it reads does not affect what the flow computes; operators run once for each row."""
     curious: list[Any] = []
 
     def look(df: Any, epoch: int) -> None:
@@ -365,7 +365,7 @@ def test_a_function_sink_may_read_its_rows_as_often_and_as_little_as_it_likes(sp
     assert job.metrics.rows_out == 18
 
 
-def test_a_sink_that_looks_at_nothing_does_not_keep_the_flow_from_running(spark: Any, tmp_path: Path) -> None:
+def test_the_flow_runs_even_if_its_sink_reads_nothing(spark: Any, tmp_path: Path) -> None:
     job = run_spark(flow_to(lambda df, epoch: None), spark, checkpoint=str(tmp_path / "c"))
     assert job.metrics.rows_in == 9
 

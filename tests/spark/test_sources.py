@@ -1,4 +1,4 @@
-"""What can be handed over on Spark: any streaming DataFrame as a source, a batch DataFrame as a lookup's table."""
+"""DataFrames on Spark: any streaming one is a source, a batch one is a lookup's table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_files_are_read_once_each_also_across_restarts(spark: Any, tmp_path: Pat
     assert ages["same"] == 3, "latency counts from the event time that was named"
 
 
-def test_the_rate_source_goes_on_without_gaps(spark: Any, tmp_path: Path) -> None:
+def test_the_rate_source_continues_without_gaps(spark: Any, tmp_path: Path) -> None:
     out = MemorySink()
     for _ in range(2):
         flow = Flow("rate")
@@ -98,7 +98,7 @@ def test_names_that_need_backticks_pass_through_everything(spark: Any, tmp_path:
 
 
 class Counter(DataSourceStreamReader):
-    """Fails on the driver when it is asked for what is new, after the first epoch."""
+    """Fails on the driver when it is asked for new offsets, after the first epoch."""
 
     def initialOffset(self) -> dict[str, int]:
         return {"n": 0}
@@ -142,7 +142,7 @@ def test_a_source_that_fails_between_epochs_fails_the_job(spark: Any, tmp_path: 
     assert out.rows == [{"n": 1}]
 
 
-def test_what_is_no_stream_is_refused(spark: Any) -> None:
+def test_only_streams_are_accepted_as_sources(spark: Any) -> None:
     flow = Flow("sources")
     with pytest.raises(SourceError, match=r"this DataFrame is a batch.*spark\.readStream"):
         flow.source("batch", spark.range(3))
@@ -175,7 +175,7 @@ def test_a_function_that_cannot_be_shipped_is_refused_and_nothing_is_created(spa
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_batch_dataframe_is_a_lookups_table_as_it_was_when_the_job_started(spark: Any, tmp_path: Path) -> None:
+def test_a_lookup_uses_a_batch_dataframe_as_of_the_start_of_the_job(spark: Any, tmp_path: Path) -> None:
     at = dt.datetime(2024, 7, 1, 12, tzinfo=dt.UTC)
     table = spark.createDataFrame([(1, "one", at), (2, "two", None)], "n int, `the name` string, at timestamp")
     flow, out = Flow("joined"), MemorySink()
@@ -191,7 +191,7 @@ def test_a_batch_dataframe_is_a_lookups_table_as_it_was_when_the_job_started(spa
     ]
 
 
-def test_a_table_that_breaks_its_promise_is_refused_and_nothing_is_created(spark: Any, tmp_path: Path) -> None:
+def test_an_invalid_table_is_refused_and_nothing_is_created(spark: Any, tmp_path: Path) -> None:
     table = spark.createDataFrame([(1, "one"), (1, "uno")], "n bigint, name string")
     flow = Flow("joined")
     rows = flow.source("rows", ListSource([[{"n": 1}]], "n bigint"))

@@ -1,4 +1,4 @@
-"""Keyed state on Spark: it outlives jobs, an epoch that fails leaves it alone, and damage is told."""
+"""Keyed state on Spark: it outlives jobs, a failed epoch does not change it, and damage is reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def counting(epochs: list[list[Row]], folder: Path, function: Any = count) -> Fl
 
 
 def expected(epochs: list[list[Row]]) -> tuple[Counter[tuple[int, str, int]], list[tuple[int, str, int, int]]]:
-    """What both sinks hold, counted by hand."""
+    """The expected rows of both sinks, counted by hand."""
     seen: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     nths: Counter[tuple[int, str, int]] = Counter()
@@ -71,7 +71,7 @@ def test_state_outlives_jobs_and_may_be_spread_over_other_tasks(spark: Any, tmp_
 
 
 @pytest.mark.slow
-def test_stages_go_on_with_the_partitions_and_owners_of_the_last_epoch(
+def test_stages_continue_with_the_partitions_and_owners_of_the_last_epoch(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def flow_over(epochs: list[list[Row]]) -> Flow:
@@ -89,7 +89,7 @@ def test_stages_go_on_with_the_partitions_and_owners_of_the_last_epoch(
     assert before is not None
     ran = configuration_of(before, checkpoint.blobs)
     assert ran.assignments == {StageIndex(1): spread(2), StageIndex(2): spread(2)}
-    # As moves will leave them: other numbers of partitions per stage, and partitions that own nothing.
+    # As future moves will leave them: other numbers of partitions per stage, and partitions that own nothing.
     moved = {StageIndex(1): Assignment(3, (2,) * 200 + (0,) * 56), StageIndex(2): Assignment(4, (3, 1) * 128)}
     document = replace(ran, assignments=moved).store(checkpoint.blobs).document
     checkpoint.commit(msgspec.structs.replace(before, configuration=document.digest))
@@ -111,7 +111,7 @@ def test_stages_go_on_with_the_partitions_and_owners_of_the_last_epoch(
 
 
 @pytest.mark.slow
-def test_an_epoch_that_fails_leaves_state_as_it_was(spark: Any, tmp_path: Path) -> None:
+def test_an_epoch_that_fails_does_not_change_state(spark: Any, tmp_path: Path) -> None:
     def stumble(key: str, row: Row, state: State) -> Row:
         result = count(key, row, state)
         if row["n"] == 39 and state.get() > 8:
@@ -142,13 +142,15 @@ def test_a_torn_manifest_is_set_aside_if_spark_has_not_committed_its_epoch(
 
 
 @pytest.mark.slow
-def test_a_damaged_file_of_state_is_an_error_and_restoring_it_goes_on_exactly(spark: Any, tmp_path: Path) -> None:
+def test_a_damaged_state_file_is_reported_and_after_restoring_it_the_job_continues_exactly(
+    spark: Any, tmp_path: Path
+) -> None:
     run_spark(counting(EPOCHS[:2], tmp_path), spark, checkpoint=str(tmp_path / "c"))
     [victim, *_] = sorted((tmp_path / "c" / "state" / "count").iterdir())
     data = victim.read_bytes()
     victim.write_bytes(data[:-8] + bytes(8))
 
-    # On another disk: the copies that workers have would go on without reading the file.
+    # On another disk: with the workers' copies, the job would continue without reading the file.
     flow, elsewhere = counting(EPOCHS, tmp_path), str(tmp_path / "elsewhere")
     with (
         pytest.raises(JobFailed, match=f"the state file 'count/{victim.name}' .* is damaged") as caught,

@@ -1,4 +1,4 @@
-"""Whether Spark reaches a location is asked of its own Hadoop."""
+"""Spark's own Hadoop decides whether it can reach a location."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Any
 from midstream.runtime.spark.storage_check import hadoop_knows
 
 
-def test_hadoop_says_which_file_systems_it_has(spark: Any) -> None:
+def test_hadoop_reports_which_file_systems_it_has(spark: Any) -> None:
     knows = hadoop_knows(spark)
     assert [knows(scheme) for scheme in ("file", "hdfs", "memory", "dir")] == [True, True, False, False]

@@ -1,4 +1,4 @@
-"""Sweeping beside the epochs of a real job: what it cannot remove stops nothing, and what a preflight reads stays."""
+"""Sweeping during the epochs of a real job: failures stop nothing, and files that a preflight reads stay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def count(key: int, row: dict[str, Any], state: State) -> dict[str, Any]:
 
 
 class Slow:
-    """A function that takes its time to open."""
+    """A function that is slow to open."""
 
     def __init__(self, gate: Any) -> None:
         self.pass_through = gate.pass_through
@@ -46,10 +46,10 @@ class Slow:
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_when_files_cannot_be_removed_and_removes_them_later(spark: Any, tmp_path: Path):
+def test_a_job_continues_when_files_cannot_be_removed_and_removes_them_later(spark: Any, tmp_path: Path):
     with counting(spark).start(spark, checkpoint=str(tmp_path), partitions=1) as job:
         assert job.await_epoch(1, WAIT_S)
-    # What is removed as a file must be one: not even root can unlink a folder.
+    # A folder in place of a file: not even root can unlink it.
     folders = [tmp_path / "journal" / f"{number:010d}.0" for number in range(KEPT_JOURNALS + 3)]
     for folder in folders:
         folder.mkdir(parents=True)
@@ -68,7 +68,7 @@ def test_a_job_goes_on_when_files_cannot_be_removed_and_removes_them_later(spark
 
 
 @pytest.mark.slow
-def test_the_state_that_a_function_is_tried_on_stays_while_it_is_opened(spark: Any, tmp_path: Path, gate: Any):
+def test_preflight_keeps_its_state_files_while_a_function_is_opened(spark: Any, tmp_path: Path, gate: Any):
     outcomes: list[Outcome] = []
     with counting(spark).start(spark, checkpoint=str(tmp_path), partitions=1) as job:
         assert job.await_epoch(2, WAIT_S)
@@ -76,7 +76,7 @@ def test_the_state_that_a_function_is_tried_on_stays_while_it_is_opened(spark: A
         thread.start()
         gate.arrive()
         before = job.metrics.epochs
-        # By then the files that the sample refers to have been merged into others, and swept.
+        # By then the sample's files have been merged into others, and swept.
         assert job.await_epoch(before + 2 * MERGED_AT_ONCE, WAIT_S)
         gate.open()
         thread.join()

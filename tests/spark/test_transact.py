@@ -1,4 +1,4 @@
-"""Transactions on Spark: what comes out, what the tables hold, restarts, changes, and the examples."""
+"""Transactions on Spark: output, contents of tables, restarts, changes, and the examples."""
 
 from __future__ import annotations
 

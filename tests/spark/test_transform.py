@@ -1,4 +1,4 @@
-"""Transforms: any DataFrame → DataFrame function inside a flow, run by Catalyst, held to its declared schema."""
+"""Transforms: any DataFrame → DataFrame function in a flow, run by Catalyst, checked against its declared schema."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_stages_run_once_however_many_transforms_and_sinks_read_them(spark: Any,
     assert found == expected
 
 
-def test_a_transform_that_drops_everything_does_not_disturb_the_rest(spark: Any, tmp_path: Path) -> None:
-    """Catalyst need not even run what is before it; rows that pass by, or are read elsewhere, are all there."""
+def test_a_transform_that_drops_everything_does_not_affect_the_rest(spark: Any, tmp_path: Path) -> None:
+    """Catalyst need not even run what is before it; rows that bypass it, or are read elsewhere, are complete."""
     flow, rest, nothing = Flow("dropping"), MemorySink(), MemorySink()
     rows = source(flow).key_by("by_user", "user").map("same", lambda row: row)
     dropped = rows.transform("drop", lambda df: df.where("1 = 0"))
@@ -115,7 +115,7 @@ def test_a_transform_that_drops_everything_does_not_disturb_the_rest(spark: Any,
     assert by_n(rest.rows) == ROWS
 
 
-def test_a_flow_of_which_nothing_is_read_still_commits_its_epochs(spark: Any, tmp_path: Path) -> None:
+def test_a_flow_whose_output_is_not_read_still_commits_its_epochs(spark: Any, tmp_path: Path) -> None:
     flow, out = Flow("nothing"), MemorySink()
     rows = source(flow).key_by("by_user", "user").map("same", lambda row: row)
     later = rows.transform("drop", lambda df: df.where("1 = 0")).map("dropped", lambda row: row)

@@ -1,4 +1,4 @@
-"""What Python Spark's workers run is looked at when a job starts: midstream is shipped there, all else is told."""
+"""The Python of Spark's workers is checked when a job starts: midstream is shipped, other problems are reported."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def attempts(tmp_path: Path, *pythons: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def poor_python(bare_python: Path, tmp_path: Path) -> Path:
-    """One that lacks two of midstream's dependencies as well."""
+    """A Python that lacks two of midstream's dependencies as well."""
     home = tmp_path / "poor"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     [packages] = home.glob("lib/python*/site-packages")
@@ -83,7 +83,7 @@ def poor_python(bare_python: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * PATIENCE_S)
-def test_workers_on_one_machine_get_midstream_or_the_start_says_what_they_lack(bare_python, poor_python, tmp_path):
+def test_workers_on_one_machine_get_midstream_or_the_start_names_what_they_lack(bare_python, poor_python, tmp_path):
     poor, nowhere, bare = attempts(tmp_path, str(poor_python), str(tmp_path / "nowhere"), str(bare_python))
     assert (poor["error"], poor["wrote"]) == ("SetupError", False)
     assert f"with {poor_python} (Python {sys.version_info[0]}.{sys.version_info[1]}" in poor["says"]
@@ -107,7 +107,7 @@ def another_python() -> str | None:
 @pytest.mark.slow
 @pytest.mark.timeout(3 * PATIENCE_S)
 @pytest.mark.skipif(another_python() is None, reason="there is no Python of another minor version here")
-def test_workers_of_another_version_of_python_are_told(tmp_path):
+def test_workers_with_another_version_of_python_are_reported(tmp_path):
     python = another_python()
     assert python is not None
     [other] = attempts(tmp_path, python)

@@ -20,7 +20,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("q3", "q5", "q6"
 @pytest.mark.parametrize(
     "name", ["word_count of skewed keys", "ysb", "fries_w2, revised", "fries_w4", "fries_w5", *SLOW]
 )
-def test_a_flow_gives_what_its_oracle_says(name: str, spark: Any, tmp_path: Path) -> None:
+def test_a_flow_produces_what_its_oracle_computes(name: str, spark: Any, tmp_path: Path) -> None:
     case = CASES[name]()
     assert len(case.expected) >= 4
     run_spark(case.flow, spark, checkpoint=str(tmp_path / "checkpoint"))
@@ -40,7 +40,7 @@ def test_a_generator_feeds_a_flow_directly(spark: Any, tmp_path: Path) -> None:
 
 
 def test_running_totals_of_a_generator_end_at_the_sums(spark: Any, tmp_path: Path) -> None:
-    """Spark cuts a generator into epochs as it likes; what the last ones say must be the whole."""
+    """Spark cuts a generator into epochs as it likes; the last totals must be complete."""
     source, out = word_count.words(1_000_000, keys=300, limit=20_000, max_rows_per_epoch=6000), MemorySink()
     run_spark(word_count.flow(source, out), spark, checkpoint=str(tmp_path / "checkpoint"))
     [totals] = word_count.oracle([pa.Table.from_batches(source.rows(0, 20_000, start_us=0))])

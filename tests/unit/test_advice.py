@@ -1,4 +1,4 @@
-"""A change that did not go through says why, how the job goes on, and what to do; the advice fits the cause."""
+"""A change that failed reports why, how the job continues, and what to do; the advice fits the cause."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def failed(update: Update, sink: Any = None) -> ChangeRecord:
     """The record of a change that did not work."""
     run = run_local(flow(sink or MemorySink()), changes=[ChangeAt.of(1, update, scheduler="epoch")])
     [record] = run.history
-    assert len(run.progress) == len(EPOCHS), "the job went on"
+    assert len(run.progress) == len(EPOCHS), "the job continued"
     assert OF_A_JOB_THAT_ENDED not in str(record.error)
     return record
 
 
-def test_of_a_function_that_fails_the_row_is_shown_and_the_function_is_to_be_fixed():
+def test_a_failing_function_is_reported_with_its_row_and_the_advice_to_fix_it():
     error = str(failed(Update("A", lambda row: {"n": 1 // (row["n"] - 23)})).error)
     first, *_, last = error.splitlines()
     assert first.startswith("operator 'A' failed in epoch 2, partition ")
@@ -48,7 +48,7 @@ def test_of_a_function_that_fails_the_row_is_shown_and_the_function_is_to_be_fix
     assert last.endswith(f"{GOES_ON} Fix the new function of A, and request the change again.")
 
 
-def test_of_an_operator_that_was_not_changed_the_changed_one_is_named():
+def test_a_failure_of_an_unchanged_operator_names_the_changed_one():
     record = failed(Update("A", lambda row: {"n": None}))
     assert str(record.error).startswith("operator 'B' failed in epoch ")
     assert str(record.error).endswith(
@@ -56,7 +56,7 @@ def test_of_an_operator_that_was_not_changed_the_changed_one_is_named():
     )
 
 
-def test_of_a_sink_that_fails_the_changed_operator_is_named():
+def test_a_failing_sink_names_the_changed_operator():
     def positive(rows: Any, epoch: int) -> None:
         if min(rows["n"].to_pylist()) < 0:
             raise ValueError("negative")
@@ -87,12 +87,12 @@ def test_without_a_function_to_blame_the_advice_says_so(failure, says):
     assert advice.startswith(f"{GOES_ON} {says}")
 
 
-def test_if_epochs_were_committed_under_the_change_the_advice_says_that_they_stay():
+def test_the_advice_says_that_epochs_committed_under_the_change_stay():
     advice = after_roll_back(RunFailure("", operator="A"), ("A",), Revision(3), is_committed=True)
     assert advice.startswith(f"Epochs that were committed under the change stay as they are. {GOES_ON}")
 
 
-def test_a_refusal_by_preflight_shows_the_row_and_says_how_to_go_on(tmp_path: Path):
+def test_a_refusal_by_preflight_shows_the_row_and_what_to_do(tmp_path: Path):
     graph = flow(MemorySink()).graph
     with local.runtime_of(graph, partitions=1, checkpoint=str(tmp_path)) as runtime:
         [rows, *_] = source_epochs(graph)

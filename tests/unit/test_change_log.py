@@ -1,4 +1,4 @@
-"""The log of changes: entries are added and never altered; what is torn at its end was never acknowledged."""
+"""The log of changes: entries are added and never altered; a torn last entry was never acknowledged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def entries(folder: Path) -> list[str]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> ChangeLog:
-    """Of two changes, the first of which is applied: three entries."""
+    """A log of two changes, the first of which is applied: three entries."""
     made = ChangeLog(str(tmp_path))
     for record in (record_of(1), record_of(2), record_of(1, APPLIED)):
         made.keep(record)
@@ -49,7 +49,7 @@ def again(log: ChangeLog) -> ChangeLog:
     return ChangeLog(log.location)
 
 
-def test_changes_are_numbered_in_the_order_of_requests_and_of_a_number_the_last_entry_counts(tmp_path: Path) -> None:
+def test_changes_are_numbered_by_request_and_the_last_entry_of_each_counts(tmp_path: Path) -> None:
     log = ChangeLog(str(tmp_path))
     for number in (1, 2):
         assert log.next_number() == number
@@ -124,7 +124,7 @@ def test_a_torn_last_entry_is_left_out_reported_and_set_aside_by_the_next(
     [message] = [record.getMessage() for record in caplog.records]
     assert "the last entry" in message
     assert "0000000003.json" in message
-    assert entries(tmp_path) == [f"{entry:010d}.json" for entry in (1, 2, 3)], "who only reads changes nothing"
+    assert entries(tmp_path) == [f"{entry:010d}.json" for entry in (1, 2, 3)], "a reader changes nothing"
     found.keep(record_of(1, Outcome.ROLLED_BACK))
     assert (tmp_path / "0000000003.json.torn").read_bytes() == torn
     assert kept(again(log)) == kept(found) == [(1, "rolled back"), (2, "pending")]
@@ -157,7 +157,7 @@ def test_damage_before_the_end_is_an_error_that_says_what_to_do(log: ChangeLog, 
 
 @pytest.mark.parametrize("how", [*TEARS, "missing"])
 @pytest.mark.parametrize("damaged", [(1,), (2,), (3,), (1, 2), (1, 2, 3)])
-def test_damage_can_be_set_aside_and_what_is_whole_stays(
+def test_damaged_entries_can_be_set_aside_and_whole_ones_stay(
     log: ChangeLog, tmp_path: Path, how: str, damaged: tuple[int, ...]
 ) -> None:
     held = {1: (1, "pending"), 2: (2, "pending"), 3: (1, "applied")}
@@ -198,7 +198,7 @@ def script(store: BlobStore) -> Configuration:
 
 @pytest.mark.parametrize("entry", [1, 2, 3, 4])
 @pytest.mark.parametrize("how", [*TEARS, "missing"])
-def test_the_script_counts_again_after_drop_whatever_is_damaged(tmp_path: Path, entry: int, how: str) -> None:
+def test_after_drop_the_script_is_in_force_whatever_is_damaged(tmp_path: Path, entry: int, how: str) -> None:
     store, log = BlobStore(str(tmp_path / "blobs")), ChangeLog(str(tmp_path / "changes"))
     first = script(store)
     digest = store.put(pack(two, "FM"))

@@ -1,4 +1,4 @@
-"""The channel between coordinator and tasks: real sockets, and real second processes where that is the point."""
+"""The channel between coordinator and tasks: real sockets, and real second processes where they matter."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from midstream.control.messages import (
 from midstream.errors import ChannelError
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run, StageIndex
 
-LONG = 60.0  # seconds that only a failing test waits
+LONG = 60.0  # seconds; only a failing test waits this long
 LONG_MS = 60_000
 
 
@@ -46,7 +46,7 @@ def started(attempt: int = 0) -> TaskStarted:
 
 
 def echo(peer: bytes, message: FromTask) -> list[tuple[bytes, ToTask]]:
-    """Answer with an assignment whose revision is the task's attempt, so that answers can be told apart."""
+    """Answer with an order whose revision is the task's attempt, so that answers can be distinguished."""
     attempt = message.task.attempt if isinstance(message, TaskStarted) else 0
     return [(peer, TaskOrder(Revision(attempt), Digest("ab")))]
 
@@ -58,7 +58,7 @@ def revision(answer: ToTask) -> int:
 
 @contextlib.contextmanager
 def python(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a script in a Python process of its own; the process never outlives the test."""
+    """Run a script in a separate Python process, which never outlives the test."""
     process = subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -80,7 +80,7 @@ def packed(address: Address) -> str:
 
 @contextlib.contextmanager
 def raw_dealer(address: Address, keys: bool = True, identity: bytes | None = None) -> Iterator[zmq.Socket[bytes]]:
-    """A socket that may send what it likes."""
+    """A socket that can send anything."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         if identity is not None:
@@ -92,7 +92,7 @@ def raw_dealer(address: Address, keys: bool = True, identity: bytes | None = Non
         yield dealer
 
 
-# ── asking and answering ──────────────────────────────────────────────────────────────────────────────────────────
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_request_gets_its_answer():
@@ -143,7 +143,7 @@ def test_many_clients_at_once_each_get_their_own_answers():
         assert (wrong, server.error, server.dropped) == ([], None, 0)
 
 
-def test_a_post_is_handled_and_its_answer_bothers_nobody():
+def test_a_post_is_handled_and_its_answer_is_not_sent():
     heard = []
 
     def handle(peer: bytes, message: FromTask) -> list[tuple[bytes, ToTask]]:
@@ -179,7 +179,7 @@ def test_unsolicited_messages_do_not_disturb_a_request_and_are_kept():
         assert client.receive() is None
 
 
-def test_one_task_can_make_the_coordinator_speak_to_another():
+def test_a_message_from_one_task_can_trigger_a_message_to_another():
     peers = []
 
     def handle(peer: bytes, message: FromTask) -> list[tuple[bytes, ToTask]]:
@@ -265,10 +265,10 @@ def test_a_peer_that_connects_again_takes_over_its_identity():
             assert channel._unpack(channel._to_task, new.recv_multipart()) == (0, Release())
 
 
-# ── who may speak ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_address_travels_and_keeps_its_secret_out_of_logs():
+def test_an_address_can_be_pickled_and_its_repr_hides_the_secret():
     with Server(echo) as server:
         address = server.address
         assert pickle.loads(pickle.dumps(address)) == address
@@ -278,7 +278,7 @@ def test_an_address_travels_and_keeps_its_secret_out_of_logs():
             address.endpoint = "tcp://elsewhere:1"  # type: ignore[misc]
 
 
-def test_a_client_with_another_key_is_refused_and_told_so_before_the_timeout():
+def test_a_client_with_another_key_learns_of_its_refusal_before_the_timeout():
     heard = []
     public, secret = zmq.curve_keypair()
 
@@ -294,7 +294,7 @@ def test_a_client_with_another_key_is_refused_and_told_so_before_the_timeout():
 
 
 def told_in_the_end(client: Client, what: str) -> str:
-    """What a client with little patience is told; on a busy machine its handshake may take longer than one request."""
+    """The error of a client with a short timeout; on a busy machine its handshake may outlast one request."""
     give_up = time.monotonic() + LONG
     while True:
         with pytest.raises(ChannelError) as caught:
@@ -312,7 +312,7 @@ def test_an_address_with_another_server_key_fails_and_says_what_is_wrong():
         assert told.startswith("no answer to TaskStarted within 0.15 s, at tcp://")
 
 
-def test_the_keys_of_one_job_do_not_open_another():
+def test_the_keys_of_one_job_are_refused_by_another():
     with Server(echo) as one, Server(echo) as other:
         mixed = replace(one.address, endpoint=other.address.endpoint, server_key=other.address.server_key)
         with Client(mixed, timeout=60) as client, pytest.raises(ChannelError, match="refused this client's key"):
@@ -321,7 +321,7 @@ def test_the_keys_of_one_job_do_not_open_another():
             assert revision(client.request(started(1))) == 1
 
 
-def test_a_peer_without_keys_never_gets_a_word_in():
+def test_messages_of_a_peer_without_keys_are_never_handled():
     heard = []
 
     def handle(peer: bytes, message: FromTask) -> list[tuple[bytes, ToTask]]:
@@ -373,10 +373,10 @@ def test_garbage_from_a_peer_with_the_right_key_is_dropped_and_counted(frames):
         assert (server.dropped, server.error) == (1, None)
 
 
-# ── when things go wrong ──────────────────────────────────────────────────────────────────────────────────────────
+# ── failures ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_handler_that_raises_refuses_the_sender_and_is_remembered_and_lives_on():
+def test_when_a_handler_raises_the_sender_is_refused_and_the_server_continues():
     def handle(peer: bytes, message: FromTask) -> Iterator[tuple[bytes, ToTask]]:
         attempt = message.task.attempt if isinstance(message, TaskStarted) else 0
         yield peer, Release()
@@ -388,13 +388,13 @@ def test_a_handler_that_raises_refuses_the_sender_and_is_remembered_and_lives_on
         for n in (1, 2):
             refusal = Refused(f"the coordinator failed on TaskStarted: LookupError: attempt {n}")
             assert client.request(started(n)) == refusal
-            assert client.receive() is None  # nothing of a failed handling is sent
+            assert client.receive() is None  # a handler that raised sends nothing
         client.post(started(3))
         assert client.request(started(0)) == Accepted()
         assert (type(server.error), str(server.error)) == (LookupError, "attempt 1")
 
 
-def test_a_handler_that_gives_back_what_cannot_be_sent_is_an_error_of_the_handler():
+def test_a_handler_that_returns_something_unsendable_counts_as_failed():
     with Server(lambda peer, message: [(peer, object())]) as server, Client(server.address) as client:  # type: ignore[list-item]
         assert isinstance(client.request(started()), Refused)
         assert isinstance(server.error, TypeError)
@@ -419,7 +419,7 @@ def test_a_late_answer_is_never_taken_for_the_answer_to_a_later_request():
         assert client.receive() is None
 
 
-def test_a_timeout_tells_a_stuck_driver_from_nobody_there():
+def test_a_timeout_distinguishes_a_stuck_driver_from_a_missing_one():
     go_on = threading.Event()
 
     def handle(peer: bytes, message: FromTask) -> list[tuple[bytes, ToTask]]:
@@ -439,13 +439,13 @@ def test_a_timeout_tells_a_stuck_driver_from_nobody_there():
         client.request(started())
 
 
-def test_receive_waits_no_longer_than_told():
+def test_receive_waits_no_longer_than_its_timeout():
     with Server(echo) as server, Client(server.address) as client:
         assert client.receive(0.02) is None
         assert client.receive() is None
 
 
-def test_the_last_words_of_a_closing_server_arrive_then_the_loss_is_told_once():
+def test_the_last_messages_of_a_closing_server_arrive_and_the_loss_is_reported_once():
     words: list[ToTask] = [*[Refused("so much to say " * 1000)] * 300, Release()]
 
     def handle(peer: bytes, message: FromTask) -> list[tuple[bytes, ToTask]]:
@@ -519,7 +519,7 @@ def test_a_driver_that_is_killed_ends_the_wait_for_its_answer_at_once():
 
 
 def test_a_driver_that_falls_silent_is_noticed_by_heartbeat(monkeypatch):
-    """A stopped process keeps its connections open, like a machine without power: only heartbeats tell."""
+    """A stopped process keeps its connections open, like a machine without power: only heartbeats reveal it."""
     monkeypatch.setattr(channel, "_HEARTBEAT_EVERY", 20)
     monkeypatch.setattr(channel, "_HEARTBEAT_LIMIT", 100)
     with python(MUTE_SERVER) as driver:
@@ -575,14 +575,14 @@ print("parent", client.request(WorkerJoined(WorkerId("host", 3))))
 """
 
 
-def test_a_fork_cannot_use_what_it_inherits_but_opens_its_own_and_leaves_the_parent_alone():
+def test_a_fork_cannot_use_inherited_sockets_but_can_open_its_own():
     with python(FORK) as process:
         out, err = process.communicate(timeout=LONG)
         # The parent closes nothing: an open channel does not keep a process from ending.
         assert (process.returncode, out, err) == (0, "child 0\nparent Accepted()\n", "")
 
 
-def test_two_threads_on_one_client_are_told_instead_of_crashing_the_process():
+def test_two_threads_on_one_client_get_an_error_instead_of_a_crash():
     entered, go_on = threading.Event(), threading.Event()
 
     def handle(peer: bytes, message: FromTask) -> list[tuple[bytes, ToTask]]:
@@ -618,7 +618,7 @@ def test_close_can_be_repeated_frees_the_port_and_ends_the_thread():
         server.send(b"peer", Release())
 
 
-def test_a_closed_client_says_so():
+def test_a_closed_client_raises():
     with Server(echo) as server:
         client = Client(server.address)
         client.close()
@@ -627,7 +627,7 @@ def test_a_closed_client_says_so():
             client.request(started())
 
 
-def test_what_was_posted_before_a_close_still_arrives():
+def test_messages_posted_before_a_close_still_arrive():
     arrived = threading.Event()
 
     def handle(peer: bytes, message: FromTask) -> list[tuple[bytes, ToTask]]:

@@ -1,4 +1,4 @@
-"""A checkpoint belongs to one flow, and remembers what each committed epoch was."""
+"""A checkpoint belongs to one flow, and has a manifest of each committed epoch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_looking_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_claimed_folder_says_whose_it_is(tmp_path):
+def test_a_claimed_folder_has_the_identity_of_its_flow(tmp_path):
     checkpoint = claimed(tmp_path / "job")
     found = json.loads((tmp_path / "job" / "midstream.json").read_text())
     assert found["flow"] == "fraud"
@@ -54,7 +54,7 @@ def test_a_claimed_folder_says_whose_it_is(tmp_path):
     assert found["job"] == checkpoint.identity.job
 
 
-def test_the_same_flow_goes_on_as_the_same_job(tmp_path):
+def test_the_same_flow_continues_as_the_same_job(tmp_path):
     first = claimed(tmp_path)
     assert claimed(tmp_path).identity == first.identity
     # The order in which sources were added does not matter, nor does anything else about the flow.
@@ -124,7 +124,7 @@ def test_a_torn_newest_manifest_of_an_epoch_that_spark_has_not_committed_is_set_
     assert running.newest_manifest() == manifest(2)
 
 
-def test_who_only_looks_does_without_a_torn_manifest_and_changes_nothing(running, tmp_path):
+def test_a_reader_ignores_a_torn_manifest_and_changes_nothing(running, tmp_path):
     damage(tmp_path, 2, "empty")
     running.release()
     before = sorted(path.name for path in (tmp_path / "epochs").iterdir())
@@ -150,7 +150,7 @@ def test_a_torn_manifest_of_an_epoch_that_spark_has_committed_names_the_epoch_to
 
 
 @pytest.mark.parametrize("torn", [b"", b"v1\n", b'v1\n{"nextBatch', bytes(30)])
-def test_a_torn_commit_of_sparks_is_no_commit_and_is_set_aside(running, tmp_path, torn, caplog):
+def test_a_torn_commit_in_sparks_log_is_set_aside_and_does_not_count(running, tmp_path, torn, caplog):
     committed_by_spark(tmp_path, 0, 1, 2)
     commits = tmp_path / "spark" / "commits"
     (commits / "2").write_bytes(torn)
@@ -183,7 +183,7 @@ def test_only_the_newest_manifest_can_be_torn_by_a_crash(running, tmp_path):
         running.newest_manifest()
 
 
-def test_an_epoch_whose_files_of_state_are_gone_is_no_epoch_to_go_back_to(running, tmp_path):
+def test_an_epoch_whose_state_files_are_gone_is_not_offered_to_go_back_to(running, tmp_path):
     author = Author("total", Epoch(1), Run(0), PartitionId(0), attempt=0)
     ref = running.states.write(table_of([b"\x01\x00a"], [b"1"]), FileKind.DELTA, author)
     lineage = Lineage.start("total").after(Epoch(1), [ref]).encode()
@@ -201,13 +201,13 @@ def test_an_epoch_whose_files_of_state_are_gone_is_no_epoch_to_go_back_to(runnin
         running.manifest(Epoch(2))
 
 
-def test_a_first_start_that_was_killed_at_once_can_be_done_again(tmp_path):
+def test_a_first_start_that_was_killed_at_once_can_be_repeated(tmp_path):
     (tmp_path / "lock").touch()
     (tmp_path / "midstream.json.4711.tmp").write_bytes(b'{"form')
     assert claimed(tmp_path).identity.flow == "fraud"
 
 
-def test_what_an_earlier_process_left_is_on_disk_before_anything_is_done_with_it(tmp_path):
+def test_claiming_syncs_what_an_earlier_process_left(tmp_path):
     recorder = Recorder()
     with recorder.recording():
         claimed(tmp_path / "job")
@@ -229,7 +229,7 @@ def test_without_durability_nothing_waits_for_the_disk(tmp_path):
     assert not any(isinstance(operation, Synced | AllSynced) for operation in recorder.operations)
 
 
-def test_an_epoch_goes_on_from_the_manifest_of_the_one_before(tmp_path):
+def test_an_epoch_continues_from_the_previous_manifest(tmp_path):
     checkpoint = claimed(tmp_path)
     assert checkpoint.manifest_before(Epoch(0)) is None
     assert checkpoint.newest_manifest() is None
@@ -241,7 +241,7 @@ def test_an_epoch_goes_on_from_the_manifest_of_the_one_before(tmp_path):
         checkpoint.manifest_before(Epoch(5))
 
 
-def test_two_jobs_are_never_the_same(tmp_path):
+def test_two_jobs_have_different_identities(tmp_path):
     assert claimed(tmp_path / "a").identity.job != claimed(tmp_path / "b").identity.job
 
 
@@ -292,7 +292,7 @@ def test_an_identity_cut_anywhere_is_damage(tmp_path):
                 look()
 
 
-def test_an_identity_with_a_wrong_byte_is_refused_or_is_another_jobs(tmp_path):
+def test_an_identity_with_a_wrong_byte_is_refused_or_names_another_job(tmp_path):
     # It has no checksum, because all that matters in it is compared with something else. Under another job's name local
     # copies of state are not used, and the folders of sinks are not written.
     before = claimed(tmp_path).identity
@@ -343,7 +343,7 @@ def test_an_epoch_that_is_committed_again_replaces_its_manifest(tmp_path):
     assert checkpoint.manifest(Epoch(0)) == again
 
 
-def test_blobs_lie_in_the_checkpoint_and_spark_has_a_folder_of_its_own(tmp_path):
+def test_blobs_are_in_the_checkpoint_and_spark_has_its_own_folder(tmp_path):
     checkpoint = claimed(tmp_path)
     digest = checkpoint.blobs.put(Blob.of(b"model"))
     assert (tmp_path / "blobs" / digest[:2] / digest).read_bytes() == b"model"

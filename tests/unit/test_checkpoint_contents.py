@@ -1,4 +1,4 @@
-"""What is in a checkpoint: no pickle of a class of midstream, and a format number in every document."""
+"""A checkpoint contains no pickle of a class of midstream, and every document has a format number."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_no_pickle_of_a_class_of_midstream_is_on_disk(written):
     assert pickles > 100, "functions and state of users are pickled, and this test can see that"
 
 
-def test_what_users_pickle_is_in_blobs_and_state_only(written):
+def test_pickles_of_users_are_in_blobs_and_state_only(written):
     holders = {name.split("/")[1] for name, data in files(written) if count_pickles(data)}
     assert holders == {"blobs", "state"}
 
 
-def test_every_document_says_its_format(written):
+def test_every_document_has_its_format_number(written):
     seen = set()
     for name, data in files(written):
         kind = name.split("/")[1]

@@ -1,4 +1,4 @@
-"""A checkpoint that an earlier midstream wrote opens, goes on, can be looked at, and changes can be taken back."""
+"""A checkpoint of an earlier midstream can be opened, continued and inspected, and its changes reverted."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def assert_goes_on(checkpoint: str, oracle: Oracle) -> None:
         assert shop.found(epoch) == oracle.expected[epoch], epoch
 
 
-def test_it_opens_and_goes_on_as_if_nothing_had_happened(checkpoint):
+def test_an_old_checkpoint_opens_and_continues_exactly(checkpoint):
     assert_goes_on(checkpoint, Oracle())
 
 
-def test_its_state_can_be_looked_at(checkpoint):
+def test_the_state_of_an_old_checkpoint_can_be_read(checkpoint):
     oracle = Oracle(STORED_EPOCHS)
     overview = call("state", checkpoint)
     for operator in STATEFUL:
@@ -66,7 +66,7 @@ def test_its_state_can_be_looked_at(checkpoint):
     assert {row["key"]: row["value"] for row in notes} == {user: repr(ids) for user, ids in oracle.notes.items()}
 
 
-def test_its_history_can_be_read(checkpoint):
+def test_the_history_of_an_old_checkpoint_can_be_read(checkpoint):
     text = call("history", checkpoint)
     for operator in ("price", "remember", "country", "ledger"):
         assert operator in text
@@ -79,12 +79,12 @@ def test_its_history_can_be_read(checkpoint):
     assert records[1].updates[0].migrate is not None
 
 
-def test_a_change_can_be_taken_back_before_it_goes_on(checkpoint):
+def test_a_change_in_an_old_checkpoint_can_be_reverted(checkpoint):
     revert_offline(checkpoint, 3)
     assert_goes_on(checkpoint, Oracle(limit_in=range(3, STORED_EPOCHS)))
 
 
-def test_it_has_every_kind_of_file(checkpoint):
+def test_the_stored_checkpoint_has_every_kind_of_file(checkpoint):
     names = " ".join(str(path.relative_to(checkpoint)) for path in Path(checkpoint).rglob("*"))
     for part in ("midstream.json", "blobs/", "epochs/", "changes/", "-delta-", "-merged-", "-snapshot-"):
         assert part in names
@@ -93,6 +93,6 @@ def test_it_has_every_kind_of_file(checkpoint):
 
 
 def test_the_script_that_made_it_still_runs(tmp_path: Path, checkpoint: Any):
-    """What this midstream writes is read like what an earlier one wrote."""
+    """Checkpoints of this midstream and of an earlier one are read alike."""
     make(tmp_path / "new")
     assert_goes_on(str(tmp_path / "new"), Oracle())

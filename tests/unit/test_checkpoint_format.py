@@ -1,4 +1,4 @@
-"""The page on the format of checkpoints says what the code does: a field that is added or renamed must be told."""
+"""The page on the format of checkpoints matches the code: it must list every field that is added or renamed."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ def test_the_page_lists_the_fields_of_every_kind(heading, kinds):
     }
 
 
-def test_the_page_is_of_this_format_and_can_be_found():
+def test_the_page_describes_the_current_format_and_is_linked():
     assert f"**format {FORMAT}**" in PAGE
     assert "(checkpoint-format.md)" in (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")

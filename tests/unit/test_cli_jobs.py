@@ -250,7 +250,7 @@ def test_an_unknown_job_is_refused_when_none_is_served():
 def test_an_ambiguous_beginning_of_an_id_is_refused(two):
     result = call("status", "012")
     assert result.exit_code == 2
-    assert "'012' may be fraud (01234567), clicks (0127aaaa); say which" in result.stderr
+    assert "'012' may be fraud (01234567), clicks (0127aaaa); use the beginning" in result.stderr
 
 
 def test_a_job_that_has_just_ended_is_reported():

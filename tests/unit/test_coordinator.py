@@ -1,4 +1,4 @@
-"""The coordinator, as its table of states and events says. One test per row, and per promise."""
+"""The coordinator follows its table of states and events. One test per row, and per guarantee."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def running(**changes: int) -> Coordinator:
 
 
 def tell(coordinator: Coordinator, *messages: FromTask) -> list[object]:
-    """What the coordinator answers to each message. Every answer goes to the peer that spoke."""
+    """The coordinator's answer to each message. Every answer goes to the sender."""
     answers: list[object] = []
     for number, message in enumerate(messages):
         peer = f"peer {number}".encode()
@@ -151,7 +151,7 @@ def test_running_seals_or_abandons_only_the_run_in_progress():
             coordinator.handle(event)
 
 
-def test_a_senseless_event_changes_nothing():
+def test_an_illegal_event_changes_nothing():
     coordinator = running()
     run(coordinator, finished(task(), rows=5))
     for event in (opened(epoch=8), sealed(run=1), abandoned(epoch=6)):
@@ -197,7 +197,7 @@ def test_an_abandoned_run_leaves_nothing_behind():
     assert [stats.rows_in for stats in verdict.operators] == [1]
 
 
-# ── what tasks are told ───────────────────────────────────────────────────────────────────────────────────────────
+# ── orders ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_started_task_gets_the_program_of_its_stage():
@@ -234,7 +234,7 @@ def test_tasks_of_another_run_or_epoch_are_fenced_and_leave_no_trace(stale: Task
 
 
 @pytest.mark.parametrize("end", [sealed(), abandoned()], ids=["sealed", "abandoned"])
-def test_a_task_that_outlives_its_run_is_fenced_at_its_next_word(end: Event):
+def test_a_task_that_outlives_its_run_is_fenced_at_its_next_message(end: Event):
     coordinator = running()
     run(coordinator, finished(task()))
     coordinator.handle(end)
@@ -258,7 +258,7 @@ def test_a_report_that_arrives_twice_counts_once():
     assert committed_rows(coordinator) == (1, 5)
 
 
-def test_a_retried_task_makes_up_for_the_one_that_died():
+def test_a_retry_replaces_a_task_that_died():
     coordinator = running()
     tell(coordinator, TaskStarted(task(attempt=1)))
     run(coordinator, finished(task(attempt=2), rows=5))
@@ -273,7 +273,7 @@ def test_of_two_speculative_attempts_one_counts():
     assert committed_rows(coordinator) == (1, 5)
 
 
-def test_when_attempts_disagree_the_first_report_stands():
+def test_when_attempts_disagree_the_first_report_counts():
     coordinator = running()
     run(coordinator, finished(task(attempt=1), rows=5), finished(task(attempt=2), rows=6))
     assert committed_rows(coordinator) == (1, 5)
@@ -357,7 +357,7 @@ def test_of_many_silent_partitions_the_first_few_are_named():
     assert told.count("partition ") == 5
 
 
-def test_a_row_that_was_sent_and_not_received_is_missed():
+def test_a_row_that_was_sent_and_not_received_is_detected():
     coordinator = running()
     run(
         coordinator,
@@ -368,7 +368,7 @@ def test_a_row_that_was_sent_and_not_received_is_missed():
     assert rejection(coordinator) == "stage 1 received 4 of 5 rows on wire 1"
 
 
-def test_a_row_that_was_received_and_not_sent_is_noticed():
+def test_a_row_that_was_received_and_not_sent_is_detected():
     coordinator = running()
     run(coordinator, finished(task(), sent={1: 2}), finished(task(stage=1), received={1: 3}))
     assert rejection(coordinator) == "stage 1 received 3 of 2 rows on wire 1"
@@ -380,14 +380,14 @@ def test_rows_on_one_wire_do_not_make_up_for_rows_on_another():
     assert rejection(coordinator) == "stage 1 received 3 of 2 rows on wire 1"
 
 
-def test_rows_for_a_stage_that_never_ran_are_missed():
+def test_rows_for_a_stage_that_never_ran_are_detected():
     coordinator = running()
     run(coordinator, finished(task(), sent={1: 2}))
     assert rejection(coordinator) == "stage 1 received 0 of 2 rows on wire 1"
 
 
 def test_a_wire_is_counted_at_every_stage_it_is_carried_through():
-    """Rows for a deeper stage travel on: the stage between receives their rows and sends as many."""
+    """Rows for a deeper stage pass through: the stage between receives them and sends as many."""
     coordinator = running()
     run(
         coordinator,
@@ -398,7 +398,7 @@ def test_a_wire_is_counted_at_every_stage_it_is_carried_through():
     assert isinstance(seal(coordinator), Commit)
 
 
-def test_a_carried_row_lost_on_the_way_is_missed_where_it_was_lost():
+def test_a_carried_row_that_is_lost_is_detected_where_it_was_lost():
     coordinator = running()
     run(
         coordinator,
@@ -430,7 +430,7 @@ def test_a_worker_that_has_left_is_not_released_again():
     assert coordinator.handle(JobEnding()) == []
 
 
-def test_a_worker_that_joins_again_is_released_where_it_was_heard_last():
+def test_a_worker_that_joins_again_is_released_at_its_last_address():
     coordinator = Coordinator()
     coordinator.handle(Received(b"old", WorkerJoined(WorkerId("a", 1))))
     coordinator.handle(Received(b"new", WorkerJoined(WorkerId("a", 1))))
@@ -459,7 +459,7 @@ def test_workers_come_and_go_in_every_state_and_outlive_runs():
 # ── the story ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_protocol_error_tells_what_came_before():
+def test_a_protocol_error_lists_the_events_before_it():
     coordinator = Coordinator()
     tell(coordinator, WorkerJoined(WorkerId("host", 42)))
     coordinator.handle(opened())
@@ -518,7 +518,7 @@ def stage_change(stage: int = 0, *heads: str) -> StageChange:
     return StageChange(NEW, NEW_PROGRAMS[stage], heads)
 
 
-def test_a_task_is_told_what_may_still_be_run_also_of_a_change_that_came_meanwhile():
+def test_an_order_names_the_live_blobs_including_those_of_a_new_change():
     coordinator = Coordinator()
     coordinator.handle(msgspec.structs.replace(opened(), live=(Digest("now"), Digest("before"))))
     [before] = coordinator.handle(Received(PEER, TaskStarted(task())))
@@ -555,7 +555,7 @@ def noted(instructions: list[Instruction]) -> ChangeNoted:
     return found
 
 
-def test_while_idle_a_change_needs_no_telling():
+def test_while_idle_a_change_sends_no_messages():
     assert Coordinator().handle(begin()) == []
 
 
@@ -570,13 +570,13 @@ def test_running_tasks_are_told_where_their_worker_listens():
     assert told[-1] == ChangeNoted(NEW, None, "told 2 running task(s)", (), False)
 
 
-def test_a_task_whose_worker_does_not_listen_is_not_told_and_the_change_not_in_effect():
+def test_a_task_whose_worker_does_not_listen_delays_the_effect_of_a_change():
     coordinator = running()
     tell(coordinator, TaskStarted(task()))
     assert coordinator.handle(begin()) == [ChangeNoted(NEW, None, "told 0 running task(s)", (), False)]
 
 
-def test_when_nothing_of_its_stage_runs_a_change_is_in_effect_at_once():
+def test_a_change_is_in_effect_at_once_if_no_task_of_its_stage_runs():
     assert noted(running().handle(begin())).in_effect
 
 
@@ -597,14 +597,14 @@ def test_a_task_that_asks_first_may_switch():
     ]
 
 
-def test_a_repeated_question_has_the_same_answer():
+def test_a_repeated_request_gets_the_same_answer():
     coordinator = running()
     listening(coordinator, task())
     coordinator.handle(begin())
     assert ask(coordinator, task(), 17) == ask(coordinator, task(), 17)
 
 
-def test_a_task_that_asks_elsewhere_stays():
+def test_a_task_that_asks_at_another_position_stays():
     coordinator = running()
     listening(coordinator, task())
     coordinator.handle(begin())
@@ -620,7 +620,7 @@ def test_without_a_change_or_for_another_one_a_task_stays():
     assert ask(coordinator, task(), 17, Revision(9)) == [Send(PEER, Stay())]
 
 
-def test_a_task_of_another_run_does_not_get_to_switch():
+def test_a_task_of_another_run_may_not_switch():
     coordinator = running(run=1)
     coordinator.handle(begin())
     assert ask(coordinator, task(run=0), 17) == [Send(PEER, Refused("epoch 7.0 is over; epoch 7.1 is running"))]
@@ -635,16 +635,16 @@ def test_an_attempt_that_starts_later_switches_where_the_first_did():
     assert (found.revision, found.change, found.switch_at) == (4, stage_change(0, "FM"), {Origin(-1): 17})
 
 
-def test_an_attempt_that_starts_before_the_first_has_switched_does_not_switch_nor_does_the_first():
+def test_a_second_attempt_before_the_first_has_switched_keeps_both_from_switching():
     coordinator = running()
     listening(coordinator, task())
     coordinator.handle(begin())
     found = start(coordinator, task(attempt=1))
-    assert (found.change, found.switch_at) == (None, None), "what it says at its end must be what the first one says"
+    assert (found.change, found.switch_at) == (None, None), "its end-of-epoch output must equal the first one's"
     assert ask(coordinator, task(), 17) == [Send(PEER, Stay())]
 
 
-def test_a_start_that_is_told_again_after_the_change_began_does_not_count_as_a_new_one():
+def test_a_repeated_start_message_does_not_count_as_a_new_attempt():
     coordinator = running()
     listening(coordinator, task())
     coordinator.handle(begin())
@@ -658,14 +658,14 @@ def test_the_first_attempt_of_a_partition_that_starts_after_the_change_switches_
     assert start(coordinator, task()).switch_at == {}
 
 
-def test_tasks_behind_get_the_new_program_and_have_nothing_to_switch():
+def test_tasks_behind_an_exchange_get_the_new_program_and_nothing_to_switch():
     coordinator = running()
     coordinator.handle(begin({0: "FM"}, {1: "MC"}))
     found = start(coordinator, task(stage=1))
     assert (found.program, found.change, found.switch_at) == ("program 1", stage_change(1), None)
 
 
-def test_an_attempt_behind_is_not_told_of_a_change_that_the_first_one_did_not_know():
+def test_a_later_attempt_does_not_learn_of_a_change_that_the_first_did_not_know():
     coordinator = running()
     start(coordinator, task(stage=1))
     coordinator.handle(begin({0: "FM"}, {1: "MC"}))
@@ -674,7 +674,7 @@ def test_an_attempt_behind_is_not_told_of_a_change_that_the_first_one_did_not_kn
     assert start(coordinator, task(stage=1, attempt=2)).change is None, "its output was lost and is computed again"
 
 
-def test_an_attempt_behind_is_told_of_a_change_that_the_first_one_knew():
+def test_a_later_attempt_learns_of_a_change_that_the_first_knew():
     coordinator = running()
     coordinator.handle(begin({0: "FM"}, {1: "MC"}))
     start(coordinator, task(stage=1))
@@ -682,7 +682,7 @@ def test_an_attempt_behind_is_told_of_a_change_that_the_first_one_knew():
     assert start(coordinator, task(stage=1, attempt=1)).change == stage_change(1)
 
 
-def test_a_partition_that_is_computed_again_after_it_had_finished_is_not_told():
+def test_a_finished_partition_that_is_computed_again_does_not_learn_of_the_change():
     coordinator = running()
     start(coordinator, task())
     tell(coordinator, finished(task()))
@@ -691,7 +691,7 @@ def test_a_partition_that_is_computed_again_after_it_had_finished_is_not_told():
     assert (found.change, found.switch_at) == (None, None)
 
 
-def test_before_a_change_tasks_are_told_of_none():
+def test_without_a_change_orders_have_none():
     found = start(running(), task())
     assert (found.change, found.switch_at) == (None, None)
 
@@ -711,7 +711,7 @@ def test_rows_that_reach_followers_are_noted():
     ], "in effect when both partitions have them"
 
 
-def test_a_task_that_has_no_rows_left_does_not_hold_a_change_up():
+def test_a_task_without_rows_left_does_not_delay_a_change():
     coordinator = running()
     start(coordinator, task())
     coordinator.handle(begin())
@@ -721,7 +721,7 @@ def test_a_task_that_has_no_rows_left_does_not_hold_a_change_up():
     assert noted == ChangeNoted(NEW, task(), "has no rows left", (), True)
 
 
-def test_nobody_waits_for_an_answer_to_reached():
+def test_reached_gets_no_answer():
     coordinator = running()
     assert coordinator.handle(Received(PEER, Reached(task(run=9), NEW, ("MC",)))) == []
     assert coordinator.handle(Received(PEER, Reached(task(), NEW, ("MC",)))) == []
@@ -729,7 +729,7 @@ def test_nobody_waits_for_an_answer_to_reached():
     assert coordinator.handle(Received(PEER, Reached(task(), Revision(9), ("MC",)))) == []
 
 
-def test_the_last_task_that_could_not_switch_brings_the_change_into_effect_when_it_finishes():
+def test_a_change_is_in_effect_when_the_last_task_that_could_not_switch_finishes():
     coordinator = running()
     tell(coordinator, TaskStarted(task()))
     coordinator.handle(begin())
@@ -737,7 +737,7 @@ def test_the_last_task_that_could_not_switch_brings_the_change_into_effect_when_
     assert found == [Send(PEER, Accepted()), ChangeNoted(NEW, task(), "finished", (), True)]
 
 
-def test_the_commit_tells_where_tasks_switched_and_what_the_next_epoch_begins_with():
+def test_the_commit_has_the_switch_points_and_the_next_revision():
     coordinator = running()
     listening(coordinator, task(attempt=1), task(partition=1, attempt=2))
     coordinator.handle(begin())
@@ -758,7 +758,7 @@ def test_without_a_change_the_revision_stays():
     assert (verdict.revision, verdict.switches) == (4, ())
 
 
-def test_an_abandoned_run_takes_its_change_with_it():
+def test_an_abandoned_run_ends_its_change():
     coordinator = running()
     coordinator.handle(begin())
     coordinator.handle(abandoned())

@@ -35,7 +35,7 @@ def flow_to(*sinks: Any, ddl: str = DDL, rows: list[dict[str, Any]] | None = Non
 
 
 def claimed(sink: DatabaseSink, job: str = JOB) -> DatabaseSink:
-    """The sink as a job that was started has it."""
+    """The sink of a started job."""
     graph = flow_to(sink).graph
     check_tables(graph, job)
     found = claim_tables(graph, job).payloads["out0"]
@@ -49,7 +49,7 @@ def batches(*numbers: int, portion: int = 2) -> list[pa.RecordBatch]:
 
 
 def found(database: Database) -> dict[int, list[int]]:
-    """The numbers of each epoch that has some."""
+    """The numbers in the table, by epoch."""
     rows: dict[int, list[int]] = {}
     for epoch, n, name in database.run("SELECT epoch, n, name FROM out ORDER BY epoch, n"):
         assert name == f"no. {n}"
@@ -82,8 +82,8 @@ def test_an_epoch_replaces_what_it_wrote_before(out: Database) -> None:
     assert noted(out) == 1, "an epoch without rows is known"
 
 
-def test_whatever_is_written_again_the_table_holds_the_last_word_on_every_epoch(out: Database) -> None:
-    """A job may go back by some epochs, when a checkpoint is restored from a copy: what came after is gone then."""
+def test_the_table_holds_the_last_version_of_every_epoch(out: Database) -> None:
+    """A job may go back some epochs, if a checkpoint is restored from a copy: later epochs are then deleted."""
     rng = random.Random(1)
     sink, wanted = claimed(out.sink()), dict[int, list[int]]()
     for _ in range(40):
@@ -95,7 +95,7 @@ def test_whatever_is_written_again_the_table_holds_the_last_word_on_every_epoch(
         assert noted(out) == epoch
 
 
-def test_rows_without_an_epoch_are_the_users_and_stay(out: Database) -> None:
+def test_rows_without_an_epoch_belong_to_the_user_and_stay(out: Database) -> None:
     out.run("INSERT INTO out VALUES (-1, 'no. -1', NULL)")
     sink = claimed(out.sink())
     for numbers in ((1,), (2,)):
@@ -108,7 +108,7 @@ class Broken(Exception):
 
 
 @pytest.mark.parametrize("portions", [0, 1, 2])
-def test_what_fails_in_the_midst_leaves_everything_as_it_was(out: Database, portions: int) -> None:
+def test_a_failure_while_writing_changes_nothing(out: Database, portions: int) -> None:
     sink = claimed(out.sink())
     replace_epoch(sink, batches(1, 2), Epoch(0))
     replace_epoch(sink, batches(3), Epoch(1))
@@ -146,7 +146,7 @@ POSTGRES_TYPES = {"boolean": "boolean", "tinyint": "smallint", "bigint": "bigint
 
 
 @pytest.mark.parametrize("column", TYPES)
-def test_every_type_comes_out_as_it_went_in(database: Database, column: str) -> None:
+def test_every_type_is_read_as_it_was_written(database: Database, column: str) -> None:
     ddl, values = TYPES[column]
     kind = POSTGRES_TYPES[ddl] if isinstance(database, Postgres) else ""
     database.run(f"CREATE TABLE out (id BIGINT, {column} {kind}, epoch BIGINT)")
@@ -160,7 +160,7 @@ def test_every_type_comes_out_as_it_went_in(database: Database, column: str) -> 
     assert got == [*values, None]
 
 
-def test_names_are_taken_as_they_are(database: Database) -> None:
+def test_names_are_quoted(database: Database) -> None:
     database.run('CREATE TABLE "a.b ""c"" %s ?" ("50 %" BIGINT, "Ünder""line" TEXT, "no. of epoch" BIGINT)')
     sink = database.sink(('a.b "c" %s ?',), epoch_column="no. of epoch", epochs_table="Midstream's")
     flow = Flow("odd")
@@ -185,10 +185,10 @@ def test_many_rows_go_in_portions(out: Database, monkeypatch: pytest.MonkeyPatch
     assert found(out) == {0: list(range(100))}
 
 
-# ── how a driver is talked to ─────────────────────────────────────────────────────────────────────────────────────
+# ── drivers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_parameters_are_written_as_the_driver_says(out: Database) -> None:
+def test_parameters_are_written_in_the_drivers_style(out: Database) -> None:
     """PostgreSQL's driver says pyformat, and takes format as well; SQLite's says qmark, and takes named."""
     other = "format" if isinstance(out, Postgres) else "named"
     for style in (None, other):
@@ -214,7 +214,7 @@ def test_each_style_of_parameters(style: str, text: str, values: Any, tmp_path: 
         assert database._parameters((1, 2)) == values
 
 
-def test_a_quote_of_ones_own(tmp_path: Path) -> None:
+def test_another_quote_character(tmp_path: Path) -> None:
     database = Sqlite(tmp_path / "d")
     database.run("CREATE TABLE `o``ut` (n BIGINT, name TEXT, epoch BIGINT)")
     replace_epoch(claimed(database.sink("o`ut", quote="`")), batches(1), Epoch(0))
@@ -222,7 +222,7 @@ def test_a_quote_of_ones_own(tmp_path: Path) -> None:
 
 
 class Handed:
-    """A connection as pools hand it out: a class of theirs around the driver's."""
+    """A connection from a pool: the pool's own class around the driver's."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -231,7 +231,7 @@ class Handed:
         return getattr(self._inner, name)
 
 
-def test_a_driver_that_does_not_tell_its_style_is_told_about(tmp_path: Path) -> None:
+def test_a_driver_without_a_parameter_style_is_reported(tmp_path: Path) -> None:
     database = Sqlite(tmp_path / "d")
     database.run("CREATE TABLE out (n BIGINT, name TEXT, epoch BIGINT)")
     with pytest.raises(SetupError, match=r"sink 'out0': a connection of type .*Handed does not show .* paramstyle="):
@@ -272,7 +272,7 @@ def assert_refused(database: Database, error: type[MidstreamError], says: str, s
     assert tables(database) == before
 
 
-def test_a_connection_that_fails_is_told(tmp_path: Path) -> None:
+def test_a_connection_that_fails_is_reported(tmp_path: Path) -> None:
     database = Sqlite(tmp_path / "d")
     sink = DatabaseSink(lambda: sqlite3.connect(tmp_path / "none" / "d"), "out")
     assert_refused(
@@ -280,24 +280,24 @@ def test_a_connection_that_fails_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_server_that_is_gone_is_told(postgres: Postgres) -> None:
+def test_a_missing_server_is_reported(postgres: Postgres) -> None:
     gone = replace(postgres, name="nobody's")
     says = """sink 'out0': the database cannot be used: OperationalError: .*database "nobody's" does not exist"""
     assert_refused(postgres, SetupError, says, gone.sink())
 
 
-def test_a_table_that_is_missing_is_told(out: Database) -> None:
+def test_a_missing_table_is_reported(out: Database) -> None:
     says = r"sink 'out0': the table 'Out2' cannot be read: .*Out2.*Create it with the columns n, name, epoch;"
     assert_refused(out, SetupError, says, out.sink("Out2"))
 
 
-def test_a_column_that_is_missing_is_told(database: Database) -> None:
+def test_a_missing_column_is_reported(database: Database) -> None:
     database.run("CREATE TABLE out (n BIGINT, nam TEXT, epoch BIGINT)")
     says = r"sink 'out0': the table 'out' has no column 'name'; it has n, nam, epoch. Did you mean 'nam'\?"
     assert_refused(database, SchemaError, says, database.sink())
 
 
-def test_an_epoch_column_that_is_missing_is_told(out: Database) -> None:
+def test_a_missing_epoch_column_is_reported(out: Database) -> None:
     says = r"the table 'out' has no column 'batch' \(for the number of the epoch\); it has n, name, epoch"
     assert_refused(out, SchemaError, says, out.sink(epoch_column="batch"))
 
@@ -307,7 +307,7 @@ def test_a_connection_in_autocommit_mode_is_refused(out: Database) -> None:
     assert_refused(out, SetupError, r"sink 'out0': connect returns a connection of \w+ in autocommit mode", sink)
 
 
-def test_autocommit_mode_is_found_out_when_the_driver_does_not_tell(tmp_path: Path) -> None:
+def test_autocommit_mode_is_detected_even_if_the_driver_does_not_report_it(tmp_path: Path) -> None:
     database = Sqlite(tmp_path / "d")
     database.run("CREATE TABLE out (n BIGINT, name TEXT, epoch BIGINT)")
     sink = DatabaseSink(lambda: Handed(database.connect_with_autocommit()), "out", paramstyle="qmark")
@@ -324,10 +324,10 @@ def test_another_jobs_table_is_refused(out: Database, tmp_path: Path) -> None:
     assert_refused(out, CheckpointError, says, out.sink())
     assert found(out) == {0: [1]}
     run_local(flow_to(out.sink(), rows=[{"n": 2, "name": "no. 2"}]), checkpoint=str(tmp_path / "c"))
-    assert found(out) == {0: [1], 1: [2]}, "the owner goes on"
+    assert found(out) == {0: [1], 1: [2]}, "the owner continues"
 
 
-def test_rows_of_epochs_that_nobody_is_known_to_have_written_are_not_touched(out: Database) -> None:
+def test_rows_of_epochs_without_a_known_writer_are_not_touched(out: Database) -> None:
     out.run("INSERT INTO out VALUES (9, 'no. 9', 4)")
     assert_refused(
         out, CheckpointError, r"'out' holds rows of epochs \(up to 4\), but 'midstream_epochs' does not", out.sink()
@@ -338,14 +338,14 @@ def test_rows_of_epochs_that_nobody_is_known_to_have_written_are_not_touched(out
 def test_two_sinks_on_one_table_are_refused(out: Database) -> None:
     sink = out.sink()
     assert_refused(out, FlowError, "sink.*'out0' and 'out1' both write to the table 'out'", sink, sink)
-    # By other functions it is the same table all the same, which is seen when the second one claims it.
+    # With different connect functions the duplicate is detected only when the second sink claims the table.
     graph = flow_to(out.sink(), DatabaseSink(lambda: out.connect(), "out")).graph
     check_tables(graph, JOB)
     with pytest.raises(CheckpointError, match="sink 'out1': the table 'out' was just taken by sink 'out0'"):
         claim_tables(graph, JOB)
 
 
-def test_a_driver_that_was_replaced_may_not_write_any_more(out: Database) -> None:
+def test_a_replaced_driver_may_no_longer_write(out: Database) -> None:
     old = claimed(out.sink())
     replace_epoch(old, batches(1), Epoch(0))
     new = claimed(out.sink())
@@ -379,7 +379,7 @@ def anything() -> Any:
         (lambda: DatabaseSink(anything, "a", quote="''"), "quote must be one character"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(make: Any, says: str) -> None:
+def test_invalid_parameters_are_refused(make: Any, says: str) -> None:
     with pytest.raises(FlowError, match=f"DatabaseSink: {says}"):
         make()
 

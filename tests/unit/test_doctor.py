@@ -1,4 +1,4 @@
-"""Verdicts on a machine, whatever this one has; then one look at this one."""
+"""Verdicts on any machine, whatever this one has; then a check of this one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from midstream.runtime.spark.session import default_conf
         ("", None),
     ],
 )
-def test_java_says_its_version_in_many_ways(answer, version):
+def test_java_versions_are_parsed_from_many_formats(answer, version):
     assert java_version(answer) == version
 
 
@@ -76,7 +76,7 @@ def test_a_good_java_is_named_with_its_place():
         (JavaProbe(None, "/bin/java", ""), "/bin/java, which says: nothing"),
     ],
 )
-def test_a_missing_or_old_java_comes_with_how_to_install_one(probe, found):
+def test_a_missing_or_old_java_is_reported_with_how_to_install_one(probe, found):
     finding = judge_java(probe)
     assert not finding.ok
     assert finding.found == found
@@ -87,7 +87,7 @@ def test_a_missing_or_old_java_comes_with_how_to_install_one(probe, found):
 @pytest.mark.parametrize(
     ("version", "ok"), [("4.1.4", False), ("4.2.0", True), ("4.2", True), ("4.9", True), ("5.0.0", False), ("?", False)]
 )
-def test_a_package_must_lie_in_its_range(version, ok):
+def test_a_package_must_be_in_its_range(version, ok):
     finding = judge_package("pyspark", version, (4, 2), (5,), "Install it.")
     assert finding.ok is ok
     assert finding.advice == ("" if ok else "midstream needs pyspark 4.2 or later, before 5. Install it.")
@@ -121,8 +121,8 @@ def test_require_pyspark_accepts_the_range_and_names_what_it_refuses():
     assert e.value.version == "3.5.1"
 
 
-def test_spark_4_1_is_refused_with_the_reason_before_anything_of_it_is_used(tmp_path):
-    """There, a run would end after its first epoch and be called finished."""
+def test_spark_4_1_is_refused_with_the_reason_before_it_is_used(tmp_path):
+    """There, a run would end after its first epoch and be reported as finished."""
     code = """
 import pyspark, sys
 import pyspark.sql.streaming.datasource as datasource
@@ -170,7 +170,7 @@ def test_require_java_does_not_fall_back_to_the_path_when_java_home_is_wrong(no_
         require_java()
 
 
-def test_a_jvm_that_runs_is_proof_enough(no_jvm, tmp_path):
+def test_require_java_accepts_a_running_jvm(no_jvm, tmp_path):
     no_jvm.setenv("JAVA_HOME", str(tmp_path))
     no_jvm.setenv("PYSPARK_GATEWAY_PORT", "25333")
     require_java()
@@ -220,7 +220,7 @@ def test_a_local_session_exchanges_over_as_many_partitions_as_it_has_cores(maste
     assert default_conf(master)["spark.sql.shuffle.partitions"] == partitions
 
 
-def test_a_local_session_talks_to_its_python_workers_over_unix_sockets_where_there_are_any(monkeypatch):
+def test_a_local_session_uses_unix_sockets_for_python_workers_where_available(monkeypatch):
     assert default_conf("local[2]")["spark.python.unix.domain.socket.enabled"] == "true"
     monkeypatch.delattr(socket, "AF_UNIX")
     assert "spark.python.unix.domain.socket.enabled" not in default_conf("local[2]")

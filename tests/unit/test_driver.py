@@ -45,7 +45,7 @@ class Tally:
 
 
 class ReplacesAnEpoch:
-    """What the docs recommend: an epoch that comes again replaces what it wrote."""
+    """A sink as the docs recommend: an epoch that runs again replaces what it wrote."""
 
     def __init__(self) -> None:
         self.epochs: dict[int, list[Any]] = {}
@@ -62,14 +62,14 @@ class ReplacesAnEpoch:
 
 
 class SkipsAnEpoch(ReplacesAnEpoch):
-    """What people write, too: an epoch that is done is not written again."""
+    """A sink as some people write it: an epoch that is done is not written again."""
 
     def __call__(self, rows: Any, epoch: int) -> None:
         self.epochs.setdefault(epoch, rows.to_pylist())
 
 
 class LateClock:
-    """Every look at the clock is a second later than the one before."""
+    """A clock that advances by a second at every reading."""
 
     def __init__(self) -> None:
         self.seconds = 0
@@ -105,7 +105,7 @@ def file_totals(folder: Path) -> dict[str, int]:
 
 @pytest.fixture
 def crash_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes the driver crash, once, at a step of the commit of epoch 1; the next one may find another script."""
+    """Makes the driver crash, once, at a step of the commit of epoch 1; the next driver may run another script."""
 
     def crash_at(step: str, script: Graph | None = None) -> None:
         def at(runtime: Any, found: str) -> None:
@@ -153,10 +153,10 @@ def test_an_epoch_that_is_committed_already_is_not_computed_again(tmp_path: Path
     assert calls == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
-def test_an_epoch_that_was_planned_anew_for_other_rows_is_computed_again(
+def test_an_epoch_that_was_planned_again_for_other_rows_is_computed_again(
     tmp_path: Path, crash_at: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    """As when Spark's log was lost with the machine's power, and the manifest was not."""
+    """As when a power loss destroyed Spark's log, but not the manifest."""
     calls = Counter[int]()
 
     def counted(rows: Any, epoch: int) -> None:
@@ -183,7 +183,7 @@ def test_a_pending_change_does_not_take_effect_in_an_epoch_that_has_a_manifest(t
     assert [{row["added"] for row in rows} for rows in out.epochs.values()] == [{1}, {1}, {100}, {100}]
 
 
-def test_the_clock_of_an_epoch_is_the_same_in_every_try(tmp_path: Path, crash_at: Any):
+def test_the_clock_of_an_epoch_is_the_same_in_every_run(tmp_path: Path, crash_at: Any):
     seen: dict[int, set[int]] = {}
 
     def clocks(rows: Any, epoch: int) -> None:
@@ -198,7 +198,7 @@ def test_the_clock_of_an_epoch_is_the_same_in_every_try(tmp_path: Path, crash_at
 
 
 class SlowToPack:
-    """A function of which ``__getstate__`` takes as long as a test wants."""
+    """A function whose ``__getstate__`` takes as long as a test wants."""
 
     def __init__(self) -> None:
         self.asked, self.may_go_on = threading.Event(), threading.Event()
@@ -214,7 +214,7 @@ class SlowToPack:
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Driver]:
-    """The driver of a job whose epochs happen when a test says so."""
+    """The driver of a job whose epochs run when the test calls for them."""
     graph = tally_flow(Tally(1), MemorySink()).graph
     with local.runtime_of(graph, checkpoint=str(tmp_path / "c")) as runtime:
         yield runtime._driver
@@ -224,7 +224,7 @@ def requested(update: Update, **options: Any) -> Request:
     return Request((update,), Scheduler.FRIES, by="ann@host", **options)
 
 
-def test_epochs_go_on_while_a_function_is_packed(driver: Driver):
+def test_epochs_continue_while_a_function_is_packed(driver: Driver):
     slow = SlowToPack()
     changing = threading.Thread(target=partial(driver.request, requested(Update("P", slow))))
     changing.start()
@@ -244,7 +244,7 @@ def test_epochs_go_on_while_a_function_is_packed(driver: Driver):
     assert driver.changes.on_trial is not None
 
 
-def test_a_change_that_another_one_overtook_is_checked_again(driver: Driver):
+def test_a_change_overtaken_by_another_is_checked_again(driver: Driver):
     slow = SlowToPack()
     changing = threading.Thread(target=partial(driver.request, requested(Update("P", slow))))
     changing.start()
@@ -288,7 +288,7 @@ def test_a_time_limit_is_on_record_and_survives_a_restart(tmp_path: Path, monkey
 
 
 def test_an_epoch_that_is_overdue_when_its_sinks_are_done_is_not_committed(tmp_path: Path):
-    """A function on the driver cannot always be interrupted; it is too late all the same."""
+    """A function on the driver cannot always be interrupted; the limit counts nevertheless."""
     out = ReplacesAnEpoch()
     timers: list[Callable[[], None]] = []
 
@@ -329,7 +329,7 @@ class SlowToOpen:
         return {"k": row["k"], "added": 0}
 
 
-def test_state_of_the_sample_stays_while_a_model_loads(tmp_path: Path):
+def test_state_of_the_sample_is_kept_while_a_model_loads(tmp_path: Path):
     epochs = [[{"k": "ab"[n % 2]} for n in range(6)] for _ in range(80)]
     flow, pipe = tally_flow(Tally(1), MemorySink(), epochs=epochs), tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -373,8 +373,8 @@ def broken(key: Any, row: Any, state: Any) -> Any:
     raise ValueError("broken")
 
 
-def test_a_fix_that_comes_while_an_epoch_fails_is_not_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The run began under the broken function; it runs again wholly under the fix."""
+def test_a_fix_requested_while_an_epoch_fails_is_not_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The run began under the broken function; it runs again entirely under the fix."""
     out = ReplacesAnEpoch()
     fixes: list[Any] = []
 
@@ -395,7 +395,7 @@ def test_a_fix_that_comes_while_an_epoch_fails_is_not_rolled_back(tmp_path: Path
 
 @dataclass
 class Moment:
-    """A fault that comes once, at a step of epoch 2; the next one only if it is wanted again."""
+    """A fault that occurs once, at a step of epoch 2; again only if it is requested again."""
 
     times: int = 1
 
@@ -409,7 +409,7 @@ def changed_in_1(**options: Any) -> ChangeAt:
     return ChangeAt.of(1, Update("P", Tally(100)), scheduler="epoch", **options)
 
 
-def test_preflight_refuses_a_function_that_fails_on_real_rows_and_the_run_goes_on(tmp_path: Path):
+def test_preflight_refuses_a_function_that_fails_on_real_rows_and_the_run_continues(tmp_path: Path):
     out = ReplacesAnEpoch()
     changes = [
         ChangeAt.of(1, Update("P", broken), preflight=True),
@@ -433,7 +433,7 @@ def test_preflight_calls_a_changed_transform_on_no_rows(tmp_path: Path):
         run_local(flow, changes=[ChangeAt.of(1, update, scheduler="epoch", preflight=True)])
 
 
-def test_a_change_whose_time_is_up_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_change_that_exceeds_its_time_limit_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     moment, pause = Moment(), local._Runtime._pause
     out = ReplacesAnEpoch()
 
@@ -451,7 +451,7 @@ def test_a_change_whose_time_is_up_is_rolled_back(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(("losses", "outcome"), [(2, Outcome.APPLIED), (3, Outcome.ROLLED_BACK)])
-def test_a_change_is_blamed_for_the_third_run_that_is_lost(
+def test_a_change_is_rolled_back_after_the_third_lost_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: int, outcome: Outcome
 ):
     moment, out = Moment(losses), ReplacesAnEpoch()
@@ -466,7 +466,7 @@ def test_a_change_is_blamed_for_the_third_run_that_is_lost(
     assert out.totals() == state_totals(tmp_path / "c")
 
 
-def test_a_job_that_was_lost_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_job_that_ends_with_a_lost_run_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     drivers: list[Any] = []
     start_driver = local._Runtime._start_driver
 
@@ -488,8 +488,8 @@ def test_without_a_fix_the_job_fails(tmp_path: Path):
         run_local(tally_flow(broken, MemorySink()), checkpoint=str(tmp_path / "c"))
 
 
-def test_a_log_of_the_engine_that_leads_back_to_swept_state_is_refused(tmp_path: Path):
-    """As when somebody restores an old copy of Spark's folder, and not of the rest."""
+def test_an_engine_log_that_goes_back_to_swept_state_is_refused(tmp_path: Path):
+    """As when somebody restores an old copy of Spark's folder, but not of the rest."""
     epochs = [[{"k": "ab"[n % 2]} for n in range(6)] for _ in range(80)]
     flow, checkpoint = tally_flow(Tally(1), MemorySink(), epochs=epochs), str(tmp_path / "c")
     run_local(flow, checkpoint=checkpoint)

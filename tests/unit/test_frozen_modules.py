@@ -1,4 +1,4 @@
-"""What a worker's programs load is looked through for garbage once, and let go when it is garbage after all."""
+"""Objects loaded for a worker's programs are scanned for garbage once, and collected when they are dropped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def thawed():
     gc.unfreeze()
 
 
-def test_what_was_loaded_is_not_looked_through_again():
+def test_loaded_objects_are_not_scanned_again():
     settled = Settled()
     settled.after_task(Digest("a"))
     frozen = gc.get_freeze_count()
@@ -36,7 +36,7 @@ def test_what_was_loaded_is_not_looked_through_again():
     assert len(later) == 1000
 
 
-def test_what_an_earlier_program_had_loaded_goes_when_another_one_settles():
+def test_objects_of_an_earlier_program_are_collected_when_another_one_settles():
     settled = Settled()
     loaded = Loaded()
     gone = weakref.ref(loaded)
@@ -48,25 +48,25 @@ def test_what_an_earlier_program_had_loaded_goes_when_another_one_settles():
     assert gone() is None
 
 
-def test_what_was_forgotten_goes_with_the_next_task_of_a_program_that_has_settled_before():
+def test_dropped_objects_are_collected_after_the_next_task_of_a_settled_program():
     settled = Settled()
     loaded = Loaded()
     gone = weakref.ref(loaded)
     settled.after_task(Digest("a"))
     del loaded
     settled.after_task(Digest("a"))
-    assert gone() is not None, "nothing was forgotten, so nobody looks"
+    assert gone() is not None, "nothing was dropped, so nothing is scanned"
     settled.forgotten({Digest("old")})
     settled.after_task(Digest("a"))
     assert gone() is None
     frozen = gc.get_freeze_count()
-    assert frozen > 10_000, "what is left is not looked through again"
+    assert frozen > 10_000, "the rest is not scanned again"
     settled.forgotten(set())
     settled.after_task(Digest("a"))
     assert gc.get_freeze_count() == frozen
 
 
-def test_a_program_that_was_forgotten_settles_again():
+def test_a_dropped_program_settles_again():
     settled = Settled()
     settled.after_task(Digest("a"))
     settled.forgotten({Digest("a")})

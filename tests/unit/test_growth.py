@@ -1,4 +1,4 @@
-"""A job that is changed again and again: neither its process nor its checkpoint grows. On the local runtime.
+"""Neither the process nor the checkpoint of a job grows with repeated changes. On the local runtime.
 
 The same on Spark, with the memory of its workers, is in ``tests/spark/test_growth.py``.
 """
@@ -22,7 +22,7 @@ SIZE = 50_000
 
 
 class Model:
-    """Of some size, and different from all others. Writes down when it is opened and closed."""
+    """A model of some size, different from all others. Records when it is opened and closed."""
 
     def __init__(self, number: int, notes: Path) -> None:
         self.number, self.notes = number, notes
@@ -89,22 +89,22 @@ def test_neither_loaded_functions_nor_blobs_grow_with_updates(faults: Faults | N
     flow = changing(tmp_path, sizes, out)
     run = run_local(flow, checkpoint=str(tmp_path / "checkpoint"), changes=list(changes(tmp_path)), faults=faults)
 
-    # The result is what it would be if nothing were ever forgotten.
+    # The result is the same as if nothing were ever dropped.
     assert [row["n"] for row in out.rows if row["k"] == 0] == list(range(1, UPDATES + 6))
     applied = [record for record in run.history if record.outcome is Outcome.APPLIED]
     assert len(applied) == UPDATES if faults is None else len(applied) > UPDATES / 2
     newest = {operator: record.number for record in applied for operator in record.operators}
     assert {(row["model"], row["price"]) for row in out.rows[-4:]} == {(newest["score"], newest["price"])}
 
-    # Of all models, only the one that runs, the one before and the one on its way are loaded at any time.
+    # At any time, only the current model, the previous one and the next one are loaded.
     loaded, most = 0, 0
     for line in (tmp_path / "notes").read_text().splitlines():
         loaded += int(line.split()[1])
         most = max(most, loaded)
-    assert loaded == 0, "what was opened is closed"
+    assert loaded == 0, "every opened model is closed"
     assert most <= 3
 
-    # The functions of the newest changes are kept, so that one can go back to them; no others.
+    # Only the functions of the newest changes are kept, for reverts.
     first, second = sizes[KEPT_REVISIONS + 2 : len(sizes) // 2], sizes[len(sizes) // 2 :]
     assert max(second) <= max(first) + SIZE
     assert max(second) < (KEPT_REVISIONS + 4) * SIZE * 2.2

@@ -1,4 +1,4 @@
-"""Looking at committed state: all kinds of operators, one key, the command line, and what cannot be shown."""
+"""Inspection of committed state: all kinds of operators, one key, the command line, and errors."""
 
 from __future__ import annotations
 
@@ -94,18 +94,18 @@ def test_keys_of_a_distinct_and_sizes_of_a_join(checkpoint: str) -> None:
     assert all(row["bytes"] > 0 for row in kept)
 
 
-def test_an_unknown_operator_or_key_is_told(checkpoint: str) -> None:
+def test_an_unknown_operator_or_key_is_reported(checkpoint: str) -> None:
     with pytest.raises(StateError, match=r"no operator 'spend' keeps state.*Did you mean 'spent'\?"):
         read_state(checkpoint, "spend")
     assert read_state(checkpoint, "spent", ("zoe",)).num_rows == 0
 
 
-def test_a_folder_that_is_no_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not the checkpoint of a job"):
         StateReader.at(str(tmp_path))
 
 
-def test_a_file_that_is_gone_is_told(checkpoint: str, tmp_path: Path) -> None:
+def test_a_missing_state_file_is_reported(checkpoint: str, tmp_path: Path) -> None:
     import shutil
 
     copy = tmp_path / "copy"
@@ -144,7 +144,7 @@ def test_the_command_shows_an_operator_and_a_key(checkpoint: str) -> None:
     ("arguments", "message"),
     [(("nowhere",), "not the checkpoint of a job"), (("spent", "a", "b"), "")],
 )
-def test_the_command_says_what_is_wrong(checkpoint: str, arguments: tuple[str, ...], message: str) -> None:
+def test_the_command_reports_errors(checkpoint: str, arguments: tuple[str, ...], message: str) -> None:
     result = cli(*arguments)
     assert result.exit_code in (1, 2)
     assert message in result.output

@@ -52,7 +52,7 @@ def kept(events: list[Event]) -> bytes:
     return journal.to_bytes()
 
 
-def test_a_journal_gives_back_its_events():
+def test_a_journal_returns_its_events():
     assert read(kept(EVENTS)) == EVENTS
 
 
@@ -67,7 +67,7 @@ def test_a_replay_decides_as_the_coordinator_did():
     assert again.handle(seal) == first.handle(seal)
 
 
-def test_rows_of_users_are_not_kept_and_decisions_are_the_same():
+def test_rows_of_users_are_not_recorded_and_decisions_are_the_same():
     finished = EVENTS[-1].message  # type: ignore[union-attr]
     with_rows = Received(b"c", msgspec.structs.replace(finished, samples={"score": b"ann's salary"}))
     data = kept([*EVENTS[:-1], with_rows])
@@ -85,18 +85,18 @@ def test_a_new_run_starts_a_new_journal():
     assert read(kept([*EVENTS, opened(5)])) == [opened(5)]
 
 
-def test_it_tells_one_line_per_event():
+def test_a_journal_is_shown_with_one_line_per_event():
     assert tell(EVENTS).splitlines()[2] == "TaskFailed(epoch 4.0 stage 0 partition 0 attempt 1)"
     assert len(tell(EVENTS).splitlines()) == len(EVENTS)
 
 
-def test_something_else_is_no_journal():
+def test_a_file_that_is_no_journal_is_refused():
     for data in (b"something else", b"", b"\xff", msgspec.msgpack.encode([1, 2])):
         with pytest.raises(CheckpointError, match=r"not a journal that midstream .* can read"):
             read(data)
 
 
-def test_a_journal_of_another_version_says_which():
+def test_a_journal_of_another_version_is_refused_with_its_version():
     file = msgspec.msgpack.decode(kept(EVENTS))
     assert (file["format"], file["version"]) == (FORMAT, __version__)
     with pytest.raises(CheckpointError, match=r"format 99 \(written by midstream 9.9\), which is newer"):
@@ -105,7 +105,7 @@ def test_a_journal_of_another_version_says_which():
         read(msgspec.msgpack.encode(file | {"version": "9.9", "events": [{"type": "EpochDreamt"}]}))
 
 
-def test_the_command_line_tells_a_journal(tmp_path):
+def test_the_command_line_shows_a_journal(tmp_path):
     file = tmp_path / "0000000004.0"
     file.write_bytes(kept(EVENTS))
     result = CliRunner().invoke(app, ["journal", str(file)])

@@ -1,4 +1,4 @@
-"""Going back: of a job that runs, with changes on their way; and of one that does not run any more."""
+"""Reverts: of a running job with changes in progress, and of a stopped job."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def columns(configuration: Configuration, operator: str) -> str:
 def take_back(
     world: World, revision: int, committed: int | None, migrates: dict[str, Digest] | None = None
 ) -> TakenBack:
-    """As ``midstream revert`` does: decide, then keep."""
+    """Revert as ``midstream revert`` does: decide, then write the records."""
     number = None if committed is None else Revision(committed)
     found = taken_back(
         world.log.records(),
@@ -87,7 +87,7 @@ def take_back(
 # ── columns ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_columns_that_a_later_change_brought_go_back_too(world: World):
+def test_a_revert_removes_columns_that_a_later_change_added(world: World):
     world.applied(Update("FM", two))
     world.applied(Update("FM", wider, returns=MORE))
     revert(world, 1)
@@ -95,8 +95,8 @@ def test_columns_that_a_later_change_brought_go_back_too(world: World):
     assert world.runs("FM", one)
 
 
-def test_columns_that_nobody_asked_for_may_go_again(world: World):
-    """What stands behind was never updated: it can do without what was added in the meantime."""
+def test_a_revert_may_remove_columns_that_no_function_was_written_for(world: World):
+    """Operators downstream were never updated: they do not need the columns that were added in the meantime."""
     world.applied(Update("FM", wider, returns=MORE))
     world.applied(Update("FM", two, returns=DDL))
     assert world.runs("FM", two)
@@ -108,7 +108,7 @@ def test_columns_that_nobody_asked_for_may_go_again(world: World):
     assert world.changes.configuration.graph.written_for == {}
 
 
-def test_after_a_restart_too(world: World):
+def test_after_a_restart_a_revert_may_remove_columns_too(world: World):
     world.applied(Update("MC", two))
     world.applied(Update("FM", wider, returns=MORE))
     world.restart(committed=3)
@@ -116,7 +116,7 @@ def test_after_a_restart_too(world: World):
     assert columns(world.changes.configuration, "FM") == columns(world.first, "FM")
 
 
-def test_but_not_if_a_newer_function_was_written_for_them(world: World):
+def test_a_revert_may_not_remove_columns_that_a_newer_function_needs(world: World):
     world.applied(Update("FM", wider, returns=MORE))
     world.applied(Update("MC", wider, returns=MORE))
     for _ in range(2):
@@ -125,10 +125,10 @@ def test_but_not_if_a_newer_function_was_written_for_them(world: World):
         world.restart(committed=3)
 
 
-# ── with changes on their way ─────────────────────────────────────────────────────────────────────────────────────
+# ── with changes in progress ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_revert_waits_for_what_is_on_trial_and_undoes_it(world: World):
+def test_a_revert_waits_for_the_change_on_trial_and_undoes_it(world: World):
     first = world.request(Update("FM", two))
     back = revert(world, 1)
     assert world.changes.on_trial is first
@@ -142,7 +142,7 @@ def test_a_revert_waits_for_what_is_on_trial_and_undoes_it(world: World):
     ]
 
 
-def test_if_that_is_rolled_back_there_is_nothing_left_to_undo(world: World):
+def test_a_revert_is_refused_if_the_change_on_trial_is_rolled_back(world: World):
     world.request(Update("FM", two))
     back = revert(world, 1)
     fail(world)
@@ -151,7 +151,7 @@ def test_if_that_is_rolled_back_there_is_nothing_left_to_undo(world: World):
     assert world.runs("FM", one)
 
 
-def test_only_what_is_left_is_undone(world: World):
+def test_a_revert_undoes_only_the_changes_that_are_left(world: World):
     world.applied(Update("MC", three))
     world.request(Update("FM", wider, returns=MORE))
     back = revert(world, 1)
@@ -173,7 +173,7 @@ def test_state_that_was_not_migrated_after_all_is_not_migrated_back(world: World
     assert back.record.updates[0].migrate is None
 
 
-def test_a_way_back_from_a_layout_that_never_was_is_refused(world: World):
+def test_a_migration_from_a_layout_that_never_existed_is_refused(world: World):
     world.applied(Update("P", count_again, migrate=migrate))
     world.request(Update("P", count_third, migrate=migrate))
     back = revert(world, 1, P=migrate)
@@ -182,8 +182,8 @@ def test_a_way_back_from_a_layout_that_never_was_is_refused(world: World):
     assert "the state of 'P' is in the layout of revision 2" in str(back.error)
 
 
-def test_a_way_back_that_another_one_was_to_make_needless_is_refused(world: World):
-    """The first revert was to bring the state back, so the second needed no migration; then the first one failed."""
+def test_a_revert_that_relied_on_a_failed_one_is_refused(world: World):
+    """The first revert would have migrated the state back, so the second had no migration; then the first failed."""
     world.applied(Update("P", count_again, migrate=migrate))
     revert(world, 1, P=migrate)
     world.request(Update("FM", two))
@@ -194,7 +194,7 @@ def test_a_way_back_that_another_one_was_to_make_needless_is_refused(world: Worl
     assert "the state of 'P' is in the layout of revision 2" in str(second.error)
 
 
-def test_a_change_on_its_way_can_be_gone_back_to_if_it_comes_to_something(world: World):
+def test_a_revert_to_a_pending_change_works_if_it_is_applied(world: World):
     world.request(Update("FM", two))
     world.request(Update("FM", three))
     back = revert(world, 2)
@@ -204,7 +204,7 @@ def test_a_change_on_its_way_can_be_gone_back_to_if_it_comes_to_something(world:
     assert world.runs("FM", two)
 
 
-def test_and_if_it_does_not_the_revert_is_refused(world: World):
+def test_a_revert_to_a_pending_change_is_refused_if_it_is_rolled_back(world: World):
     world.request(Update("FM", two))
     world.request(Update("FM", three))
     back = revert(world, 2)
@@ -215,7 +215,7 @@ def test_and_if_it_does_not_the_revert_is_refused(world: World):
     assert world.runs("FM", three)
 
 
-def test_a_change_that_got_another_number_meanwhile_is_still_the_one_that_was_meant(world: World):
+def test_a_revert_follows_a_change_that_got_another_revision(world: World):
     world.request(Update("FM", two))
     meant = world.request(Update("MC", two))
     world.request(Update("MC", three))
@@ -229,7 +229,7 @@ def test_a_change_that_got_another_number_meanwhile_is_still_the_one_that_was_me
     assert world.runs("FM", one)
 
 
-def test_nothing_to_revert_to_what_is_on_trial(world: World):
+def test_a_revert_to_the_change_on_trial_is_refused(world: World):
     world.request(Update("FM", two))
     with pytest.raises(FlowError, match="the job runs what it ran at revision 2; there is nothing to revert"):
         revert(world, 2)
@@ -240,7 +240,7 @@ def test_nothing_to_revert_to_what_is_on_trial(world: World):
 # ── state ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_state_that_went_back_once_needs_no_way_back_again(world: World):
+def test_state_that_was_migrated_back_once_needs_no_other_migration(world: World):
     world.applied(Update("P", count_again, migrate=migrate))
     revert(world, 1, P=migrate)
     succeed(world)
@@ -252,7 +252,7 @@ def test_state_that_went_back_once_needs_no_way_back_again(world: World):
 # ── what is no longer stored ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_function_that_is_no_longer_stored_is_told_with_the_ways_that_are_left(world: World, tmp_path: Path):
+def test_a_function_that_is_no_longer_stored_is_reported_with_the_reachable_revisions(world: World, tmp_path: Path):
     world.applied(Update("FM", two))
     world.applied(Update("FM", three))
     digest = world.first.blobs["FM"]
@@ -269,7 +269,7 @@ def test_a_function_that_is_no_longer_stored_is_told_with_the_ways_that_are_left
 
 
 class Gone:
-    """A function whose module is gone when it is loaded, if ``is_gone`` says so."""
+    """A function whose module is gone when it is loaded, if ``is_gone`` is set."""
 
     is_gone = False
 
@@ -304,7 +304,7 @@ def test_a_superseded_function_is_not_loaded(world: World, gone: Any):
     assert [record.revision for record in world.log.records()] == [2, 3]
 
 
-def test_nor_is_what_was_reverted(world: World, gone: Any):
+def test_a_reverted_function_is_not_loaded(world: World, gone: Any):
     world.applied(Update("FM", Gone()))
     revert(world, 1)
     succeed(world)
@@ -324,7 +324,7 @@ def test_migrations_are_chained_without_being_loaded(world: World):
     assert (found.revision, found.function) == (2, step)
 
 
-def test_the_newest_function_that_cannot_be_loaded_tells_the_ways_out(world: World, gone: Any):
+def test_a_newest_function_that_cannot_be_loaded_is_reported_with_the_remedies(world: World, gone: Any):
     world.applied(Update("FM", two))
     world.applied(Update("FM", Gone()))
     gone()
@@ -343,7 +343,7 @@ def test_the_newest_function_that_cannot_be_loaded_tells_the_ways_out(world: Wor
 # ── a job that does not run ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_changes_are_taken_back_without_loading_them(world: World, gone: Any):
+def test_an_offline_revert_does_not_load_functions(world: World, gone: Any):
     world.applied(Update("FM", two))
     world.applied(Update("FM", Gone()), Update("MC", wider, returns=MORE))
     gone()
@@ -367,7 +367,7 @@ def test_changes_are_taken_back_without_loading_them(world: World, gone: Any):
     assert world.runs("MC", one)
 
 
-def test_taking_back_again_does_nothing(world: World):
+def test_a_repeated_offline_revert_does_nothing(world: World):
     world.applied(Update("FM", two))
     assert take_back(world, 1, committed=2).record is not None
     assert take_back(world, 1, committed=2).record is None
@@ -377,7 +377,7 @@ def test_taking_back_again_does_nothing(world: World):
     assert world.runs("FM", two)
 
 
-def test_a_change_that_was_on_trial_is_rolled_back_and_those_behind_it_refused(world: World):
+def test_an_offline_revert_rolls_back_the_change_on_trial_and_refuses_waiting_ones(world: World):
     world.applied(Update("FM", two))
     world.request(Update("FM", three))
     world.request(Update("MC", three))
@@ -392,7 +392,7 @@ def test_a_change_that_was_on_trial_is_rolled_back_and_those_behind_it_refused(w
     assert world.runs("MC", one)
 
 
-def test_a_change_that_was_committed_in_part_is_undone(world: World):
+def test_an_offline_revert_undoes_a_partly_committed_change(world: World):
     world.partly_committed(Update("FM", two))
     take_back(world, 1, committed=2)
     assert world.outcomes() == ["applied", "applied"]
@@ -400,7 +400,7 @@ def test_a_change_that_was_committed_in_part_is_undone(world: World):
     assert world.runs("FM", one)
 
 
-def test_state_that_it_migrated_needs_a_way_back(world: World):
+def test_an_offline_revert_of_migrated_state_needs_a_migration(world: World):
     world.partly_committed(Update("P", count_again, migrate=migrate))
     before = world.log.records()
     with pytest.raises(FlowError, match=r"the state of 'P' was migrated by revision 2.*--migrate P=MODULE:FUNCTION"):
@@ -413,14 +413,14 @@ def test_state_that_it_migrated_needs_a_way_back(world: World):
     assert found[-1].function == step
 
 
-def test_but_not_if_none_of_it_was_committed(world: World):
+def test_an_offline_revert_of_an_uncommitted_migration_needs_none(world: World):
     world.request(Update("P", count_again, migrate=migrate))
     take_back(world, 1, committed=1)
     assert world.outcomes() == ["rolled back", "applied"]
     assert world.restart(committed=1).configuration.migrations == {}
 
 
-def test_what_was_never_committed_cannot_be_gone_back_to(world: World):
+def test_an_offline_revert_to_an_uncommitted_change_is_refused(world: World):
     world.request(Update("FM", two))
     with pytest.raises(FlowError, match=r"no revision 2 to go back to: that change \(FM\) was rolled back"):
         take_back(world, 2, committed=1)
@@ -428,13 +428,13 @@ def test_what_was_never_committed_cannot_be_gone_back_to(world: World):
 
 
 @pytest.mark.parametrize("revision", [0, 3, 9])
-def test_an_unknown_revision_is_told_with_those_that_are_known(world: World, revision: int):
+def test_an_unknown_revision_is_reported_with_the_known_ones(world: World, revision: int):
     world.applied(Update("FM", two))
     with pytest.raises(FlowError, match=r"the job has run 1 \(the script\), 2 \(FM: two\)"):
         take_back(world, revision, committed=2)
 
 
-def test_there_is_no_way_back_over_a_drop_but_to_it(world: World):
+def test_an_offline_revert_can_go_back_to_a_drop_but_not_past_it(world: World):
     world.applied(Update("FM", two))
     drop_changes(world.first, world.log, Revision(2), by="ann@host", now=0.0)
     world.restart(committed=2)
@@ -446,8 +446,8 @@ def test_there_is_no_way_back_over_a_drop_but_to_it(world: World):
     assert world.runs("FM", one)
 
 
-def test_dropping_keeps_the_migration_of_a_change_that_was_committed_in_part(world: World):
-    """Keys that it migrated are there to stay, and no function could tell them from the others."""
+def test_a_drop_keeps_the_migration_of_a_partly_committed_change(world: World):
+    """Keys that it migrated stay, and no function could distinguish them from the others."""
     world.partly_committed(Update("P", count_again, migrate=migrate))
     drop_changes(world.first, world.log, Revision(2), by="ann@host", now=0.0)
     found = world.restart(committed=2)
@@ -456,7 +456,7 @@ def test_dropping_keeps_the_migration_of_a_change_that_was_committed_in_part(wor
 
 
 def test_a_change_that_waited_is_not_taken_for_an_old_one(world: World):
-    """Its revision may be lower than that of the change before it, which was prepared anew."""
+    """Its revision may be lower than that of the change before it, which was prepared again."""
     world.request(Update("FM", two))
     world.request(Update("MC", two))
     world.request(Update("MC", three))
@@ -465,7 +465,7 @@ def test_a_change_that_waited_is_not_taken_for_an_old_one(world: World):
     on_trial = world.log.records()[1]
     assert (on_trial.revision, waiting.revision) == (6, 4)
     succeed(world)
-    # The driver died in the midst of that; the change on trial may be on record as applied or not.
+    # The driver died meanwhile; the change on trial may be recorded as applied or not.
     for before_it in (on_trial, world.log.records()[1]):
         world.log.keep(before_it)
         world.log.keep(waiting)
@@ -474,7 +474,7 @@ def test_a_change_that_waited_is_not_taken_for_an_old_one(world: World):
         assert not world.runs("MC", three)
 
 
-def test_what_waits_never_tells_of_a_change_that_has_failed(world: World):
+def test_waiting_changes_never_include_a_failed_one(world: World):
     world.request(Update("FM", two))
     world.request(Update("MC", two))
     last = world.request(Update("FM", three))
@@ -484,7 +484,7 @@ def test_what_waits_never_tells_of_a_change_that_has_failed(world: World):
     assert [record.revision for record in world.log.records()] == [2, 6, 7]
 
 
-def test_a_message_lists_only_so_many_revisions(world: World):
+def test_a_message_lists_a_limited_number_of_revisions(world: World):
     for _ in range(14):
         world.applied(Update("FM", two))
     with pytest.raises(FlowError) as caught:
@@ -525,7 +525,7 @@ def test_columns_of_operators_that_declare_none_follow(tmp_path: Path):
 
 
 def test_records_of_an_older_version_can_be_read(world: World):
-    """They say the columns of every operator, and not what its function takes."""
+    """They have the columns of every operator, but not those that its function takes."""
     world.applied(Update("FM", two))
     [record] = world.log.records()
     old = msgspec.to_builtins(record)

@@ -1,4 +1,4 @@
-"""A task is switched by the thread that hears of a change while it waits, and by itself while it works."""
+"""The listener thread switches a task that waits; a busy task switches itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = pa.record_batch({"n": [1]})
 
 
 class Work:
-    """Stands for a task at work: notes by which thread it is switched."""
+    """Stands for a running task: records which thread switches it."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.switched_by: list[str] = []
@@ -53,7 +53,7 @@ def attention_of(work: Any, answer: ToTask | None = None, posted: list[FromTask]
 
 
 def tell(attention: SwitchLock) -> list[FromTask]:
-    """Tell a task to switch; gives what the listener had to say itself."""
+    """Tell a task to switch; return what the listener itself posted."""
     said: list[FromTask] = []
     thread = threading.Thread(target=attention.tell, args=(CHANGE, said.append), name="listener")
     thread.start()
@@ -61,7 +61,7 @@ def tell(attention: SwitchLock) -> list[FromTask]:
     return said
 
 
-def test_of_a_task_that_only_writes_what_it_knows_the_listener_says_so_at_once():
+def test_the_listener_reports_at_once_a_task_that_only_writes_state():
     work = Work()
     with attention_of(work) as attention:
         assert tell(attention) == [], "it may still have rows"
@@ -70,7 +70,7 @@ def test_of_a_task_that_only_writes_what_it_knows_the_listener_says_so_at_once()
     assert work.switched_by == []
 
 
-def test_a_task_that_has_no_rows_left_says_so_while_it_waits():
+def test_a_task_without_rows_left_reports_so_while_it_waits():
     work, posted = Work(), list[FromTask]()
     work.is_exhausted = True
     with attention_of(work, posted=posted) as attention, attention.waiting():
@@ -79,16 +79,16 @@ def test_a_task_that_has_no_rows_left_says_so_while_it_waits():
     assert work.switched_by == []
 
 
-def test_while_the_task_works_it_switches_itself_before_it_waits_again():
+def test_a_busy_task_switches_itself_before_it_waits_again():
     work = Work()
     with attention_of(work) as attention:
         tell(attention)
-        assert work.switched_by == [], "it is in the midst of a slice"
+        assert work.switched_by == [], "it is within a slice"
         with attention.waiting():
             assert work.switched_by == ["MainThread"]
 
 
-def test_while_the_task_waits_for_rows_the_listener_switches_it():
+def test_the_listener_switches_a_task_that_waits_for_rows():
     work = Work()
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -110,7 +110,7 @@ def test_a_task_that_must_stay_does_not_switch():
     assert work.stays, "and forgets the change, as if nobody had told it"
 
 
-def test_what_fails_in_the_listener_fails_the_task():
+def test_a_failure_in_the_listener_fails_the_task():
     with attention_of(Work(ValueError("cannot be loaded"))) as attention:
         with attention.waiting():
             tell(attention)

@@ -59,7 +59,7 @@ def test_a_point_is_fixed_once():
     made = change(attempts(task()))
     made.apply(place(), at(5))
     assert not made.apply(place(), at(6)), "another attempt stays"
-    assert made.apply(place(), at(5)), "a message that arrives twice says the same"
+    assert made.apply(place(), at(5)), "a message that arrives twice gets the same answer"
     assert points(made) == {(0, 0): at(5)}
 
 
@@ -75,7 +75,7 @@ def test_a_partition_that_starts_after_the_change_switches_at_its_beginning():
     assert made.start(place()) == {}, "and so do all its attempts"
 
 
-def test_a_partition_of_which_an_attempt_finished_before_switches_nowhere():
+def test_a_partition_with_a_finished_attempt_switches_nowhere():
     made = change(attempts(task(), over=(task(),), finished=(place(),)))
     assert points(made) == {(0, 0): None}
     assert made.start(place()) is None, "a recomputation gives what the first one gave"
@@ -87,18 +87,18 @@ def test_two_attempts_before_the_change_switch_nowhere():
     assert not made.apply(place(), at(3))
 
 
-def test_a_failed_attempt_leaves_its_partition_without_a_point_of_its_own():
-    # Nobody is there to be told; the next attempt must not go ahead of what the failed one may have given.
+def test_a_failed_attempt_does_not_fix_a_point():
+    # No attempt is left to tell; the next one must not switch before rows that the failed one may have output.
     made = change(attempts(task(), over=(task(),)))
     assert points(made) == {(0, 0): None}
 
 
-def test_after_a_failed_attempt_the_one_that_is_left_may_switch():
+def test_after_a_failed_attempt_the_remaining_one_may_switch():
     made = change(attempts(task(attempt=0), task(attempt=1), over=(task(attempt=0),)))
     assert made.apply(place(), at(3))
 
 
-def test_a_second_attempt_that_starts_before_the_first_has_switched_ends_it():
+def test_a_second_attempt_before_the_first_has_switched_prevents_switching():
     made = change(attempts(task()))
     assert made.start(place()) is None
     assert not made.apply(place(), at(5)), "the first one may not switch any more"
@@ -111,7 +111,7 @@ def test_a_task_that_finishes_before_it_has_switched_switches_nowhere():
     assert not made.apply(place(), at(5))
 
 
-def test_a_task_that_finishes_after_it_has_switched_leaves_its_point():
+def test_a_task_that_finishes_after_switching_keeps_its_point():
     made = change(attempts(task()))
     made.apply(place(), at(5))
     made.finish(place())
@@ -125,7 +125,7 @@ def test_stages_without_heads_have_no_points():
     assert made.points == ()
 
 
-# ── who knows of it: decided once for each place, because what is said at the end depends on it ───────────────────────
+# ── who knows about it: decided once for each place, because the end-of-epoch output depends on it ────────────────────
 
 
 def test_a_place_that_starts_after_the_change_knows_of_it():
@@ -166,12 +166,12 @@ def test_running_tasks_of_the_heads_are_told():
     ]
 
 
-def test_nobody_is_told_of_a_point_that_is_fixed():
+def test_tasks_with_a_fixed_point_are_not_told():
     made = change(attempts(task(partition=0), task(partition=1), over=(task(),), finished=(place(),)))
     assert [told for told, _ in made.to_tell()] == [task(partition=1)]
 
 
-def test_tasks_behind_learn_which_program_to_hold_ready():
+def test_tasks_of_later_stages_learn_the_new_program():
     made = change(attempts(), begun({0: ("FM",)}, {1: ("MC",)}))
     assert made.stage_change(StageIndex(1)) == StageChange(Revision(2), PROGRAMS[1], ())
 
@@ -188,14 +188,14 @@ def test_a_change_of_heads_is_in_effect_when_all_running_tasks_have_switched():
     assert made.in_effect
 
 
-def test_a_partition_that_has_finished_has_no_rows_left_that_could_meet_the_old():
+def test_a_finished_partition_does_not_delay_the_effect():
     known = attempts(task(partition=0), task(partition=1), over=(task(),), finished=(place(),))
     made = change(known)
     made.apply(place(partition=1), at(5))
     assert made.in_effect
 
 
-def test_a_running_partition_that_must_stay_keeps_it_from_being_in_effect_until_it_has_finished():
+def test_a_running_partition_that_must_stay_delays_the_effect_until_it_finishes():
     known = attempts(task(partition=0, attempt=0), task(partition=0, attempt=1))
     made = change(known)
     assert not made.in_effect
@@ -204,7 +204,7 @@ def test_a_running_partition_that_must_stay_keeps_it_from_being_in_effect_until_
     assert made.in_effect
 
 
-def test_followers_must_have_been_reached_or_have_finished_in_every_partition():
+def test_followers_must_be_reached_or_finished_in_every_partition():
     known = attempts(task())
     made = change(known, begun({0: ("FM",)}, {1: ("MC",)}), partitions=2)
     made.apply(place(), at(5))
@@ -217,8 +217,8 @@ def test_followers_must_have_been_reached_or_have_finished_in_every_partition():
     assert made.in_effect
 
 
-def test_it_is_too_late_when_followers_have_begun():
-    # What they process was made before the change, all of it.
+def test_a_change_cannot_take_effect_after_followers_have_started():
+    # All their input was computed before the change.
     made = change(attempts(task(), task(stage=1)), begun({0: ("FM",)}, {1: ("MC",)}), partitions=1)
     made.apply(place(), at(5))
     made.reach(place(1, 0))
@@ -228,7 +228,7 @@ def test_it_is_too_late_when_followers_have_begun():
 # ── attempts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_attempts_are_alive_until_they_say_that_they_are_over():
+def test_attempts_are_alive_until_they_report_their_end():
     known = attempts(task(attempt=0), task(attempt=1), over=(task(attempt=0),))
     assert known.alive(place()) == {task(attempt=1)}
     assert known.alive(place(partition=1)) == set()
@@ -248,7 +248,7 @@ def test_a_task_without_rows_left_is_not_waited_for_and_no_other_attempt_may_swi
     assert not made.apply(place(partition=1), at(0)), "another attempt stays"
 
 
-def test_one_that_had_switched_stays_switched():
+def test_an_exhausted_task_that_had_switched_stays_switched():
     made = change(attempts(task()), partitions=1)
     made.apply(place(), at(5))
     made.exhaust(place())

@@ -1,4 +1,4 @@
-"""A task that is told of a change: when it starts, or in the midst of its work."""
+"""A task learns of a change: when it starts, or while it runs."""
 
 from __future__ import annotations
 
@@ -88,16 +88,16 @@ def test_a_task_without_a_change_runs_what_it_was_assigned(world: World):
 
 
 @pytest.mark.parametrize("at", [0, 13, 40])
-def test_a_task_switches_where_its_assignment_says(world: World, at: int):
+def test_a_task_switches_at_the_position_in_its_order(world: World, at: int):
     task = world.task(world.change, {inlet_origin(0): at})
     assert all_of(task) == [1] * at + [2] * (40 - at)
 
 
-def test_a_task_that_is_to_switch_at_the_beginning_does(world: World):
+def test_a_task_can_switch_at_the_beginning(world: World):
     assert all_of(world.task(world.change, {})) == [2] * 40
 
 
-def test_a_task_that_is_told_of_a_change_and_of_no_place_stays_and_does_not_ask(world: World):
+def test_a_task_with_a_change_but_no_position_stays_and_does_not_ask(world: World):
     task = world.task(world.change, None)
     out = []
     for ready in task.run([ROWS]):
@@ -106,7 +106,7 @@ def test_a_task_that_is_told_of_a_change_and_of_no_place_stays_and_does_not_ask(
     assert versions(out) == [1] * 40
 
 
-def test_a_running_task_asks_where_it_is_and_switches_when_it_may(world: World):
+def test_a_running_task_asks_with_its_position_and_switches_if_allowed(world: World):
     task = world.task()
     out = []
     for number, ready in enumerate(task.run([ROWS])):
@@ -130,7 +130,7 @@ def test_a_task_that_may_not_switch_stays_to_its_end_and_does_not_ask_again(worl
     assert versions(out) == [1] * 40
 
 
-def test_a_task_that_has_taken_all_its_input_does_not_ask_but_says_so(world: World):
+def test_a_task_that_has_taken_all_its_input_reports_so_instead_of_asking(world: World):
     task = world.task()
     assert task.exhausted(world.change) is None, "rows may come"
     *_, _last = task.run([ROWS])
@@ -139,7 +139,7 @@ def test_a_task_that_has_taken_all_its_input_does_not_ask_but_says_so(world: Wor
     assert found.revision == world.change.revision
 
 
-def test_what_new_rows_have_reached_is_told_once(world: World):
+def test_operators_reached_by_new_rows_are_reported_once(world: World):
     task = world.task(world.change, {inlet_origin(0): 20})
     told = []
     for _ in task.run([ROWS]):
@@ -149,11 +149,11 @@ def test_what_new_rows_have_reached_is_told_once(world: World):
     assert told[2] is not None, "after the slice in which they came"
 
 
-# ── what is said at the end ───────────────────────────────────────────────────────────────────────────────────────
+# ── end-of-epoch output ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Timed:
-    """Says its version when the epoch ends, once for each key."""
+    """Emits its version when the epoch ends, once for each key."""
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -193,13 +193,13 @@ def timed(tmp_path: Path) -> TimedWorld:
     return TimedWorld(tmp_path)
 
 
-def test_a_task_that_knows_of_a_change_from_the_start_speaks_at_its_end_under_the_new_revision(timed: TimedWorld):
+def test_end_of_epoch_output_has_the_new_revision_if_the_task_started_with_the_change(timed: TimedWorld):
     assert (
         versions([ready for pause in timed.task(change=timed.change).run(timed.frames) for ready in pause]) == [2] * 40
     )
 
 
-def test_a_task_that_may_not_switch_speaks_at_its_end_as_if_it_had_not_been_told(timed: TimedWorld):
+def test_end_of_epoch_output_has_the_old_revision_if_the_task_may_not_switch(timed: TimedWorld):
     task, out = timed.task(), []
     for number, ready in enumerate(task.run(timed.frames)):
         out += ready

@@ -1,4 +1,4 @@
-"""The life of changes: requested, on trial, applied or rolled back; what a restart makes of them; and going back."""
+"""The life of changes: requested, on trial, applied or rolled back; restarts and reverts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def packed() -> dict[str, Blob]:
 
 
 class World:
-    """A job's store and log, and the changes of the driver that is alive."""
+    """A job's store and log, and the changes of the current driver."""
 
     def __init__(self, folder: Path) -> None:
         self.store = BlobStore(str(folder / "blobs"))
@@ -91,18 +91,18 @@ class World:
         return self.changes.request(request, self.changes.check(request), preparation_ms=1.0)
 
     def commit(self, opened: Configuration, revision: int | None = None, *, met: Sequence[str] | None = None) -> None:
-        """An epoch that began with ``opened`` is committed; rows have met all or some operators in it."""
+        """Commit an epoch that began with ``opened``; all or some operators have processed rows in it."""
         number = Revision(opened.revision if revision is None else revision)
         names = [op.name for op in opened.graph] if met is None else met
         stats = tuple(OperatorStats(name, rows_in=1) for name in names)
         self.changes.committed(Commit(Epoch(7), number, stats, 1, {}), opened)
 
     def fails(self, opened: Configuration | None = None, **facts: Any) -> bool:
-        """A run has failed; whether the epoch is run again."""
+        """Fail a run; return whether the epoch is run again."""
         return self.changes.failed(RunFailure("boom", **facts), opened or self.changes.configuration)
 
     def partly_committed(self, *updates: Update) -> tuple[Change, Configuration]:
-        """A change that took effect in the midst of an epoch, which is committed; and what that epoch began with."""
+        """A change that took effect within a committed epoch, and the configuration that the epoch began with."""
         before = self.changes.configuration
         change = self.request(*updates)
         self.commit(before, change.revision)
@@ -118,14 +118,14 @@ class World:
         return [str(record.outcome) for record in self.log.records()]
 
     def restart(self, committed: int | None, *, graph: Any = None) -> Restart:
-        """Another driver finds what the one before has left, and goes on."""
+        """Start another driver, which continues from what the previous one left."""
         first = self.first if graph is None else first_configuration(graph, self.store, partitions=2)
         found = restored(first, self.store, self.log, None if committed is None else Revision(committed))
         self.changes = self.driver(found.configuration)
         return found
 
     def runs(self, operator: str, function: Any) -> bool:
-        """Whether this is what an operator runs in an epoch that begins now."""
+        """Whether an operator runs this function in an epoch that begins now."""
         return bool(self.changes.configuration.graph.payloads[operator]({"n": 0}) == function({"n": 0}))
 
 
@@ -151,7 +151,7 @@ def test_a_requested_change_is_on_trial_and_in_the_log(world: World):
     assert (record.number, record.revision, record.by, record.operators) == (1, 2, "ann@host", ("FM",))
 
 
-def test_the_record_tells_what_was_there_before(world: World):
+def test_the_record_has_the_previous_function(world: World):
     world.request(Update("FM", two))
     [update] = world.log.records()[0].updates
     assert (update.label, update.before) == ("two", world.first.blobs["FM"])
@@ -165,7 +165,7 @@ def test_a_second_change_waits(world: World):
     assert world.runs("MC", one)
 
 
-def test_what_does_not_fit_is_put_on_record(world: World):
+def test_a_change_that_does_not_fit_is_recorded_as_refused(world: World):
     request = Request((Update("XX", two),), Scheduler.FRIES, "ann")
     with pytest.raises(FlowError) as caught:
         world.changes.check(request)
@@ -185,12 +185,12 @@ def test_a_change_is_applied_when_an_epoch_that_began_under_it_is_committed(worl
     assert world.outcomes() == ["applied"]
 
 
-def test_an_epoch_that_it_was_in_effect_in_part_of_does_not_settle_it(world: World):
+def test_an_epoch_that_ran_partly_under_a_change_does_not_settle_it(world: World):
     change, _ = world.partly_committed(Update("FM", two))
     assert (change.outcome, world.changes.on_trial) == (Outcome.PENDING, change)
 
 
-def test_an_epoch_without_it_does_not_settle_it(world: World):
+def test_an_epoch_without_the_change_does_not_settle_it(world: World):
     change = world.request(Update("FM", two), scheduler=Scheduler.EPOCH)
     world.commit(world.first)
     assert change.outcome is Outcome.PENDING
@@ -220,11 +220,11 @@ def test_a_change_that_fails_is_rolled_back_under_a_new_revision(world: World):
     assert world.fails()
     assert (change.outcome, world.changes.on_trial) == (Outcome.ROLLED_BACK, None)
     assert world.runs("FM", one)
-    assert world.changes.configuration.revision == 3, "no number ever means two things"
+    assert world.changes.configuration.revision == 3, "no revision is ever used twice"
     assert world.outcomes() == ["rolled back"]
 
 
-def test_a_function_that_fails_under_it_is_to_blame_wherever_the_run_began(world: World):
+def test_a_function_that_fails_under_the_change_rolls_it_back_wherever_the_run_began(world: World):
     before = world.changes.configuration
     change = world.request(Update("FM", two))
     assert world.fails(before, revisions=frozenset({change.revision}))
@@ -233,7 +233,7 @@ def test_a_function_that_fails_under_it_is_to_blame_wherever_the_run_began(world
 
 @pytest.mark.parametrize("scheduler", [Scheduler.FRIES, Scheduler.EPOCH])
 @pytest.mark.parametrize("facts", [{"revisions": frozenset({Revision(1)})}, {"is_lost": True}, {}])
-def test_a_run_that_failed_under_an_older_revision_is_run_again_wholly_under_the_change(
+def test_a_run_that_failed_under_an_older_revision_is_repeated_entirely_under_the_change(
     world: World, scheduler: Scheduler, facts: dict[str, Any]
 ):
     change = world.request(Update("FM", two), scheduler=scheduler)
@@ -263,7 +263,7 @@ def test_losses_are_counted_from_the_last_commit(world: World):
     assert change.outcome is Outcome.PENDING
 
 
-def test_a_change_whose_time_is_up_is_rolled_back_wherever_the_run_began(world: World):
+def test_a_change_that_exceeds_its_time_limit_is_rolled_back_wherever_the_run_began(world: World):
     change = world.request(Update("FM", two))
     assert world.fails(world.first, is_overdue=True)
     assert change.outcome is Outcome.ROLLED_BACK
@@ -272,7 +272,7 @@ def test_a_change_whose_time_is_up_is_rolled_back_wherever_the_run_began(world: 
 # ── how long a trial takes ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_trial_ends_when_every_updated_operator_has_met_rows(world: World):
+def test_a_trial_ends_when_every_updated_operator_has_processed_rows(world: World):
     change = world.request(Update("FM", two), Update("MC", three))
     assert change.trial == TrialProgress(0, TRIAL_EPOCHS, ("FM", "MC"))
     world.commit(world.changes.configuration, met=["FM"])
@@ -282,12 +282,12 @@ def test_a_trial_ends_when_every_updated_operator_has_met_rows(world: World):
     assert change.wait(0) is Outcome.APPLIED
 
 
-def test_rows_of_an_epoch_that_began_before_it_do_not_count(world: World):
+def test_rows_of_an_epoch_that_began_before_the_change_do_not_count(world: World):
     change, _ = world.partly_committed(Update("FM", two))
     assert change.trial == TrialProgress(0, TRIAL_EPOCHS, ("FM",))
 
 
-def test_a_trial_without_rows_is_over_after_a_number_of_epochs(world: World):
+def test_a_trial_without_rows_ends_after_a_number_of_epochs(world: World):
     change = world.request(Update("FM", two))
     for _ in range(TRIAL_EPOCHS - 1):
         world.commit(world.changes.configuration, met=())
@@ -302,12 +302,12 @@ def test_a_change_that_waits_is_not_on_trial_yet(world: World):
     assert second.trial is None
 
 
-def test_without_a_change_on_trial_a_failure_is_the_jobs(world: World):
+def test_without_a_change_on_trial_a_failure_fails_the_job(world: World):
     world.applied(Update("FM", two))
     assert not world.fails()
 
 
-def test_what_was_committed_in_part_can_be_taken_back_and_is_recorded_as_what_it_was(world: World):
+def test_a_change_that_fails_after_a_commit_is_recorded_as_reverted(world: World):
     change, _ = world.partly_committed(Update("FM", two))
     assert world.fails()
     assert world.runs("FM", one)
@@ -315,7 +315,7 @@ def test_what_was_committed_in_part_can_be_taken_back_and_is_recorded_as_what_it
     assert world.outcomes() == ["reverted"]
 
 
-def test_but_not_if_state_in_a_new_layout_was_committed(world: World):
+def test_a_change_cannot_be_rolled_back_after_migrated_state_was_committed(world: World):
     change, _ = world.partly_committed(Update("P", count, migrate=migrate))
     assert not world.fails()
     assert change.outcome is Outcome.PENDING
@@ -327,7 +327,7 @@ def test_a_migration_that_was_not_committed_can_be_rolled_back(world: World):
     assert world.changes.configuration.migrations == {}
 
 
-def test_what_waited_is_planned_anew_without_what_was_rolled_back(world: World):
+def test_after_a_rollback_waiting_changes_are_planned_without_it(world: World):
     world.request(Update("FM", two))
     second = world.request(Update("MC", three))
     world.fails()
@@ -337,7 +337,7 @@ def test_what_waited_is_planned_anew_without_what_was_rolled_back(world: World):
     assert [record.revision for record in world.log.records()] == [2, 5]
 
 
-def test_what_waited_and_no_longer_fits_is_refused_and_the_one_behind_it_has_its_turn(world: World):
+def test_a_waiting_change_that_no_longer_fits_is_refused_and_the_next_one_starts(world: World):
     other = "k string, m int"
     world.request(Update("MC", two, returns=other), Update("P", count))
     second = world.request(Update("MC", three, returns=other))  # fits, because P takes these columns by then
@@ -359,13 +359,13 @@ def test_revisions_never_go_back(world: World):
     assert seen == sorted(set(seen))
 
 
-# ── what is told of it ────────────────────────────────────────────────────────────────────────────────────────────
+# ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 TASK = TaskId(Epoch(7), Run(0), StageIndex(0), PartitionId(1), 3)
 
 
-def test_events_are_told_with_their_time_and_the_first_effect_makes_the_delay(world: World):
+def test_events_have_times_and_the_first_effect_sets_the_delay(world: World):
     change = world.request(Update("FM", two))
     for seconds, what, in_effect in ((0.25, "told", False), (0.5, "switched", True), (0.75, "switched", True)):
         world.seconds = seconds
@@ -378,7 +378,7 @@ def test_events_are_told_with_their_time_and_the_first_effect_makes_the_delay(wo
     assert (change.delay_ms, change.record.epoch) == (500, 7)
 
 
-def test_nothing_that_several_threads_tell_at_once_is_lost(world: World):
+def test_no_event_from_concurrent_threads_is_lost(world: World):
     change = world.request(Update("FM", two))
     barrier = threading.Barrier(4)
 
@@ -400,13 +400,13 @@ def test_nothing_that_several_threads_tell_at_once_is_lost(world: World):
     assert {event.what for event in change.events} == {f"{n}.{e}" for n in range(4) for e in range(200)}
 
 
-def test_what_is_told_of_another_revision_is_not_its_own(world: World):
+def test_events_of_another_revision_are_ignored(world: World):
     change = world.request(Update("FM", two))
     world.changes.noted(ChangeNoted(Revision(9), TASK, "switched", ("FM",), True))
     assert change.events == ()
 
 
-def test_an_epoch_that_begins_under_it_has_it_in_effect(world: World):
+def test_a_change_is_in_effect_when_an_epoch_begins_under_it(world: World):
     change = world.request(Update("FM", two))
     assert world.changes.opened(Epoch(8)) == change.revision
     assert (change.delay_ms, change.record.epoch) == (0, 8)
@@ -416,7 +416,7 @@ def test_nothing_is_on_trial_when_an_epoch_opens_without_a_change(world: World):
     assert world.changes.opened(Epoch(8)) is None
 
 
-def test_a_committed_epoch_ended_with_the_change_that_it_was_told_of(world: World):
+def test_a_committed_epoch_ended_with_the_change_that_the_commit_names(world: World):
     opened = world.changes.configuration
     change = world.request(Update("FM", two))
     told = Commit(Epoch(7), change.revision, (), 1, {})
@@ -434,7 +434,7 @@ def test_waiting_ends_with_the_outcome(world: World):
     assert change.require() is change
 
 
-def test_a_failed_change_says_why_when_it_is_required(world: World):
+def test_require_raises_with_the_reason_of_the_failure(world: World):
     change = world.request(Update("FM", two))
     world.fails()
     with pytest.raises(ChangeFailed, match="is rolled back: boom"):
@@ -444,7 +444,7 @@ def test_a_failed_change_says_why_when_it_is_required(world: World):
 # ── the job ends ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_when_the_job_ends_a_change_stays_pending_for_the_next_start_and_those_behind_are_refused(world: World):
+def test_when_the_job_ends_the_change_on_trial_stays_pending_and_waiting_ones_are_refused(world: World):
     first, second = world.request(Update("FM", two)), world.request(Update("MC", two))
     world.changes.abandon("stopped")
     assert (first.wait(), second.wait()) == (Outcome.PENDING, Outcome.REFUSED)
@@ -454,7 +454,7 @@ def test_when_the_job_ends_a_change_stays_pending_for_the_next_start_and_those_b
     assert waiting == "stopped before it was this change's turn; request it again once the job runs"
 
 
-def test_when_the_job_ends_what_was_committed_in_part_is_still_on_trial(world: World):
+def test_when_the_job_ends_a_partly_committed_change_is_still_on_trial(world: World):
     change, _ = world.partly_committed(Update("FM", two))
     world.changes.abandon("stopped")
     assert change.wait() is Outcome.PENDING
@@ -475,7 +475,7 @@ def test_without_changes_the_script_runs(world: World):
         assert (found.configuration, found.pending, found.messages) == (world.first, None, ())
 
 
-def test_applied_changes_are_in_force_and_the_user_is_told(world: World):
+def test_after_a_restart_applied_changes_are_in_force_and_reported(world: World):
     world.applied(Update("FM", two))
     world.applied(Update("MC", three))
     found = world.restart(committed=3)
@@ -497,7 +497,7 @@ def test_a_restored_configuration_is_the_one_that_ran(world: World):
     assert (found.programs, found.blobs, found.migrations) == (ran.programs, ran.blobs, ran.migrations)
 
 
-def test_rolled_back_and_refused_changes_are_not(world: World):
+def test_after_a_restart_rolled_back_and_refused_changes_are_not_in_force(world: World):
     world.request(Update("FM", two))
     world.request(Update("MC", two))
     world.fails()
@@ -532,7 +532,7 @@ def test_a_change_that_no_epoch_has_seen_goes_on_trial_again(world: World):
     assert world.outcomes() == ["rolled back"]
 
 
-def test_a_restart_says_one_thing_of_each_operator_and_it_is_what_runs(world: World):
+def test_a_restart_reports_once_per_operator_what_it_runs(world: World):
     world.applied(Update("FM", two), Update("MC", two))
     world.request(Update("FM", three))
     found = world.restart(committed=2)
@@ -552,19 +552,19 @@ def test_a_restart_is_silent_about_an_operator_that_is_back_at_the_script(world:
     assert world.restart(committed=3).messages == ()
 
 
-def test_of_a_change_that_goes_on_in_part_the_rest_is_not_announced(world: World):
+def test_a_restart_announces_only_the_part_of_a_change_that_continues(world: World):
     world.request(Update("FM", two), Update("MC", three))
     found = world.restart(committed=1, graph=world.graph(without="FM"))
     [message] = found.messages
     assert message.startswith("operator 'MC' runs three from the first epoch of this start")
 
 
-def test_before_anything_was_committed_it_goes_on_trial_as_well(world: World):
+def test_a_pending_change_goes_on_trial_again_even_without_committed_epochs(world: World):
     world.request(Update("FM", two))
     assert world.restart(committed=None).pending is not None
 
 
-def test_what_waited_behind_it_was_never_sent_and_is_refused(world: World):
+def test_after_a_restart_waiting_changes_are_refused(world: World):
     world.request(Update("FM", two))
     world.request(Update("MC", two))
     found = world.restart(committed=1)
@@ -575,7 +575,7 @@ def test_what_waited_behind_it_was_never_sent_and_is_refused(world: World):
     assert waiting == "the driver ended before it was this change's turn; request it again once the job runs"
 
 
-def test_a_change_that_was_committed_in_part_is_on_trial_again_under_its_own_number(world: World):
+def test_a_partly_committed_change_is_on_trial_again_under_its_own_revision(world: World):
     world.partly_committed(Update("FM", two))
     found = world.restart(committed=2)
     assert found.pending is not None
@@ -587,7 +587,7 @@ def test_a_change_that_was_committed_in_part_is_on_trial_again_under_its_own_num
     assert world.changes.configuration.revision == 3
 
 
-def test_but_state_that_it_migrated_still_bars_the_way_back(world: World):
+def test_after_a_restart_migrated_state_still_prevents_a_rollback(world: World):
     world.partly_committed(Update("P", count, migrate=migrate))
     found = world.restart(committed=2)
     assert found.pending is not None
@@ -596,9 +596,9 @@ def test_but_state_that_it_migrated_still_bars_the_way_back(world: World):
     assert not world.fails()
 
 
-def test_a_change_older_than_what_was_committed_is_applied_whatever_its_record_says(world: World):
+def test_a_pending_change_older_than_the_committed_revision_counts_as_applied(world: World):
     change = world.applied(Update("FM", two))
-    # The driver died before it could write that down, twice.
+    # The driver died before it could record that, twice.
     world.log.keep(msgspec.structs.replace(change.record, outcome=Outcome.PENDING))
     world.request(Update("MC", three))
     found = world.restart(committed=3)
@@ -607,21 +607,21 @@ def test_a_change_older_than_what_was_committed_is_applied_whatever_its_record_s
     assert world.runs("FM", two)
 
 
-def test_what_has_gone_from_the_script_is_left_out(world: World):
+def test_changes_of_operators_that_the_script_dropped_are_left_out(world: World):
     world.applied(Update("FM", two), Update("MC", three))
     found = world.restart(committed=2, graph=world.graph(without="FM"))
     assert world.runs("MC", three)
     assert "FM" not in found.configuration.graph
 
 
-def test_a_pending_change_of_which_nothing_is_left_is_refused(world: World):
+def test_a_pending_change_without_remaining_operators_is_refused(world: World):
     world.request(Update("FM", two))
     found = world.restart(committed=1, graph=world.graph(without="FM"))
     assert found.pending is None
     assert world.log.records()[0].error == "the flow lacks its operators now"
 
 
-def test_nor_does_its_number_come_again(world: World):
+def test_the_revision_of_a_refused_pending_change_is_not_used_again(world: World):
     world.partly_committed(Update("FM", two))
     found = world.restart(committed=2, graph=world.graph(without="FM"))
     assert (found.pending, found.configuration.revision) == (None, 2)
@@ -639,7 +639,7 @@ def test_a_function_that_cannot_be_loaded_says_what_to_do(world: World):
         world.restart(committed=2)
 
 
-def test_a_change_that_does_not_fit_the_script_any_more_says_what_to_do(world: World):
+def test_a_change_that_no_longer_fits_the_script_says_what_to_do(world: World):
     world.applied(Update("FM", two, returns="k string, n int, m int"), Update("MC", two))
     flow = Flow("f")
     rows = flow.source("in", ListSource([[]], DDL)).map("FM", one)
@@ -676,7 +676,7 @@ def test_dropping_goes_back_to_the_script_under_a_new_revision(world: World):
     assert (found.configuration.revision, found.messages) == (3, ())
 
 
-def test_changes_after_it_count_again(world: World):
+def test_changes_after_a_drop_are_in_force(world: World):
     world.applied(Update("FM", two))
     drop(world, committed=2)
     world.restart(committed=2)
@@ -686,7 +686,7 @@ def test_changes_after_it_count_again(world: World):
     assert world.runs("MC", three)
 
 
-def test_how_state_is_brought_up_to_date_stays(world: World):
+def test_a_drop_keeps_migrations(world: World):
     world.applied(Update("P", count, migrate=migrate))
     drop(world, committed=2)
     assert [each.revision for each in world.restart(committed=2).configuration.migrations["P"]] == [2]
@@ -697,7 +697,7 @@ def test_there_is_nothing_to_drop_without_changes(world: World):
     assert world.log.records() == []
 
 
-def test_a_change_that_was_on_its_way_is_dropped_too(world: World):
+def test_a_pending_change_is_dropped_too(world: World):
     world.request(Update("FM", two))
     drop(world, committed=1)
     found = world.restart(committed=1)
@@ -706,7 +706,7 @@ def test_a_change_that_was_on_its_way_is_dropped_too(world: World):
     assert world.outcomes() == ["rolled back", "applied"]
 
 
-# ── going back ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── reverts ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def undo(world: World, revision: int, **migrations: Any) -> list[Update]:
@@ -716,19 +716,19 @@ def undo(world: World, revision: int, **migrations: Any) -> list[Update]:
     return list(found.updates)
 
 
-def test_going_back_undoes_all_that_came_since(world: World):
+def test_a_revert_undoes_all_later_changes(world: World):
     world.applied(Update("FM", two))
     world.applied(Update("FM", three), Update("MC", three))
     assert {update.operator: update.function({"n": 0}) for update in undo(world, 1)} == {"FM": {"n": 1}, "MC": {"n": 1}}
     assert {update.operator: update.function({"n": 0}) for update in undo(world, 2)} == {"FM": {"n": 2}, "MC": {"n": 1}}
 
 
-def test_columns_go_back_as_well(world: World):
+def test_a_revert_restores_columns(world: World):
     world.applied(Update("FM", two, returns="k string, n int, m int"), Update("MC", two))
     assert {update.operator: update.returns for update in undo(world, 1)} == {"FM": DDL, "MC": None}
 
 
-def test_what_was_undone_can_be_requested_and_is_what_it_was(world: World):
+def test_a_revert_can_be_requested_and_restores_the_functions(world: World):
     world.applied(Update("FM", two))
     found = undoing(world.log.records(), Revision(1), world.changes.configuration, world.store)
     request = Request(found.updates, Scheduler.FRIES, "ann", found.stored)
@@ -742,7 +742,7 @@ def refusal(world: World, revision: int, **migrations: Any) -> str:
     return str(caught.value)
 
 
-def test_only_to_revisions_that_the_job_has_run(world: World):
+def test_a_revert_goes_only_to_revisions_that_the_job_has_run(world: World):
     world.applied(Update("FM", two))
     world.request(Update("FM", three))
     world.fails()
@@ -753,24 +753,24 @@ def test_only_to_revisions_that_the_job_has_run(world: World):
     assert refusal(world, 9) == "there is no revision 9 to go back to; the job has run 1 (the script), 2 (FM: two)"
 
 
-def test_there_must_be_something_to_undo(world: World):
+def test_a_revert_without_anything_to_undo_is_refused(world: World):
     world.applied(Update("FM", two))
     assert "the job runs what it ran at revision 2; there is nothing to revert" in refusal(world, 2)
 
 
-def test_migrated_state_needs_a_way_back(world: World):
+def test_a_revert_of_migrated_state_needs_a_migration(world: World):
     world.applied(Update("P", count, migrate=migrate))
     assert "the state of 'P' was migrated by revision 2, so its old function could not read it" in refusal(world, 1)
     [update] = undo(world, 1, P=migrate)
     assert update.migrate is migrate
 
 
-def test_a_migration_must_belong_to_what_is_undone(world: World):
+def test_a_revert_refuses_migrations_of_operators_that_it_does_not_affect(world: World):
     world.applied(Update("FM", two))
     assert refusal(world, 1, MC=migrate) == "migrate= names MC; the revert affects FM"
 
 
-def test_there_is_no_way_back_over_a_drop(world: World):
+def test_a_revert_cannot_go_back_past_a_drop(world: World):
     world.applied(Update("FM", two))
     drop(world, committed=2)
     world.restart(committed=2)
@@ -793,7 +793,7 @@ def migrating(n: int) -> Any:
     return lambda key, state: state.set(n)
 
 
-def test_what_is_no_longer_stored_cannot_be_gone_back_to_and_the_user_is_told_what_can(world: World):
+def test_a_revert_to_removed_functions_is_refused_and_names_the_reachable_revisions(world: World):
     for n in range(KEPT_REVISIONS + 3):
         world.applied(Update("FM", marking(n)))
     sweep(world)
@@ -807,7 +807,7 @@ def test_what_is_no_longer_stored_cannot_be_gone_back_to_and_the_user_is_told_wh
     assert update.function({"n": 0}) == marking(oldest - 2)({"n": 0})
 
 
-def test_a_restart_needs_nothing_that_was_removed_and_has_all_migrations(world: World):
+def test_a_restart_needs_no_removed_blob_and_has_all_migrations(world: World):
     for n in range(KEPT_REVISIONS + 2):
         world.applied(Update("FM", marking(n)), Update("P", count, migrate=migrating(n)))
     world.applied(Update("MC", two))
@@ -838,7 +838,7 @@ def test_a_change_that_has_ended_keeps_no_function_alive(world: World):
     gone = [weakref.ref(model) for model in models]
     while models:
         changes.append(world.applied(Update("FM", models.pop(0))))
-        assert changes[-1].plan.updated == ("FM",), "what it was can still be seen"
+        assert changes[-1].plan.updated == ("FM",), "its plan can still be read"
     changes.append(world.request(Update("FM", two)))
     gc.collect()
     assert [model() is None for model in gone] == [True, True, False], "the newest may come back"
@@ -846,7 +846,7 @@ def test_a_change_that_has_ended_keeps_no_function_alive(world: World):
     assert changes[-1].plan.updated == ("FM",)
 
 
-def test_what_may_be_run_is_what_runs_what_it_may_go_back_to_and_what_waits(world: World):
+def test_live_blobs_are_those_of_the_current_previous_and_waiting_configurations(world: World):
     first = world.changes.configuration
     assert world.changes.live() == first.digests()
     change = world.request(Update("FM", two))
@@ -861,7 +861,7 @@ def test_what_may_be_run_is_what_runs_what_it_may_go_back_to_and_what_waits(worl
     assert world.changes.live() == third.digests()
 
 
-def test_a_function_that_was_not_stored_must_be_given_by_hand(world: World):
+def test_a_revert_to_a_function_that_was_not_stored_is_refused(world: World):
     world.applied(Update("FM", two))
     [record] = world.log.records()
     update = msgspec.structs.replace(record.updates[0], before=NOT_STORED)

@@ -1,4 +1,4 @@
-"""The walk over segments: the order of what happens in an epoch, on an engine that only notes it."""
+"""The walk over segments: the order of steps in an epoch, on an engine that only records them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.simulation.flows import random_case
 
 
 class Notes:
-    """What is read or left is a text that says how it came to be; all that is done is a line."""
+    """An engine whose inputs and outputs are texts of how they were made; each step is recorded as a line."""
 
     def __init__(self, fails_at: int | None = None, *, reads_all: bool = True) -> None:
         self.lines: list[str] = []
@@ -181,7 +181,7 @@ def test_the_job_that_brings_rows_back_computes_frames_for_others():
     ]
 
 
-def test_the_next_segment_reads_what_transforms_gave_and_frames_that_passed_them_by():
+def test_the_next_segment_reads_outputs_of_transforms_and_frames_that_bypassed_them():
     flow, rows = new_flow()
     turned = rows.transform("sql", same, local=same)
     turned.union("u", rows).sink("out", NoopSink())
@@ -246,7 +246,7 @@ def test_on_any_graph_everything_happens_once_and_in_order(rng: random.Random):
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_what_was_kept_is_let_go_of_wherever_it_fails(at: int):
+def test_kept_frames_are_released_wherever_the_walk_fails(at: int):
     flow, rows = new_flow()
     rows.transform("sql", same, local=same).union("u", rows).sink("look", ConsoleSink())
     notes = Notes(fails_at=at)
