@@ -12,14 +12,14 @@ import pyarrow as pa
 
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation import blocks, partials
-from midstream.engine.steps import AtWork
+from midstream.engine.steps import OperatorInTask
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
 from midstream.state.base import Base
 from midstream.state.files import Author, StateFiles
 from midstream.state.lineage import Lineage
 from midstream.state.task import TaskState
 
-Make = Callable[[TaskState, EpochTimes], AtWork]
+Make = Callable[[TaskState, EpochTimes], OperatorInTask]
 Emitted = dict[str, list[dict[str, Any]]]
 
 
@@ -73,20 +73,20 @@ class Epochs:
         return Base(f"{self._folder.name}/base-{self._bases}", "op", self._files)
 
 
-def rows_of(at_work: AtWork, slices: Sequence[pa.RecordBatch]) -> Emitted:
+def rows_of(operator: OperatorInTask, slices: Sequence[pa.RecordBatch]) -> Emitted:
     """The output of an operator during slices, and at the end."""
     emitted: Emitted = {}
-    for results in _results(at_work, slices):
+    for results in _results(operator, slices):
         for branch, batch in results.items():
             emitted.setdefault(branch, []).extend(batch.to_pylist())
     return emitted
 
 
-def _results(at_work: AtWork, slices: Sequence[pa.RecordBatch]) -> Iterator[Mapping[str, pa.RecordBatch]]:
+def _results(operator: OperatorInTask, slices: Sequence[pa.RecordBatch]) -> Iterator[Mapping[str, pa.RecordBatch]]:
     for batch in slices:
-        yield at_work.entries[0](batch)
-    if at_work.finish is not None:
-        yield from at_work.finish()
+        yield operator.entries[0](batch)
+    if operator.finish is not None:
+        yield from operator.finish()
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from midstream.flow.aggregations import result_type
 from midstream.flow.model import Operator
 from midstream.flow.spec import LATE
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
-from midstream.operators.aggregate import Aggregate, aggregate_at_work
-from midstream.operators.distinct import Distinct, distinct_at_work
+from midstream.operators.aggregate import Aggregate, instantiate_aggregate
+from midstream.operators.distinct import Distinct, instantiate_distinct
 from midstream.state.keys import Namespace, encode_key, timer_key
 from tests.epochs import Epochs, cut, epochs, small_blocks
 from tests.examples import examples
@@ -181,7 +181,7 @@ def late_of(emitted):
 
 
 def maker(operator):
-    return lambda state, times: aggregate_at_work(operator, operator.spec, TAKES, state, times)
+    return lambda state, times: instantiate_aggregate(operator, operator.spec, TAKES, state, times)
 
 
 partition_counts = st.integers(1, 3)
@@ -289,7 +289,7 @@ def test_distinct_passes_the_first_row_of_each_key(history, within, partitions):
     remembered: dict[bytes, int] = {}
 
     def make(state, times):
-        return distinct_at_work(operator, spec, TAKES, state, times)
+        return instantiate_distinct(operator, spec, TAKES, state, times)
 
     with epochs(partitions) as world:
         for found, _, watermark, emitted in runs(world, make, history):

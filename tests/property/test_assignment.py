@@ -38,7 +38,7 @@ class Count:
 
 
 def counting(epochs: list[list[Row]]) -> tuple[Graph, dict[str, MemorySink]]:
-    """Keyed state at every depth. Rows of `by far` pass through a stage on their way to a join, then a transform."""
+    """Keyed state at every depth. Rows of `by far` pass through a stage before a join, and later a transform."""
     flow, outs = Flow("counting"), {name: MemorySink() for name in ("near", "deep", "far", "later")}
     rows = flow.source("in", ListSource(epochs, DDL, partitions=2, event_time="at"))
     near = rows.key_by("by k", "k").process("near", Count(), returns=f"{DDL}, n bigint")

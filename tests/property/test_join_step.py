@@ -24,7 +24,7 @@ from midstream.flow.windows import Tumbling
 from midstream.ids import BINS, BinId, Epoch, PartitionId, Run
 from midstream.operators import join_step as join_module
 from midstream.operators.join import Join
-from midstream.operators.join_step import join_at_work
+from midstream.operators.join_step import instantiate_join
 from midstream.state import panes as panes_module
 from midstream.state.base import ALL_BINS, Base
 from midstream.state.files import Author, StateFiles
@@ -170,7 +170,7 @@ def run(base, spec, epochs, watermarks, partitions):
         for partition in range(partitions):
             bins = [BinId(number) for number in range(BINS) if number % partitions == partition]
             with TaskState(base, lineage, bins) as state:
-                work = join_at_work(Operator("join", spec, (), JOINED), spec, (LEFT, RIGHT), state, times)
+                work = instantiate_join(Operator("join", spec, (), JOINED), spec, (LEFT, RIGHT), state, times)
                 for side, entries in slices:
                     result += counted(work.entries[side](batch_of(side, entries, set(bins))))
                 assert work.flush is not None

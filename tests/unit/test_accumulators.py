@@ -19,8 +19,8 @@ from midstream.flow.aggregations import Aggregation, result_type
 from midstream.flow.model import Operator
 from midstream.flow.spec import LATE
 from midstream.flow.windows import Session, Sliding, Tumbling
-from midstream.operators.aggregate import Aggregate, aggregate_at_work
-from midstream.operators.distinct import Distinct, distinct_at_work
+from midstream.operators.aggregate import Aggregate, instantiate_aggregate
+from midstream.operators.distinct import Distinct, instantiate_distinct
 from tests.epochs import Epochs, cut, epochs, small_blocks
 
 TIMES = EpochTimes(clock=0)
@@ -179,7 +179,7 @@ def run(world: Epochs, batch: pa.RecordBatch, *columns, window=None, times=TIMES
     assert isinstance(operator.spec, Aggregate)
     spec = operator.spec
     (emitted,) = world.run(
-        lambda state, times: aggregate_at_work(operator, spec, takes, state, times), {0: cut(batch, sizes)}, times
+        lambda state, times: instantiate_aggregate(operator, spec, takes, state, times), {0: cut(batch, sizes)}, times
     )
     return emitted
 
@@ -334,7 +334,7 @@ def test_distinct_needs_times_only_to_expire_keys():
         with epochs() as world:
 
             def make(state, times, operator=operator, spec=spec):
-                return distinct_at_work(operator, spec, batch.schema, state, times)
+                return instantiate_distinct(operator, spec, batch.schema, state, times)
 
             if refuses:
                 with pytest.raises(OperatorFailed, match="column 't' is null, which cannot be an event time"):

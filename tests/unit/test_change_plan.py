@@ -205,7 +205,7 @@ def test_a_source_that_is_read_twice_is_a_fork_like_any_other():
 
 
 def test_two_unique_operators_do_not_protect_as_one_does():
-    """Taken literally, the paper's rule would prune RE in the first two cases; rows would then meet half the change."""
+    """Taken literally, the paper's rule would prune RE in the first two cases; a row could meet half the change."""
     two = replicated(op("U1", UNIQUE, "C"), op("U2", UNIQUE, "D"), op("X", Union(), "U1", "U2"))
     assert components(two, "X") == ["RE C D U1 U2 X"]
     apart = replicated(op("U1", UNIQUE, "C"), op("U2", UNIQUE, "D"), op("o1", MAP, "U1"), op("o2", MAP, "U2"))

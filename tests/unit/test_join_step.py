@@ -19,7 +19,7 @@ from midstream.flow.windows import Tumbling
 from midstream.ids import Epoch, PartitionId, Run
 from midstream.operators import join_step as join_module
 from midstream.operators.join import Join
-from midstream.operators.join_step import join_at_work
+from midstream.operators.join_step import instantiate_join
 from midstream.state.base import ALL_BINS, Base
 from midstream.state.files import Author, FileRef, StateFiles
 from midstream.state.keys import Namespace
@@ -70,7 +70,7 @@ class Epochs:
         watermark = self.watermark if watermark is None else watermark
         with TaskState(self.base, self.lineage, ALL_BINS) as state:
             times = EpochTimes(0, self.watermark, watermark)
-            work = join_at_work(Operator("join", spec, (), joined), spec, schemas, state, times)
+            work = instantiate_join(Operator("join", spec, (), joined), spec, schemas, state, times)
             outputs = [work.entries[schemas.index(piece.schema)](piece) for piece in slices]
             assert work.finish is not None
             assert work.flush is not None
@@ -135,7 +135,7 @@ def test_a_slice_with_very_many_pairs_emits_the_rest_at_the_end(epochs, monkeypa
     with TaskState(epochs.base, epochs.lineage, ALL_BINS) as state:
         spec = by_window(10)
         schema = pa.schema([*CLICKS, *(field for field in SALES if field.name != "buyer")])
-        work = join_at_work(Operator("join", spec, (), schema), spec, (CLICKS, SALES), state, EpochTimes(0))
+        work = instantiate_join(Operator("join", spec, (), schema), spec, (CLICKS, SALES), state, EpochTimes(0))
         at_once = work.entries[1](sales(*(("ann", 2, [str(number)]) for number in range(20))))[ONLY]
         assert 50 <= at_once.num_rows < 100
         assert work.flush is not None

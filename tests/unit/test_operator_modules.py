@@ -18,7 +18,7 @@ from midstream.checkpoint.inspection import StateReader
 from midstream.data.schema import columns_of
 from midstream.engine.keyed_rows import found_keys
 from midstream.engine.parts import Parts, TaskSpec
-from midstream.engine.steps import ONLY, AtWork
+from midstream.engine.steps import ONLY, OperatorInTask
 from midstream.errors import CheckpointError, FlowError
 from midstream.flow import spec as spec_module
 from midstream.flow.edits import revise
@@ -175,8 +175,8 @@ class Every(TaskSpec):
     def check_input(self, change: InputChange) -> None:
         change.require(self.keys)
 
-    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
-        return AtWork((EveryStep(operator, self, parts.state(operator)),))
+    def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
+        return OperatorInTask((EveryStep(operator, self, parts.state(operator)),))
 
     def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
         schema = columns_of(takes[0], self.keys)

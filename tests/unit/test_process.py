@@ -15,7 +15,7 @@ from midstream.flow.model import Operator
 from midstream.flow.spec import Form
 from midstream.ids import Revision
 from midstream.operators.process import Process
-from midstream.operators.process_step import process_at_work
+from midstream.operators.process_step import instantiate_process
 from midstream.operators.stream import KeyedStream
 from midstream.testing import ManualClock, run_local
 
@@ -475,4 +475,4 @@ def test_only_a_process_without_timers_is_quiet_at_the_end():
         spec = Process(("k",), Form.ROWS, has_timers=not is_quiet)
         operator = Operator("p", spec, (), schema)
         keeper: Any = SimpleNamespace(what="process 'p'")
-        assert process_at_work(operator, spec, function, schema, keeper, Revision(1)).is_quiet is is_quiet
+        assert instantiate_process(operator, spec, function, schema, keeper, Revision(1)).is_quiet is is_quiet

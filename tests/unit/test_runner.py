@@ -42,7 +42,7 @@ from midstream.engine.intake import (
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
-from midstream.engine.steps import AtWork
+from midstream.engine.steps import OperatorInTask
 from midstream.flow.model import Port
 from midstream.ids import Epoch, PartitionId, Revision, StageIndex, WireId
 from midstream.operators.lookup import Lookup
@@ -183,7 +183,7 @@ def test_a_slice_passes_the_whole_stage_before_the_next_one_starts(stages):
         return traced
 
     for name, node in runner._nodes.items():
-        work = AtWork(tuple(watched(name, step) for step in node.versions[node.latest].work.entries))
+        work = OperatorInTask(tuple(watched(name, step) for step in node.versions[node.latest].work.entries))
         node.versions[node.latest] = replace(node.versions[node.latest], work=work, event_time=None)
     pauses = []
     for ready in runner.run([NUMBERS.slice(0, 10), NUMBERS.slice(10, 10)]):

@@ -26,7 +26,7 @@ from midstream.engine.intake import INLET_COLUMN, inlet_column, inlet_origin
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
-from midstream.engine.steps import AtWork
+from midstream.engine.steps import OperatorInTask
 from midstream.errors import MidstreamError, OperatorFailed
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, InputPosition, Origin, PartitionId, Revision, WireId
@@ -321,7 +321,7 @@ def with_ends(runner: StageRunner, name: str, said: list[tuple[str, int]], *, wh
     for revision, version in list(node.versions.items()):
         work = version.work
         finish, flush = (saying(revision), None) if what == "finish" else (None, saying(revision))
-        node.versions[revision] = replace(version, work=AtWork(work.entries, finish, work.take_partials, flush))
+        node.versions[revision] = replace(version, work=OperatorInTask(work.entries, finish, work.take_partials, flush))
 
 
 @pytest.mark.parametrize(("switches", "wanted"), [(True, NEW), (False, OLD)])

@@ -20,7 +20,7 @@ from midstream.control.messages import Commit
 from midstream.data.rows import to_rows
 from midstream.data.times import EpochTimes
 from midstream.engine.frames import decode_rows
-from midstream.engine.parts import Parts, at_work
+from midstream.engine.parts import Parts, instantiate
 from midstream.engine.resources import Resources
 from midstream.errors import CheckpointError, FunctionError, MidstreamError, OperatorFailed, StateError
 from midstream.flow.model import Operator, Transform
@@ -166,7 +166,7 @@ def _call(
 ) -> pa.RecordBatch | None:
     """Call the function on rows; return those that went to its errors branch, if it has one."""
     parts = Parts(program, resources, states, EpochTimes(clock=0), FIRST_REVISION)
-    work = at_work(operator, parts)
+    work = instantiate(operator, parts)
     results = work.entries[0](rows)
     return results.get(ERRORS) if operator.error_branches else None
 

@@ -26,7 +26,7 @@ from midstream.state.keys import MAX_KEY, key_sizes
 
 __all__ = [
     "FAR",
-    "Aside",
+    "ErrorsBranch",
     "Reasons",
     "Screen",
     "batch_step",
@@ -97,7 +97,7 @@ def merged(parts: Sequence[Results]) -> Results:
 
 
 @dataclass(frozen=True)
-class Aside:
+class ErrorsBranch:
     """The errors branch of one input of an operator."""
 
     operator: Operator
@@ -135,7 +135,7 @@ class Screen:
     ``present`` are columns that are needed for something else, each with its use.
     """
 
-    aside: Aside
+    branch: ErrorsBranch
     keys: tuple[str, ...] = ()
     times: tuple[str, ...] = ()
     present: Mapping[str, str] = field(default_factory=dict)
@@ -143,14 +143,14 @@ class Screen:
 
     @property
     def is_on(self) -> bool:
-        """Whether bad rows are set aside."""
-        return self.aside.operator.on_error is OnError.BRANCH
+        """Whether bad rows leave by the errors branch."""
+        return self.branch.operator.on_error is OnError.BRANCH
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Results]:
         """The good rows, and the bad ones by branch."""
         if not (reasons := self.reasons(batch)):
             return batch, {}
-        return without(batch, reasons), self.aside.rows(batch, reasons)
+        return without(batch, reasons), self.branch.rows(batch, reasons)
 
     def reasons(self, batch: pa.RecordBatch) -> Reasons:
         """Why rows are bad; the first reason found for each."""
@@ -206,14 +206,14 @@ def batch_step(operator: Operator, step: Callable[[pa.RecordBatch], Results]) ->
     def failing(batch: pa.RecordBatch) -> Results:
         return call_on_batch(operator.name, step, batch)
 
-    aside = Aside(operator)
+    branch = ErrorsBranch(operator)
 
     def tolerant(batch: pa.RecordBatch) -> Results:
         def attempt(start: int, stop: int) -> Results:
             return step(batch.slice(start, stop - start))
 
         parts, errors = _blamed(operator, batch.num_rows, attempt)
-        return {**merged(parts), **aside.rows(batch, {place: reason_of(error) for place, error in errors.items()})}
+        return {**merged(parts), **branch.rows(batch, {place: reason_of(error) for place, error in errors.items()})}
 
     return failing if operator.on_error is OnError.FAIL else tolerant
 
@@ -227,7 +227,7 @@ def tolerant_rows(
 
     ``assemble`` builds results from rows and the function's answers; it raises if an answer is invalid.
     """
-    aside = Aside(operator)
+    branch = ErrorsBranch(operator)
 
     def step(batch: pa.RecordBatch) -> Results:
         rows, reasons = checked_rows(operator, batch)
@@ -249,7 +249,7 @@ def tolerant_rows(
 
         parts, errors = _blamed(operator, len(answers), attempt) if answers else ([], {})
         reasons.update((places[place], reason_of(error)) for place, error in errors.items())
-        return {**merged(parts), **aside.rows(batch, reasons)}
+        return {**merged(parts), **branch.rows(batch, reasons)}
 
     return step
 

@@ -13,8 +13,8 @@ from graphlib import CycleError, TopologicalSorter
 import pyarrow as pa
 
 from midstream.engine.intake import IntakeEntry, entries_of
-from midstream.engine.parts import Parts, at_work
-from midstream.engine.steps import AtWork
+from midstream.engine.parts import Parts, instantiate
+from midstream.engine.steps import OperatorInTask
 from midstream.flow.model import Operator
 from midstream.ids import Revision
 from midstream.metrics import Histogram, OperatorStats
@@ -26,7 +26,7 @@ from midstream.planner.stages import Wire
 class Version:
     """An operator under a revision: its steps, and the readers in this stage and the wires of each of its branches."""
 
-    work: AtWork
+    work: OperatorInTask
     event_time: str | None
     consumers: Mapping[str, tuple[IntakeEntry, ...]]
     wires: Mapping[str, tuple[Wire, ...]]
@@ -84,14 +84,14 @@ class OperatorNode:
         )
 
 
-def version_of(operator: Operator, parts: Parts, known: AtWork | None = None) -> Version:
+def version_of(operator: Operator, parts: Parts, known: OperatorInTask | None = None) -> Version:
     """An operator under the revision of these parts; ``known`` is the operator if it is already loaded."""
     program = parts.program
     # Without inlets: a transform that reads another transform got its rows in Catalyst.
     here = [op for op in program.operators if op.name not in program.stage.inlets]
     starting = [wire for wire in program.wires if wire.origin == program.stage.index]
     return Version(
-        at_work(operator, parts) if known is None else known,
+        instantiate(operator, parts) if known is None else known,
         program.event_times.get(operator.name),
         consumers={port.branch: entries_of(port, here) for port in operator.ports},
         wires={port.branch: tuple(wire for wire in starting if wire.port == port) for port in operator.ports},

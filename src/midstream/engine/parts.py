@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.combiner import Combiner
-from midstream.engine.bad_rows import Aside, Screen
+from midstream.engine.bad_rows import ErrorsBranch, Screen
 from midstream.engine.resources import Resources
-from midstream.engine.steps import ONLY, AtWork, OperatorStep
+from midstream.engine.steps import ONLY, OperatorInTask, OperatorStep
 from midstream.flow.model import Operator, Source
 from midstream.flow.spec import OnError, Spec
 from midstream.ids import Digest, Revision
@@ -22,7 +22,7 @@ from midstream.planner.programs import StageProgram
 from midstream.state.keeper import HandleKeeper
 from midstream.state.task import TaskState
 
-__all__ = ["Parts", "TaskSpec", "at_work", "combiner_of", "pass_on", "preload"]
+__all__ = ["Parts", "TaskSpec", "combiner_of", "instantiate", "pass_on", "preload"]
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class TaskSpec(Spec, ABC):
     """The description of an operator that processes rows in a task; all other operators pass rows on unchanged."""
 
     @abstractmethod
-    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
-        """Load what the operator needs and build it."""
+    def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
+        """Load what the operator needs and build it in a task."""
 
     def preload(self, operator: str, digest: Digest, resources: Resources) -> None:
         """Load one of the operator's blobs before a task needs it."""
@@ -79,12 +79,12 @@ class TaskSpec(Spec, ABC):
         raise NotImplementedError(f"rows for a {self.kind} cannot be pre-aggregated")
 
 
-def at_work(operator: Operator, parts: Parts) -> AtWork:
-    """Load what an operator needs and build it."""
+def instantiate(operator: Operator, parts: Parts) -> OperatorInTask:
+    """Load what an operator needs and build it in a task."""
     spec = operator.spec
     if isinstance(spec, TaskSpec):
-        return spec.at_work(operator, parts)
-    return AtWork((_passing_step(operator),) * len(parts.takes(operator)))
+        return spec.instantiate(operator, parts)
+    return OperatorInTask((_passing_step(operator),) * len(parts.takes(operator)))
 
 
 def combiner_of(operator: Operator, takes: pa.Schema) -> Combiner:
@@ -117,13 +117,13 @@ def _passing_step(operator: Operator) -> OperatorStep:
         return pass_on
     spec = operator.spec
     screen = Screen(
-        Aside(operator),
+        ErrorsBranch(operator),
         keys=spec.partition_by or (),
         times=(spec.event_time,) if isinstance(spec, Source) and spec.event_time is not None else (),
     )
 
     def step(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        good, aside = screen(batch)
-        return {ONLY: good, **aside}
+        good, bad = screen(batch)
+        return {ONLY: good, **bad}
 
     return step

@@ -24,7 +24,7 @@ class OperatorStep(Protocol):
 
 
 @dataclass(frozen=True)
-class AtWork:
+class OperatorInTask:
     """An operator in a task.
 
     ``entries`` holds one step per input of the operator. ``take_partials`` takes the partial aggregates of senders, if

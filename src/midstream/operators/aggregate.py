@@ -21,7 +21,7 @@ from midstream.engine.aggregation.sessions import Sessions, split_sessions
 from midstream.engine.aggregation.totals import TotalsOf
 from midstream.engine.aggregation.windows import Windows
 from midstream.engine.parts import Parts, TaskSpec
-from midstream.engine.steps import AtWork
+from midstream.engine.steps import OperatorInTask
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.aggregations import Aggregation, AggregationKind, result_type
 from midstream.flow.graph_format import CODEC
@@ -106,9 +106,9 @@ class Aggregate(TaskSpec):
                 )
         return self, schema
 
-    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
-        """See :func:`aggregate_at_work`."""
-        return aggregate_at_work(operator, self, parts.takes(operator)[0], parts.state(operator), parts.times)
+    def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
+        """See :func:`instantiate_aggregate`."""
+        return instantiate_aggregate(operator, self, parts.takes(operator)[0], parts.state(operator), parts.times)
 
     def combiner(self, operator: Operator, takes: pa.Schema) -> Combiner:
         """Senders emit partial totals instead of rows."""
@@ -134,10 +134,10 @@ class Aggregate(TaskSpec):
         return pa.Table.from_arrays([*columns, *results], schema=operator.schema)
 
 
-def aggregate_at_work(
+def instantiate_aggregate(
     operator: Operator, spec: Aggregate, takes: pa.Schema, state: TaskState, times: EpochTimes
-) -> AtWork:
-    """An aggregate in a task: running totals, windows or sessions."""
+) -> OperatorInTask:
+    """Build an aggregate in a task: running totals, windows or sessions."""
     over = None if spec.window is None else spec.time
     common = Aggregating(operator, spec.keys, over, takes, state, times, totals_of(operator, spec, takes))
     form: RunningTotals | Windows | Sessions
@@ -147,7 +147,7 @@ def aggregate_at_work(
         form = Sessions(common, spec.window)
     else:
         form = Windows(common, spec.window)
-    return AtWork((form.take,), form.finish, form.take_partials if isinstance(form, RunningTotals) else None)
+    return OperatorInTask((form.take,), form.finish, form.take_partials if isinstance(form, RunningTotals) else None)
 
 
 def totals_of(operator: Operator, spec: Aggregate, takes: pa.Schema) -> TotalsOf:

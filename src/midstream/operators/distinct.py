@@ -19,10 +19,10 @@ from midstream.data.durations import duration
 from midstream.data.schema import columns_of
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.runs import Integers
-from midstream.engine.bad_rows import Aside, Screen
+from midstream.engine.bad_rows import ErrorsBranch, Screen
 from midstream.engine.keyed_rows import checked_times, ended_by, found_keys, refuse_nulls
 from midstream.engine.parts import Parts, TaskSpec
-from midstream.engine.steps import ONLY, AtWork
+from midstream.engine.steps import ONLY, OperatorInTask
 from midstream.errors import FlowError
 from midstream.flow.model import Operator
 from midstream.flow.spec import InputChange
@@ -57,9 +57,9 @@ class Distinct(TaskSpec):
         """The key columns must stay the same, and the event time if keys expire."""
         change.require(self.keys if self.time is None else (*self.keys, self.time))
 
-    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
-        """See :func:`distinct_at_work`."""
-        return distinct_at_work(operator, self, parts.takes(operator)[0], parts.state(operator), parts.times)
+    def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
+        """See :func:`instantiate_distinct`."""
+        return instantiate_distinct(operator, self, parts.takes(operator)[0], parts.state(operator), parts.times)
 
     def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
         """The keys that were seen."""
@@ -68,12 +68,12 @@ class Distinct(TaskSpec):
         return pa.Table.from_arrays(decode_keys(keys, schema), schema=schema)
 
 
-def distinct_at_work(
+def instantiate_distinct(
     operator: Operator, spec: Distinct, takes: pa.Schema, state: TaskState, times: EpochTimes
-) -> AtWork:
-    """A distinct in a task."""
+) -> OperatorInTask:
+    """Build a distinct in a task."""
     form = _DistinctStep(operator, spec, state, times)
-    return AtWork((form.take,), form.finish, is_quiet=True)
+    return OperatorInTask((form.take,), form.finish, is_quiet=True)
 
 
 class _DistinctStep:
@@ -84,14 +84,14 @@ class _DistinctStep:
         self._spec = spec
         self._state = state
         self._times = times
-        self._screen = Screen(Aside(operator), spec.keys, () if spec.time is None else (spec.time,))
+        self._screen = Screen(ErrorsBranch(operator), spec.keys, () if spec.time is None else (spec.time,))
         self._met: set[bytes] = set()
         self._new: dict[bytes, int] = {}
         """The keys whose first row was in this epoch, and the times at which they expire."""
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Pass the rows of a slice that are the first of their keys."""
-        batch, aside = self._screen(batch)
+        batch, bad = self._screen(batch)
         refuse_nulls(self._operator, batch, self._spec.keys, "a key")
         forget = self._forget_at(batch)
         keys = found_keys(self._operator, batch, self._spec.keys, f"distinct {self._operator.name!r}")
@@ -101,10 +101,10 @@ class _DistinctStep:
         stored = self._state.get_many(unmet)
         new = {key for key, value in zip(unmet, stored, strict=True) if value is None}
         if not new:
-            return aside
+            return bad
         rows = keys.first_row[[key in new for key in candidates]]
         self._new.update(zip((key for key in candidates if key in new), forget[rows].tolist(), strict=True))
-        return {ONLY: batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)), **aside}
+        return {ONLY: batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)), **bad}
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """Store the new keys and delete the expired ones. Emits nothing."""

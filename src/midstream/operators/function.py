@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.engine.parts import Parts, TaskSpec
-from midstream.engine.steps import AtWork, OperatorStep
+from midstream.engine.steps import OperatorInTask, OperatorStep
 from midstream.errors import FlowError
 from midstream.flow.functions import check_callable, refuse_timers
 from midstream.flow.model import Operator
@@ -36,9 +36,9 @@ class FunctionSpec(TaskSpec):
     def step(self, operator: Operator, function: Callable[..., Any]) -> OperatorStep:
         """The operator's step in a task."""
 
-    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
+    def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
         """Load the function."""
-        return AtWork((self.step(operator, parts.function(operator)),))
+        return OperatorInTask((self.step(operator, parts.function(operator)),))
 
     @property
     def function_takes(self) -> tuple[str, ...]:

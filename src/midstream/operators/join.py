@@ -11,13 +11,13 @@ import pyarrow as pa
 from midstream.data.durations import duration
 from midstream.data.schema import columns_of, joined_schema, type_name
 from midstream.engine.parts import Parts, TaskSpec
-from midstream.engine.steps import AtWork
+from midstream.engine.steps import OperatorInTask
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.model import Operator
 from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, Contract, How, InputChange, Spec, layout_text
 from midstream.flow.validate import check_name
 from midstream.flow.windows import Tumbling, Window
-from midstream.operators.join_step import join_at_work
+from midstream.operators.join_step import instantiate_join
 from midstream.operators.rows import KeyedRows
 from midstream.state.contents import in_namespace, keys_of
 from midstream.state.key_arrays import decode_keys, split_timers
@@ -92,10 +92,10 @@ class Join(TaskSpec):
         """The same columns, because the inputs cannot change."""
         return self, schema
 
-    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
-        """See :func:`join_at_work`."""
+    def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
+        """See :func:`instantiate_join`."""
         left, right = parts.takes(operator)
-        return join_at_work(operator, self, (left, right), parts.state(operator), parts.times)
+        return instantiate_join(operator, self, (left, right), parts.state(operator), parts.times)
 
     def state_layout(self, takes: Sequence[pa.Schema]) -> str:
         """The promise of uniqueness does not affect the stored bytes."""

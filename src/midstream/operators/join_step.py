@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
-from midstream.engine.bad_rows import Aside, Screen
+from midstream.engine.bad_rows import ErrorsBranch, Screen
 from midstream.engine.failure import failed, row_at
 from midstream.engine.joining.runs import SortedRun, SortedRuns, expand
 from midstream.engine.joining.times import Limits, Nearness
-from midstream.engine.steps import ONLY, AtWork
+from midstream.engine.steps import ONLY, OperatorInTask
 from midstream.errors import SchemaError, StateError
 from midstream.flow.model import Operator
 from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, How
@@ -44,13 +44,13 @@ _KEYS = 1 << 32  # more keys than a task has
 _Integers = npt.NDArray[np.int64]
 
 
-def join_at_work(
+def instantiate_join(
     operator: Operator, spec: Join, takes: tuple[pa.Schema, pa.Schema], state: TaskState, times: EpochTimes
-) -> AtWork:
-    """A join in a task: the first entry takes rows of the left stream, the second rows of the right one."""
+) -> OperatorInTask:
+    """Build a join in a task: its first entry takes rows of the left stream, the second rows of the right one."""
     work = _JoinStep(operator, spec, takes, state, times)
     entries = (partial(work.enter, work.left), partial(work.enter, work.right))
-    return AtWork(entries, work.finish, flush=work.flush)
+    return OperatorInTask(entries, work.finish, flush=work.flush)
 
 
 class _Numbers(dict[bytes, int]):
@@ -69,12 +69,12 @@ class _Numbers(dict[bytes, int]):
 class _Side:
     """One of the two streams: its columns, its rows in memory, and its panes in state."""
 
-    def __init__(self, keys: tuple[str, ...], time: str, late: str, panes: Panes, aside: Aside) -> None:
+    def __init__(self, keys: tuple[str, ...], time: str, late: str, panes: Panes, errors: ErrorsBranch) -> None:
         self.keys = keys
         self.time = time
         self.late = late
         self.panes = panes
-        self.screen = Screen(aside, keys, (time,))
+        self.screen = Screen(errors, keys, (time,))
         self.schema = panes.codec.schema
         """Of the stored rows."""
         self.latest = self.panes.latest
@@ -110,20 +110,20 @@ class _JoinStep:
             spec.left_time,
             LATE,
             Panes(state, takes[0], Namespace.JOIN_LEFT, Namespace.JOIN_LEFT_MORE, layout, self._what),
-            Aside(operator, ERRORS),
+            ErrorsBranch(operator, ERRORS),
         )
         self.right = _Side(
             spec.right_keys,
             spec.right_time,
             LATE_RIGHT,
             Panes(state, kept, Namespace.JOIN_RIGHT, Namespace.JOIN_RIGHT_MORE, layout, self._what),
-            Aside(operator, ERRORS_RIGHT),
+            ErrorsBranch(operator, ERRORS_RIGHT),
         )
 
     def enter(self, side: _Side, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Take a slice of one side; returns its pairs with the rows so far, its late rows and its bad rows."""
-        batch, aside = side.screen(batch)
-        results: dict[str, pa.RecordBatch] = dict(aside)
+        batch, bad = side.screen(batch)
+        results: dict[str, pa.RecordBatch] = dict(bad)
         instants = self._instants(side, batch)
         late = instants < self._limits.late
         if late.any():

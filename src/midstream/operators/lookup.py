@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from midstream.data.lookup_index import LookupIndex
 from midstream.data.schema import check_key_columns, conform, joined_schema, to_ddl, type_name
-from midstream.engine.bad_rows import Aside, Screen
+from midstream.engine.bad_rows import ErrorsBranch, Screen
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.resources import Resources
-from midstream.engine.steps import ONLY, AtWork, OperatorStep
+from midstream.engine.steps import ONLY, OperatorInTask, OperatorStep
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.inputs import check_comparable, column_pairs, describe_table
 from midstream.flow.model import Operator
@@ -78,10 +78,10 @@ class Lookup(TaskSpec):
         nullable = self.how is How.LEFT
         return self, joined_schema(inputs[0], self.table_schema, list(self.table_keys), nullable=nullable, what=what)
 
-    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
+    def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
         """Load and index the table."""
         table = self.table_in(parts.resources, parts.program.blobs[operator.name])
-        return AtWork((lookup_step(operator, self, table),))
+        return OperatorInTask((lookup_step(operator, self, table),))
 
     def preload(self, operator: str, digest: Digest, resources: Resources) -> None:
         """Load and index the table before a task needs it."""
@@ -106,10 +106,10 @@ def lookup_step(operator: Operator, spec: Lookup, table: LookupTable) -> Operato
     """The step of a lookup. Output rows keep the order of the stream's rows, then that of the table."""
     mine = tuple(stream for stream, _ in spec.on)
 
-    screen = Screen(Aside(operator), keys=mine, max_key=None)
+    screen = Screen(ErrorsBranch(operator), keys=mine, max_key=None)
 
     def step(batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        batch, aside = screen(batch)
+        batch, bad = screen(batch)
         left, right = table.index.probe(batch, mine)
         if spec.how is How.LEFT:
             left, right = _keep_unmatched(batch.num_rows, left, right)
@@ -117,7 +117,7 @@ def lookup_step(operator: Operator, spec: Lookup, table: LookupTable) -> Operato
         kept = batch if whole else batch.take(pa.array(left))
         matches = pa.array(right, mask=right < 0)  # a null index takes a null
         added = [column.combine_chunks().take(matches) for column in table.added.columns]
-        return {ONLY: pa.RecordBatch.from_arrays([*kept.columns, *added], schema=operator.schema), **aside}
+        return {ONLY: pa.RecordBatch.from_arrays([*kept.columns, *added], schema=operator.schema), **bad}
 
     return step
 

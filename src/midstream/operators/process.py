@@ -12,13 +12,13 @@ import pyarrow as pa
 from midstream.data.durations import duration
 from midstream.data.schema import columns_of, parse_ddl
 from midstream.engine.parts import Parts, TaskSpec
-from midstream.engine.steps import AtWork
+from midstream.engine.steps import OperatorInTask
 from midstream.errors import StateError
 from midstream.flow.functions import check_callable
 from midstream.flow.model import Operator
 from midstream.flow.spec import Contract, Form, InputChange, Spec, layout_text
 from midstream.flow.validate import check_name
-from midstream.operators.process_step import keeper_of, process_at_work
+from midstream.operators.process_step import instantiate_process, keeper_of
 from midstream.operators.rows import KeyedRows, Row
 from midstream.state.key_arrays import decode_keys, split_timers
 from midstream.state.keys import Namespace, split_item
@@ -92,7 +92,7 @@ class Process(TaskSpec):
         change.require(self.keys)
         change.require_written_for()
 
-    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
+    def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
         """Load the function. All its revisions share the state handles of a task."""
         [takes] = parts.takes(operator)
         migrations = parts.migrations(operator)
@@ -100,7 +100,7 @@ class Process(TaskSpec):
             parts.keepers[operator.name] = keeper_of(
                 operator, self, takes, parts.state(operator), parts.times, has_levels=bool(migrations)
             )
-        return process_at_work(
+        return instantiate_process(
             operator,
             self,
             parts.function(operator),

@@ -15,9 +15,9 @@ from midstream.data.row_check import RowCheck
 from midstream.data.rows import from_rows, to_rows
 from midstream.data.schema import columns_of, conform
 from midstream.data.times import EpochTimes
-from midstream.engine.bad_rows import Aside, Reasons, Screen, by_halves, checked_rows, merged, reason_of
+from midstream.engine.bad_rows import ErrorsBranch, Reasons, Screen, by_halves, checked_rows, merged, reason_of
 from midstream.engine.failure import USER_ERRORS, failed, row_at
-from midstream.engine.steps import ONLY, AtWork
+from midstream.engine.steps import ONLY, OperatorInTask
 from midstream.errors import SchemaError, StateError
 from midstream.flow.functions import label_of
 from midstream.flow.model import Operator
@@ -52,7 +52,7 @@ def keeper_of(
     return HandleKeeper(what, state, codec, times=times, ttl_us=spec.ttl_us, has_levels=has_levels, undo=undo)
 
 
-def process_at_work(
+def instantiate_process(
     operator: Operator,
     spec: Process,
     function: Callable[..., Any],
@@ -62,15 +62,15 @@ def process_at_work(
     migrations: Sequence[tuple[Revision, Callable[[Any, State], None]]] = (),
     *,
     has_event_times: bool = True,
-) -> AtWork:
-    """A process in a task."""
+) -> OperatorInTask:
+    """Build a process in a task."""
     key_schema = columns_of(takes, spec.keys)
     steps = [(number, partial(_migrate, operator, key_schema, function)) for number, function in migrations]
     idle = idle_timers(function, has_timers=spec.has_timers, has_event_times=has_event_times)
     kind = _ProcessStep if operator.on_error is OnError.FAIL else _TolerantProcess
     work = kind(operator, spec, function, takes, keeper, revision, steps, idle)
     entry = work.rows if spec.form is Form.ROWS else work.batches
-    return AtWork((entry,), work.finish, is_quiet=not spec.has_timers)
+    return OperatorInTask((entry,), work.finish, is_quiet=not spec.has_timers)
 
 
 def idle_timers(function: Callable[..., Any], *, has_timers: bool, has_event_times: bool) -> dict[Namespace, str]:
@@ -240,8 +240,8 @@ class _TolerantProcess(_ProcessStep):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self._aside = Aside(self._operator)
-        self._screen = Screen(self._aside, keys=self._spec.keyed_by)
+        self._errors_branch = ErrorsBranch(self._operator)
+        self._screen = Screen(self._errors_branch, keys=self._spec.keyed_by)
         self._check = RowCheck(self._operator.schema, self._what)
         assert self._keeper.undo is not None
         self._undo = self._keeper.undo
@@ -262,7 +262,7 @@ class _TolerantProcess(_ProcessStep):
                 reasons[places[place]] = found
             else:
                 results += found
-        return {ONLY: self._emitted(results, self._what), **self._aside.rows(batch, reasons)}
+        return {ONLY: self._emitted(results, self._what), **self._errors_branch.rows(batch, reasons)}
 
     def batches(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Call the function for the slice; if it raises, for the halves."""
@@ -285,7 +285,7 @@ class _TolerantProcess(_ProcessStep):
         except MemoryError as error:
             raise failed(self._operator.name, error, None) from error
         reasons.update((places[place], reason_of(error)) for place, error in errors.items())
-        return {**merged(parts), **self._aside.rows(batch, reasons)}
+        return {**merged(parts), **self._errors_branch.rows(batch, reasons)}
 
     def _fire(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
         results: list[dict[str, Any]] = []
@@ -310,7 +310,7 @@ class _TolerantProcess(_ProcessStep):
     ) -> Mapping[str, pa.RecordBatch]:
         fired = {ONLY: self._emitted(results, f"{self._what}, on_timer")} if results else {}
         if bad:
-            fired.update(self._aside.keys([key for key, _ in bad], [reason for _, reason in bad], self._takes))
+            fired.update(self._errors_branch.keys([key for key, _ in bad], [reason for _, reason in bad], self._takes))
         return fired
 
     def _attempt(self, function: Callable[..., Any], *given: Any) -> list[dict[str, Any]] | str:

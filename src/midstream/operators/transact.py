@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from midstream.data.schema import columns_of
 from midstream.engine.parts import Parts, TaskSpec
-from midstream.engine.steps import AtWork
+from midstream.engine.steps import OperatorInTask
 from midstream.engine.table_layout import rows_of
 from midstream.errors import SchemaError
 from midstream.flow.model import KeyBy, Operator
@@ -27,7 +27,7 @@ from midstream.operators.transact_binding import (
     traced,
     transactions_of,
 )
-from midstream.operators.transact_step import engine_of, transact_at_work
+from midstream.operators.transact_step import engine_of, instantiate_transact
 from midstream.state.key_arrays import decode_keys
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Transact(TaskSpec):
                 )
         return revised, schema_of(events, types, what)
 
-    def at_work(self, operator: Operator, parts: Parts) -> AtWork:
+    def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
         """Load the transactions; each worker creates their engine once."""
         [takes] = parts.takes(operator)
         transactions: Any = parts.function(operator)
@@ -113,7 +113,7 @@ class Transact(TaskSpec):
             takes.to_string(),
             lambda: engine_of(operator, self, transactions, takes),
         )
-        return transact_at_work(operator, self, engine, parts.state(operator), parts.times, parts.revision)
+        return instantiate_transact(operator, self, engine, parts.state(operator), parts.times, parts.revision)
 
     def state_layout(self, takes: Sequence[pa.Schema]) -> str:
         """Transactions and the set of tables may change; tables are compared one by one."""

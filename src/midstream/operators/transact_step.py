@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.blocks import BLOCK
-from midstream.engine.bad_rows import Aside, Screen, by_halves, reason_of, without
+from midstream.engine.bad_rows import ErrorsBranch, Screen, by_halves, reason_of, without
 from midstream.engine.failure import USER_ERRORS, failed, row_at
 from midstream.engine.keyed_rows import checked_times, found_keys, refuse_nulls
-from midstream.engine.steps import ONLY, AtWork
+from midstream.engine.steps import ONLY, OperatorInTask
 from midstream.errors import OperatorFailed, SchemaError
 from midstream.flow.model import Operator
 from midstream.flow.spec import LATE
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from midstream.operators.transact import Transact
     from midstream.txn import Engine, Result
 
-__all__ = ["engine_of", "transact_at_work"]
+__all__ = ["engine_of", "instantiate_transact"]
 
 _log = logging.getLogger("midstream")
 
@@ -61,12 +61,12 @@ def engine_of(operator: Operator, spec: Transact, transactions: Sequence[Transac
     return Engine(Program.of(*types), threads=threads, calibration=calibration)
 
 
-def transact_at_work(
+def instantiate_transact(
     operator: Operator, spec: Transact, engine: Engine, state: TaskState, times: EpochTimes, revision: Revision
-) -> AtWork:
-    """A transact in a task."""
+) -> OperatorInTask:
+    """Build a transact in a task."""
     form = _TransactStep(operator, spec, engine, state, times, revision)
-    return AtWork((form.take,), form.finish, note=form.note)
+    return OperatorInTask((form.take,), form.finish, note=form.note)
 
 
 class _TransactStep:
@@ -85,24 +85,24 @@ class _TransactStep:
         self._state = state
         self._times = times
         self._revision = revision
-        self._aside = Aside(operator)
+        self._errors_branch = ErrorsBranch(operator)
         timed = (spec.order_by,) if spec.timed else ()
         present = {spec.order_by: "what rows are ordered by"}
-        self._screen = Screen(self._aside, spec.keyed_by, timed, present)
+        self._screen = Screen(self._errors_branch, spec.keyed_by, timed, present)
         self._waiting: list[pa.RecordBatch] = []
         self._explanations: dict[str, int] = {}
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Keep a slice for the end; emits late rows and bad rows at once."""
-        batch, aside = self._screened(batch)
+        batch, bad = self._screened(batch)
         refuse_nulls(self._operator, batch, [self._spec.order_by], "what rows are ordered by")
         late = self._late(batch)
         if late is None:
             self._waiting.append(batch)
-            return aside
+            return bad
         if not late.all():
             self._waiting.append(batch.filter(pa.array(~late)))
-        return {LATE: batch.filter(pa.array(late)), **aside}
+        return {LATE: batch.filter(pa.array(late)), **bad}
 
     def _screened(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]:
         """The rows that can trigger a transaction, and the bad rows."""
@@ -111,7 +111,7 @@ class _TransactStep:
             unknown = self._found(batch).is_null().to_numpy(zero_copy_only=False)
             for place in np.flatnonzero(unknown).tolist():
                 reasons.setdefault(place, reason_of(self._unknown(batch, place)))
-        return without(batch, reasons), self._aside.rows(batch, reasons)
+        return without(batch, reasons), self._errors_branch.rows(batch, reasons)
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """Run all transactions, one domain after the other, and emit the outcome of each row."""
@@ -216,7 +216,7 @@ class _TransactStep:
                 yield {ONLY: outcome.slice(start, BLOCK)}
         if errors:
             reasons = {int(order[place]): reason_of(error) for place, error in errors.items()}
-            yield self._aside.rows(rows, reasons)
+            yield self._errors_branch.rows(rows, reasons)
 
     def _found(self, rows: pa.RecordBatch) -> pa.Array:
         """The number of the transaction that each row names; null if there is no such transaction."""

@@ -13,7 +13,7 @@ from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.blocks import BLOCK
 from midstream.engine.aggregation.runs import Integers
 from midstream.engine.aggregation.totals import Totals, TotalsOf
-from midstream.engine.bad_rows import Aside, Screen
+from midstream.engine.bad_rows import ErrorsBranch, Screen
 from midstream.engine.keyed_rows import checked_times, refuse_nulls
 from midstream.engine.steps import ONLY
 from midstream.flow.model import Operator
@@ -57,7 +57,7 @@ class Aggregating:
     @cached_property
     def screen(self) -> Screen:
         """Keeps bad rows out, if they have somewhere to go."""
-        return Screen(Aside(self.operator), self.keys, () if self.over is None else (self.over,))
+        return Screen(ErrorsBranch(self.operator), self.keys, () if self.over is None else (self.over,))
 
     @cached_property
     def key_schema(self) -> pa.Schema:

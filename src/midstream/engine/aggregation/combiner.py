@@ -17,7 +17,7 @@ from midstream.engine.aggregation.blocks import Blocks
 from midstream.engine.aggregation.partials import Partials, Tally, by_key
 from midstream.engine.aggregation.runs import Integers, runs_of
 from midstream.engine.aggregation.totals import TotalsOf
-from midstream.engine.bad_rows import Aside, Screen, without
+from midstream.engine.bad_rows import ErrorsBranch, Screen, without
 from midstream.engine.keyed_rows import found_keys, refuse_nulls
 from midstream.flow.model import Operator
 
@@ -40,7 +40,7 @@ class Combiner:
         self._operator = operator
         self._keys = keys
         self._totals = totals
-        self._screen = Screen(Aside(operator), keys)
+        self._screen = Screen(ErrorsBranch(operator), keys)
         self._tally = self._new_tally()
         self._blocks = Blocks(self._add)
         self._combined = 0

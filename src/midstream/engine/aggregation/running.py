@@ -32,12 +32,12 @@ class RunningTotals:
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Count a slice in; nothing is emitted yet but bad rows."""
         common = self._common
-        batch, aside = common.screen(batch)
+        batch, bad = common.screen(batch)
         refuse_nulls(common.operator, batch, common.keys, "a key")
         numbers = np.arange(self._rows, self._rows + batch.num_rows)
         self._rows += batch.num_rows
         self._blocks.add(batch.select(common.needed), numbers)
-        return aside
+        return bad
 
     def take_partials(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Count in what a sender has added up."""

@@ -66,7 +66,7 @@ class Sessions:
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Count a slice in. Nothing but bad rows is emitted yet: what is late shows at the end of the epoch."""
         common = self._common
-        batch, aside = common.screen(batch)
+        batch, bad = common.screen(batch)
         times = common.times_of(batch)
         numbers = np.arange(self._rows, self._rows + batch.num_rows)
         self._rows += batch.num_rows
@@ -76,7 +76,7 @@ class Sessions:
             self._old.append((batch.filter(pa.array(old)), numbers[old]))
             batch, numbers = batch.filter(pa.array(~old)), numbers[~old]
         self._blocks.add(batch.select(common.needed), numbers)
-        return aside
+        return bad
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """Link what is open and what has come, emit what is late and what is closed, and store the rest."""

@@ -43,10 +43,10 @@ class Windows:
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Count a slice in. Rows that are late for all their windows, and bad ones, are emitted as they are."""
         common = self._common
-        batch, aside = common.screen(batch)
+        batch, bad = common.screen(batch)
         times = common.times_of(batch)
         late = self._late(times)
-        emitted = dict(aside)
+        emitted = dict(bad)
         if late is not None:
             emitted[LATE] = batch.filter(pa.array(late))
             batch = batch.filter(pa.array(~late))
