@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from midstream import Flow, ListSource, NoopSink
+from midstream import Flow, ListSource, MemorySink, NoopSink
 from midstream.engine.frames import Header, encode_rows, frame
 from midstream.engine.intake import JOINED_ROWS, Carried, Rows, units
 from midstream.ids import PartitionId, Revision, WireId
@@ -18,7 +18,7 @@ def second_stage() -> StageProgram:
     flow = Flow("f")
     rows = flow.source("in", ListSource([[]], "n bigint"))
     rows.key_by("by n", "n").union("u", flow.source("other", ListSource([[]], "n bigint"))).sink("out", NoopSink())
-    rows.sink("raw", NoopSink())
+    rows.sink("raw", MemorySink())
     plan = compile_plan(flow.graph)
     return link(plan, {}, {}, assign(plan.exchanged, 1, {}))[1]
 

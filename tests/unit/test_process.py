@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream import Flow, ListSource, MemorySink, NoopSink, State
+from midstream import Flow, ListSource, MemorySink, NoopSink, State, Stream
 from midstream.errors import FlowError, FunctionError, JobFailed, SchemaError
 from midstream.flow.model import Operator
 from midstream.flow.spec import Form
@@ -338,7 +338,7 @@ def test_an_event_timer_without_event_times_is_an_error_in_rows_and_in_timers(ki
     flow, rows = keyed([[{"k": "a", "n": 7}], [], []], "k string, n int")  # a timer fires in an epoch without rows
     rows.process("p", Snooze(*kinds)).sink("out", MemorySink())
     with pytest.raises(JobFailed, match="event_timer was called, but no source of the flow has an event time"):
-        run_local(flow, clock=Ticking())
+        run_local(flow, clock=ticking(rows))
 
 
 def test_a_clock_timer_needs_no_event_times_and_cancelling_needs_nothing() -> None:
@@ -401,19 +401,18 @@ class Reminder:
         return {"what": f"rang for {time:%H:%M:%S} at {state.now:%H:%M:%S}"}
 
 
-class Ticking(ManualClock):
-    """Each epoch begins 40 seconds after the previous one. (The local runtime asks twice: then, and at its commit.)"""
-
-    def wall_us(self) -> int:
-        self.advance(seconds=20)
-        return super().wall_us()
+def ticking(rows: Stream) -> ManualClock:
+    """A clock that each epoch of a flow puts forward by 40 seconds, by a sink."""
+    clock = ManualClock()
+    rows.sink("tick", lambda table, epoch: clock.advance(seconds=40))
+    return clock
 
 
 def test_clock_timers_use_the_clock_at_the_start_of_an_epoch() -> None:
     flow, rows = keyed([[{"k": "a", "n": 1}], [], [], []])
     out = MemorySink()
     rows.process("p", Reminder(), returns="what string").sink("out", out)
-    run_local(flow, clock=Ticking())
+    run_local(flow, clock=ticking(rows))
     assert [row["what"][:4] for row in out.rows] == ["row ", "rang"]
     assert [len(found) for found in out.tables.values()] == [1, 0, 1, 0]
 
@@ -430,7 +429,7 @@ def test_state_not_written_within_its_time_to_live_is_deleted() -> None:
     flow, rows = keyed([[a, b], [b], [b], [look, b], [a]])
     out = MemorySink()
     rows.process("p", count, returns="k string, n int, left int", ttl="100 seconds").sink("out", out)
-    run_local(flow, clock=Ticking())
+    run_local(flow, clock=ticking(rows))
     assert [(row["n"], row["left"]) for row in out.rows if row["k"] == "a"] == [(1, 2), (0, 0), (1, 2)]
     assert [row["n"] for row in out.rows if row["k"] == "b"] == [1, 2, 3, 4]
 

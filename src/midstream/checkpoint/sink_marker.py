@@ -77,7 +77,7 @@ def _is_marked(path: str, wanted: SinkMarker) -> bool:
         if held:
             raise CheckpointError(
                 f"{what}: the folder {where} holds other data ({', '.join(held[:3])}) that no midstream job wrote; a "
-                f"FileSink owns its folder, so give it an empty one"
+                f"FileSink owns its folder, so use an empty one"
             )
         return False
     with fs.open_input_stream(posixpath.join(root, MARKER)) as stream:

@@ -176,7 +176,7 @@ def compile_plan(graph: Graph, before: WireNumbers = _NO_WIRES) -> Plan:
     reused for another wire, so that rows in transit are never mistaken for others.
 
     >>> import pyarrow as pa
-    >>> from midstream.flow.model import KeyBy, Source
+    >>> from midstream.flow.model import KeyBy, Sink, Source
     >>> from midstream.flow.spec import Form
     >>> from midstream.operators.map import Map
     >>> rows = pa.schema([("user", pa.string())])
