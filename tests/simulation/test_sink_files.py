@@ -62,7 +62,14 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("sink", [{}, {"partition_by": "k"}, {"format": "json"}], ids=["plain", "folders", "json"])
+@pytest.mark.parametrize(
+    "sink",
+    [
+        pytest.param({}, id="plain", marks=pytest.mark.long),
+        pytest.param({"partition_by": "k"}, id="folders", marks=pytest.mark.slow),
+        pytest.param({"format": "json"}, id="json"),
+    ],
+)
 def test_a_plain_reader_sees_committed_epochs_after_a_crash_at_any_step(tmp_path, monkeypatch, steps, sink):
     """One run for each step that a run without crashes comes to; the driver crashes there, and again in its restart."""
     run_local(flow_to(FileSink(tmp_path / "all", **sink)), checkpoint=str(tmp_path / "c"))

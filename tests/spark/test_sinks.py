@@ -377,6 +377,6 @@ def test_the_console_sink_shows_the_first_rows_of_each_epoch(
     run_spark(flow_to(ConsoleSink(2), memory), spark, checkpoint=str(tmp_path / "c"))
     shown = capsys.readouterr().out
     assert [line for line in shown.splitlines() if "epoch" in line] == [f"── epoch {n} ──" for n in range(3)]
-    assert shown.count("only showing top 2 rows") == 2
+    assert shown.count("… more than 2 rows") == 2
     assert "naïve 0" in shown
     assert [table.num_rows for table in memory.tables.values()] == [4, 4, 1]
