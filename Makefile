@@ -34,7 +34,7 @@ test-slow: check-java $(STAMP) ## what `make test` leaves out: a cluster, all pa
 	@$(PY) -m pytest -m slow --numprocesses 2 --dist loadgroup tests $(ARGS)
 
 test-fast: $(STAMP) ## only the tests that need no Spark (under 1 minute; no Java needed)
-	@$(PY) -m pytest -m "not spark and not long" --ignore tests/spark --numprocesses 2 $(ARGS)
+	@$(PY) -m pytest -m "not spark and not long and not slow" --ignore tests/spark --numprocesses 2 $(ARGS)
 
 lint: $(STAMP) ## style, formatting and types
 	@$(PY) -m ruff check .

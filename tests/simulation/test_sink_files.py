@@ -66,7 +66,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     "sink",
     [
         pytest.param({}, id="plain", marks=pytest.mark.long),
-        pytest.param({"partition_by": "k"}, id="folders", marks=pytest.mark.slow),
+        pytest.param({"partition_by": "k"}, id="folders", marks=(pytest.mark.long, pytest.mark.slow)),
         pytest.param({"format": "json"}, id="json"),
     ],
 )
