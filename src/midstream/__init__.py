@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
 from midstream.flow.edits import Update
+from midstream.flow.schedules import Schedule
 from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
 from midstream.flow.transactions import Table, transaction
@@ -44,6 +45,7 @@ __all__ = [
     "MidstreamError",
     "NoopSink",
     "Outcome",
+    "Schedule",
     "SquareWave",
     "State",
     "Step",

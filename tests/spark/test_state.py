@@ -94,7 +94,7 @@ def test_stages_continue_with_the_partitions_and_owners_of_the_last_epoch(
     document = replace(ran, assignments=moved).store(checkpoint.blobs).document
     checkpoint.commit(msgspec.structs.replace(before, configuration=document.digest))
     run_spark(flow_over(EPOCHS[:3]), spark, checkpoint=location)
-    assert "goes on with 3 and 4 partitions" in caplog.text
+    assert "continues with 3 and 4 partitions" in caplog.text
     after = checkpoint.newest_manifest()
     assert after is not None
     assert configuration_of(after, checkpoint.blobs).assignments == moved

@@ -86,7 +86,7 @@ def _is_marked(path: str, wanted: SinkMarker) -> bool:
     if (marker.job, marker.sink) != (wanted.job, wanted.sink):
         raise CheckpointError(
             f"{what}: the folder {where} holds the output of sink {marker.sink!r} of flow {marker.flow!r} (job "
-            f"{marker.job[:8]}), not of this job ({wanted.job[:8]}). Give another folder; or, to go on with that job, "
+            f"{marker.job[:8]}), not of this job ({wanted.job[:8]}). Use another folder; or, to continue that job, "
             f"start with its checkpoint"
         )
     if (marker.file_format, marker.partition_by) != (wanted.file_format, wanted.partition_by):
