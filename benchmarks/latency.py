@@ -243,7 +243,7 @@ def measured(
         rows = ds.dataset(sink, partitioning="hive", exclude_invalid_files=True)
         found = rows.to_table(columns=["event_time", column]) if rows.files else None
         if found is not None and found.num_rows:
-            due.append(found["event_time"].cast(pa.int64()).to_numpy() / 1e6)
+            due.append(found["event_time"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy() / 1e6)
             epoch.append(found[column].to_numpy())
     dues, epochs = np.concatenate(due), np.concatenate(epoch)
     known = np.isin(epochs, list(ends))

@@ -65,7 +65,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize(
     "sink",
     [
-        pytest.param({}, id="plain", marks=pytest.mark.long),
+        pytest.param({}, id="plain", marks=(pytest.mark.long, pytest.mark.slow)),
         pytest.param({"partition_by": "k"}, id="folders", marks=(pytest.mark.long, pytest.mark.slow)),
         pytest.param({"format": "json"}, id="json"),
     ],
