@@ -14,7 +14,7 @@ import pytest
 from midstream import DatabaseSink, Flow, ListSource, State, Update
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
-from midstream.runtime.driver import ProcessEnded
+from midstream.runtime.edge import ProcessEnded
 from midstream.testing import ChangeAt, ManualClock, run_local
 from tests.databases import Database
 from tests.ledger import DDL, Add, Ledger

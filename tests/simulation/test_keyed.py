@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, agg, sessions, tumbling
-from midstream.runtime.driver import DriverCrashed
+from midstream.runtime.edge import DriverCrashed
 from midstream.runtime.local import runtime as local
 from midstream.testing import Faults, ManualClock, run_local
 from tests.keyed_oracle import KeyedOracle

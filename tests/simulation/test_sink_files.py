@@ -16,7 +16,7 @@ from midstream import FileSink, Flow, ListSource
 from midstream.checkpoint import sink_files
 from midstream.checkpoint.sink_files import committed_files
 from midstream.errors import MidstreamError
-from midstream.runtime.driver import DriverCrashed
+from midstream.runtime.edge import DriverCrashed, ProcessEnded
 from midstream.runtime.local import runtime as local
 from midstream.storage import disk
 from midstream.storage.table_files import epochs_of
@@ -148,3 +148,29 @@ def test_a_disk_that_fills_while_files_are_put_in_place_is_told_of_and_the_next_
     assert committed(tmp_path / "out") == expected(1), "epoch 1 is committed, and not in place"
     run_local(_rest(flow_to(sink), 2), checkpoint=checkpoint)
     assert seen(tmp_path / "out") == expected(len(EPOCHS))
+
+
+def test_a_sink_may_get_another_folder_between_two_runs_of_a_job(tmp_path, monkeypatch):
+    """The first run dies with the files of epoch 7 in the manifest, and staged; the second one writes elsewhere."""
+    old, new, checkpoint = tmp_path / "old", tmp_path / "new", str(tmp_path / "c")
+    with monkeypatch.context() as patched:
+        patched.setattr(local._Runtime, "at", _dies_with_the_manifest_of(len(EPOCHS)))
+        with pytest.raises(ProcessEnded):
+            run_local(flow_to(FileSink(old)), checkpoint=checkpoint)
+    assert seen(old) == expected(len(EPOCHS) - 1)
+    run_local(flow_to(FileSink(new)), checkpoint=checkpoint)
+    assert seen(old) == committed(old) == expected(len(EPOCHS))
+    again = [(len(EPOCHS) + epoch, n) for epoch, n in expected(len(EPOCHS))]  # a list's rows come again in each run
+    assert seen(new) == committed(new) == again
+
+
+def _dies_with_the_manifest_of(epochs: int) -> Callable[[Any, str], None]:
+    written = 0
+
+    def at(runtime: Any, step: str) -> None:
+        nonlocal written
+        written += step == "manifest written"
+        if written == epochs:
+            raise ProcessEnded
+
+    return at

@@ -97,6 +97,15 @@ def test_a_rename_is_synced(tmp_path: Path) -> None:
     assert found == [Renamed(path, path + "2"), Synced(str(tmp_path), is_folder=True)]
 
 
+def test_a_rename_into_another_folder_is_synced_on_both_sides(tmp_path: Path) -> None:
+    path, other = str(tmp_path / "staged" / "file"), str(tmp_path / "table" / "file")
+    disk.write_file(path, b"data", durable=True)
+    disk.make_folder(str(tmp_path / "table"), durable=True)
+    found = recorded(lambda: disk.rename_file(path, other, durable=True))
+    folders = [Synced(str(tmp_path / name), is_folder=True) for name in ("table", "staged")]
+    assert found == [Renamed(path, other), *folders]
+
+
 def test_files_of_other_processes_can_be_synced(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"of Spark")
     path = str(tmp_path / "file")

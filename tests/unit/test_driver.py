@@ -24,7 +24,8 @@ from midstream.errors import CheckpointError, FlowError, JobFailed, MidstreamErr
 from midstream.flow.model import Graph
 from midstream.ids import Epoch
 from midstream.planner.change_plan import Scheduler
-from midstream.runtime.driver import BatchEntry, Driver, DriverCrashed
+from midstream.runtime.driver import Driver
+from midstream.runtime.edge import DriverCrashed, EpochEntry
 from midstream.runtime.local import runtime as local
 from midstream.runtime.local.data import source_epochs
 from midstream.testing import ChangeAt, Faults, run_local
@@ -162,8 +163,8 @@ def test_an_epoch_that_was_planned_again_for_other_rows_is_computed_again(
     def counted(rows: Any, epoch: int) -> None:
         calls[epoch] += 1
 
-    def begin(driver: Driver, epoch: Epoch, entry: BatchEntry) -> Any:
-        return real_begin(driver, epoch, BatchEntry(entry.clock, f"planned for the {1 + calls[epoch]}. time"))
+    def begin(driver: Driver, epoch: Epoch, entry: EpochEntry) -> Any:
+        return real_begin(driver, epoch, EpochEntry(entry.clock, f"planned for the {1 + calls[epoch]}. time"))
 
     crash_at("published")
     real_begin = Driver.begin
@@ -232,7 +233,7 @@ def test_epochs_continue_while_a_function_is_packed(driver: Driver):
     begun = threading.Event()
 
     def begin() -> None:
-        driver.begin(Epoch(0), BatchEntry(0))
+        driver.begin(Epoch(0), EpochEntry(0))
         begun.set()
 
     threading.Thread(target=begin).start()
@@ -498,4 +499,4 @@ def test_an_engine_log_that_goes_back_to_swept_state_is_refused(tmp_path: Path):
         local.runtime_of(flow.graph, checkpoint=checkpoint) as runtime,
         pytest.raises(CheckpointError, match=message),
     ):
-        runtime._driver.begin(Epoch(20), BatchEntry(0, "other rows"))
+        runtime._driver.begin(Epoch(20), EpochEntry(0, "other rows"))

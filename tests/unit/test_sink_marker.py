@@ -25,11 +25,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(folder: Path, says: str, *sinks: FileSink, checkpoint: str | None = None, error: Any = CheckpointError):
+def refused(
+    folder: Path, says: str, *sinks: FileSink, checkpoint: str | None = None, error: Any = CheckpointError
+) -> bool:
+    """Whether a flow is refused with these words, and nothing is written or removed."""
     before = contents(folder)
     with pytest.raises(error, match=says):
         run_local(flow_to(*sinks), checkpoint=None if checkpoint is None else str(folder / checkpoint))
-    assert contents(folder) == before, "nothing is written, nothing is removed"
+    return contents(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -44,7 +47,7 @@ def refused(folder: Path, says: str, *sinks: FileSink, checkpoint: str | None = 
 )
 def test_a_folder_in_another_layout_is_refused(tmp_path, other, says):
     run_local(flow_to(FileSink(tmp_path / "out")), checkpoint=str(tmp_path / "c"))
-    refused(tmp_path, says, FileSink(tmp_path / "out", **other), checkpoint="c")
+    assert refused(tmp_path, says, FileSink(tmp_path / "out", **other), checkpoint="c")
     again = run_local(flow_to(FileSink(tmp_path / "out", compression="zstd")), checkpoint=str(tmp_path / "c"))
     assert len(again.progress) == 2, "compression is no matter of layout"
 
@@ -57,7 +60,7 @@ def test_a_folder_of_an_older_midstream_is_refused(tmp_path):
     assert older != newer
     marker.write_text(older)
     says = r"holds a folder epoch=N for each epoch, as an older midstream wrote them, the sink.*stays as it is"
-    refused(tmp_path, says, FileSink(tmp_path / "out"), checkpoint="c")
+    assert refused(tmp_path, says, FileSink(tmp_path / "out"), checkpoint="c")
 
 
 def test_the_local_runtime_refuses_what_spark_refuses(tmp_path):
@@ -65,8 +68,10 @@ def test_the_local_runtime_refuses_what_spark_refuses(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_bytes(b"meow")
     (tmp_path / "file").write_text("I am a file")
-    refused(tmp_path, r"holds the output of sink 'out0' of flow 'numbers' \(job \w{8}\)", FileSink(tmp_path / "taken"))
-    refused(tmp_path, r"holds other data \(cat\.png\)", FileSink(tmp_path / "photos"))
-    refused(tmp_path, "is a file; a FileSink needs a folder", FileSink(tmp_path / "file"))
+    assert refused(
+        tmp_path, r"holds the output of sink 'out0' of flow 'numbers' \(job \w{8}\)", FileSink(tmp_path / "taken")
+    )
+    assert refused(tmp_path, r"holds other data \(cat\.png\)", FileSink(tmp_path / "photos"))
+    assert refused(tmp_path, "is a file; a FileSink needs a folder", FileSink(tmp_path / "file"))
     both = FileSink(tmp_path / "free"), FileSink(f"{tmp_path}/x/../free")
-    refused(tmp_path, "'out0' and 'out1' both write to", *both, error=FlowError)
+    assert refused(tmp_path, "'out0' and 'out1' both write to", *both, error=FlowError)

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import posixpath
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -26,15 +26,15 @@ import pyarrow.parquet as papq
 from midstream.errors import CheckpointError
 from midstream.flow.spec import SinkTable
 from midstream.storage import disk
-from midstream.storage.blobs import filesystem_of, is_local, remove_file, write_atomically
+from midstream.storage.blobs import filesystem_of, is_local, make_folder, move_file, remove_file, write_atomically
+from midstream.storage.documents import read_struct, write_struct
 from midstream.storage.table_files import STAGED, SinkFile, epochs_of, file_name
-from midstream.storage.table_format import TableFormat
+from midstream.storage.table_format import FileFormat, TableFormat
 
 __all__ = ["COMMITTED", "MERGING", "SinkFolder", "SinkFolders", "committed_files", "merges_of"]
 
 COMMITTED = "_committed.json"
 MERGING = "_merge.json"
-FORMAT = 1
 
 MERGE_FILES = 32
 """Small files of one folder that are merged at once."""
@@ -48,7 +48,6 @@ class Committed(msgspec.Struct, frozen=True):
     """What ``_committed.json`` holds: the newest epoch with rows for the sink, all files of which are in place."""
 
     epoch: int = -1
-    format: int = FORMAT
 
 
 class Merge(msgspec.Struct, frozen=True):
@@ -60,7 +59,6 @@ class Merge(msgspec.Struct, frozen=True):
     staged: str
     name: str
     replaces: tuple[str, ...]
-    format: int = FORMAT
 
 
 D = TypeVar("D", Committed, Merge)
@@ -111,13 +109,22 @@ class SinkFolder:
     def recover(self, epoch: int, files: Sequence[SinkFile]) -> None:
         """After a start: finish what the last life of the driver left undone. ``epoch`` is the newest committed one.
 
-        Files of later epochs, in place or staged, belong to runs that were never committed. They go.
+        Files of later epochs, in place or staged, belong to runs that were never committed. They go. Files that are
+        neither staged nor in place were removed by somebody, who may have had a reason: the job goes on without them.
         """
         self._finish_merge()
         if self.epoch > epoch:  # the newest manifests were lost with the machine's power
             self._remove_files(lambda span: span[0] > epoch)
             self._note(epoch)
-        self.publish(epoch, files)
+        found = [file for file in files if self._is_there(file.staged) or self._is_there(file.name)]
+        if len(found) < len(files) and self.epoch < epoch:
+            _log.warning(
+                "%d file(s) of the committed epoch %d were removed from %r; the job goes on without them",
+                len(files) - len(found),
+                epoch,
+                self.location,
+            )
+        self.publish(epoch, found)
         self.sweep()
 
     def sweep(self, before: int | None = None) -> None:
@@ -184,7 +191,7 @@ class SinkFolder:
 
     def _write_merged(self, merge: Merge) -> None:
         path = self._path(merge.staged)
-        self._make_folder(posixpath.dirname(path))
+        make_folder(self._fs, posixpath.dirname(path), durable=self._durable)
         format = self._format
         with (
             self._fs.open_output_stream(path) as out,
@@ -206,8 +213,10 @@ class SinkFolder:
         merge = _read(self._fs, self._root, MERGING, Merge)
         if merge is None:
             return
-        self._move(merge.staged, merge.name)
-        for name in (*merge.replaces, MERGING):
+        is_whole = self._is_there(merge.staged) or self._is_there(merge.name)
+        if is_whole:  # else somebody removed it; what it was to replace goes only when it is in place
+            self._move(merge.staged, merge.name)
+        for name in (*(merge.replaces if is_whole else ()), MERGING):
             self._at("merge in place")
             with contextlib.suppress(FileNotFoundError):
                 remove_file(self._fs, self._path(name))
@@ -221,24 +230,18 @@ class SinkFolder:
     def _move(self, staged: str, name: str) -> None:
         source, target = self._path(staged), self._path(name)
         try:
-            self._make_folder(posixpath.dirname(target))
-            if is_local(self._fs):
-                disk.rename_file(source, target, durable=self._durable)
-            else:
-                self._fs.move(source, target)
+            make_folder(self._fs, posixpath.dirname(target), durable=self._durable)
+            move_file(self._fs, source, target, durable=self._durable)
         except OSError as error:
-            if self._fs.get_file_info(target).type == pafs.FileType.File:
+            if self._is_there(name):
                 return  # it was moved before
             raise CheckpointError(
                 f"the file {name!r} of a committed epoch cannot be put in place in {self.location!r}: {error}. The "
                 f"epoch stays committed; a restart tries again"
             ) from error
 
-    def _make_folder(self, path: str) -> None:
-        if is_local(self._fs):
-            disk.make_folder(path, durable=self._durable)
-        else:
-            self._fs.create_dir(path, recursive=True)
+    def _is_there(self, name: str) -> bool:
+        return bool(self._fs.get_file_info(self._path(name)).type == pafs.FileType.File)
 
     def _note(self, epoch: int) -> None:
         committed = Committed(epoch)
@@ -246,7 +249,7 @@ class SinkFolder:
         self._committed = committed
 
     def _write(self, name: str, content: msgspec.Struct) -> None:
-        write_atomically(self._fs, self._path(name), msgspec.json.encode(content), durable=self._durable)
+        write_atomically(self._fs, self._path(name), write_struct(content), durable=self._durable)
 
     def _listed(self, folder: str) -> list[pafs.FileInfo]:
         return list(self._fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True)))
@@ -256,24 +259,32 @@ class SinkFolder:
 
 
 class SinkFolders:
-    """The folders of all file sinks of a flow, by sink."""
+    """The folders of all file sinks of a flow. Files are given by the location of their folder.
 
-    def __init__(self, tables: Mapping[str, SinkTable], *, durable: bool, at: Callable[[str], None]) -> None:
-        self.folders = {sink: SinkFolder(table, durable=durable, at=at) for sink, table in tables.items()}
+    A manifest outlives the script that it was written under: a sink may have another folder now, or be gone.
+    """
+
+    def __init__(self, tables: Iterable[SinkTable], *, durable: bool, at: Callable[[str], None]) -> None:
+        self._durable, self._at = durable, at
+        self._folders = {table.location: self._folder(table) for table in tables}
+
+    def _folder(self, table: SinkTable) -> SinkFolder:
+        return SinkFolder(table, durable=self._durable, at=self._at)
 
     def publish(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
-        """Put the files of a committed epoch in place. Sinks that the flow no longer has keep what they had."""
-        for sink, folder in self.folders.items():
-            folder.publish(epoch, files.get(sink, ()))
+        """Put the files of a committed epoch in place."""
+        for location, folder in self._folders.items():
+            folder.publish(epoch, files.get(location, ()))
 
     def recover(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
-        """After a start, see :meth:`SinkFolder.recover`."""
-        for sink, folder in self.folders.items():
-            folder.recover(epoch, files.get(sink, ()))
+        """After a start, see :meth:`SinkFolder.recover`. Folders that the flow had before are finished, too."""
+        for location in {**self._folders, **files}:
+            folder = self._folders.get(location) or self._folder(SinkTable(location, TableFormat(FileFormat.PARQUET)))
+            folder.recover(epoch, files.get(location, ()))
 
     def tidy(self) -> None:
         """Beside epochs, see :meth:`SinkFolder.tidy`."""
-        for folder in self.folders.values():
+        for folder in self._folders.values():
             folder.tidy()
 
 
@@ -353,13 +364,7 @@ def _read(fs: pafs.FileSystem, root: str, name: str, kind: type[D]) -> D | None:
     """One of the two documents in a sink's folder, if it is there."""
     try:
         with fs.open_input_stream(posixpath.join(root, name)) as stream:
-            found = msgspec.json.decode(stream.read(), type=kind)
+            data = bytes(stream.read())
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{name} in {root!r} is damaged: {error}") from error
-    if found.format > FORMAT:
-        raise CheckpointError(
-            f"{name} in {root!r} has format {found.format}; this midstream reads up to {FORMAT}. Upgrade midstream"
-        )
-    return found
+    return read_struct(data, kind, f"{name} in {root!r}")

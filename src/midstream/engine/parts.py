@@ -76,7 +76,7 @@ class TaskSpec(Spec, ABC):
 
     def combiner(self, operator: Operator, takes: pa.Schema) -> Combiner:
         """Pre-aggregates rows on their way to this operator. Only called if it is :attr:`combinable`."""
-        raise NotImplementedError(f"rows for a {self.kind} cannot be pre-aggregated")
+        raise AssertionError(f"rows for a {self.kind} cannot be pre-aggregated")
 
 
 def instantiate(operator: Operator, parts: Parts) -> OperatorInTask:

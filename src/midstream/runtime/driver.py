@@ -22,11 +22,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from midstream.change.change import Change
-from midstream.change.configuration import Configuration
 from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request, RunFailure
@@ -42,7 +39,6 @@ from midstream.control.messages import (
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
-    Event,
     GiveUpRun,
     Instruction,
     Reject,
@@ -54,99 +50,13 @@ from midstream.flow.spec import SinkTable
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
 from midstream.planner.change_plan import Scheduler
+from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
-from midstream.storage.table_files import SinkFile
 
-__all__ = ["BatchEntry", "Control", "Driver", "DriverCrashed", "Edge", "OpenRun"]
+__all__ = ["Driver"]
 
 _log = logging.getLogger("midstream")
-
-
-class ProcessEnded(BaseException):
-    """Raised by tests instead of killing this process; nothing handles it."""
-
-
-class DriverCrashed(ProcessEnded):
-    """Raised by tests of the local runtime, which then starts the driver again."""
-
-
-class Control(Protocol):
-    """The driver's interface to the coordinator."""
-
-    def tell(self, event: Event) -> Sequence[Instruction]:
-        """Have the coordinator handle an event and send its messages to tasks; return what concerns the driver."""
-
-    @property
-    def failures(self) -> tuple[TaskFailed, ...]:
-        """The failures that tasks of the run in progress have reported."""
-
-    def journal(self) -> bytes:
-        """The events of the newest run."""
-
-
-class Edge(Protocol):
-    """The runtime's part in the driver's work."""
-
-    def make_ready(self) -> None:
-        """A run of an epoch is about to begin."""
-
-    def is_lost(self, error: BaseException) -> bool:
-        """Whether a run failed without a function's failing, as when Spark cannot run its jobs."""
-
-    def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
-        """Make the runtime stop computing this run soon; it then reports a failure. Returns at once.
-
-        ``interrupt`` includes the user's functions that run on the driver.
-        """
-
-    def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
-        """Call ``then`` after ``seconds``; this replaces an earlier timer."""
-
-    def stop_timer(self) -> None:
-        """Stop the timer."""
-
-    def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
-        """Call transforms on no rows; raises :class:`~midstream.errors.FlowError` if one cannot work."""
-
-    def sweep(self, sweeper: Sweeper) -> None:
-        """Have the sweeper remove what is due, now or during the next epochs."""
-
-    def secure(self, run: OpenRun) -> None:
-        """Sync the engine's own log of this run to disk, because a manifest is about to refer to it."""
-
-    def at(self, step: str) -> None:
-        """The driver is at this step of a commit. For tests, which may make it crash there."""
-
-
-@dataclass(frozen=True)
-class BatchEntry:
-    """The entry of an epoch in the engine's own log; the same in every run, also after a restart."""
-
-    clock: int
-    """When the epoch was planned, in microseconds since 1970."""
-    offsets: str = ""
-    """Identifies the rows of the epoch."""
-    closing: bool = False
-    """Whether the epoch closes all windows; it has no rows, and is the job's last."""
-
-
-@dataclass(frozen=True)
-class OpenRun:
-    """A run in progress. It is over when it is committed or has failed."""
-
-    epoch: Epoch
-    run: Run
-    entry: BatchEntry
-    configuration: Configuration
-    committed: CommittedState
-    began: float
-    """In seconds since 1970."""
-    planned: list[float] = field(default_factory=list, compare=False)
-    """When it began to compute what was planned, once that is known."""
-    files: dict[str, tuple[SinkFile, ...]] = field(default_factory=dict, compare=False)
-    """By sink: files that were staged outside of stages, behind a transform."""
-    is_over: threading.Event = field(default_factory=threading.Event, compare=False)
 
 
 class Driver:
@@ -175,7 +85,9 @@ class Driver:
         self._samples = Samples()
         self._committed: CommittedState | None = None  # known once the runtime begins its first epoch
         newest = checkpoint.newest_manifest()
-        self._folders = SinkFolders(_tables(changes.configuration.graph), durable=checkpoint.durable, at=edge.at)
+        self._folders = SinkFolders(
+            _tables(changes.configuration.graph).values(), durable=checkpoint.durable, at=edge.at
+        )
         self.sweeper = Sweeper(checkpoint, self._folders)
         self._folders.recover(*((-1, {}) if newest is None else (newest.epoch, newest.files)))
         self._found = Epoch(-1) if newest is None else newest.epoch
@@ -192,7 +104,7 @@ class Driver:
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def run(self, epoch: Epoch, entry: BatchEntry, compute: Callable[[OpenRun], None]) -> None:
+    def run(self, epoch: Epoch, entry: EpochEntry, compute: Callable[[OpenRun], None]) -> None:
         """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be.
 
         ``compute`` returns when a run is computed and all its sinks are written.
@@ -219,7 +131,7 @@ class Driver:
         """The runtime knows what it has to compute for a run, and begins to."""
         run.planned.append(self._wall())
 
-    def begin(self, epoch: Epoch, entry: BatchEntry) -> OpenRun | None:
+    def begin(self, epoch: Epoch, entry: EpochEntry) -> OpenRun | None:
         """Open a run of an epoch; None if the epoch is committed already, so that there is nothing to compute."""
         with self._lock:
             if epoch <= self._found and (manifest := self._adoptable(epoch, entry)) is not None:
@@ -293,6 +205,7 @@ class Driver:
             # 5.
             now = self._wall()
             ended_with = self.changes.run_of(commit, run.configuration)
+            tables = _tables(ended_with.graph)
             committed = run.committed.after(commit)
             manifest = committed.manifest(
                 commit,
@@ -300,7 +213,7 @@ class Driver:
                 ended_with.document.digest,
                 committed_at=now,
                 offsets=run.entry.offsets,
-                files={**commit.files, **run.files},
+                files={tables[sink].location: files for sink, files in {**commit.files, **run.files}.items()},
                 closing=run.entry.closing,
             )
             self._checkpoint.commit(manifest)
@@ -400,7 +313,7 @@ class Driver:
         self.sweeper.after(committed, live=self.changes.live(), samples=self._samples.files())
         self._edge.sweep(self.sweeper)
 
-    def _adoptable(self, epoch: Epoch, entry: BatchEntry) -> Manifest | None:
+    def _adoptable(self, epoch: Epoch, entry: EpochEntry) -> Manifest | None:
         """The manifest of an epoch that was committed before this start, for the same rows.
 
         Sinks were written before the manifest, so nothing is left to do: running the epoch again could only make sinks

@@ -172,14 +172,27 @@ def remove_file(fs: pafs.FileSystem, path: str) -> None:
         fs.delete_file(path)
 
 
+def make_folder(fs: pafs.FileSystem, path: str, *, durable: bool) -> None:
+    """Create a folder and its parents, unless they exist. ``durable`` is for a local disk."""
+    if is_local(fs):
+        disk.make_folder(path, durable=durable)
+    else:
+        fs.create_dir(path, recursive=True)
+
+
+def move_file(fs: pafs.FileSystem, path: str, other: str, *, durable: bool) -> None:
+    """Rename a file, also into another folder, which must exist. ``durable`` is for a local disk."""
+    if is_local(fs):
+        disk.rename_file(path, other, durable=durable)
+    else:
+        fs.move(path, other)
+
+
 def set_aside(fs: pafs.FileSystem, path: str, *, durable: bool = True) -> str:
     """Rename a file that is no longer of use, so that it is ignored but can be examined; return the new name."""
     other = f"{path}{ASIDE}"
     try:
-        if is_local(fs):
-            disk.rename_file(path, other, durable=durable)
-        else:
-            fs.move(path, other)
+        move_file(fs, path, other, durable=durable)
     except OSError as error:
         raise CheckpointError(f"cannot rename {path!r} to {other!r}: {error}") from error
     return other

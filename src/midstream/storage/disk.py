@@ -80,10 +80,11 @@ def make_folder(path: str, *, durable: bool, mode: int = 0o777) -> None:
 
 
 def rename_file(path: str, other: str, *, durable: bool) -> None:
-    """Rename a file within its folder."""
+    """Rename a file, within its folder or into another one."""
     os.replace(path, other)
-    if durable:
-        _sync_folder(os.path.dirname(path))
+    if durable:  # the new name first: after a crash the file may have both names, but never none
+        for folder in dict.fromkeys([os.path.dirname(other), os.path.dirname(path)]):
+            _sync_folder(folder)
 
 
 def remove_file(path: str) -> None:

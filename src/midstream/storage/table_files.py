@@ -26,7 +26,7 @@ import pyarrow.parquet as papq
 from midstream.data.json_lines import json_lines
 from midstream.errors import CheckpointError
 from midstream.storage import disk
-from midstream.storage.blobs import is_local
+from midstream.storage.blobs import is_local, make_folder
 from midstream.storage.table_format import FileFormat, TableFormat
 
 __all__ = ["EPOCH_FIELD", "NULL_FOLDER", "STAGED", "SinkFile", "TableFiles", "epochs_of", "file_name"]
@@ -274,10 +274,7 @@ class TableFiles:
         return self._open[folder]
 
     def _create(self, path: str) -> Any:
-        if is_local(self._fs):
-            disk.make_folder(posixpath.dirname(path), durable=self._durable)
-            return pa.OSFile(path, "wb")
-        self._fs.create_dir(posixpath.dirname(path), recursive=True)
+        make_folder(self._fs, posixpath.dirname(path), durable=self._durable)
         return self._fs.open_output_stream(path)
 
     def _close(self, folder: str) -> None:

@@ -57,7 +57,8 @@ from midstream.planner.assignment import Assignment, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.planner.stages import compile_plan
 from midstream.runtime.database_sink import check_tables, claim_tables
-from midstream.runtime.driver import BatchEntry, Driver, DriverCrashed, OpenRun
+from midstream.runtime.driver import Driver
+from midstream.runtime.edge import DriverCrashed, EpochEntry, OpenRun
 from midstream.runtime.local.control import LocalControl
 from midstream.runtime.local.data import LocalData, check_transforms, require_local, source_epochs
 from midstream.runtime.local.engine import LocalEngine
@@ -177,7 +178,7 @@ def runtime_of(
 
 
 class _Runtime:
-    """The driver's edge (:class:`midstream.runtime.driver.Edge`) to tasks in this process."""
+    """The driver's edge (:class:`midstream.runtime.edge.Edge`) to tasks in this process."""
 
     def __init__(
         self,
@@ -213,7 +214,7 @@ class _Runtime:
         self._is_cancelled = False
         self._timer: Callable[[], None] | None = None
         # The counterpart of Spark's log of offsets: it survives the driver.
-        self._log: dict[Epoch, BatchEntry] = {}
+        self._log: dict[Epoch, EpochEntry] = {}
         self.result: LocalRun
         self._start_driver()
 
@@ -269,7 +270,7 @@ class _Runtime:
     def run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData], *, closing: bool = False) -> None:
         """Run an epoch until it is committed, as Spark would: after a crash of the driver, its epoch is run again."""
         self._epoch = epoch
-        planned = BatchEntry(self.clock.wall_us(), f"rows of epoch {epoch}", closing)
+        planned = EpochEntry(self.clock.wall_us(), f"rows of epoch {epoch}", closing)
         entry = self._log.setdefault(epoch, planned)
         self._runs = 0
         while True:

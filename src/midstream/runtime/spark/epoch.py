@@ -29,12 +29,13 @@ from midstream.planner.stages import Leaves, Plan, Stage
 from midstream.runtime.driver_sinks import give
 from midstream.runtime.spark.batch_size import BatchLimit
 from midstream.runtime.spark.sinks import drain, write
-from midstream.runtime.spark.stage_columns import PublicColumns, quoted, struct
+from midstream.runtime.spark.stage_columns import PublicColumns, quoted
 from midstream.runtime.spark.worker import Ticket, Whereabouts, decode_frames, run_stage, stage_files
 from midstream.storage.table_files import SinkFile
 
 FRAME_DDL = to_ddl(FRAME_SCHEMA)
 FRAME_NAMES = tuple(FRAME_SCHEMA.names)
+STAGED_DDL = "staged string, name string, rows bigint, size bigint"
 
 
 @dataclass
@@ -114,8 +115,8 @@ class SparkEngine:
         if not wires:
             drain(left)
         else:
-            others = self._kept and left in self._kept
-            frames = self.steps.of_wires(left, wires) if others else left
+            is_kept = any(left is kept for kept in self._kept)  # then it has frames of other wires as well
+            frames = self.steps.of_wires(left, wires) if is_kept else left
             for frame in self.steps.select(frames, "payloads", lambda: [F.col("wire"), F.col("payload")]).collect():
                 batches[frame.wire].append(decode_rows(pa.py_buffer(bytes(frame.payload))))
         schemas = {wire: self._wire_schema(wire) for wire in wires}
@@ -141,9 +142,8 @@ class SparkEngine:
     def write_files(self, sink: Operator, rows: DataFrame) -> None:
         """A job whose tasks stage files, and give their names."""
         assert sink.table is not None
-        body = partial(stage_files, sink.table, sink.schema, self.epoch, self.durable)
-        plain = rows.toDF(*[f"c{i}" for i in range(len(rows.columns))])  # names may have dots and backticks
-        found = plain.mapInArrow(body, struct("staged string, name string, rows bigint, size bigint")).collect()
+        given = (sink.table, sink.schema, self.epoch, self.durable)
+        found = self.steps.map(rows, tuple(sink.schema.names), stage_files, given, STAGED_DDL).collect()
         self.files[sink.name] = tuple(SinkFile(row.staged, row.name, row.rows, row.size) for row in found)
 
     def write(self, sinks: Sequence[tuple[Operator, DataFrame]]) -> None:

@@ -27,7 +27,8 @@ from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Graph
 from midstream.ids import Epoch
 from midstream.metrics import EpochProgress, SweepStats
-from midstream.runtime.driver import BatchEntry, Driver, OpenRun
+from midstream.runtime.driver import Driver
+from midstream.runtime.edge import EpochEntry, OpenRun
 from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
@@ -59,7 +60,7 @@ class _Interrupted(BaseException):
 
 
 class Heartbeat:
-    """Runs the epochs of a job. The driver's edge to Spark (:class:`midstream.runtime.driver.Edge`)."""
+    """Runs the epochs of a job. The driver's edge to Spark (:class:`midstream.runtime.edge.Edge`)."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class Heartbeat:
             return  # no epoch, no window
         self._session = session = self._session or self._spark.newSession()
         rows = session.createDataFrame(session.sparkContext.parallelize([], 1), schema)
-        entry = BatchEntry(time.time_ns() // 1000, "no rows", closing=True)
+        entry = EpochEntry(time.time_ns() // 1000, "no rows", closing=True)
         self._driver.run(Epoch(newest.epoch + 1), entry, partial(self._compute, rows))
 
     def _compute(self, rows: DataFrame, run: OpenRun) -> None:

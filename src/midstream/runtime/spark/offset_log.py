@@ -22,7 +22,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from midstream.errors import CheckpointError
 from midstream.ids import Epoch
-from midstream.runtime.driver import BatchEntry
+from midstream.runtime.edge import EpochEntry
 from midstream.storage import disk
 from midstream.storage.blobs import filesystem_of, is_local
 
@@ -56,7 +56,7 @@ class OffsetLog:
         self.location = spark_location
         self._fs, self._root = filesystem_of(spark_location)
 
-    def entry(self, epoch: Epoch) -> BatchEntry:
+    def entry(self, epoch: Epoch) -> EpochEntry:
         """The entry of an epoch: when it was planned, and its rows."""
         try:
             with self._fs.open_input_stream(self._path("offsets", epoch)) as stream:
@@ -66,7 +66,7 @@ class OffsetLog:
             raise CheckpointError(
                 f"Spark's log of offsets in {self.location!r} cannot be read for epoch {epoch}: {error}"
             ) from error
-        return BatchEntry(1000 * metadata.batchTimestampMs, hashlib.sha256(data).hexdigest())
+        return EpochEntry(1000 * metadata.batchTimestampMs, hashlib.sha256(data).hexdigest())
 
     def sync(self, epoch: Epoch) -> None:
         """On a local disk, sync everything that Spark has written up to the beginning of an epoch.

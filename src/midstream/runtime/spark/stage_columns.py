@@ -1,6 +1,6 @@
 """The steps of an epoch that are the same in every epoch: functions, columns and expressions, made once for a job.
 
-Spark's Python API asks the JVM some 35 times for each ``mapInArrow``: for each column, for the function, for its
+Spark's Python API asks the JVM many times for each ``mapInArrow``: for each column, for the function, for its
 schema. :class:`PreparedColumns` asks once, and again only if a change makes a stage read or leave other columns; each
 step is then one call. This is the only module that uses names which PySpark does not promise: ``DataFrame._jdf`` and
 ``Column._jc``, the kind of function that ``mapInArrow`` makes, and the constructor of DataFrames.
@@ -144,7 +144,7 @@ def columns_for(spark: SparkSession) -> PublicColumns:
         reason = f"the columns {tried.columns} where n was wanted"
     except Exception as error:  # whatever a version without these names says
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    _log.warning("this PySpark does not let columns be reused, so each epoch takes some 100 ms longer (%s)", reason)
+    _log.warning("this PySpark does not let columns be reused, so each epoch asks the JVM for them again (%s)", reason)
     return PublicColumns()
 
 

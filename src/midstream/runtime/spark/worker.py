@@ -128,7 +128,7 @@ def stage_files(
     outlets = FileOutlets({wire: {"": table}}, {wire: schema}, epoch=epoch, partition=partition, durable=durable)
     with contextlib.closing(outlets):
         for batch in batches:
-            outlets.write(wire, batch.rename_columns(schema.names).cast(schema))
+            outlets.write(wire, batch.cast(schema))
         files = outlets.finish().get("", ())
     yield pa.RecordBatch.from_pylist(
         [{"staged": file.staged, "name": file.name, "rows": file.rows, "size": file.size} for file in files],

@@ -1,0 +1,104 @@
+"""What the driver of epochs and a runtime know of each other: what only the runtime can do, and what a run is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from midstream.change.configuration import Configuration
+from midstream.checkpoint.committed_state import CommittedState
+from midstream.checkpoint.sweeper import Sweeper
+from midstream.control.messages import Event, Instruction, TaskFailed
+from midstream.flow.model import Graph
+from midstream.ids import Epoch, Run
+from midstream.storage.table_files import SinkFile
+
+__all__ = ["Control", "DriverCrashed", "Edge", "EpochEntry", "OpenRun", "ProcessEnded"]
+
+
+class ProcessEnded(BaseException):
+    """Raised by tests instead of killing this process; nothing handles it."""
+
+
+class DriverCrashed(ProcessEnded):
+    """Raised by tests of the local runtime, which then starts the driver again."""
+
+
+class Control(Protocol):
+    """The driver's interface to the coordinator."""
+
+    def tell(self, event: Event) -> Sequence[Instruction]:
+        """Have the coordinator handle an event and send its messages to tasks; return what concerns the driver."""
+
+    @property
+    def failures(self) -> tuple[TaskFailed, ...]:
+        """The failures that tasks of the run in progress have reported."""
+
+    def journal(self) -> bytes:
+        """The events of the newest run."""
+
+
+class Edge(Protocol):
+    """The runtime's part in the driver's work."""
+
+    def make_ready(self) -> None:
+        """A run of an epoch is about to begin."""
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether a run failed without a function's failing, as when Spark cannot run its jobs."""
+
+    def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
+        """Make the runtime stop computing this run soon; it then reports a failure. Returns at once.
+
+        ``interrupt`` includes the user's functions that run on the driver.
+        """
+
+    def start_timer(self, seconds: float, then: Callable[[], None]) -> None:
+        """Call ``then`` after ``seconds``; this replaces an earlier timer."""
+
+    def stop_timer(self) -> None:
+        """Stop the timer."""
+
+    def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
+        """Call transforms on no rows; raises :class:`~midstream.errors.FlowError` if one cannot work."""
+
+    def sweep(self, sweeper: Sweeper) -> None:
+        """Have the sweeper remove what is due, now or during the next epochs."""
+
+    def secure(self, run: OpenRun) -> None:
+        """Sync the engine's own log of this run to disk, because a manifest is about to refer to it."""
+
+    def at(self, step: str) -> None:
+        """The driver is at this step of a commit. For tests, which may make it crash there."""
+
+
+@dataclass(frozen=True)
+class EpochEntry:
+    """The entry of an epoch in the engine's own log; the same in every run, also after a restart."""
+
+    clock: int
+    """When the epoch was planned, in microseconds since 1970."""
+    offsets: str = ""
+    """Identifies the rows of the epoch."""
+    closing: bool = False
+    """Whether the epoch closes all windows; it has no rows, and is the job's last."""
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run in progress. It is over when it is committed or has failed."""
+
+    epoch: Epoch
+    run: Run
+    entry: EpochEntry
+    configuration: Configuration
+    committed: CommittedState
+    began: float
+    """In seconds since 1970."""
+    planned: list[float] = field(default_factory=list, compare=False)
+    """When it began to compute what was planned, once that is known."""
+    files: dict[str, tuple[SinkFile, ...]] = field(default_factory=dict, compare=False)
+    """By sink: files that were staged outside of stages, behind a transform."""
+    is_over: threading.Event = field(default_factory=threading.Event, compare=False)
