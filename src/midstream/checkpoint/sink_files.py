@@ -194,7 +194,7 @@ class SinkFolder:
         make_folder(self._fs, posixpath.dirname(path), durable=self._durable)
         format = self._format
         with (
-            self._fs.open_output_stream(path) as out,
+            self._fs.open_output_stream(path, compression=None) as out,
             papq.ParquetWriter(
                 out,
                 self._schemas[merge.replaces[0]],

@@ -275,7 +275,7 @@ class TableFiles:
 
     def _create(self, path: str) -> Any:
         make_folder(self._fs, posixpath.dirname(path), durable=self._durable)
-        return self._fs.open_output_stream(path)
+        return self._fs.open_output_stream(path, compression=None)  # else guessed by the extension, twice compressed
 
     def _close(self, folder: str) -> None:
         file = self._open[folder]
