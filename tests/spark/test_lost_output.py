@@ -78,6 +78,8 @@ def lose_finished_output(place: str) -> None:
         "spark.ui.enabled": "false",
         "spark.shuffle.io.maxRetries": "1",
         "spark.shuffle.io.retryWait": "1s",
+        # Executors of one machine would find the dead one's files on their disk, and nothing would be lost.
+        "spark.shuffle.readHostLocalDisk": "false",
     }
     spark = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
