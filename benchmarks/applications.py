@@ -68,7 +68,10 @@ def run(spark: SparkSession, of: Application, size: Size, advance: Callable[[], 
     """Rows per second, how many rows came out and were compared, and what the transactions say of themselves."""
     sink = MemorySink()
     flow = of.flow(of.source, sink)
-    with tempfile.TemporaryDirectory() as checkpoint, flow.start(spark, checkpoint=checkpoint, partitions=CORES) as job:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint,
+        flow.start(spark, checkpoint=checkpoint, partitions=CORES) as job,
+    ):
         for epoch in range(size.warm_up + size.epochs):
             job.await_epoch(epoch + 1)
             advance()

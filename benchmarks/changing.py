@@ -179,7 +179,10 @@ WORKLOADS = (
 @contextlib.contextmanager
 def running(spark: SparkSession, flow: Flow, *, partitions: int = CORES, warm_up: int = 2) -> Iterator[Job]:
     """A flow at work, warmed up."""
-    with tempfile.TemporaryDirectory() as folder, flow.start(spark, checkpoint=folder, partitions=partitions) as job:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        flow.start(spark, checkpoint=folder, partitions=partitions) as job,
+    ):
         job.await_epoch(warm_up)
         yield job
 
@@ -270,7 +273,7 @@ def audited(
 ) -> tuple[int, int]:
     """Make changes of short epochs in audit mode; gives how many changes, and how many rows met a mixture."""
     made = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         flow = workload.flow(rows, 0)
         with flow.start(spark, checkpoint=folder, partitions=CORES, audit=workload.audit) as job:
             job.await_epoch(2)

@@ -56,7 +56,7 @@ def counting(spark: SparkSession) -> Flow:
 def measure(spark: SparkSession, size: Size, folder: str | None, durable: bool) -> float:
     """The median of an epoch, in milliseconds."""
     with (
-        tempfile.TemporaryDirectory(dir=folder) as checkpoint,
+        tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as checkpoint,
         counting(spark).start(spark, checkpoint=f"{checkpoint}/c", partitions=CORES, durable=durable) as job,
     ):
         job.await_epoch(size.epochs)

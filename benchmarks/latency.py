@@ -126,7 +126,7 @@ def fraud_flow(stream: DataFrame, models: Models, sinks: int, folder: Path) -> F
 
 def run_midstream(spark: SparkSession, stream: DataFrame, models: Models, sinks: int, seconds: float) -> Measured:
     """Run the flow for so many seconds; warm-up is cut off by the caller's ``after``."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder, calls = Path(name), JvmCalls()
         flow = fraud_flow(stream, models, sinks, folder)
         with calls.counted(), flow.start(spark, checkpoint=str(folder / "c"), partitions=CORES) as job:
@@ -187,7 +187,7 @@ def run_plain(spark: SparkSession, stream: DataFrame, models: Models, sinks: int
     first_done = threading.Event()
     conf = {"spark.sql.adaptive.enabled": "false", **BatchLimit.of(TYPICAL_ROW).conf()}
 
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder, calls = Path(name), JvmCalls()
 
         def on_batch(df: DataFrame, batch: int) -> None:

@@ -116,7 +116,7 @@ class Ran:
 
 def midstream(spark: SparkSession, size: Size, advance: Any) -> Ran:
     """Epochs as Spark times them; the tables must be what a plain program makes of the same events."""
-    with tempfile.TemporaryDirectory() as checkpoint:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
         flow = ledger(stream(spark, size.rows))
         with flow.start(spark, checkpoint=checkpoint, partitions=CORES) as job:
             for epoch in range(size.warm_up + size.epochs):
@@ -162,7 +162,7 @@ def redis_server() -> Iterator[str | None]:
     if program is None:
         yield None
         return
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         socket = f"{folder}/redis.sock"
         options = ["--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no", "--dir", folder]
         server = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)

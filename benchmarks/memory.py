@@ -60,7 +60,7 @@ def epoch_of(spark: SparkSession, rows: int) -> tuple[float, int]:
     """Run one epoch of so many rows; its seconds, and the peak of a worker's memory in bytes."""
     flow = batch_flow(payments_stream(spark, rows))
     with (
-        tempfile.TemporaryDirectory() as checkpoint,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint,
         peak_memory() as peak,
         flow.start(spark, checkpoint=checkpoint, partitions=CORES) as job,
     ):

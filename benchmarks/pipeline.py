@@ -89,7 +89,7 @@ def typed_durations(stream: DataFrame, epochs: int, conf: Mapping[str, str] | No
         scored = df.mapInArrow(each(score), SCORED)
         scored.repartition(CORES, "user").mapInArrow(each(weigh), RISK).write.format("noop").mode("append").save()
 
-    with tempfile.TemporaryDirectory() as checkpoint:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
         query = stream.writeStream.option("checkpointLocation", checkpoint).foreachBatch(on_batch).start()
         done.wait()
         durations = [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["batchId"] < epochs]

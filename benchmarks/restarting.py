@@ -82,7 +82,7 @@ def redeploy(spark: SparkSession, rows: int, epoch_s: float) -> Restarted:
 
 
 def _measured(spark: SparkSession, rows: int, epoch_s: float, again: Callable[[str, str], None]) -> Restarted:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         checkpoint, file = f"{folder}/checkpoint", f"{folder}/first"
         job = flow(rows, f"{folder}/before").start(spark, checkpoint=checkpoint, partitions=CORES)
         job.await_epoch(2)

@@ -43,7 +43,7 @@ def payments_stream(spark: SparkSession, rows_per_epoch: int) -> DataFrame:
 
 def query_durations(rows: DataFrame, epochs: int, mode: str = "append") -> list[float]:
     """Epochs of a plain Spark query to the noop sink that had rows, timed by Spark."""
-    with tempfile.TemporaryDirectory() as checkpoint:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
         writer = rows.writeStream.format("noop").outputMode(mode).option("checkpointLocation", checkpoint)
         query = writer.start()
         try:
@@ -62,7 +62,10 @@ def _finished(query: StreamingQuery) -> list[float]:
 
 def midstream_durations(spark: SparkSession, flow: Flow, epochs: int) -> list[float]:
     """A flow's epochs, timed by Spark like the other side's."""
-    with tempfile.TemporaryDirectory() as checkpoint, flow.start(spark, checkpoint=checkpoint, partitions=CORES) as job:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint,
+        flow.start(spark, checkpoint=checkpoint, partitions=CORES) as job,
+    ):
         job.await_epoch(epochs + 1)
         [query] = [query for query in spark.streams.active if job.id in str(query.name)]
         return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["batchId"] < epochs]

@@ -87,7 +87,7 @@ def worker_pages() -> tuple[float, float]:
 def measure(spark: SparkSession, keys: int, size: Size) -> Measured:
     """Fill, restart, measure."""
     at_once = min(size.filled_at_once, keys)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         began = time.perf_counter()
         filling = counting(spark, at_once, "value")
         # Each job has a copy of its own, as if it had been started on another machine.

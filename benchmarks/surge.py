@@ -110,7 +110,7 @@ def course(
     """One run."""
     load = Step(((0, CALM * most), (size.surge_s, SURGE * most)))
     sink, requested = MemorySink(), list[Change]()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         flow = w1(load, sink, costly(0, size.cost_us))
         with flow.start(spark, checkpoint=folder, partitions=CORES) as job:
             job.await_epoch(1)

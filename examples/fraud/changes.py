@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 CHANGE_AT, BREAK_AT = 0.3, 0.6
 """When they come, as shares of the payments."""
-TOO_MUCH = 500.0
+TOO_MUCH = 200.0
+"""About one payment in fifty: a trial of ten short epochs is sure to meet some."""
 PATIENCE_S = 60.0
 INTO_THE_EPOCH_S = 0.8
 
