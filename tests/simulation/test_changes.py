@@ -19,7 +19,8 @@ from tests.simulation.switching_flows import check_switching
 BAD_LUCK = Faults(crash=0.05, speculate=0.05, repeat=0.3, give_up=0.002, crash_driver=0.002, lose=0.3, lose_output=0.05)
 
 
-@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.long) for block in range(1, 4))])
+@pytest.mark.long
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 4))])
 def test_every_row_is_processed_entirely_before_or_after_each_change(block: int, tmp_path: Path):
     for seed in range(3 * block, 3 * (block + 1)):
         run = check_changes(changing_case_of(seed, tmp_path / str(seed)))

@@ -63,6 +63,7 @@ SPOILED = {
 # ── seeds ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 def test_rows_counts_and_state_equal_the_oracles(tmp_path: Path) -> None:
     seen = Counter[str]()
     for seed in range(SEEDS):
@@ -76,6 +77,7 @@ def test_rows_counts_and_state_equal_the_oracles(tmp_path: Path) -> None:
     assert everything <= {name for name, count in seen.items() if count}, seen
 
 
+@pytest.mark.long
 def test_bad_rows_idle_sources_and_the_end_of_runs_equal_the_oracles(tmp_path: Path) -> None:
     """Functions that fail after they changed state, missing keys and times, times in the far future."""
     seen = Counter[str]()
@@ -106,6 +108,7 @@ def test_each_operator_with_state_equals_the_oracle(kind: str, tmp_path: Path) -
     assert (late > 5) == (kind in ("windowed", "join"))
 
 
+@pytest.mark.long
 def test_a_seed_replays_exactly(tmp_path: Path) -> None:
     first, second = (keyed_case_of(7, tmp_path / name, "process") for name in ("one", "two"))
     first.faults = second.faults = BAD_LUCK

@@ -67,7 +67,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     [
         pytest.param({}, id="plain", marks=(pytest.mark.long, pytest.mark.slow)),
         pytest.param({"partition_by": "k"}, id="folders", marks=(pytest.mark.long, pytest.mark.slow)),
-        pytest.param({"format": "json"}, id="json"),
+        pytest.param({"format": "json"}, id="json", marks=pytest.mark.long),
     ],
 )
 def test_a_plain_reader_sees_committed_epochs_after_a_crash_at_any_step(tmp_path, monkeypatch, steps, sink):

@@ -49,7 +49,7 @@ def test_an_example_uses_the_public_api(file):
 @pytest.mark.parametrize(
     ("example", "target", "operator"),
     [
-        ("fraud", "fraud.flow:flow", "by merchant"),
+        pytest.param("fraud", "fraud.flow:flow", "by merchant", marks=pytest.mark.long),  # imports scikit-learn
         ("ledger", "ledger.flow:flow", "by outcome"),
         ("spending.py", "spending.py:flow", "hurry"),
     ],

@@ -7,14 +7,16 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from tests.sources import PACKAGE, nodes_of, sources
+
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "midstream"
 
 # Lowest first. A module may import its own layer and those below it.
 LAYERS = (
@@ -82,7 +84,7 @@ def part_of_module(module: str, package: Path = PACKAGE) -> str | None:
 def imports_of(source: str, file: str) -> list[Import]:
     """Every import of a module, however deeply nested, `import_module("…")` and `__import__("…")` included."""
     package = ["midstream", *Path(file).parent.parts]
-    return list(_walk(ast.parse(source), file, package, deferred=False))
+    return list(_walk(nodes_of(source)[0], file, package, deferred=False))
 
 
 def _walk(node: ast.AST, file: str, package: list[str], deferred: bool) -> Iterator[Import]:
@@ -128,15 +130,9 @@ def is_allowed(found: Import) -> bool:
     return RANK[part] <= RANK[found.importer]
 
 
+@cache
 def all_imports() -> list[Import]:
-    return [
-        found
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for found in imports_of(path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix())
-    ]
-
-
-IMPORTS = all_imports()
+    return [found for file, source in sources().items() for found in imports_of(source, file)]
 
 
 def test_every_part_has_a_layer():
@@ -146,13 +142,13 @@ def test_every_part_has_a_layer():
 
 
 def test_imports_point_one_way():
-    upwards = [str(found) for found in IMPORTS if not is_allowed(found)]
+    upwards = [str(found) for found in all_imports() if not is_allowed(found)]
     assert not upwards, "\n".join(["a lower layer imports a higher one:", *upwards])
 
 
 def test_parts_of_one_layer_do_not_import_each_other_in_a_circle():
     graph: dict[str, set[str]] = {}
-    for found in IMPORTS:
+    for found in all_imports():
         part = part_of_module(found.target)
         if part not in (None, FACADE, found.importer) and (found.file, part) not in LAZY_EXCEPTIONS:
             graph.setdefault(found.importer, set()).add(str(part))
@@ -164,7 +160,7 @@ def test_parts_of_one_layer_do_not_import_each_other_in_a_circle():
 
 
 def test_only_the_edge_towards_spark_imports_pyspark():
-    spark = [found for found in IMPORTS if found.top in {"pyspark", "py4j"}]
+    spark = [found for found in all_imports() if found.top in {"pyspark", "py4j"}]
     strays = [str(found) for found in spark if not found.file.startswith("runtime/spark/")]
     assert not strays, "\n".join(["only src/midstream/runtime/spark may import pyspark:", *strays])
 
@@ -178,7 +174,7 @@ def test_everything_imported_is_a_declared_dependency():
     ]
     declared = {Requirement(text).name for text in ranges} | {"midstream", "py4j"}  # py4j comes with pyspark
     known = declared | sys.stdlib_module_names
-    strays = [str(found) for found in IMPORTS if DISTRIBUTION.get(found.top, found.top) not in known]
+    strays = [str(found) for found in all_imports() if DISTRIBUTION.get(found.top, found.top) not in known]
     assert not strays, "\n".join(["imported, but not in pyproject.toml:", *strays])
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_docs import GLOSSARY, ROOT, rows_under
-
-PACKAGE = ROOT / "src" / "midstream"
+from tests.sources import nodes_of, sources
+from tests.unit.test_docs import GLOSSARY, rows_under
 
 # A word that is somebody else's name, or means something else there: where it may be used, and why.
 ALLOWED = {
@@ -29,7 +28,7 @@ ALLOWED = {
 def names_in(source: str, file: str) -> Iterator[str]:
     """Names of a module and its folders, of its classes and functions, and of their parameters."""
     yield from Path(file).with_suffix("").parts
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         match node:
             case ast.ClassDef(name=name):
                 yield name
@@ -71,17 +70,11 @@ def violations(source: str, file: str) -> list[str]:
     ]
 
 
-def sources() -> dict[str, str]:
-    return {
-        path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))
-    }
-
-
 def classes() -> dict[str, list[str]]:
     """Where each class is defined, by its name without leading underscores."""
     found = defaultdict(list)
     for file, source in sources().items():
-        for node in ast.walk(ast.parse(source)):
+        for node in nodes_of(source):
             if isinstance(node, ast.ClassDef):
                 found[node.name.lstrip("_")].append(file)
     return found

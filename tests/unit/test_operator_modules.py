@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-import midstream
 from midstream import Flow, KeyedStream, ListSource, MemorySink, Stream, Update
 from midstream.checkpoint.inspection import StateReader
 from midstream.data.schema import columns_of
@@ -29,8 +28,8 @@ from midstream.state.key_arrays import decode_keys
 from midstream.state.keys import Namespace
 from midstream.state.task import TaskState
 from midstream.testing import run_local
+from tests.sources import nodes_of, sources
 
-PACKAGE = Path(midstream.__file__).parent
 GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
 
 KINDS = {
@@ -62,7 +61,7 @@ MOST_QUESTIONS = 6
 
 def classes_asked_for(source: str) -> Iterator[str]:
     """The classes that a module tests values for: by isinstance, by a case of a match, or by ``type(…) is``."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         match node:
             case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, asked]):
                 yield from _names(asked)
@@ -79,39 +78,34 @@ def _names(asked: ast.expr) -> Iterator[str]:
                 yield name
 
 
-def specs_asked_for(package: Path) -> dict[str, Counter[str]]:
+def specs_asked_for() -> dict[str, Counter[str]]:
     """By module, the number of tests for the class of an operator's description."""
     names = {spec.__name__ for spec in SPECS.values()}
     found = {
-        path.relative_to(package).as_posix(): Counter(
-            name for name in classes_asked_for(path.read_text(encoding="utf-8")) if name in names
-        )
-        for path in sorted(package.rglob("*.py"))
+        file: Counter(name for name in classes_asked_for(source) if name in names) for file, source in sources().items()
     }
     return {file: asked for file, asked in found.items() if asked}
 
 
 def test_no_module_tests_for_the_class_of_an_operator():
     strays = {
-        file: sorted(set(asked) - STRUCTURE)
-        for file, asked in specs_asked_for(PACKAGE).items()
-        if set(asked) - STRUCTURE
+        file: sorted(set(asked) - STRUCTURE) for file, asked in specs_asked_for().items() if set(asked) - STRUCTURE
     }
     assert not strays, f"make it a question that Spec or TaskSpec answers: {strays}"
 
 
 def test_few_modules_test_for_structural_operators():
-    asked = specs_asked_for(PACKAGE)
+    asked = specs_asked_for()
     assert sum(each.total() for each in asked.values()) <= MOST_QUESTIONS, asked
 
 
 def test_only_the_builders_import_the_modules_of_operators():
     """A module cannot test for a class under another name if it does not import the class."""
     strays = [
-        f"{path.relative_to(PACKAGE).as_posix()} imports {module}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if path.relative_to(PACKAGE).parts[0] != "operators"
-        for module in _imported(path.read_text(encoding="utf-8"))
+        f"{file} imports {module}"
+        for file, source in sources().items()
+        if not file.startswith("operators/")
+        for module in _imported(source)
         if module.startswith("midstream.operators.")
         and module.rpartition(".")[2] not in ("builder", "stream", "branches")
     ]
@@ -119,7 +113,7 @@ def test_only_the_builders_import_the_modules_of_operators():
 
 
 def _imported(source: str) -> list[str]:
-    return [node.module or "" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    return [node.module or "" for node in nodes_of(source) if isinstance(node, ast.ImportFrom)]
 
 
 @pytest.mark.parametrize(
