@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.engine.aggregation.runs import order_by
 from midstream.engine.table_layout import HEAD, TableLayout, keys_of, stored_keys, table_prefix
 from midstream.flow.transactions import Table
 from midstream.ids import Revision
@@ -111,16 +112,19 @@ class StoredTables:
 
     def _remember(self, table: Table, keys: Any, rows: Array, forget: int | None) -> None:
         """Append the writes to the history of each key, and drop those that no window can need any more."""
-        stored = np.array(stored_keys(table_prefix(self.domain, table.name, Namespace.TABLE_PAST), keys, table), object)
         past = self._past.get(table.name, {})
         head, width, struct = TableLayout(table).digest, rows.dtype.itemsize, rows.dtype
-        # After a stable sort the writes to one key are contiguous, in execution order.
-        codes = pa.array(stored, pa.binary()).dictionary_encode()
-        order = np.argsort(codes.indices.to_numpy(), kind="stable")
-        counts = np.bincount(codes.indices.to_numpy(), minlength=len(codes.dictionary))
+        # Only distinct keys are encoded: a key may have hundreds of writes in a batch. After a stable sort the writes
+        # to one key are contiguous, in execution order.
+        codes = (pa.array(keys) if isinstance(keys, np.ndarray) else keys).dictionary_encode()
+        numbers = codes.indices.to_numpy().astype(np.int64)
+        distinct = codes.dictionary.to_numpy() if isinstance(keys, np.ndarray) else codes.dictionary
+        stored = stored_keys(table_prefix(self.domain, table.name, Namespace.TABLE_PAST), distinct, table)
+        order = order_by(numbers, len(stored))
+        counts = np.bincount(numbers, minlength=len(stored))
         data, end = rows[order].tobytes(), 0
         new = {}
-        for key, count in zip(codes.dictionary.to_pylist(), counts.tolist(), strict=True):
+        for key, count in zip(stored, counts.tolist(), strict=True):
             start, end = end, end + count * width
             new[key] = past.get(key, head) + data[start:end]
         touched = {**past, **new}

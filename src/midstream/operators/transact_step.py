@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.blocks import BLOCK
+from midstream.engine.aggregation.runs import order_by
 from midstream.engine.bad_rows import ErrorsBranch, Screen, by_halves, reason_of, without
 from midstream.engine.failure import USER_ERRORS, failed, row_at
 from midstream.engine.keyed_rows import checked_times, found_keys, refuse_nulls
@@ -145,7 +146,7 @@ class _TransactStep:
             return
         rows = pa.concat_batches(waiting)
         found = found_keys(self._operator, rows, self._spec.keyed_by, f"transact {self._operator.name!r}")
-        order = np.argsort(found.group_of_row, kind="stable")
+        order = order_by(found.group_of_row, len(found.stored))
         ends = np.cumsum(np.bincount(found.group_of_row, minlength=len(found.stored))).tolist()
         together = rows.take(pa.array(order))
         for domain, start, end in zip(found.stored.to_pylist(), [0, *ends], ends, strict=False):
