@@ -1,7 +1,8 @@
 """Memory of a Python worker while an epoch grows: it must follow the slices, not the epoch.
 
 Runs the pipeline of :mod:`benchmarks.pipeline` with ever larger epochs and watches the resident memory of all Python
-workers of Spark.
+workers of Spark. Then three epochs that are unlike those before: ``process`` touches a million keys, a backlog brings
+100 times the usual rows, rows of 1 MB follow narrow ones.
 
     python -m benchmarks.memory [--quick] [--plot FILE]
 """
@@ -15,15 +16,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from benchmarks.pipeline import batch_flow
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import CORES, payments_stream, session
+from midstream import Flow, NoopSink
 
 FULL, QUICK = (1_000_000, 5_000_000, 20_000_000), (100_000, 400_000)
 SAMPLE_S = 0.05
 MB = 1 << 20
+USUAL_EPOCHS = 3
+WIDE = 1 << 20
 
 
 def worker_memory() -> list[int]:
@@ -69,6 +74,60 @@ def epoch_of(spark: SparkSession, rows: int) -> tuple[float, int]:
     return seconds, peak[0]
 
 
+def count(key, row, state):  # type: ignore[no-untyped-def]
+    """Count the rows of a key."""
+    seen = state.get(0) + 1
+    state.set(seen)
+    return {"user": key, "seen": seen}
+
+
+def keyed_flow(stream: DataFrame) -> Flow:
+    """Touches as many keys as there are rows, up to 1,000,003."""
+    flow = Flow("keys")
+    keyed = flow.source("payments", stream).key_by("by user", "user")
+    keyed.process("count", count, returns="user bigint, seen bigint").sink("out", NoopSink())
+    return flow
+
+
+def text_flow(stream: DataFrame) -> Flow:
+    """Hands every row through an exchange, which copies it most often."""
+    flow = Flow("texts")
+    flow.source("texts", stream).key_by("by n", "n").filter("all", lambda row: True).sink("out", NoopSink())
+    return flow
+
+
+def changing_stream(spark: SparkSession, rows: int, *, copies: int = 1, width: int = 10) -> DataFrame:
+    """``rows`` narrow rows in each usual epoch; then epochs of ``copies`` times as many, ``width`` bytes each."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", CORES)
+    is_usual = F.col("value") < rows * USUAL_EPOCHS
+    many = F.sequence(F.lit(1), F.when(is_usual, 1).otherwise(copies))
+    text = F.repeat(F.lit("x"), F.when(is_usual, 10).otherwise(width)).alias("text")
+    rows_of = source.load().select("value", text, F.explode(many).alias("copy"))
+    return rows_of.select((F.col("value") * copies + F.col("copy")).alias("n"), "text")
+
+
+def peak_of(spark: SparkSession, flow: Flow, epochs: int) -> int:
+    """The peak of a worker's memory in bytes over some epochs."""
+    with (
+        tempfile.TemporaryDirectory() as checkpoint,
+        peak_memory() as peak,
+        flow.start(spark, checkpoint=checkpoint, partitions=CORES) as job,
+    ):
+        job.await_epoch(epochs)
+    return peak[0]
+
+
+def unusual_epochs(spark: SparkSession, *, quick: bool) -> dict[str, int]:
+    """The peaks in MB of the three unusual epochs."""
+    keys, usual, wide = (50_000, 1_000, 50) if quick else (1_000_000, 20_000, 500)
+    flows = {
+        "million_keys_mb": (keyed_flow(payments_stream(spark, keys)), 1),
+        "backlog_mb": (text_flow(changing_stream(spark, usual, copies=100)), USUAL_EPOCHS + 1),
+        "wide_rows_mb": (text_flow(changing_stream(spark, wide, width=WIDE)), USUAL_EPOCHS + 1),
+    }
+    return {name: round(peak_of(spark, flow, epochs) / MB) for name, (flow, epochs) in flows.items()}
+
+
 def main() -> None:
     """Run the benchmark."""
     options = arguments(__doc__ or "").parse_args()
@@ -76,10 +135,21 @@ def main() -> None:
     with session() as spark:
         epoch_of(spark, sizes[0])  # imports and first connections
         found = {rows: epoch_of(spark, rows) for rows in sizes}
+    with session() as spark:  # with new workers: a process keeps what it once had
+        unusual = unusual_epochs(spark, quick=options.quick)
     table(
         f"memory of a Python worker by rows in one epoch, {CORES} cores",
         ("rows in the epoch", "seconds", "peak of a worker, MB"),
         [(f"{rows:,}", f"{seconds:.1f}", f"{peak / MB:.0f}") for rows, (seconds, peak) in found.items()],
+    )
+    table(
+        "peak of a worker in an unusual epoch, MB",
+        ("epoch", "MB"),
+        [
+            ("process touches a million keys", str(unusual["million_keys_mb"])),
+            ("100 times the usual rows", str(unusual["backlog_mb"])),
+            ("rows of 1 MB after narrow ones", str(unusual["wide_rows_mb"])),
+        ],
     )
     if options.plot:
         plot(options.plot, {rows: peak / MB for rows, (_, peak) in found.items()})
@@ -91,6 +161,7 @@ def main() -> None:
             "peak_mb": [round(peak / MB) for peak in peaks],
             "growth": round(peaks[-1] / peaks[0], 2),
             "seconds": [round(seconds, 2) for seconds, _ in found.values()],
+            **unusual,
         },
         quick=options.quick,
     )
