@@ -4,7 +4,7 @@ Both read the same stream, run the same functions on the same Arrow batches, and
 Spark's own, from each query's progress. "tuned" is the typed side with the limit of Arrow batches that midstream sets
 (see midstream/runtime/spark/batch_size.py), which anyone could set. The same once more with Parquet files: `FileSink`
 in midstream, `write.parquet` in `foreachBatch` of the tuned side; what both wrote is read back and must be equal. Sides
-keep their defaults: midstream syncs its files to disk before it commits an epoch, Spark leaves them to the system. Also:
+keep their defaults: midstream syncs files to disk before it commits an epoch, Spark leaves them to the system. Also:
 what an epoch costs before any data, and how fast a row function is.
 
     python -m benchmarks.pipeline [--quick] [--plot FILE]
