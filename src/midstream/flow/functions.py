@@ -150,8 +150,7 @@ _registering = threading.Lock()
 @contextlib.contextmanager
 def _user_modules_by_value() -> Iterator[None]:
     """Within this block, modules that are not installed are pickled by value."""
-    loaded = [(name, module) for name, module in list(sys.modules.items()) if _installed.get(name) is not module]
-    modules = {module: None for name, module in loaded if _is_users(name, module)}
+    modules = {module: None for name, module in list(sys.modules.items()) if _is_users(name, module)}
     with _registering:
         known = cloudpickle.list_registry_pickle_by_value()
         # Modules that the user has registered stay registered.
@@ -181,8 +180,6 @@ def _installed_roots() -> tuple[Path, ...]:
 _INSTALLED = _installed_roots()
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 _SPARKS = frozenset({"pyspark", "py4j"})  # a cluster has its own, in any folder
-# Modules known to be installed, by name. Every pack asks for every module, and most are among these.
-_installed: dict[str, types.ModuleType] = {}
 
 
 def _is_users(name: str, module: types.ModuleType) -> bool:
@@ -191,10 +188,7 @@ def _is_users(name: str, module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None or name.split(".")[0] in _SPARKS:
         return False
-    if _is_installed(file):
-        _installed[name] = module
-        return False
-    return True
+    return not _is_installed(file)
 
 
 @functools.cache
