@@ -112,9 +112,11 @@ class Show:
         if self.better is not None and self.better.delay_ms is not None:
             yield (
                 "changed",
-                f"FM and MC under load, {self.better.outcome}: in effect after {self.better.delay_ms:.1f} ms; "
-                f"{old:,} alerts are the old pair's, {new:,} the new one's",
+                f"FM and MC under load, {self.better.outcome}: in effect {self.better.delay_ms:.1f} ms after "
+                f"{self.better.record.preparation_ms:.0f} ms of checks",
             )
+            yield "", f"it {self.better.met}"
+            yield "", f"{old:,} alerts are the old pair's, {new:,} the new one's"
             yield "mixtures", f"{mixtures:,} of {self.job.metrics.rows_in:,} payments met the old FM and the new MC"
         if self.broken is not None:
             cause = next((line for line in (self.broken.error or "").splitlines() if "Error" in line), "")

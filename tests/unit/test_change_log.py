@@ -11,7 +11,7 @@ import pytest
 from midstream.change.configuration import Configuration, first_configuration
 from midstream.change.restart import drop_changes, restored
 from midstream.checkpoint.change_log import ChangeLog
-from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
+from midstream.checkpoint.change_records import NOT_STORED, ChangeEvent, ChangeRecord, Outcome, UpdateRecord
 from midstream.errors import CheckpointError
 from midstream.flow.functions import pack
 from midstream.ids import Revision
@@ -237,3 +237,19 @@ def test_an_entry_of_another_midstream_is_refused_and_stays(log: ChangeLog, extr
     with pytest.raises(CheckpointError, match=says):
         again(log).records()
     assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("events", "met"),
+    [
+        ([("told 2 running task(s)", None), ("switched", "a"), ("switched", "b"), ("reached", "c")], "met 2 running"),
+        ([("told 0 running task(s)", None), ("reached", "c")], "came within an epoch, but no task"),
+        ([("no epoch is running; the next one begins under it", None)], "fell between two epochs"),
+        ([("waits for the next epoch", None), ("epoch 4 begins under it", None)], "took effect at the beginning"),
+    ],
+)
+def test_a_record_says_what_the_change_met(events, met):
+    noted = tuple(ChangeEvent(1.0, what, task) for what, task in events)
+    pending = msgspec.structs.replace(record_of(1), events=noted)
+    assert pending.met is None, "not in effect yet"
+    assert met in (msgspec.structs.replace(pending, delay_ms=1.0).met or "")

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -354,3 +355,12 @@ def test_internal_names_of_midstream_are_refused_because_they_may_move():
         match=r"score: global variable 'label_of' \(a function\) cannot be pickled .*label_of is internal to midstream",
     ):
         pack(score, "op")
+
+
+def test_a_module_that_replaces_another_of_its_name_is_judged_anew(tmp_path, monkeypatch):
+    installed, mine = types.ModuleType("a_model"), types.ModuleType("a_model")
+    installed.__file__, mine.__file__ = pickle.__file__, str(tmp_path / "a_model.py")
+    for module, is_users in ((installed, False), (mine, True), (installed, False)):
+        monkeypatch.setitem(sys.modules, "a_model", module)
+        assert (module in functions._users_modules()) is is_users
+        assert (module in functions._users_modules()) is is_users, "the same when it is asked again"

@@ -289,7 +289,7 @@ def _load_gone() -> Gone:
 @pytest.fixture
 def gone(monkeypatch: pytest.MonkeyPatch) -> Any:
     # By reference, as from an installed module: what is loaded is this class.
-    monkeypatch.setattr("midstream.flow.functions._is_users", lambda name, module: False)
+    monkeypatch.setattr("midstream.flow.functions._users_modules", list)
     return lambda: monkeypatch.setattr(Gone, "is_gone", True)
 
 

@@ -92,6 +92,11 @@ class Change:
         return self._record.delay_ms
 
     @property
+    def met(self) -> str | None:
+        """Whether it met running tasks or fell between two epochs, in plain words; None if it is not in effect yet."""
+        return self._record.met
+
+    @property
     def events(self) -> tuple[ChangeEvent, ...]:
         """The events of the change, task by task."""
         return self._record.events

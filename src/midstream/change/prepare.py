@@ -119,7 +119,10 @@ def apply(
 
     Raises :class:`FlowError` if the edits do not fit.
     """
-    graph = revise(configuration.graph, as_updates(edits))
+    return _applied(configuration, revise(configuration.graph, as_updates(edits)), stored, revision)
+
+
+def _applied(configuration: Configuration, graph: Graph, stored: StoredEdits, revision: Revision) -> Configuration:
     # An operator whose function could not be stored must not keep the digest of its old function.
     blobs = {**configuration.blobs, **stored.functions}
     migrations = dict(configuration.migrations)
@@ -156,7 +159,7 @@ def prepare(
     if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
         _check_outlets(current.graph, graph)
     kept = _stored(graph, updates, store, stored or {}, migrates or {})
-    after = apply(current, updates, kept, revision).store(store)
+    after = _applied(current, graph, kept, revision).store(store)
     records = tuple(
         UpdateRecord(
             operator=update.operator,

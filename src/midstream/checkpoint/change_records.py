@@ -114,6 +114,26 @@ class ChangeRecord(msgspec.Struct, frozen=True):
         """The updated operators."""
         return tuple(update.operator for update in self.updates)
 
+    @property
+    def met(self) -> str | None:
+        """What the change met when it took effect, in plain words; None if it is not in effect yet.
+
+        >>> events = (ChangeEvent(0.1, "told 1 running task(s)"), ChangeEvent(8.0, "switched", "task 3.0.2.1"))
+        >>> record = ChangeRecord(1, Revision(2), 0.0, "ann@host", "fries", (), "", delay_ms=8.0, events=events)
+        >>> record.met
+        'met 1 running task(s), which switched within an epoch'
+        """
+        if self.delay_ms is None:
+            return None
+        switched = len({event.task for event in self.events if event.what == "switched"})
+        if switched:
+            return f"met {switched} running task(s), which switched within an epoch"
+        if self.events[0].what.startswith("told"):
+            return "came within an epoch, but no task that runs these operators had to switch"
+        if self.events[0].what.startswith("no epoch is running"):
+            return "fell between two epochs: no task was running"
+        return "took effect at the beginning of an epoch"
+
     def __str__(self) -> str:
         """A line for people.
 

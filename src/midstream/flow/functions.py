@@ -150,7 +150,7 @@ _registering = threading.Lock()
 @contextlib.contextmanager
 def _user_modules_by_value() -> Iterator[None]:
     """Within this block, modules that are not installed are pickled by value."""
-    modules = {module: None for name, module in list(sys.modules.items()) if _is_users(name, module)}
+    modules = dict.fromkeys(_users_modules())
     with _registering:
         known = cloudpickle.list_registry_pickle_by_value()
         # Modules that the user has registered stay registered.
@@ -167,6 +167,21 @@ def _user_modules_by_value() -> Iterator[None]:
                 if not _by_value[module]:
                     del _by_value[module]
                     cloudpickle.unregister_pickle_by_value(module)
+
+
+_judged: dict[str, tuple[types.ModuleType, bool]] = {}
+"""Loaded modules as the last pack found them, and whether each is the user's."""
+
+
+def _users_modules() -> list[types.ModuleType]:
+    """The loaded modules that are not installed. There are hundreds of modules, so each is judged once."""
+    global _judged
+    known, judged = _judged, {}
+    for name, module in list(sys.modules.items()):
+        found = known.get(name)
+        judged[name] = found if found is not None and found[0] is module else (module, _is_users(name, module))
+    _judged = judged  # replaced as a whole: other threads may pack at the same time
+    return [module for module, is_users in judged.values() if is_users]
 
 
 def _installed_roots() -> tuple[Path, ...]:

@@ -212,13 +212,19 @@ def float_from_json(found: Any) -> float:
 
 def _schema_to_json(schema: pa.Schema) -> Any:
     """Spark's DDL, which people can read, where it says everything; else the bytes in which Arrow writes schemas."""
+    data = schema.serialize().to_pybytes()
+    ddl = _exact_ddl(data)
+    return {"arrow": base64.b64encode(data).decode()} if ddl is None else ddl
+
+
+@functools.lru_cache(maxsize=1024)
+def _exact_ddl(data: bytes) -> str | None:
+    """The DDL of a schema in Arrow's bytes, which unlike equal schemas also agree in metadata; None if it says less."""
     try:
-        ddl = to_ddl(schema)
-        if parse_ddl(ddl).serialize().equals(schema.serialize()):
-            return ddl
+        ddl = to_ddl(pa.ipc.read_schema(pa.py_buffer(data)))
+        return ddl if parse_ddl(ddl).serialize().to_pybytes() == data else None
     except SchemaError:  # no columns, or a type that Spark does not have
-        pass
-    return {"arrow": base64.b64encode(schema.serialize()).decode()}
+        return None
 
 
 def _schema_from_json(found: Any) -> pa.Schema:
