@@ -32,7 +32,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Configuration:
-    """A compiled plan, the functions and tables of its operators, and who owns which bin of which stage.
+    """A compiled plan, the functions and tables of its operators, and the assignment of bins in each stage.
 
     ``assignments`` has the stages behind an exchange. ``blobs`` holds the digest of each operator's function or table,
     ``migrations`` the migrations that bring its state up to date. The programs and the document follow from

@@ -4,9 +4,9 @@ Tasks stage files (:mod:`midstream.storage.table_files`); an epoch's manifest na
 manifest is written they are renamed to their places: so a reader never sees rows of an epoch that is not committed, and
 a restart finishes what a crash interrupted, because the newest manifest still names the files.
 
-``_committed.json`` in the sink's folder says up to which epoch all files are in place, ``_merge.json`` which merge is
-under way. :func:`committed_files` goes by both. Readers that only list the folder may see a part of the newest epoch,
-or the rows of a merge twice, for the milliseconds that renaming and removing take. After a restart they never do.
+``_committed.json`` in the sink's folder contains the epoch up to which all files are in place, ``_merge.json`` the
+merge in progress. :func:`committed_files` uses both. Readers that only list the folder may see a part of the newest
+epoch, or the rows of a merge twice, during the milliseconds that renames and removals take. A restart repairs either.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMMITTED = "_committed.json"
 MERGING = "_merge.json"
 
 MERGE_FILES = 32
-"""Small files of one folder that are merged at once."""
+"""The number of small files in a folder that are merged into one."""
 SMALL_BYTES = 16 << 20
 MERGED_BYTES = 128 << 20
 
@@ -45,15 +45,15 @@ _log = logging.getLogger("midstream")
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """What ``_committed.json`` holds: the newest epoch with rows for the sink, all files of which are in place."""
+    """The content of ``_committed.json``: the newest epoch with rows for the sink whose files are all in place."""
 
     epoch: int = -1
 
 
 class Merge(msgspec.Struct, frozen=True):
-    """What ``_merge.json`` holds while a merge is under way: ``staged`` becomes ``name``, then ``replaces`` go.
+    """The content of ``_merge.json`` during a merge: ``staged`` is renamed to ``name``, then ``replaces`` are removed.
 
-    All are below the sink's folder.
+    All paths are below the sink's folder.
     """
 
     staged: str
@@ -65,10 +65,10 @@ D = TypeVar("D", Committed, Merge)
 
 
 class SinkFolder:
-    """The folder of a file sink, as its job sees it.
+    """The folder of a file sink, as used by its job.
 
-    One thread publishes, another one may merge at the same time. Neither waits for the other: a merge leaves the newest
-    epoch alone, which is the only one that is ever published again.
+    One thread publishes while another one may merge. Neither waits for the other, because a merge never touches the
+    newest epoch, the only one that may be published again.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SinkFolder:
         self._at = at
         self._committed: Committed | None = None
         self._unmerged = 0
-        """Files published since somebody last looked for files to merge."""
+        """The number of files published since the last search for files to merge."""
         self._schemas: dict[str, pa.Schema] = {}
 
     @property
@@ -93,9 +93,9 @@ class SinkFolder:
         return self._committed.epoch
 
     def publish(self, epoch: int, files: Sequence[SinkFile]) -> None:
-        """Put the files of a committed epoch in place. Harmless when repeated, also by another life of the driver.
+        """Put the files of a committed epoch in place. Harmless when repeated, also after a restart.
 
-        An epoch that was published before is replaced: it was planned anew, for other rows.
+        Replaces an epoch that was published before: that one was planned again, for other rows.
         """
         if epoch <= self.epoch:
             self._remove_files(lambda span: span == (epoch, epoch), {file.name for file in files})
@@ -107,19 +107,19 @@ class SinkFolder:
             self._note(epoch)
 
     def recover(self, epoch: int, files: Sequence[SinkFile]) -> None:
-        """After a start: finish what the last life of the driver left undone. ``epoch`` is the newest committed one.
+        """Finish what the previous driver process left undone; ``epoch`` is the newest committed one.
 
-        Files of later epochs, in place or staged, belong to runs that were never committed. They go. Files that are
-        neither staged nor in place were removed by somebody, who may have had a reason: the job goes on without them.
+        Files of later epochs, in place or staged, belong to runs that were never committed, and are removed. Files that
+        are neither staged nor in place were removed by someone else; the job continues without them.
         """
         self._finish_merge()
-        if self.epoch > epoch:  # the newest manifests were lost with the machine's power
+        if self.epoch > epoch:  # a power failure has lost the newest manifests
             self._remove_files(lambda span: span[0] > epoch)
             self._note(epoch)
         found = [file for file in files if self._is_there(file.staged) or self._is_there(file.name)]
         if len(found) < len(files) and self.epoch < epoch:
             _log.warning(
-                "%d file(s) of the committed epoch %d were removed from %r; the job goes on without them",
+                "%d file(s) of the committed epoch %d were removed from %r; the job continues without them",
                 len(files) - len(found),
                 epoch,
                 self.location,
@@ -128,7 +128,7 @@ class SinkFolder:
         self.sweep()
 
     def sweep(self, before: int | None = None) -> None:
-        """Remove staged files, all or those of epochs ``before`` one. Only such as no running task may still write."""
+        """Remove staged files: all, or those of epochs ``before`` one. No running task may still be writing them."""
         for info in self._listed(posixpath.join(self._root, STAGED)):
             epoch = posixpath.basename(info.path).split("-")[0]
             if before is None or (epoch.isdigit() and int(epoch) < before):
@@ -138,7 +138,7 @@ class SinkFolder:
     def tidy(self) -> None:
         """Merge small files while there are enough of them, and remove what failed attempts have staged. Never raises.
 
-        Called beside epochs, by one thread. Looks at the folder only if many files have come since the last time.
+        Called by one thread, while epochs run. Lists the folder only if many files were added since the last time.
         """
         if self._unmerged < MERGE_FILES:
             return
@@ -151,9 +151,9 @@ class SinkFolder:
             _log.warning("small files in %r are not merged for now: %s", self.location, error)
 
     def merge(self) -> bool:
-        """Merge some small Parquet files of one schema into one, if there are enough of them; whether it did.
+        """Merge some small Parquet files of one schema, if there are enough of them; return whether that was done.
 
-        Rows keep their order within an epoch's file and the epochs theirs. Text files are never merged.
+        Epochs keep their order, and so do the rows of an epoch's file. Text files are never merged.
         """
         sizes = {name: size for name, size in _tables(self._fs, self._root) if _is_before(name, self.epoch)}
         self._schemas = {name: schema for name, schema in self._schemas.items() if name in sizes}
@@ -176,7 +176,7 @@ class SinkFolder:
         return True
 
     def _alike(self, names: Sequence[str]) -> list[str] | None:
-        """The first files in a row that have one schema, if there are enough of them."""
+        """The first consecutive files that have one schema, if there are enough of them."""
         run: list[str] = []
         for name in names:
             if name not in self._schemas:
@@ -214,7 +214,7 @@ class SinkFolder:
         if merge is None:
             return
         is_whole = self._is_there(merge.staged) or self._is_there(merge.name)
-        if is_whole:  # else somebody removed it; what it was to replace goes only when it is in place
+        if is_whole:  # otherwise someone removed it, and the files that it would replace must stay
             self._move(merge.staged, merge.name)
         for name in (*(merge.replaces if is_whole else ()), MERGING):
             self._at("merge in place")
@@ -234,7 +234,7 @@ class SinkFolder:
             move_file(self._fs, source, target, durable=self._durable)
         except OSError as error:
             if self._is_there(name):
-                return  # it was moved before
+                return  # an earlier call moved it
             raise CheckpointError(
                 f"the file {name!r} of a committed epoch cannot be put in place in {self.location!r}: {error}. The "
                 f"epoch stays committed; a restart tries again"
@@ -259,9 +259,9 @@ class SinkFolder:
 
 
 class SinkFolders:
-    """The folders of all file sinks of a flow. Files are given by the location of their folder.
+    """The folders of all file sinks of a flow. Files are grouped by the location of their folder.
 
-    A manifest outlives the script that it was written under: a sink may have another folder now, or be gone.
+    The script may have changed since a manifest was written: a sink may have another folder now, or be gone.
     """
 
     def __init__(self, tables: Iterable[SinkTable], *, durable: bool, at: Callable[[str], None]) -> None:
@@ -277,13 +277,13 @@ class SinkFolders:
             folder.publish(epoch, files.get(location, ()))
 
     def recover(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
-        """After a start, see :meth:`SinkFolder.recover`. Folders that the flow had before are finished, too."""
+        """See :meth:`SinkFolder.recover`; includes the folders of sinks that the flow no longer has."""
         for location in {**self._folders, **files}:
             folder = self._folders.get(location) or self._folder(SinkTable(location, TableFormat(FileFormat.PARQUET)))
             folder.recover(epoch, files.get(location, ()))
 
     def tidy(self) -> None:
-        """Beside epochs, see :meth:`SinkFolder.tidy`."""
+        """See :meth:`SinkFolder.tidy`."""
         for folder in self._folders.values():
             folder.tidy()
 
@@ -291,8 +291,8 @@ class SinkFolders:
 def committed_files(path: str) -> list[str]:
     """The files of a :class:`~midstream.FileSink` that hold committed epochs, each row exactly once.
 
-    For readers that must not see a part of an epoch: hand the list to ``spark.read.parquet(*files)``, to pandas, or to
-    DuckDB. Give the folder as in the sink.
+    For readers that must not see a part of an epoch: pass the list to ``spark.read.parquet(*files)``, to pandas, or to
+    DuckDB. ``path`` is that of the sink.
 
     >>> import tempfile
     >>> from midstream import FileSink, Flow, ListSource
@@ -307,7 +307,7 @@ def committed_files(path: str) -> list[str]:
     """
     fs, root = filesystem_of(path)
     before = None
-    while True:  # ends unless files come faster than they can be listed
+    while True:  # ends unless files are added faster than they can be listed
         names = [name for name, _ in _tables(fs, root)]
         known = _read(fs, root, COMMITTED, Committed) or Committed(), _read(fs, root, MERGING, Merge)
         if known == before:
@@ -321,7 +321,7 @@ def committed_files(path: str) -> list[str]:
 
 
 def merges_of(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Which files might be merged, given the sizes of all: neighbours in time, in one folder, enough of them to pay.
+    """Groups of files worth merging, given the sizes of all: enough small files of one folder, adjacent in time.
 
     >>> small = {file_name(e, e, 0, 0, ".parquet"): 1000 for e in range(MERGE_FILES)}
     >>> [len(names) for names in merges_of(small)], list(merges_of(dict(list(small.items())[1:])))
@@ -354,14 +354,14 @@ def _is_before(name: str, epoch: int) -> bool:
 
 
 def _tables(fs: pafs.FileSystem, root: str) -> list[tuple[str, int]]:
-    """The files of the table below a folder, with their sizes; names are below it."""
+    """The files of the table in a folder, with their sizes; names are relative to it."""
     found = fs.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
     names = ((posixpath.relpath(info.path, root), int(info.size or 0)) for info in found)
     return [(name, size) for name, size in names if epochs_of(name) is not None and not name.startswith("_")]
 
 
 def _read(fs: pafs.FileSystem, root: str, name: str, kind: type[D]) -> D | None:
-    """One of the two documents in a sink's folder, if it is there."""
+    """One of the two documents in a sink's folder; None if it is not there."""
     try:
         with fs.open_input_stream(posixpath.join(root, name)) as stream:
             data = bytes(stream.read())

@@ -1,6 +1,6 @@
-"""Whose a file sink's folder is, and how it is laid out: ``_midstream.json`` in the folder says so.
+"""The marker of a file sink's folder, ``_midstream.json``: who owns the folder, and its layout.
 
-Checked before a job starts, so that a folder with other data, or in another layout, is refused and not touched.
+Checked before a job starts: a folder with other data, or with another layout, is refused and left untouched.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ MARKER = "_midstream.json"
 
 
 class SinkMarker(msgspec.Struct, frozen=True):
-    """Says in an output folder which job's sink it belongs to. Readers of tables skip files that start with ``_``."""
+    """The owner and the layout of a sink's folder. Readers of tables skip files whose names begin with ``_``."""
 
     job: str
     flow: str
     sink: str
     file_format: str = ""
-    """Empty in markers of folders with one folder ``epoch=N`` for each epoch, which are no longer
-    written."""
+    """Empty for the old layout with a folder ``epoch=N`` for each epoch, which is no longer written."""
     partition_by: tuple[str, ...] = ()
 
 
 def check_file_sinks(graph: Graph, job: str) -> dict[str, SinkMarker]:
     """Check that every file sink's folder is this job's, in the same layout, or free.
 
-    Gives the markers of the free ones, by path.
+    Returns the markers for the free ones, by path.
     """
     owners: dict[str, str] = {}
     free: dict[str, SinkMarker] = {}
@@ -58,7 +57,7 @@ def check_file_sinks(graph: Graph, job: str) -> dict[str, SinkMarker]:
 
 
 def mark_folders(markers: Mapping[str, SinkMarker]) -> None:
-    """Say in each folder whose it is."""
+    """Write each folder's marker."""
     for path, marker in markers.items():
         fs, root = filesystem_of(path)
         write_atomically(fs, posixpath.join(root, MARKER), write_struct(marker))

@@ -38,7 +38,7 @@ RETRY_EVERY = 10
 """Number of sweeps between retries of files that could not be removed."""
 
 MAX_OVERDUE = 10_000
-"""Most files that could not be removed that are remembered; full sweeps find the others again."""
+"""Most files to remember that could not be removed; full sweeps find any others again."""
 
 _log = logging.getLogger("midstream")
 

@@ -32,7 +32,7 @@ def failed(message: str, code: int) -> typer.Exit:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write what a command was asked for to a file."""
+    """Write a command's output to a file."""
     try:
         file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:

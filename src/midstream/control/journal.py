@@ -3,7 +3,8 @@
 The coordinator is pure, so its events determine all its decisions: replaying a journal reproduces the coordinator, step
 by step, on any machine. The journal of a run that failed is kept in the checkpoint location.
 
-The file is a msgpack array of two: the version of the format, and the events, each tagged with its name.
+The file is a msgpack map: the number of the format, the version of midstream that wrote it, and the events, each tagged
+with its name.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ __all__ = ["FileOutlets"]
 
 
 class FileOutlets:
-    """Rows go in by wire; :meth:`finish` gives the staged files by sink. Nothing is created before the first row.
+    """:meth:`write` takes rows by wire, :meth:`finish` returns the staged files by sink.
 
-    Names of staged files are unique, so attempts of a task, of this life of the driver or another, never collide.
+    Names of staged files are unique, so attempts of a task never collide, not even under different driver processes.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class FileOutlets:
         self._open: dict[str, TableFiles] = {}
 
     def write(self, wire: WireId, rows: pa.RecordBatch) -> None:
-        """Rows of a written wire. Raises :class:`~midstream.errors.OperatorFailed` if they cannot be written."""
+        """Write rows of a wire. Raises :class:`~midstream.errors.OperatorFailed` if they cannot be written."""
         for sink, table in self._tables[wire].items():
             try:
                 if sink not in self._open:

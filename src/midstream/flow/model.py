@@ -162,9 +162,9 @@ class Transform(Spec):
 
 @dataclass(frozen=True)
 class Sink(Spec):
-    """Rows go out: how they come to the sink, and for files where and how tasks write them.
+    """Rows leave the flow: how they reach the sink and, for files, where and how tasks write them.
 
-    ``wanted`` is how many rows the sink looks at, if it does not look at all of them.
+    ``wanted`` is the number of rows that the sink reads, if it does not read all of them.
     """
 
     kind: ClassVar[str] = "sink"
@@ -224,12 +224,12 @@ class Operator:
 
     @property
     def delivery(self) -> Delivery | None:
-        """How rows come to it, if it is a sink."""
+        """How rows reach it, if it is a sink."""
         return self.spec.delivery if isinstance(self.spec, Sink) else None
 
     @property
     def table(self) -> SinkTable | None:
-        """What tasks write for it, if it is a sink of files."""
+        """Where and how tasks write its files, if it is a file sink."""
         return self.spec.table if isinstance(self.spec, Sink) else None
 
 

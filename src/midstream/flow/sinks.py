@@ -36,16 +36,16 @@ PARAMSTYLES = ("qmark", "numeric", "named", "format", "pyformat")
 class FileSink:
     """Writes files of a table to a folder: Parquet, JSON lines or CSV.
 
-    **Guarantee: exactly once.** Tasks write files where readers do not look; when an epoch is committed they are put in
-    place. So readers see committed epochs only, each row once: all that is in the folder is one table, with the number
-    of the epoch in the column ``epoch``. A reader that lists the folder in the very moment of a commit may see a part
-    of the newest epoch; :func:`midstream.committed_files` gives the files that are complete. The sink owns its folder:
-    one that holds anything else, or another job's output, is refused before the job starts.
+    **Guarantee: exactly once.** Tasks write files where readers do not look; when an epoch is committed, its files are
+    put in place. So readers see only committed epochs, and each row once. The folder is one table, with the number of
+    the epoch in the column ``epoch``. A reader that lists the folder during a commit may see a part of the newest
+    epoch; :func:`midstream.committed_files` lists the files of complete epochs. The sink owns its folder: one that
+    holds anything else, or another job's output, is refused before the job starts.
 
     :param partition_by: columns whose values become folders, as in ``country=de/``.
-    :param merge: merge small files of committed epochs in the background. Default: Parquet yes, text no.
-    :param options: of every format ``compression``; of Parquet ``compression_level`` and ``rows_per_group``, of JSON
-        ``ignore_null_fields``, of CSV ``header``, ``sep`` and ``quote_all``.
+    :param merge: merge small files of committed epochs in the background. Default: yes for Parquet, no for text.
+    :param options: for every format ``compression``; for Parquet ``compression_level`` and ``rows_per_group``, for JSON
+        ``ignore_null_fields``, for CSV ``header``, ``sep`` and ``quote_all``.
 
     >>> FileSink("out/alerts", "json", compression="gzip").layout.extension
     '.json.gz'
@@ -82,7 +82,7 @@ class FileSink:
 
     @property
     def table(self) -> SinkTable:
-        """What tasks are told of it."""
+        """Where and how tasks write its files."""
         local = filesystem_of(self.path)[1] if is_plain_path(self.path) else self.path
         return SinkTable(local, self.layout, self.partition_by, self.merge)
 
@@ -298,7 +298,7 @@ def check_table(target: FileSink, schema: pa.Schema, what: str) -> None:
         if pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_binary(kind):
             raise SchemaError(
                 f"{what}: column {name!r} is {type_name(kind)}, which cannot name a folder; partition by text, whole "
-                f"numbers, dates, truths or timestamps",
+                f"numbers, dates, booleans or timestamps",
                 column=name,
             )
     target.layout.check(schema, what)

@@ -76,10 +76,10 @@ class Delivery(enum.StrEnum):
     """How rows come to a sink."""
 
     TASKS = "tasks"
-    """Tasks write them, where they arise."""
+    """The tasks that emit them write them."""
 
     NONE = "none"
-    """They are computed, and dropped where they arise."""
+    """The tasks that emit them drop them."""
 
     ROWS = "rows"
     """They come back to the driver as the result of the epoch's job."""
@@ -90,13 +90,13 @@ class Delivery(enum.StrEnum):
 
 @dataclass(frozen=True)
 class SinkTable:
-    """What tasks must know to write files of a sink: where (a path on this machine is absolute), and how."""
+    """Where and how tasks write the files of a sink. A path on this machine is absolute."""
 
     location: str
     format: TableFormat
     partition_by: tuple[str, ...] = ()
     merge: bool = False
-    """Whether small files of committed epochs are merged, beside epochs to come."""
+    """Whether small files of committed epochs are merged, while later epochs run."""
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,8 @@ class StageProgram:
     """Whether any source of the flow has event times. If not, there is never a watermark."""
 
     def runs_of(self, name: str) -> tuple[object, ...]:
-        """All that decides what an operator does, apart from where its rows come from. Equal results for two programs
-        mean that the operator does the same in both."""
+        """Everything that determines an operator's behaviour, except where its rows come from. If it is equal in two
+        programs, the operator behaves alike in both."""
         return (
             replace(self.operator(name), inputs=()),
             self.inputs[name],

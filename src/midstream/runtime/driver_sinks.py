@@ -11,7 +11,7 @@ __all__ = ["give"]
 
 
 def give(target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
-    """Hand an epoch's rows to a sink, in place of what it may have got in an earlier run of the epoch."""
+    """Pass an epoch's rows to a sink; they replace those of an earlier run of the epoch."""
     match target:
         case MemorySink():
             target.put(epoch, rows)

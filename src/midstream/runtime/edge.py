@@ -1,4 +1,4 @@
-"""What the driver of epochs and a runtime know of each other: what only the runtime can do, and what a run is."""
+"""The interface between the driver of epochs and a runtime: what only the runtime can do, and what a run is."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class OpenRun:
     began: float
     """In seconds since 1970."""
     planned: list[float] = field(default_factory=list, compare=False)
-    """When it began to compute what was planned, once that is known."""
+    """When it began to compute; None before that."""
     files: dict[str, tuple[SinkFile, ...]] = field(default_factory=dict, compare=False)
     """By sink: files that were staged outside of stages, behind a transform."""
     is_over: threading.Event = field(default_factory=threading.Event, compare=False)

@@ -1,4 +1,4 @@
-"""Where the time of an epoch went, from what the driver and the workers saw on their clocks. For the driver."""
+"""Where the time of an epoch went, by the clocks of the driver and of the workers."""
 
 from __future__ import annotations
 

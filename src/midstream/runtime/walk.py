@@ -53,7 +53,7 @@ class EpochEngine(Protocol[R, L]):
         """Apply a transform to rows; keep the result if it is read more than once."""
 
     def collect(self, left: L, wires: Sequence[WireId]) -> Mapping[WireId, pa.Table]:
-        """Have all of it computed, and give the rows of some wires: one job."""
+        """Compute all of it in one job, and return the rows of some wires."""
 
     def drain(self, rows: R) -> None:
         """Compute all rows, whether or not anything reads them."""
@@ -62,16 +62,16 @@ class EpochEngine(Protocol[R, L]):
         """Whether every task of a stage has finished; False if that is not known."""
 
     def give(self, sink: Operator, rows: pa.Table) -> None:
-        """Hand rows to a sink on the driver."""
+        """Pass rows to a sink on the driver."""
 
     def table(self, rows: R, schema: pa.Schema) -> pa.Table:
         """All rows, on the driver."""
 
     def write_files(self, sink: Operator, rows: R) -> None:
-        """Have rows that no stage emits written to the files of a sink."""
+        """Write rows that no stage emits to the files of a sink."""
 
     def write(self, sinks: Sequence[tuple[Operator, R]]) -> None:
-        """Hand rows to sinks that read them as they like, side by side."""
+        """Pass rows to sinks that read them in their own way, all at the same time."""
 
     def release(self) -> None:
         """Free what was kept."""
@@ -80,17 +80,17 @@ class EpochEngine(Protocol[R, L]):
 def walk(plan: Plan, engine: EpochEngine[R, L], rows: R, planned: Callable[[], None] = lambda: None) -> None:
     """Compute an epoch and write its sinks. ``rows`` is the input of the first stage.
 
-    ``planned`` is called when all is described, before the first job that the walk itself starts.
+    ``planned`` is called when everything is described, before the first job that the walk itself starts.
 
     1. In each segment, the stages run one behind the other. Tasks write the rows of file sinks themselves.
-    2. What leaves the segment is kept if somebody reads it as a DataFrame: a transform, or a sink that wants one.
-    3. The transforms whose rows leave the segment are called, before the next segment, which reads them.
-    4. When all segments are through, each one that is not read by others is computed: one job, which brings back the
-       rows that sinks on the driver want.
-    5. Sinks that read what transforms gave get it.
-    6. Sinks that want a DataFrame get theirs, from what is kept. A single reader is a segment's only job; if it did not
-       read everything, the rest is computed now: a sink's curiosity must not decide what the flow computes.
-    7. What was kept is let go of, also when something fails.
+    2. The segment's output is kept if a transform or a sink reads it as a DataFrame.
+    3. The transforms that read the segment's output are called, before the next segment, which reads their results.
+    4. After the last segment, every segment whose output has no such reader is computed: one job each, which returns
+       the rows of sinks on the driver.
+    5. Sinks that read the result of a transform are written.
+    6. Sinks that read a DataFrame get it, from what is kept. If a segment has a single reader, that is its only job;
+       rows that it did not read are computed now, because what a flow computes must not depend on what a sink reads.
+    7. What was kept is released, also after a failure.
     """
     way = _Way(plan, engine)
     try:
@@ -139,11 +139,11 @@ class _Way(Generic[R, L]):
         return [wire for wire in self._plan.wires if wire.id in ids and wire.target is None and not wire.is_written]
 
     def reads_frame(self, sink: Operator) -> bool:
-        """Whether a sink reads what a segment has left as a DataFrame."""
+        """Whether a sink reads a segment's output as a DataFrame."""
         return sink.delivery is Delivery.FRAME and not isinstance(self._plan.feeds[sink.name], str)
 
     def readers(self, segment: int) -> list[str]:
-        """The transforms and sinks that read what a segment has left as a DataFrame; a later segment counts, too."""
+        """The readers of a segment's output as a DataFrame: transforms, sinks, and later segments as one."""
         graph = self._plan.graph
         names = [name for wire in self.leaving(segment) for name in wire.consumers]
         found = [name for name in names if graph[name].delivery is None or self.reads_frame(graph[name])]
@@ -151,7 +151,7 @@ class _Way(Generic[R, L]):
         return [*found, *(["a later segment"] if later else [])]
 
     def compute(self, segment: int) -> bool:
-        """Compute what a segment has left, unless its readers will; whether it is computed in full."""
+        """Compute a segment's output, unless its readers do; return whether it is now computed in full."""
         graph, last = self._plan.graph, self._plan.segment(segment)[-1]
         wanted: dict[WireId, list[Operator]] = {}
         for wire in self.leaving(segment):
@@ -169,7 +169,7 @@ class _Way(Generic[R, L]):
         return True
 
     def write_transformed(self, sink: Operator, feed: str) -> None:
-        """Write a sink that reads what a transform gave."""
+        """Write a sink that reads the result of a transform."""
         rows = self._transformed[feed]
         match sink.delivery:
             case Delivery.TASKS:
@@ -183,7 +183,7 @@ class _Way(Generic[R, L]):
                 self._engine.write([(sink, rows)])
 
     def write_frames(self, sinks: Sequence[Operator], computed: list[bool]) -> None:
-        """Give sinks their DataFrames, and have computed in full what they read."""
+        """Pass sinks their DataFrames, then compute the rows that they did not read."""
         by_segment: dict[int, list[Operator]] = {}
         for sink in sinks:
             feed = self._plan.feeds[sink.name]

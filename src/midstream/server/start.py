@@ -1,4 +1,4 @@
-"""Checks, before anything starts, whether a job shall be served, and whether it can be."""
+"""The option ``serve=``: checked before anything starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["port_wanted", "server_wanted"]
 
 
 def port_wanted(serve: bool | int) -> int | None:
-    """The port to serve a job on (0: any free one), or None if it shall not be served.
+    """The port to serve a job on (0: any free one), or None if it should not be served.
 
     >>> port_wanted(False) is None, port_wanted(True), port_wanted(8123)
     (True, 0, 8123)
@@ -35,7 +35,7 @@ def port_wanted(serve: bool | int) -> int | None:
 
 
 def server_wanted(serve: bool | int) -> Callable[[Job, str], JobServer] | None:
-    """A function that serves a job, given the job and its checkpoint location; None if it shall not be served."""
+    """A function that serves a job, given the job and its checkpoint location; None if it should not be served."""
     port = port_wanted(serve)
     if port is None:
         return None

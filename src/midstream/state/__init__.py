@@ -5,7 +5,7 @@ and writes one *delta* file to the checkpoint location; the epoch's manifest mak
 *lineage*. From bottom to top:
 
 ================== ===================================================================================================
-:mod:`.integers`   integers and times to bytes that sort as they do
+:mod:`.integers`   integers and times to bytes that sort like them
 :mod:`.keys`       key columns to bytes and back, and the distinct keys of a slice
 :mod:`.key_arrays` the same for whole arrays of stored keys
 :mod:`.values`     Python objects and packed structs to bytes and back

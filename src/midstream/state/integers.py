@@ -1,7 +1,7 @@
-"""Integers, and times in microseconds, as they stand in stored keys: 8 bytes that sort as the numbers do.
+"""Integers, and times in microseconds, as stored in keys: 8 bytes that sort in the order of the numbers.
 
-Big-endian, with the sign bit flipped. State on disk holds these bytes, so the definition must never change; the unit
-tests of :mod:`.keys` pin values of it.
+Big-endian, with the sign bit flipped. State on disk contains these bytes, so the encoding must never change; the unit
+tests of :mod:`.keys` pin examples.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def integer_of(data: bytes) -> int:
 
 
 def integer_matrix(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The bytes of many numbers, a row for each.
+    """The bytes of many numbers, one row per number.
 
     >>> bytes(integer_matrix(np.array([5]))[0]) == integer_bytes(5)
     True
@@ -47,11 +47,11 @@ def integer_matrix(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def integers_of(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """The inverse of :func:`integer_matrix`, of bytes that were read as big-endian words."""
+    """The inverse of :func:`integer_matrix`, for bytes that were read as big-endian words."""
     return sign_flipped(words).view(np.int64)
 
 
 def sign_flipped(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Words with the other first bit: the first word of a number that takes several."""
+    """Words with the first bit flipped; used for the first word of a number that takes several."""
     flipped: npt.NDArray[np.uint64] = words ^ _SIGN
     return flipped

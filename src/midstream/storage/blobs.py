@@ -233,7 +233,7 @@ class BlobStore:
         return blob.digest
 
     def _holds(self, path: str, blob: Blob) -> bool:
-        """Whether a blob is there and complete.
+        """Whether a complete blob is there.
 
         An incomplete file may have the right size and be full of zeros. Elsewhere than on a local disk, reading the
         content would cost a download, and object stores only show complete objects.

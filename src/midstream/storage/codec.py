@@ -1,4 +1,4 @@
-"""Frozen dataclasses as JSON and back, by the types of their fields: how graphs and programs become documents."""
+"""Converts frozen dataclasses to JSON and back, by the types of their fields. Used to store graphs and programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Convert = Callable[[Any], Any]
 
 
 class DocumentMisfit(Exception):
-    """A part of a document is not what its class says. ``path`` leads there from the document."""
+    """A part of a document does not match its type; ``path`` is where it is in the document."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -36,10 +36,10 @@ class DocumentMisfit(Exception):
 
 
 class Codec:
-    """Converts frozen dataclasses to what JSON can hold, and back, by the types of their fields.
+    """Converts frozen dataclasses to JSON values and back, by the types of their fields.
 
-    ``kinds`` names the classes of each union: a value of one is written with its name under ``"kind"``. ``leaves`` are
-    classes that have their own way of being written: a pair of functions, to JSON and back.
+    ``kinds`` maps each union to its classes by name; a value is stored with that name under ``"kind"``. ``leaves`` maps
+    other types to a pair of functions, which convert their values to JSON and back.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Circle:
@@ -64,15 +64,15 @@ class Codec:
         self._converters: dict[Any, tuple[_Convert, _Convert]] = {}
 
     def encode(self, value: Any, hint: Any) -> Any:
-        """A value of a type as JSON."""
+        """The JSON of a value of this type."""
         return self._converter(hint)[0](value)
 
     def decode(self, found: Any, hint: Any, what: str) -> Any:
-        """The inverse of :meth:`encode`; ``what`` says what is read, for the error if it is not of that type."""
+        """The inverse of :meth:`encode`; ``what`` names the document in errors."""
         return self._read(self._converter(hint)[1], found, what)
 
     def decode_fields(self, found: Any, hints: Mapping[str, Any], what: str) -> dict[str, Any]:
-        """The fields of a document that no single class describes; all of them must be there, and no others."""
+        """The fields of a document that has no class of its own; exactly these must be present."""
         fields: dict[str, Any] = self._read(self._record(hints, frozenset(hints), dict)[1], found, what)
         return fields
 
@@ -85,7 +85,7 @@ class Codec:
             raise unreadable(what, place + error.reason) from error
 
     def _converter(self, hint: Any) -> tuple[_Convert, _Convert]:
-        """How a type is written and read; worked out once for each."""
+        """The two functions that convert a type, built once."""
         if hint not in self._converters:
             self._converters[hint] = self._made(hint)
         return self._converters[hint]
@@ -145,7 +145,7 @@ class Codec:
         return encode, decode
 
     def _tagged(self, known: Mapping[str, type]) -> tuple[_Convert, _Convert]:
-        # Looked up when it is needed: ``known`` may grow, as operators are registered.
+        # Looked up on use, because ``known`` grows as operators are registered.
         def encode(value: Any) -> Any:
             made = type(value)
             if any(field.name == _KIND for field in dataclasses.fields(made)):
@@ -199,7 +199,7 @@ class Codec:
 
 
 def float_to_json(value: float) -> float | str:
-    """A float: JSON has no infinities and no NaN, so those are written as text."""
+    """A float as JSON. JSON has no infinities and no NaN, so these become text."""
     return value if math.isfinite(value) else str(value)
 
 
@@ -211,7 +211,7 @@ def float_from_json(found: Any) -> float:
 
 
 def _schema_to_json(schema: pa.Schema) -> Any:
-    """Spark's DDL, which people can read, where it says everything; else the bytes in which Arrow writes schemas."""
+    """A schema as Spark DDL, which people can read, if that is lossless; otherwise as Arrow's serialised bytes."""
     data = schema.serialize().to_pybytes()
     ddl = _exact_ddl(data)
     return {"arrow": base64.b64encode(data).decode()} if ddl is None else ddl
@@ -219,7 +219,7 @@ def _schema_to_json(schema: pa.Schema) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _exact_ddl(data: bytes) -> str | None:
-    """The DDL of a schema in Arrow's bytes, which unlike equal schemas also agree in metadata; None if it says less."""
+    """The DDL of a serialised schema; None if DDL cannot express all of it, for example its metadata."""
     try:
         ddl = to_ddl(pa.ipc.read_schema(pa.py_buffer(data)))
         return ddl if parse_ddl(ddl).serialize().to_pybytes() == data else None
@@ -236,7 +236,7 @@ def _schema_from_json(found: Any) -> pa.Schema:
         raise DocumentMisfit(f"{found!r:.80} is not a schema") from error
 
 
-_parsed = functools.lru_cache(maxsize=1024)(parse_ddl)  # the operators of a flow have few different schemas
+_parsed = functools.lru_cache(maxsize=1024)(parse_ddl)  # a flow has few distinct schemas
 
 
 def _as_it_is(value: Any) -> Any:
@@ -275,7 +275,7 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
 
 
 def _constructor(made: Any) -> Callable[..., Any]:
-    """What makes an object of its fields. A class whose own constructor takes other things is filled in."""
+    """A function that builds an object from its fields, also if the class's own constructor takes other arguments."""
     if made.__dataclass_params__.init:
         return typing.cast("Callable[..., Any]", made)
 

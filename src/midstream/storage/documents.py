@@ -1,12 +1,12 @@
 """Documents: how midstream's own objects are written to a checkpoint, as JSON with a format number.
 
-Nothing of midstream's own is pickled, so its classes may be renamed and moved. What must stay are the names in the
-documents: the fields of a class, and the *kinds* that stand for classes where there are several to choose from
-(:mod:`.codec`). `docs/checkpoint-format.md` lists them; a test holds that page to the code.
+midstream never pickles objects of its own, so its classes may be renamed and moved. Only the names in documents must
+stay: the fields of a class, and the *kinds* that tell apart the classes of a union (:mod:`.codec`).
+`docs/checkpoint-format.md` lists them; a test compares that page with the code.
 
 Reading is strict. A document of another format, an unknown kind or field, and a missing field that has no default are
-refused, because to leave out what a newer midstream has written could change what a job computes. A later midstream
-may add a field that has a default without a new format number: documents that lack it mean the default.
+refused, because ignoring what a newer midstream has written could change what a job computes. A later midstream may add
+a field with a default and keep the format number: a document without the field means the default.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def read_struct(data: bytes, kind: type[_T], what: str) -> _T:
 
 
 def _refuse_unknown(found: Any, known: Any, what: str) -> None:
-    """``known`` is ``found`` as it was understood: what it lacks was not."""
+    """``known`` is ``found``, decoded and encoded again; it lacks the fields that were not understood."""
     if isinstance(found, dict):
         for name, part in found.items():
             if name not in known:
@@ -106,8 +106,8 @@ def _refuse_unknown(found: Any, known: Any, what: str) -> None:
 
 
 def unreadable(what: str, why: str) -> CheckpointError:
-    """The error about a document of this format that this midstream does not understand."""
+    """The error about a document of the current format that cannot be read."""
     return CheckpointError(
-        f"{what} cannot be read: {why}. It was written by another midstream than this {__version__}, or is damaged. "
-        f"Use the midstream that wrote it, or a later one"
+        f"{what} cannot be read: {why}. It is damaged, or was written by a midstream other than this "
+        f"{__version__}: use the one that wrote it, or a later one"
     )

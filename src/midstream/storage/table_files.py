@@ -35,18 +35,18 @@ EPOCH_FIELD = pa.field("epoch", pa.int32(), nullable=False)
 """The column that a file sink adds to rows."""
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
-"""What the folder of rows is called whose partition column is null, as Hive, Spark and DuckDB have it."""
+"""The folder of rows whose partition column is null; the same name as in Hive, Spark and DuckDB."""
 
 STAGED = "_staged"
-"""The folder of files that are not in place yet, below the sink's. Readers of tables skip names with ``_``."""
+"""The folder, below the sink's, of files that are not published yet. Readers of tables skip names with ``_``."""
 
 HELD_BYTES = 8 << 20
-"""Rows of a file that are gathered before they are encoded: a batch by itself would be a row group of its own."""
+"""Rows of a file are buffered up to this size before they are encoded; otherwise each batch would be a row group."""
 ALL_HELD_BYTES = 64 << 20
-"""The same of all files of a task."""
+"""The same for all files of a task together."""
 
 OPEN_FILES = 64
-"""Files that a task holds open at once, one for each combination of partition columns."""
+"""Most files that a task keeps open at once; each combination of partition values has its own."""
 
 
 class SinkFile(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class SinkFile(msgspec.Struct, frozen=True):
 
 
 def file_name(first: int, last: int, partition: int | str, number: int, extension: str) -> str:
-    """The name of a file of a table, which says of which epochs it has rows.
+    """The name of a file of a table. It shows the range of epochs whose rows the file holds.
 
     >>> file_name(7, 7, 3, 0, ".parquet")
     'epoch-0000000007-0000000007-00003-0.parquet'
@@ -69,7 +69,7 @@ def file_name(first: int, last: int, partition: int | str, number: int, extensio
 
 
 def epochs_of(name: str) -> tuple[int, int] | None:
-    """The first and the last epoch of which a file has rows; None if it is no file of a table.
+    """The first and the last epoch of a file's rows, from its name; None if it is not a file of a table.
 
     >>> epochs_of("country=de/epoch-0000000007-0000000009-00003-0.parquet"), epochs_of("_midstream.json")
     ((7, 9), None)
@@ -87,7 +87,7 @@ class _Encoder(Protocol):
         """Add rows."""
 
     def close(self) -> None:
-        """Write what a format has at its end. The file itself stays open."""
+        """Write the footer of the format. The underlying file stays open."""
 
 
 class _Parquet:
@@ -125,7 +125,7 @@ class _Json:
         self._out.write(json_lines(batch, ignore_nulls=self._format.ignore_null_fields))
 
     def close(self) -> None:
-        """A file of lines has no end."""
+        """Nothing to do: a file of lines has no footer."""
 
 
 _ENCODERS: dict[FileFormat, Callable[[Any, pa.Schema, TableFormat], _Encoder]] = {
@@ -148,20 +148,20 @@ class _OpenFile:
     held_bytes: int = 0
 
     def hold(self, batch: pa.RecordBatch) -> None:
-        """Add rows; they are encoded by :meth:`flush`."""
+        """Buffer rows; :meth:`flush` encodes them."""
         self.held.append(batch)
         self.held_bytes += batch.nbytes
         self.rows += batch.num_rows
 
     def flush(self) -> None:
-        """Encode the rows that are held."""
+        """Encode the buffered rows."""
         if self.held:
             self.encoder.write(pa.concat_batches(self.held) if len(self.held) > 1 else self.held[0])
         self.held, self.held_bytes = [], 0
 
 
 class TableFiles:
-    """The files of one task for one sink. Rows go in by :meth:`write`; :meth:`finish` gives what was written.
+    """The files that one task writes for one sink. :meth:`write` takes rows, :meth:`finish` returns the files.
 
     :param folder: the sink's, on ``fs``.
     :param attempt: unique to the attempt of the task; names its staged files.
@@ -210,7 +210,7 @@ class TableFiles:
             raise self._cannot_write(error) from error
 
     def finish(self) -> tuple[SinkFile, ...]:
-        """Close all files; on a local disk they survive a loss of power from here on, if that was wanted."""
+        """Close all files. With ``durable``, files on a local disk then survive a power failure."""
         try:
             for folder in list(self._open):
                 self._close(folder)
@@ -234,11 +234,11 @@ class TableFiles:
     def _cannot_write(self, error: OSError) -> CheckpointError:
         return CheckpointError(
             f"files of epoch {self._epoch} cannot be written to {self._folder!r}: {error}. Nothing of this epoch is "
-            f"visible there; it is run again"
+            f"visible there; the epoch is run again"
         )
 
     def _divided(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The rows by the folder that they belong to; rows of one folder keep their order."""
+        """The rows of each folder, in their order."""
         if not self._partition_by:
             yield "", batch
             return
@@ -257,7 +257,7 @@ class TableFiles:
 
     def _file_of(self, folder: str) -> _OpenFile:
         if folder in self._open:
-            self._open[folder] = self._open.pop(folder)  # the one that was used last stands last
+            self._open[folder] = self._open.pop(folder)  # the most recently used one is last
             return self._open[folder]
         if len(self._open) >= OPEN_FILES:
             self._close(next(iter(self._open)))
@@ -275,7 +275,7 @@ class TableFiles:
 
     def _create(self, path: str) -> Any:
         make_folder(self._fs, posixpath.dirname(path), durable=self._durable)
-        return self._fs.open_output_stream(path, compression=None)  # else guessed by the extension, twice compressed
+        return self._fs.open_output_stream(path, compression=None)  # otherwise Arrow compresses again, by the extension
 
     def _close(self, folder: str) -> None:
         file = self._open[folder]
@@ -294,7 +294,7 @@ class TableFiles:
 
 
 def _folder_of(columns: Sequence[str], values: Sequence[Any]) -> str:
-    """The folder of a combination of values, named as Hive does.
+    """The folder of a combination of partition values, named as in Hive.
 
     >>> _folder_of(("country", "day"), ("a/b", None))
     'country=a%2Fb/day=__HIVE_DEFAULT_PARTITION__'

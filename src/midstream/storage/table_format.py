@@ -1,4 +1,4 @@
-"""How rows are laid out in files: format, compression, header and the like. Checked once, when a sink is described."""
+"""The layout of a sink's files: format, compression, header and so on. Checked once, when the sink is created."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CODECS: Mapping[FileFormat, tuple[str, ...]] = {
     FileFormat.JSON: ("none", "gzip", "bz2"),
     FileFormat.CSV: ("none", "gzip", "bz2"),
 }
-"""Those that Spark, DuckDB and pandas read without more packages."""
+"""The codecs that Spark, DuckDB and pandas can read without additional packages."""
 
 _EXTENSIONS = {"gzip": ".gz", "bz2": ".bz2"}
 _LEVELS = {"gzip": (1, 9), "zstd": (1, 22)}
@@ -36,7 +36,7 @@ _LEVELS = {"gzip": (1, 9), "zstd": (1, 22)}
 
 @dataclass(frozen=True)
 class TableFormat:
-    """The layout of a sink's files. Made by :meth:`of`, which refuses what a format does not know.
+    """The layout of a sink's files. Made by :meth:`of`, which refuses unknown options.
 
     >>> TableFormat.of("csv", {"header": True, "compression": "gzip"}).extension
     '.csv.gz'
@@ -46,9 +46,9 @@ class TableFormat:
     compression: str = "none"
     compression_level: int | None = None
     rows_per_group: int = 1 << 20
-    """Of a Parquet file: rows in one row group."""
+    """For Parquet: most rows in a row group."""
     ignore_null_fields: bool = True
-    """Of JSON: leave out fields that are null, as Spark does."""
+    """For JSON: leave out null fields, as Spark does."""
     header: bool = False
     separator: str = ","
     quote_all: bool = False
@@ -85,7 +85,7 @@ class TableFormat:
 
     @property
     def extension(self) -> str:
-        """How names of such files end; readers know the compression of text files by it."""
+        """The extension of the files; readers derive the compression of text files from it."""
         inner = "" if self.format is FileFormat.PARQUET else _EXTENSIONS.get(self.compression, "")
         return f".{self.format}{inner}"
 

@@ -1,8 +1,8 @@
 """Aggregates of the rows of each key, for very many keys at once.
 
-Everything here is columnar: an aggregation keeps a few *columns*, arrays with one element per key. Rows are turned into
-such columns, and the elements of one key are combined; that is all, whether it is over the rows of a block, the blocks
-of a task, the epochs of a job or the panes of a window.
+Everything here is columnar: an aggregation keeps a few *columns*, arrays with one element per key. Rows are converted
+to such columns, and the elements of one key are combined, in the same way over the rows of a block, the blocks of a
+task, the epochs of a job and the panes of a window.
 
 =================== ==============================================================
 :mod:`.runs`        which elements belong together

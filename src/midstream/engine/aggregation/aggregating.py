@@ -1,4 +1,4 @@
-"""What all forms of ``aggregate`` share: what they were given, what they refuse, and how they emit."""
+"""What all forms of ``aggregate`` share: their parameters, their checks, and how they emit results."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ class Aggregating:
 
     @property
     def what(self) -> str:
-        """The operator as errors name it."""
+        """The name of the operator in errors."""
         return f"aggregate {self.operator.name!r}"
 
     @property
     def time(self) -> str:
-        """The column of event times; windows are over one."""
+        """The column of event times. Only with windows."""
         assert self.over is not None, "windows are over a time"
         return self.over
 
     @cached_property
     def needed(self) -> list[str]:
-        """The columns that are worth keeping of rows."""
+        """The columns of the input that are needed."""
         time = () if self.over is None else (self.over,)
         return list(dict.fromkeys([*self.keys, *time, *self.totals.inputs]))
 
     @cached_property
     def screen(self) -> Screen:
-        """Keeps bad rows out, if they have somewhere to go."""
+        """Finds bad rows, if the operator has a branch for them."""
         return Screen(ErrorsBranch(self.operator), self.keys, () if self.over is None else (self.over,))
 
     @cached_property
@@ -65,14 +65,14 @@ class Aggregating:
         return columns_of(self.takes, self.keys)
 
     def times_of(self, batch: pa.RecordBatch) -> Integers:
-        """The event times of rows whose keys and times are all there."""
+        """The event times of rows that have passed the screen."""
         refuse_nulls(self.operator, batch, self.keys, "a key")
         return checked_times(self.operator, batch, self.time)
 
     def emitted(
         self, keys: pa.Array, totals: Totals, bounds: Sequence[Integers] = ()
     ) -> Iterator[Mapping[str, pa.RecordBatch]]:
-        """The results of stored keys and, with windows, of starts and ends; a block at a time."""
+        """The results for stored keys and, with windows, their starts and ends; one block at a time."""
         if not len(keys):
             return
         results = self.totals.results(totals, lambda index: decode_key(keys[index].as_py(), self.key_schema))

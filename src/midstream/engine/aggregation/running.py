@@ -30,7 +30,7 @@ class RunningTotals:
         self._rows = 0
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """Count a slice in; nothing is emitted yet but bad rows."""
+        """Add a slice. Only bad rows are emitted yet."""
         common = self._common
         batch, bad = common.screen(batch)
         refuse_nulls(common.operator, batch, common.keys, "a key")
@@ -40,13 +40,13 @@ class RunningTotals:
         return bad
 
     def take_partials(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """Count in what a sender has added up."""
+        """Add the partials of a sender."""
         totals, _ = self._common.totals.unpack(batch.column("totals").to_pylist())
         self._tally.add(Partials(batch.column("key"), (), totals))
         return {}
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
-        """Add the epoch to what is stored, and emit the totals of the keys that it touched."""
+        """Add the epoch's totals to the stored ones, and emit those of the keys that it touched."""
         self._blocks.flush()
         touched = self._tally.take()
         if touched is None:

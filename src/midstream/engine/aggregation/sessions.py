@@ -1,13 +1,14 @@
 """aggregate over sessions: rows of a key that follow each other within a gap.
 
-Rows of a key belong to one session when a chain of rows links them in which each is less than ``gap`` after the one
-before. A session is told by its first and its last time; it ends, and its window does, ``gap`` after the last.
+Two rows of a key belong to one session if a chain of rows links them, each less than ``gap`` after the one before. A
+session is identified by the times of its first and its last row; it ends, and so does its window, ``gap`` after the
+last.
 
-Order of arrival does not matter within an epoch: all of its rows, and the sessions that are open, are linked at its
-end. A row is late when it could only be in a session that had ended when the epoch began: it is so old itself, and
-linked to nothing that is not.
+Within an epoch the order of arrival does not matter: at its end, all of its rows are linked with each other and with
+the open sessions. A row is late if it can only belong to a session that had ended when the epoch began: the row is
+that old, and nothing links it to a newer row or to an open session.
 
-State holds the open sessions of a key under the key, and a mark for each under the time of its end.
+State holds the open sessions of a key under the key, and a mark for each of them under the time of its end.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _SIZE = 4  # bytes of the length before each session in state
 
 @dataclass(frozen=True)
 class _Old:
-    """Rows that are late unless something links them to a session that is open; and the sessions they make."""
+    """Rows that are late unless they are linked to an open session; and the sessions that they form."""
 
     rows: pa.RecordBatch
     session_of_row: Integers
@@ -64,7 +65,7 @@ class Sessions:
         self._rows = 0
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """Count a slice in. Nothing but bad rows is emitted yet: what is late shows at the end of the epoch."""
+        """Add a slice. Only bad rows are emitted yet: which rows are late is known at the end of the epoch."""
         common = self._common
         batch, bad = common.screen(batch)
         times = common.times_of(batch)
@@ -79,7 +80,7 @@ class Sessions:
         return bad
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
-        """Link what is open and what has come, emit what is late and what is closed, and store the rest."""
+        """Link open sessions and the epoch's rows, emit late rows and closed sessions, and store the rest."""
         self._blocks.flush()
         fresh, old = self._tally.take(), self._old_rows()
         parts = [part for part in (fresh, None if old is None else old.partials) if part is not None]
@@ -106,7 +107,7 @@ class Sessions:
         self._tally.add(self._partials(rows, numbers)[0])
 
     def _partials(self, rows: pa.RecordBatch, numbers: Integers) -> tuple[Partials, Runs]:
-        """The sessions that some rows make among themselves, and which rows are in each."""
+        """The sessions that some rows form among themselves, and the rows of each."""
         common = self._common
         keys = found_keys(common.operator, rows, common.keys, common.what)
         times: Integers = rows.column(common.time).view(pa.int64()).to_numpy()
@@ -129,7 +130,7 @@ class Sessions:
         return _Old(rows, session_of_row, partials)
 
     def _late(self, old: _Old, runs: Runs, links: int) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch]:
-        """Which runs hold nothing but old rows, and these rows as they came. Old ones are the last of the links."""
+        """A mask of the runs that consist of old rows only, and these rows. Old rows are the last of the ``links``."""
         first = links - len(old.partials)
         late = np.logical_and.reduceat(runs.order >= first, runs.starts)
         run_of_link = np.empty(links, np.int64)
@@ -137,7 +138,7 @@ class Sessions:
         return late, old.rows.filter(pa.array(late[run_of_link[first + old.session_of_row]]))
 
     def _stored(self, parts: Sequence[Partials]) -> tuple[list[bytes], list[bytes | None]]:
-        """The keys that have rows, or a session that ends by now; ascending, with what is stored of them."""
+        """The keys, ascending, that have rows or a session that may end in this epoch; and their stored values."""
         state, times = self._common.state, self._common.times
         ending = ended_by(state, Namespace.SESSION_END, times.watermark)
         _, ended = split_timers(pa.array(ending.keys(), pa.binary()))

@@ -1,10 +1,11 @@
 """aggregate over tumbling and sliding windows.
 
-Rows are added up by *pane*: the stretch between two beginnings of windows, which is a whole tumbling window. Only at
-the end of the epoch do the panes of a key become windows, so a row costs the same however many windows it is in.
+Rows are aggregated by *pane*: the time between the starts of two consecutive windows; a tumbling window is one pane.
+Panes are combined into windows only at the end of the epoch, so the cost of a row does not depend on how many windows
+it is in.
 
-State holds one value per key and open window, ordered by the windows' ends, so that those which close are found by
-looking at nothing else.
+State holds one value per key and open window, ordered by the end of the window, so that one range scan finds the
+windows that close.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Windows:
         self._rows = 0
 
     def take(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        """Count a slice in. Rows that are late for all their windows, and bad ones, are emitted as they are."""
+        """Add a slice. Emits bad rows, and rows that are late for all of their windows, unchanged."""
         common = self._common
         batch, bad = common.screen(batch)
         times = common.times_of(batch)
@@ -56,7 +57,7 @@ class Windows:
         return emitted
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
-        """Bring the windows that the epoch touched up to date, and emit those that are closed by now."""
+        """Update the windows that the epoch touched, and emit the windows that the watermark closes."""
         state, totals, watermark = self._common.state, self._common.totals, self._common.times.watermark
         closing = ended_by(state, Namespace.WINDOW, watermark)
         stored, own = self._touched()
@@ -74,9 +75,9 @@ class Windows:
         yield from self._closed(stored, own, np.flatnonzero(~is_open), {key: closing[key] for key in untouched})
 
     def _late(self, times: Integers) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-        """Where the last window of a row had ended when the epoch began; None when nowhere."""
+        """A mask of the rows whose last window had ended when the epoch began; None if there are none."""
         limit = self._common.times.late_before
-        # Of a row's windows the last begins with its pane.
+        # The last window of a row begins with the row's pane.
         if limit is None or not len(times) or self._pane(times.min()) * self._every + self._size > limit:
             return None
         late: np.ndarray[tuple[int], np.dtype[np.bool_]] = self._pane(times) * self._every + self._size <= limit
@@ -95,7 +96,7 @@ class Windows:
         self._tally.add(Partials(stored, (panes[firsts],), common.totals.of_rows(rows, numbers, runs)))
 
     def _touched(self) -> tuple[pa.Array, Totals | None]:
-        """The stored keys, ascending, of the windows that this epoch has rows for, and what these come to."""
+        """The stored keys, ascending, of the windows that have rows in this epoch, and the totals of these rows."""
         self._blocks.flush()
         panes = self._tally.take()
         if panes is None:

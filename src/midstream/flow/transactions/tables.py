@@ -64,7 +64,7 @@ class Table:
             object.__setattr__(self, field, content)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Transactions that lie in checkpoints hold it, so it is remade by what is public.
+        # Transactions in checkpoints refer to it, so it is rebuilt by public names.
         if self.single:
             [column] = self.columns
             value, default = str(column.kind), column.default

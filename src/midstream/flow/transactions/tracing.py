@@ -43,7 +43,7 @@ class Transaction:
         self.__wrapped__ = function
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # It lies in checkpoints, so it is remade by what is public.
+        # It is stored in checkpoints, so it is rebuilt by public names.
         return transaction, (self.function,)
 
     def trace(self, schema: pa.Schema | Mapping[str, str]) -> TransactionType:

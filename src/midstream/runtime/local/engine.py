@@ -91,7 +91,7 @@ class LocalEngine:
         return True
 
     def give(self, sink: Operator, rows: pa.Table) -> None:
-        """Hand rows to a sink."""
+        """Pass rows to a sink."""
         give(self.plan.graph.payloads[sink.name], rows, self.epoch)
         self.on_written()
 

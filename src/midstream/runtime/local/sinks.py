@@ -1,4 +1,4 @@
-"""Sinks that read an epoch's rows as they like, without Spark."""
+"""Writes sinks that take an epoch's rows as a table: database sinks and functions."""
 
 from __future__ import annotations
 

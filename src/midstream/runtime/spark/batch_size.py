@@ -1,7 +1,7 @@
 """The number of rows that Spark passes to Python at a time.
 
 Spark can limit its Arrow batches by bytes, and does so by default: it then computes the size of the batch after every
-row, which is 40% of the JVM's work for a simple pipeline (seen with Java's flight recorder). So we limit them by
+row, which is 40% of the JVM's work for a simple pipeline (measured with Java's flight recorder). So we limit them by
 rows instead, and choose the number by the width of rows in the previous epoch. The first epoch, of which nothing
 is known, is limited by bytes.
 

@@ -1,7 +1,7 @@
 """Compiles one epoch into one Spark plan: ``mapInArrow`` per stage, one exchange between neighbours.
 
-Made afresh for every epoch, inside ``foreachBatch``, of parts that stay (:mod:`.stage_columns`). The order is
-:mod:`midstream.runtime.walk`'s. Only DataFrames are made here, until a sink is written, which starts the work.
+Runs inside ``foreachBatch``. The parts that are the same in every epoch are made once (:mod:`.stage_columns`), and
+:mod:`midstream.runtime.walk` decides the order. This only makes DataFrames, until a sink is written: that starts jobs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SparkEngine:
         return self.steps.map(self.frames(left, [wire]), FRAME_NAMES, decode_frames, (), ddl)
 
     def columns(self, left: DataFrame) -> DataFrame:
-        """The output itself."""
+        """The output of the stage itself."""
         return left
 
     def unite(self, inlets: Sequence[DataFrame], frames: DataFrame | None) -> DataFrame:
@@ -110,7 +110,7 @@ class SparkEngine:
         return self.keep(result) if is_kept else result
 
     def collect(self, left: DataFrame, wires: Sequence[WireId]) -> dict[WireId, pa.Table]:
-        """One job; the frames of the wires come back as its result."""
+        """Run one job, whose result is the frames of the wires."""
         batches: dict[int, list[pa.RecordBatch]] = {int(wire): [] for wire in wires}
         if not wires:
             drain(left)
@@ -127,12 +127,12 @@ class SparkEngine:
         drain(rows)
 
     def is_computed(self, stage: Stage) -> bool:
-        """Behind an exchange the number of tasks is known."""
+        """True only behind an exchange, where the number of tasks is known."""
         assignment = self.assignments.get(stage.index)
         return assignment is not None and self.finished(stage.index) == assignment.partitions
 
     def give(self, sink: Operator, rows: pa.Table) -> None:
-        """Hand rows to a sink."""
+        """Pass rows to a sink."""
         give(self.plan.graph.payloads[sink.name], rows, self.epoch)
 
     def table(self, rows: DataFrame, schema: pa.Schema) -> pa.Table:
@@ -140,14 +140,14 @@ class SparkEngine:
         return rows.toArrow()
 
     def write_files(self, sink: Operator, rows: DataFrame) -> None:
-        """A job whose tasks stage files, and give their names."""
+        """Run a job whose tasks stage files, and return their names."""
         assert sink.table is not None
         given = (sink.table, sink.schema, self.epoch, self.durable)
         found = self.steps.map(rows, tuple(sink.schema.names), stage_files, given, STAGED_DDL).collect()
         self.files[sink.name] = tuple(SinkFile(row.staged, row.name, row.rows, row.size) for row in found)
 
     def write(self, sinks: Sequence[tuple[Operator, DataFrame]]) -> None:
-        """Hand DataFrames to sinks; several are written side by side."""
+        """Pass DataFrames to sinks; several are written at the same time."""
         if len(sinks) == 1:
             [(sink, rows)] = sinks
             write(sink.name, self.plan.graph.payloads[sink.name], rows, self.epoch)
@@ -174,7 +174,7 @@ class SparkEngine:
 
 
 def hands_out_frames(plan: Plan) -> bool:
-    """Whether functions of the user's get DataFrames of the epoch's rows."""
+    """Whether any of the user's functions gets the epoch's rows as a DataFrame."""
     graph = plan.graph
     return bool(graph.of(Transform)) or any(isinstance(graph.payloads[op.name], CallSink) for op in graph.of(Sink))
 

@@ -23,7 +23,7 @@ def drain(df: DataFrame) -> None:
 
 
 def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
-    """Hand an epoch to a sink that reads it as a DataFrame."""
+    """Pass an epoch to a sink that reads it as a DataFrame."""
     match target:
         case CallSink(function):
             _call(function, name, df, epoch)

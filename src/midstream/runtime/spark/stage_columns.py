@@ -1,10 +1,10 @@
-"""The steps of an epoch that are the same in every epoch: functions, columns and expressions, made once for a job.
+"""The parts of a plan that are the same in every epoch: functions, columns and expressions, made once for a job.
 
 Spark's Python API asks the JVM many times for each ``mapInArrow``: for each column, for the function, for its
 schema. :class:`PreparedColumns` asks once, and again only if a change makes a stage read or leave other columns; each
-step is then one call. This is the only module that uses names which PySpark does not promise: ``DataFrame._jdf`` and
+step is then one call. This is the only module that uses names outside of PySpark's public API: ``DataFrame._jdf`` and
 ``Column._jc``, the kind of function that ``mapInArrow`` makes, and the constructor of DataFrames.
-:func:`columns_for` tries them when a job starts, and :class:`PublicColumns` does without them.
+:func:`columns_for` tries them when a job starts; :class:`PublicColumns` does not need them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _log = logging.getLogger("midstream")
 
 @cache
 def struct(ddl: str) -> StructType:
-    """The type that a text describes; Spark would ask the JVM, in every epoch anew."""
+    """The type of some DDL, cached, because Spark would ask the JVM in every epoch."""
     found = StructType.fromDDL(ddl)
     assert isinstance(found, StructType)
     return found
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark wants it where names may be paths.
+    """A column's name, quoted for methods of Spark that take paths.
 
     >>> quoted("a.b`c")
     '`a.b``c`'
@@ -50,7 +50,7 @@ def quoted(name: str) -> str:
 
 
 class PublicColumns:
-    """Makes all of it anew in every epoch, and uses only what PySpark promises."""
+    """Makes these parts again in every epoch, with nothing but PySpark's public API."""
 
     def begin(self) -> None:
         """A run begins. What the run before it did not use is forgotten."""
@@ -58,9 +58,9 @@ class PublicColumns:
     def map(
         self, rows: DataFrame, names: Sequence[str], function: Callable[..., Any], given: tuple[Hashable, ...], ddl: str
     ) -> DataFrame:
-        """``mapInArrow``: what ``function(*given, batches)`` makes of the rows.
+        """``mapInArrow`` with the function ``function(*given, batches)``.
 
-        ``names`` are those of the columns of ``rows``, and ``ddl`` describes the columns that the function gives.
+        ``names`` are those of the columns of ``rows``, and ``ddl`` describes the columns of the result.
         """
         body: Body = partial(function, *given)
         if any({".", "`"} & set(name) for name in names):
@@ -70,11 +70,11 @@ class PublicColumns:
         return rows.mapInArrow(body, struct(ddl))
 
     def exchange(self, frames: DataFrame, partitions: int) -> DataFrame:
-        """Each frame goes to the partition it is for, and is read in the order of frames there."""
+        """Send each frame to its partition; partitions are sorted in the order of frames."""
         return frames.repartitionById(partitions, F.col(_DESTINATION)).sortWithinPartitions(*FRAME_ORDER)
 
     def select(self, rows: DataFrame, key: Hashable, make: Callable[[], Sequence[Column]]) -> DataFrame:
-        """Some columns of the rows. Those that were made before under the same key are as good."""
+        """Select columns. ``key`` identifies them, so that columns made earlier can be used again."""
         return rows.select(*make())
 
     def of_wires(self, frames: DataFrame, wires: Sequence[WireId]) -> DataFrame:
@@ -83,7 +83,7 @@ class PublicColumns:
 
 
 class PreparedColumns(PublicColumns):
-    """Makes each column once, and hands it to the frames of every epoch. Used by one thread at a time."""
+    """Makes each column once and uses it in every epoch. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._now: dict[Hashable, Any] = {}
@@ -97,7 +97,7 @@ class PreparedColumns(PublicColumns):
     def map(
         self, rows: DataFrame, names: Sequence[str], function: Callable[..., Any], given: tuple[Hashable, ...], ddl: str
     ) -> DataFrame:
-        """See :meth:`PublicColumns.map`. Names are quoted, so any will do."""
+        """See :meth:`PublicColumns.map`. Names are quoted, so any name is allowed."""
         context = rows.sparkSession.sparkContext
         # A function knows the files that were added to the application when it was made, and no later ones.
         includes = tuple(context._python_includes or ())
@@ -149,10 +149,10 @@ def columns_for(spark: SparkSession) -> PublicColumns:
 
 
 def _seq(rows: Any, columns: Sequence[Any]) -> Any:
-    """The JVM's own kind of sequence."""
+    """A sequence of the JVM."""
     return rows._jseq([column._jc for column in columns])
 
 
 def _applied(rows: DataFrame, method: str, *given: Any) -> DataFrame:
-    """A method of the JVM's DataFrame, and nothing around it."""
+    """Call a method of the JVM's DataFrame directly."""
     return DataFrame(getattr(rows._jdf, method)(*given), rows.sparkSession)

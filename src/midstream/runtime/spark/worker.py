@@ -51,7 +51,7 @@ LISTEN_S = 3600.0
 PATIENCE_S = 60.0
 SWITCH_INTERVAL_S = 0.0005
 RUN_PROPERTY = "midstream.run"
-"""The local property of Spark that says which run of which epoch a job belongs to."""
+"""The local property of Spark with the epoch and run that a job belongs to."""
 
 Body = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function for ``mapInArrow`` to call in a task."""
@@ -75,7 +75,7 @@ class Whereabouts:
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a task is born with. Without ``run`` it is the same in every epoch, and the job's property says the run."""
+    """What a task gets with its closure. Without ``run`` it is the same in every epoch, and a property has the run."""
 
     at: Whereabouts
     stage: StageIndex
@@ -121,7 +121,7 @@ def decode_frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 def stage_files(
     table: SinkTable, schema: pa.Schema, epoch: Epoch, durable: bool, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write rows that no stage emits to files of a sink; gives what was staged."""
+    """Write rows that no stage emits to files of a sink; yields the names of the staged files."""
     context = TaskContext.get()
     assert context is not None, "stage_files is called by Spark, inside a task"
     wire, partition = WireId(0), PartitionId(context.partitionId())
