@@ -17,13 +17,18 @@ import pytest
 
 from midstream import FileSink, Flow, ListSource, MemorySink, Update
 from midstream.change.configuration import first_configuration
-from midstream.change.trial import Request
+from midstream.change.trial import Changes, Request
 from midstream.checkpoint.change_records import Outcome
 from midstream.checkpoint.inspection import read_state
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.sink_files import SinkFolders
+from midstream.checkpoint.sweeper import Sweeper
+from midstream.control.run_book import RunBook
 from midstream.errors import CheckpointError, FlowError, JobFailed, MidstreamError
 from midstream.flow.model import Graph
 from midstream.ids import Epoch
 from midstream.planner.change_plan import Scheduler
+from midstream.runtime import driver as driver_module
 from midstream.runtime.driver import Driver
 from midstream.runtime.edge import DriverCrashed, EpochEntry
 from midstream.runtime.local import runtime as local
@@ -141,6 +146,41 @@ def test_sinks_and_state_agree_after_a_crash_at_any_step_of_a_commit(
     assert list((tmp_path / "out" / "_staged").iterdir()) == []
     if another == "clock" or step not in ("computed", "sealed"):
         assert skipped.totals() == state_totals(tmp_path / "c"), "what a sink has skipped was the same"
+
+
+def test_the_steps_of_a_commit_come_in_the_order_that_the_driver_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    steps: list[str] = []
+
+    def noted(owner: Any, name: str, step: str) -> None:
+        real = getattr(owner, name)
+
+        def call(*given: Any, **options: Any) -> Any:
+            steps.append(step)
+            return real(*given, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    noted(RunBook, "seal", "2 sealed")
+    noted(driver_module, "keep_index", "3 index of histories")
+    noted(local._Runtime, "secure", "4 log secured")
+    noted(Checkpoint, "commit", "5 manifest")
+    noted(SinkFolders, "publish", "6 sinks")
+    noted(Changes, "committed", "7 changes")
+    noted(Sweeper, "after", "8 sweep")
+    noted(local._Runtime, "_committed", "9 users")
+
+    flow = tally_flow(Tally(1), FileSink(tmp_path / "out"))
+    run_local(flow, checkpoint=str(tmp_path / "c"), audit="k")
+
+    before, *epochs = "".join(f"{step}\n" for step in steps).split("2 sealed\n")
+    assert before == "8 sweep\n", "at the start"
+    assert len(epochs) == len(EPOCHS)
+    order = [
+        "3 index of histories", "4 log secured", "5 manifest", "6 sinks", "7 changes", "8 sweep", "9 users"
+    ]  # fmt: skip
+    assert [epoch.split("\n")[:-1] for epoch in epochs] == [order] * len(EPOCHS)
 
 
 def test_an_epoch_that_is_committed_already_is_not_computed_again(tmp_path: Path, crash_at: Any):

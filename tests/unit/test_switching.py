@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from midstream.control.messages import ChangeBegun, StageChange, SwitchPoint, TaskId
 from midstream.control.operations.switching import Switching
 from midstream.control.run_book import Attempts, Place
@@ -223,6 +225,15 @@ def test_a_change_cannot_take_effect_after_followers_have_started():
     made.apply(place(), at(5))
     made.reach(place(1, 0))
     assert not made.in_effect
+
+
+def test_a_change_with_a_side_entrance_is_not_in_effect_before_the_epoch_ends():
+    # Rows of the old revision reach MC without passing FM.
+    straight = begun({0: ("FM", "MC")})
+    for what, is_in_effect in ((straight, True), (msgspec.structs.replace(straight, has_side_entrance=True), False)):
+        made = change(attempts(task()), what)
+        made.apply(place(), at(5))
+        assert made.in_effect is is_in_effect
 
 
 # ── attempts ──────────────────────────────────────────────────────────────────────────────────────────────────────

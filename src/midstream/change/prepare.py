@@ -65,11 +65,12 @@ class PreparedChange:
         )
 
     def _has_side_entrance(self) -> bool:
+        """Whether rows enter a component behind its heads. They do where streams meet, which is not updated itself."""
         graph = self.after.graph
         return any(
             (port.operator, name) not in component.edges
             for component in self.plan.components
-            for name in component.updated
+            for name in component.operators
             if name not in component.heads
             for port in graph[name].inputs
         )
