@@ -40,6 +40,7 @@ from midstream.control.messages import (
     WorkerJoined,
     WorkerReleased,
 )
+from midstream.data.times import Watermarks
 from midstream.errors import ProtocolError
 from midstream.ids import Digest, Epoch, Origin, PartitionId, Revision, Run, StageIndex, WireId
 from midstream.metrics import OperatorStats
@@ -790,3 +791,28 @@ def test_other_failures_leave_it_to_spark_to_retry():
     coordinator = running()
     coordinator.handle(begin())
     assert not given_up(coordinator, 4)
+
+
+def test_the_watermark_of_an_epoch_is_fixed_when_the_first_task_with_state_asks():
+    stage, count = StageIndex(1), {"count": b"lineage"}
+    coordinator = Coordinator()
+    coordinator.handle(msgspec.structs.replace(opened(), lineages={stage: count}, watermarks=Watermarks({"in": 10})))
+
+    def read(partition: int, latest: int) -> None:
+        report = finished(task(0, partition))
+        run(coordinator, msgspec.structs.replace(report, event_times={"in": latest}))
+
+    def order(who: TaskId) -> TaskOrder:
+        [found] = tell(coordinator, TaskStarted(who))
+        assert isinstance(found, TaskOrder)
+        return found
+
+    assert order(task(0, 2)).times.watermark is None, "a task without state may start before sources are read"
+    read(0, 50)
+    assert order(task(1, 0)).times.watermark == 40
+    read(1, 90)  # no source should report so late; if one does, all tasks still agree
+    assert order(task(1, 1)).times.watermark == 40
+    run(coordinator, finished(task(0, 2)), finished(task(1, 0)), finished(task(1, 1)))
+    commit = seal(coordinator)
+    assert isinstance(commit, Commit)
+    assert commit.watermarks.watermark == 40

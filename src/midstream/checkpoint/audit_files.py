@@ -16,7 +16,7 @@ from midstream.errors import CheckpointError, FlowError
 from midstream.flow.model import Graph, Source
 from midstream.ids import Epoch
 from midstream.storage.blobs import filesystem_of, write_atomically
-from midstream.storage.documents import FORMAT, read_document, write_document
+from midstream.storage.documents import FORMAT, read_document, require_format, write_document
 
 __all__ = ["check_audit", "keep_index", "read_history", "write_history"]
 
@@ -65,5 +65,8 @@ def read_history(location: str) -> pa.Table:
             names = read_document(stream.read(), f"the audit's {posixpath.basename(index)}")["tasks"]
         for name in names:
             with fs.open_input_file(posixpath.join(root, name)) as file:
-                tables.append(pa.ipc.open_file(file).read_all())
+                table = pa.ipc.open_file(file).read_all()
+            written = (table.schema.metadata or {}).get(b"format", b"")
+            require_format(int(written) if written.isdigit() else None, f"the audit's {name}")
+            tables.append(table.replace_schema_metadata())
     return pa.concat_tables(tables)
