@@ -5,24 +5,30 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
 
+from midstream.change.configuration import FIELDS as CONFIGURATION
 from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, UpdateRecord
 from midstream.checkpoint.location import Identity, Manifest
+from midstream.checkpoint.sink_files import Committed, Merge
 from midstream.checkpoint.sink_marker import SinkMarker
 from midstream.flow.aggregations import Aggregation
 from midstream.flow.graph_format import WINDOWS
-from midstream.flow.model import Operator
-from midstream.flow.spec import SPECS
-from midstream.flow.transactions.tables import Table
-from midstream.planner.programs import StageProgram
-from midstream.planner.stages import Stage, Wire
+from midstream.flow.model import Operator, Port
+from midstream.flow.spec import SPECS, SinkTable, Spec
+from midstream.flow.transactions.tables import Column, Table
+from midstream.flow.windows import Window
+from midstream.planner.assignment import Assignment
+from midstream.planner.programs import StageProgram, StateMigration
+from midstream.planner.stages import NumberedWire, Place, Stage, Wire, WireNumbers
 from midstream.state.files import FileRef
 from midstream.state.lineage import Lineage, LineageEntry
 from midstream.storage.documents import FORMAT
+from midstream.storage.table_files import SinkFile
+from midstream.storage.table_format import TableFormat
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "checkpoint-format.md").read_text(encoding="utf-8")
@@ -42,7 +48,21 @@ DOCUMENTS = {
     "Aggregation": Aggregation,
     "Table": Table,
     "Marker of a sink": SinkMarker,
+    "Port": Port,
+    "Assignment": Assignment,
+    "Numbers of wires": WireNumbers,
+    "Numbered wire": NumberedWire,
+    "Place": Place,
+    "Migration": StateMigration,
+    "Column of a table": Column,
+    "Table of a sink": SinkTable,
+    "Layout of files": TableFormat,
+    "File of a sink": SinkFile,
+    "Committed files of a sink": Committed,
+    "Merge of files": Merge,
 }
+ROOTS = (Identity, Manifest, ChangeRecord, Lineage, SinkMarker, Committed, Merge, StageProgram, *CONFIGURATION.values())
+"""What is written as a document by itself."""
 
 
 def table_under(heading: str) -> list[tuple[list[str], list[str]]]:
@@ -68,6 +88,27 @@ def test_the_page_lists_the_fields_of_every_kind(heading, kinds):
     assert {name: fields for [name], fields in table_under(heading)} == {
         name: fields_of(kind) for name, kind in kinds.items()
     }
+
+
+def structures_below(hint: Any, found: set[Any]) -> None:
+    """Add every class with fields that a value of this type may hold."""
+    kinds: dict[Any, Any] = {Spec: SPECS.values(), Window: WINDOWS.values()}
+    for part in (*kinds.get(hint, ()), *get_args(hint)):
+        structures_below(part, found)
+    has_fields = dataclasses.is_dataclass(hint) or (isinstance(hint, type) and issubclass(hint, msgspec.Struct))
+    if has_fields and hint is not Spec and hint not in found:
+        found.add(hint)
+        for part in get_type_hints(hint).values():
+            structures_below(part, found)
+
+
+def test_the_page_has_every_class_that_a_document_may_hold():
+    found: set[Any] = set()
+    for root in ROOTS:
+        structures_below(root, found)
+    described = {*DOCUMENTS.values(), *SPECS.values(), *WINDOWS.values()}
+    assert {kind.__name__ for kind in found - described} == set()
+    assert {kind.__name__ for kind in described - found} == set(), "no document holds them any more"
 
 
 def test_the_page_describes_the_current_format_and_is_linked():

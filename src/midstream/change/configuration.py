@@ -16,12 +16,12 @@ from midstream.planner.stages import Plan, WireNumbers, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
 from midstream.storage.documents import read_document, write_document
 
-__all__ = ["FIRST_REVISION", "Configuration", "configuration_of", "first_configuration", "read_configuration"]
+__all__ = ["FIELDS", "FIRST_REVISION", "Configuration", "configuration_of", "first_configuration", "read_configuration"]
 
 FIRST_REVISION = Revision(1)
 
 _WHAT = "the configuration of a revision"
-_FIELDS = {
+FIELDS = {
     "assignments": Mapping[StageIndex, Assignment],
     "blobs": Mapping[str, Digest],
     "migrations": Mapping[str, tuple[StateMigration, ...]],
@@ -67,7 +67,7 @@ class Configuration:
             "migrations": self.migrations,
             "wires": self.plan.numbers,
         }
-        return {name: CODEC.encode(values[name], hint) for name, hint in _FIELDS.items()}
+        return {name: CODEC.encode(values[name], hint) for name, hint in FIELDS.items()}
 
     @cached_property
     def _linked(self) -> tuple[Blob, ...]:
@@ -93,8 +93,8 @@ class Configuration:
 def read_configuration(data: bytes, revision: Revision) -> Configuration:
     """Read a configuration from its document. The user's objects are not loaded: the graph has no payloads."""
     found = read_document(data, _WHAT)
-    own = {name: found.pop(name) for name in _FIELDS if name in found}
-    fields = CODEC.decode_fields(own, _FIELDS, _WHAT)
+    own = {name: found.pop(name) for name in FIELDS if name in found}
+    fields = CODEC.decode_fields(own, FIELDS, _WHAT)
     graph = graph_from_document(found, _WHAT)
     plan = compile_plan(graph, fields["wires"])
     return Configuration(plan, revision, fields["assignments"], fields["blobs"], fields["migrations"])

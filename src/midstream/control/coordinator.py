@@ -82,11 +82,6 @@ class Coordinator:
         self._ending = False
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no run is in progress."""
-        return self._book is None
-
     def finished(self, stage: StageIndex) -> int:
         """How many partitions of a stage have finished in the run in progress."""
         return 0 if self._book is None else sum(place[0] == stage for place in self._book.attempts.finished)

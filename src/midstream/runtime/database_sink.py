@@ -47,7 +47,7 @@ def check_tables(graph: Graph, job: str) -> None:
                 f"one owner. Unite the streams before the sink, or use a separate table for each"
             )
         tables[place] = name
-        with _told(name), _connection(sink) as database:
+        with _as_setup_errors(name), _connection(sink) as database:
             database.require_transactions()
             _check_columns(sink, schema, database)
             _check_owner(name, sink, job, database)
@@ -59,7 +59,7 @@ def claim_tables(graph: Graph, job: str) -> Graph:
     payloads = dict(graph.payloads)
     for name, sink, _ in _database_sinks(graph):
         owned = payloads[name] = sink.owned_by(SinkOwner(job, graph.name, name, driver))
-        with _told(name):
+        with _as_setup_errors(name):
             _create_epochs_table(owned)
             with _connection(owned) as database:
                 database.claim()  # closed without a commit, which must undo it
@@ -127,7 +127,7 @@ def _create_epochs_table(sink: DatabaseSink) -> None:
 
 
 @contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
+def _as_setup_errors(name: str) -> Iterator[None]:
     """Raise errors of the database's driver as ours, with the name of the sink."""
     try:
         yield

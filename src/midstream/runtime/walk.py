@@ -92,34 +92,34 @@ def walk(plan: Plan, engine: EpochEngine[R, L], rows: R, planned: Callable[[], N
        rows that it did not read are computed now, because what a flow computes must not depend on what a sink reads.
     7. What was kept is released, also after a failure.
     """
-    way = _Way(plan, engine)
+    progress = _Progress(plan, engine)
     try:
         for segment in range(plan.segments):
             # 1.
             first, *others = plan.segment(segment)
-            left = engine.run(first, way.entering(first) if segment else rows)
+            left = engine.run(first, progress.entering(first) if segment else rows)
             for stage in others:
                 left = engine.run_next(stage, left)
             # 2.
-            way.left.append(engine.keep(left) if way.readers(segment) else left)
+            progress.left.append(engine.keep(left) if progress.readers(segment) else left)
             # 3.
-            way.transform()
+            progress.transform()
         planned()
         # 4.
-        computed = [way.compute(segment) for segment in range(plan.segments)]
+        computed = [progress.compute(segment) for segment in range(plan.segments)]
         # 5.
         sinks = plan.graph.of(Sink)
         for sink in sinks:
             if isinstance(feed := plan.feeds[sink.name], str):
-                way.write_transformed(sink, feed)
+                progress.write_transformed(sink, feed)
         # 6.
-        way.write_frames([sink for sink in sinks if way.reads_frame(sink)], computed)
+        progress.write_frames([sink for sink in sinks if progress.reads_frame(sink)], computed)
     finally:
         # 7.
         engine.release()
 
 
-class _Way(Generic[R, L]):
+class _Progress(Generic[R, L]):
     """The progress of a walk: the outputs of segments and transforms so far."""
 
     def __init__(self, plan: Plan, engine: EpochEngine[R, L]) -> None:

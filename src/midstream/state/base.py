@@ -191,7 +191,7 @@ class View:
         self._wanted = lineage.positions(bins)
         self._transaction: lmdb.Transaction[bytes] | None = None
         self._remapped = -1
-        self.rows_applied = base.catch_up(lineage, bins)
+        base.catch_up(lineage, bins)
         base._retry_if_damaged(self._begin)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -274,7 +274,7 @@ class View:
                 return
             # Another task moved the base to another epoch after we caught up.
             transaction.abort()
-            self.rows_applied += self._base.catch_up(self._lineage, tuple(self.bins))
+            self._base.catch_up(self._lineage, tuple(self.bins))
         raise StateError(
             f"the base of {self._lineage.operator!r} does not stay at epoch {self._lineage.epoch}: tasks of another "
             f"epoch use it at the same time. This attempt should be over by now"

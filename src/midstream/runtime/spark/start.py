@@ -106,7 +106,7 @@ def start(
             location.blobs,
             partitions or parallelism,
             blobs,
-            recorded={} if before is None else _going_on(before.assignments, partitions, parallelism),
+            recorded={} if before is None else _kept_assignments(before.assignments, partitions, parallelism),
             wires=None if before is None else before.plan.numbers,
         )
         committed = None if newest is None else newest.revision
@@ -208,7 +208,7 @@ def parse_trigger(trigger: str | None) -> dict[str, Any]:
     )
 
 
-def _going_on(
+def _kept_assignments(
     recorded: Mapping[StageIndex, Assignment], partitions: int | None, parallelism: int
 ) -> dict[StageIndex, Assignment]:
     """The assignments of the last committed epoch that this start keeps; logs it where that may surprise.
