@@ -285,7 +285,7 @@ def test_no_consistent_scheduler_lets_a_row_meet_a_mixture(rng):
 @pytest.mark.long
 @some
 @given(rngs)
-def test_nor_do_they_with_blocking_operators(rng):
+def test_no_consistent_scheduler_lets_a_row_meet_a_mixture_behind_blocking_operators(rng):
     graph = random_graph(rng, PIPELINED + BLOCKING * 2)
     updated = random_change(rng, graph)
     for scheduler in (Scheduler.FRIES, Scheduler.FRIES_UNPRUNED, Scheduler.MARKER):
@@ -294,7 +294,7 @@ def test_nor_do_they_with_blocking_operators(rng):
 
 @some
 @given(rngs)
-def test_where_fries_does_more_than_the_naive_scheduler_that_one_fails(rng):
+def test_wherever_fries_does_more_than_the_naive_scheduler_the_naive_one_fails(rng):
     graph = random_graph(rng, PIPELINED)
     updated = random_change(rng, graph)
     fries, naive = plan_change(graph, updated), naive_plan(graph, updated)
@@ -303,7 +303,7 @@ def test_where_fries_does_more_than_the_naive_scheduler_that_one_fails(rng):
 
 @some
 @given(rngs)
-def test_no_fork_can_be_left_out(rng):
+def test_every_fork_is_needed(rng):
     graph = random_graph(rng, PIPELINED)
     updated = random_change(rng, graph)
     forks, _ = find_forks(graph, updated, prune=True)

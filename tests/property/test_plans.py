@@ -173,7 +173,7 @@ def test_rows_enter_where_a_segment_starts(rng):
 
 @some
 @given(rngs)
-def test_columns_leave_plainly_only_to_one_sink_that_reads_a_frame(rng):
+def test_plain_columns_leave_only_for_a_single_sink_that_reads_a_dataframe(rng):
     plan = plan_of(rng)
     for stage in plan.stages:
         leaving = [wire for wire in plan.wires if wire.id in {*stage.emits, *stage.carries}]

@@ -52,7 +52,7 @@ def test_an_event_is_counted_before_a_time_exactly_when_it_is_due_before_it(sche
 
 
 @given(schedules, times, st.integers(1, 300))
-def test_times_never_fall_and_do_not_depend_on_the_company_they_are_asked_in(schedule: Schedule, t: int, count: int):
+def test_times_never_decrease_and_do_not_depend_on_the_other_events_of_a_call(schedule: Schedule, t: int, count: int):
     first = schedule.count_until(t)
     together = schedule.time_of(np.arange(first, first + count))
     assert together.dtype == np.int64
@@ -63,7 +63,7 @@ def test_times_never_fall_and_do_not_depend_on_the_company_they_are_asked_in(sch
 
 
 @given(schedules, times, times)
-def test_counts_never_fall_and_start_at_zero(schedule: Schedule, one: int, other: int):
+def test_counts_start_at_zero_and_never_decrease(schedule: Schedule, one: int, other: int):
     assert schedule.count_until(0) == schedule.count_until(-5) == 0
     assert schedule.count_until(min(one, other)) <= schedule.count_until(max(one, other))
 
@@ -81,7 +81,7 @@ def test_a_step_counts_what_exact_fractions_count(schedule: Step, t: int):
 
 @given(st.integers(0, 10_000), st.integers(1, 10_000), st.integers(2, 60), st.integers(0, 239_999_999))
 @example(low=0, extra=1, period=2, t=200_000_001)  # half an event a period: the hundred events last 400 s
-def test_a_square_wave_is_the_steps_it_is_made_of(low: int, extra: int, period: int, t: int):
+def test_a_square_wave_equals_its_steps(low: int, extra: int, period: int, t: int):
     wave = SquareWave(low, low + extra, period, duty=0.25)
     near = np.arange(wave.count_until(t), wave.count_until(t) + 100)
     # What is compared with must be spelled out beyond the last event that is asked for.

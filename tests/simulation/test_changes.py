@@ -29,7 +29,7 @@ def test_every_row_is_processed_entirely_before_or_after_each_change(block: int,
 
 @pytest.mark.long
 @pytest.mark.parametrize("scheduler", sorted(set(CONSISTENT)))
-def test_with_each_scheduler_and_without_faults(scheduler: str, tmp_path: Path):
+def test_every_scheduler_is_consistent_without_faults(scheduler: str, tmp_path: Path):
     run = check_changes(changing_case_of(3, tmp_path, schedulers=[scheduler], faults=False, broken=False))
     assert {record.outcome for record in run.history} == {Outcome.APPLIED}
 

@@ -107,7 +107,7 @@ def test_a_plain_reader_sees_committed_epochs_after_a_crash_at_any_step(tmp_path
         assert seen(folder, format) == expected(len(EPOCHS)), f"crashed at {number}"
 
 
-def test_a_disk_that_fills_while_tasks_write_fails_the_epoch_and_leaves_nothing_half_visible(tmp_path, monkeypatch):
+def test_a_disk_that_fills_while_tasks_write_fails_the_epoch_and_no_part_of_it_is_visible(tmp_path, monkeypatch):
     write = papq.ParquetWriter.write_batch
 
     def full(writer: Any, batch: Any, *more: Any) -> None:
@@ -132,7 +132,7 @@ def _rest(flow: Flow, start: int) -> Flow:
     return flow
 
 
-def test_a_disk_that_fills_while_files_are_put_in_place_is_told_of_and_the_next_start_goes_on(tmp_path, monkeypatch):
+def test_a_disk_that_fills_while_files_are_published_is_reported_and_the_next_start_continues(tmp_path, monkeypatch):
     rename = disk.rename_file
 
     def full(source: str, target: str, *, durable: bool) -> None:

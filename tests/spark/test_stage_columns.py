@@ -84,7 +84,7 @@ def in_order(memory: MemorySink) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in memory.rows)
 
 
-def test_an_epoch_asks_the_jvm_for_little(spark: Any, tmp_path: Path) -> None:
+def test_an_epoch_makes_few_calls_to_the_jvm(spark: Any, tmp_path: Path) -> None:
     with commands_sent() as sent:
         job = run_spark(flow_of(tmp_path / "out", MemorySink()), spark, checkpoint=str(tmp_path / "c"), partitions=2)
 
@@ -115,7 +115,7 @@ def test_results_are_the_same_with_and_without_private_names(
     assert spark.read.parquet(str(tmp_path / "spark")).count() == len(range(0, 10 * EPOCHS, 3))
 
 
-def test_a_pyspark_without_the_private_names_is_served_all_the_same(
+def test_a_pyspark_without_the_private_names_is_supported(
     spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert type(columns_for(spark)) is PreparedColumns
@@ -126,7 +126,7 @@ def test_a_pyspark_without_the_private_names_is_served_all_the_same(
     assert "SQL_MAP_ARROW_ITER_UDF" in caplog.text
 
 
-def test_a_column_is_made_once_until_a_run_does_without_it_or_files_are_added(spark: Any, tmp_path: Path) -> None:
+def test_a_column_is_reused_until_a_run_does_not_need_it_or_files_are_added(spark: Any, tmp_path: Path) -> None:
     columns, rows = PreparedColumns(), spark.range(1)
 
     def calls(ddl: str) -> int:

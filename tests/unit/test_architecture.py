@@ -42,7 +42,7 @@ def resolved(room: str, call: str) -> Any:
 
 
 @pytest.mark.parametrize(("heading", "most"), [("One row", 40), ("One change", 28)])
-def test_a_walk_crosses_few_rooms_and_names_what_exists(heading, most):
+def test_a_walk_crosses_few_rooms_and_names_existing_functions(heading, most):
     walk = walk_under(heading)
     assert len(walk) > 15
     for room, calls in walk:

@@ -462,7 +462,7 @@ def test_a_file_sink_refuses_options_that_its_format_does_not_know():
         FileSink("out", "csv", merge=True)
 
 
-def test_options_may_be_spelled_as_in_spark():
+def test_options_may_be_written_as_in_spark():
     csv = FileSink("out", "csv", header=True, SEP=";", quoteAll="true")
     assert csv.layout == FileSink("out", "csv", header="True", delimiter=";", quote_all=True).layout
     assert (FileSink("out").merge, FileSink("out", merge=False).merge, csv.merge) == (True, False, False)
@@ -496,7 +496,7 @@ def test_a_console_sink_shows_a_number_of_rows(limit):
         ConsoleSink(limit)
 
 
-def test_files_are_what_options_say(flow, tmp_path):
+def test_files_follow_the_options(flow, tmp_path):
     rows = flow.source("s", ListSource([[{"a": 1, "b": "x"}]], "a int, b string"))
     rows.sink("csv", FileSink(tmp_path / "csv", "csv", Header=True, delimiter=";", compression="gzip"))
     rows.sink("parquet", FileSink(tmp_path / "parquet", compression="zstd"))

@@ -248,7 +248,7 @@ def test_an_entry_of_another_midstream_is_refused_and_stays(log: ChangeLog, extr
         ([("waits for the next epoch", None), ("epoch 4 begins under it", None)], "took effect at the beginning"),
     ],
 )
-def test_a_record_says_what_the_change_met(events, met):
+def test_a_record_shows_what_the_change_met(events, met):
     noted = tuple(ChangeEvent(1.0, what, task) for what, task in events)
     pending = msgspec.structs.replace(record_of(1), events=noted)
     assert pending.met is None, "not in effect yet"

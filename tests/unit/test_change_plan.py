@@ -426,7 +426,7 @@ def test_invalid_names_of_operators_are_refused(updated, message):
 # ── pictures ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_change_for_the_terminal():
+def test_a_change_is_drawn_for_the_terminal():
     graph = Graph(
         "shop",
         (

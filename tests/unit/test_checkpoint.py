@@ -40,7 +40,7 @@ def manifest(epoch: int) -> Manifest:
     return Manifest(Epoch(epoch), Revision(1), (Digest("ab"),), Digest("cd"), 1.5, {"score": (10, 9)})
 
 
-def test_looking_writes_nothing(tmp_path):
+def test_opening_a_checkpoint_to_read_writes_nothing(tmp_path):
     Checkpoint.look(str(tmp_path / "job"), graph_of())
     assert list(tmp_path.iterdir()) == []
 

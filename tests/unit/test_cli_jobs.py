@@ -164,7 +164,7 @@ def commit_with_phases(job, *epochs):
     job.progress = tuple(EpochProgress(epoch, 1, 0.0, 1050.0, (), 1000, 900, phases) for epoch in epochs)
 
 
-def test_status_says_where_the_time_of_the_last_epoch_went(job):
+def test_status_shows_where_the_time_of_the_last_epoch_went(job):
     assert "last epoch" not in call("status", "fraud").stdout
     commit_with_phases(job, 6, 7)
     assert "last epoch, ms: idle 20, plan 12, stage 0 28, commit 1,010" in call("status", "fraud").stdout

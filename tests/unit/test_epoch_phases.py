@@ -30,7 +30,7 @@ class Ticking(ManualClock):
 
 @examples(100)
 @given(st.builds(EpochMoments, st.none() | moments, *5 * [moments]), spans)
-def test_no_phase_is_negative_and_stages_lie_within_the_run_whatever_clocks_say(times, spans):
+def test_phases_are_never_negative_and_stages_lie_within_the_run_whatever_the_clocks(times, spans):
     phases = {phase.name: phase for phase in phases_of(times, spans)}
     assert all(phase.ms >= 0 for phase in phases.values())
     plan, sinks, commit = phases["plan"], phases["sinks"], phases["commit"]
@@ -51,7 +51,7 @@ def flow_of(epochs: int) -> Flow:
     return flow
 
 
-def test_each_epoch_tells_its_phases():
+def test_each_epoch_reports_its_phases():
     first, second = run_local(flow_of(2), clock=Ticking()).progress
     assert [phase.name for phase in first.phases] == ["plan", "stage 0", "stage 1", "sinks", "commit"]
     assert [phase.name for phase in second.phases] == ["idle", "plan", "stage 0", "stage 1", "sinks", "commit"]
@@ -63,7 +63,7 @@ def test_each_epoch_tells_its_phases():
     assert first.phases[-1].ms + idle.ms < 100, "idle begins where the epoch before ended"
 
 
-def test_an_epoch_that_is_run_again_tells_how_long_the_earlier_runs_took():
+def test_an_epoch_that_was_run_again_reports_how_long_earlier_runs_took():
     broken = ChangeAt.of(1, Update("M", lambda row: {"n": row["m"]}), preflight=False)
     progress = run_local(flow_of(3), clock=Ticking(), changes=[broken]).progress
     again = [epoch.phases for epoch in progress if "earlier runs" in [phase.name for phase in epoch.phases]]

@@ -97,7 +97,7 @@ def test_a_key_is_migrated_when_it_is_first_asked_for(kept: Kept):
     assert steps.calls == [(2, ANN)], "bob is left alone"
 
 
-def test_once_per_key_over_epochs(kept: Kept):
+def test_a_key_is_migrated_once_over_all_epochs(kept: Kept):
     kept.set(ANN, BOB)
     kept.values(Steps(2), ANN)
     steps = Steps(2)
@@ -105,14 +105,14 @@ def test_once_per_key_over_epochs(kept: Kept):
     assert steps.calls == [(2, BOB)]
 
 
-def test_once_per_key_within_an_epoch(kept: Kept):
+def test_a_key_is_migrated_once_within_an_epoch(kept: Kept):
     kept.set(ANN)
     steps = Steps(2)
     kept.run(lambda keeper: [keeper.handles([ANN], steps.all) for _ in range(3)], levels=True)
     assert steps.calls == [(2, ANN)]
 
 
-def test_without_migrations_nothing_happens(kept: Kept):
+def test_without_migrations_state_stays_as_it_is(kept: Kept):
     kept.set(ANN, value=[7])
     assert kept.values(Steps(), ANN) == [[7]]
 
@@ -150,7 +150,7 @@ def test_what_the_old_function_wrote_in_the_same_epoch_is_migrated(kept: Kept):
     assert kept.values(Steps(2), ANN) == [[0, 2]], "and that it was is remembered"
 
 
-def test_an_epoch_in_which_the_new_function_does_not_ask_leaves_the_key_to_the_next(kept: Kept):
+def test_a_key_that_the_new_function_does_not_read_is_migrated_in_a_later_epoch(kept: Kept):
     steps = Steps(2)
 
     def function(keeper: HandleKeeper) -> None:
@@ -177,7 +177,7 @@ def test_a_new_key_needs_no_migration_then_or_later(kept: Kept):
     assert steps.calls == []
 
 
-def test_but_a_later_one_it_does(kept: Kept):
+def test_a_new_key_is_migrated_by_later_migrations(kept: Kept):
     kept.run(lambda keeper: keeper.handles([ANN], Steps(2).all)[0].set([1]), levels=True)
     assert kept.values(Steps(2, 3), ANN) == [[1, 3]]
 
@@ -187,7 +187,7 @@ def test_a_key_that_stays_without_state_leaves_nothing_behind(kept: Kept):
     assert kept.lineage.entries == Lineage.start("p").entries, "not a byte is written"
 
 
-def test_a_key_whose_state_was_deleted_needs_none(kept: Kept):
+def test_a_key_whose_state_was_deleted_needs_no_migration(kept: Kept):
     kept.set(ANN)
     kept.run(lambda keeper: keeper.handles([ANN])[0].delete())
     steps = Steps(2)
@@ -196,7 +196,7 @@ def test_a_key_whose_state_was_deleted_needs_none(kept: Kept):
 
 
 @pytest.mark.parametrize("view", ["value", "list", "map"])
-def test_nor_does_one_whose_state_was_deleted_in_the_same_epoch(kept: Kept, view: str):
+def test_a_key_whose_state_was_deleted_in_the_same_epoch_needs_no_migration(kept: Kept, view: str):
     kept.run(lambda keeper: fill(keeper.handles([ANN])[0], view))
     steps = Steps(2)
 
@@ -230,7 +230,7 @@ def test_a_key_that_has_only_a_list_or_a_map_has_state(kept: Kept, view: str):
     assert steps.calls == [(2, ANN)]
 
 
-def test_a_migration_may_move_what_is_remembered_from_one_to_another(kept: Kept):
+def test_a_migration_may_move_state_from_one_view_to_another(kept: Kept):
     kept.run(lambda keeper: keeper.handles([ANN])[0].list("l").extend([3, 4]))
 
     def to_map(key: bytes, state: State) -> None:
@@ -302,7 +302,7 @@ def run_with(migrate: Callable[[str, State], None]) -> tuple[list[Row], Any]:
     return out.rows, run.history[0]
 
 
-def test_a_function_with_another_layout_goes_on_where_the_old_one_was():
+def test_a_function_with_another_layout_continues_where_the_old_one_stopped():
     rows, record = run_with(to_dict)
     assert sorted(row["n"] for row in rows if row["k"] == "a") == list(range(1, 9))
     assert str(record.outcome) == "applied"

@@ -100,13 +100,13 @@ def test_without_skew_customers_are_alike():
     assert counts.max() < 1.5 * counts.min()
 
 
-def test_time_goes_forward_and_nights_are_quiet(payments):
+def test_times_increase_and_nights_are_quiet(payments):
     assert payments.time.is_monotonic_increasing
     assert (payments.time.dt.hour < 6).mean() < 0.06
     assert payments.time.dt.normalize().nunique() == 20
 
 
-def test_what_is_bought_online_has_no_state_and_no_zip(payments):
+def test_online_payments_have_no_state_and_no_zip(payments):
     online = payments.chip_use == "online"
     assert 0.1 < online.mean() < 0.3
     assert (payments.city == "ONLINE").equals(online)

@@ -79,7 +79,7 @@ def test_an_epoch_without_rows_costs_nothing(tmp_path):
     assert seen_in_committed(tmp_path / "out") == [1]
 
 
-def test_a_file_of_an_epoch_in_the_making_is_not_listed(tmp_path):
+def test_files_of_an_uncommitted_epoch_are_not_listed(tmp_path):
     folder = sink_of(tmp_path)
     folder.publish(0, stage(tmp_path, 0, [1]))
     [file] = stage(tmp_path, 1, [2])
@@ -105,7 +105,7 @@ def test_a_restart_publishes_what_the_manifest_names_and_removes_the_rest(tmp_pa
     assert list((tmp_path / "_staged").iterdir()) == []
 
 
-def test_files_that_somebody_removed_do_not_keep_a_job_from_starting(tmp_path, caplog):
+def test_a_job_starts_although_someone_removed_files(tmp_path, caplog):
     files = stage(tmp_path, 0, [1])
     sink_of(tmp_path).publish(0, files)
     (tmp_path / files[0].name).unlink()  # archived, say: they were in place, so nothing is wrong
@@ -216,7 +216,7 @@ def test_publishing_survives_a_crash_at_every_step(tmp_path, at):
     assert seen_in_committed(tmp_path) == [1, 2, 3]
 
 
-def test_an_epoch_that_was_planned_anew_replaces_what_was_published_of_it(tmp_path):
+def test_an_epoch_that_was_planned_again_replaces_its_published_files(tmp_path):
     """As when Spark's log was lost with the machine's power, and the manifest was not."""
     sink = filled(tmp_path, 3)
     [file] = stage(tmp_path, 2, [70], attempt="anew")
@@ -229,7 +229,7 @@ def test_an_epoch_that_was_planned_anew_replaces_what_was_published_of_it(tmp_pa
     assert seen_by_plain_reader(tmp_path) == [0, 1, 2, 3], "now it has no rows"
 
 
-def test_epochs_whose_manifests_were_lost_are_gone_after_a_restart(tmp_path):
+def test_a_restart_removes_files_of_epochs_whose_manifests_were_lost(tmp_path):
     filled(tmp_path, 4)
     sink_of(tmp_path).recover(1, ())
     assert seen_by_plain_reader(tmp_path) == seen_in_committed(tmp_path) == [0, 1], "no rows were named for epoch 1"
@@ -266,7 +266,7 @@ def test_many_files_of_one_epoch_are_merged_without_overwriting_each_other(tmp_p
     assert len(list(tmp_path.glob("*.parquet"))) < 2 * MERGE_FILES
 
 
-def test_tidying_looks_now_and_then_and_removes_what_failed_attempts_have_staged(tmp_path, monkeypatch):
+def test_tidying_lists_the_folder_now_and_then_and_removes_files_of_failed_attempts(tmp_path, monkeypatch):
     sink = filled(tmp_path, MERGE_FILES - 1)
     stage(tmp_path, 3, [77], attempt="failed")
     running = stage(tmp_path, MERGE_FILES + 1, [88], attempt="running")
@@ -279,7 +279,7 @@ def test_tidying_looks_now_and_then_and_removes_what_failed_attempts_have_staged
     assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "_staged").iterdir()] == [running[0].staged]
 
 
-def test_a_merge_that_fails_is_told_of_and_harms_nothing(tmp_path, monkeypatch, caplog):
+def test_a_merge_that_fails_is_logged_and_harms_nothing(tmp_path, monkeypatch, caplog):
     sink = filled(tmp_path, MERGE_FILES + 1)
 
     def full(*_: object, **__: object) -> None:
@@ -292,7 +292,7 @@ def test_a_merge_that_fails_is_told_of_and_harms_nothing(tmp_path, monkeypatch, 
     assert seen_by_plain_reader(tmp_path) == seen_in_committed(tmp_path) == list(range(2 * MERGE_FILES + 2))
 
 
-def test_large_files_and_text_are_left_alone():
+def test_large_files_and_text_files_are_not_merged():
     sizes = {file_name(epoch, epoch, 0, 0, ".parquet"): sink_files.SMALL_BYTES for epoch in range(100)}
     assert list(merges_of(sizes)) == []
     assert list(merges_of({file_name(epoch, epoch, 0, 0, ".csv"): 10 for epoch in range(100)})) == []
@@ -303,7 +303,7 @@ def test_a_merge_stays_within_one_folder():
     assert [{Path(name).parent for name in names} for names in merges_of(sizes)] == [{Path("day=0")}, {Path("day=1")}]
 
 
-def test_a_damaged_or_newer_list_is_refused(tmp_path):
+def test_a_damaged_or_newer_document_of_a_sink_is_refused(tmp_path):
     (tmp_path / COMMITTED).write_text("{")
     with pytest.raises(CheckpointError, match="is damaged"):
         committed_files(str(tmp_path))

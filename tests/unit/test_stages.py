@@ -234,14 +234,14 @@ def test_rows_keyed_before_a_transform_still_meet_after_it():
         ((FileSink("out"), NoopSink(), FileSink("other", "csv")), Leaves.NOTHING),
     ],
 )
-def test_rows_leave_as_columns_for_one_sink_that_reads_a_frame_and_not_at_all_if_tasks_write_them(sinks, leaves):
+def test_rows_leave_as_columns_for_one_sink_that_reads_a_dataframe_and_not_at_all_if_tasks_write_them(sinks, leaves):
     flow, [rows] = new_flow("in")
     for number, sink in enumerate(sinks):
         rows.sink(f"out{number}", sink)
     assert [stage.leaves for stage in compile_plan(flow.graph).stages] == [leaves]
 
 
-def test_rows_of_file_and_noop_sinks_are_written_where_they_arise_and_travel_no_further():
+def test_rows_of_file_and_noop_sinks_leave_no_stage():
     flow, [rows] = new_flow("in")
     rows.sink("raw", FileSink("out"))
     rows.sink("dropped", NoopSink())

@@ -54,14 +54,14 @@ def with_epoch(rows: pa.RecordBatch, epoch: int = 7) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd", "lz4"])
-def test_parquet_is_read_back_equal(tmp_path, codec):
+def test_parquet_files_return_the_rows_that_were_written(tmp_path, codec):
     [file] = written(writer(tmp_path, options={"compression": codec}), ROWS)
     assert papq.read_table(tmp_path / file.staged).to_pylist() == with_epoch(ROWS)
     assert file.rows == 4
     assert file.size == (tmp_path / file.staged).stat().st_size
 
 
-def test_csv_is_read_back_equal(tmp_path):
+def test_csv_files_return_the_rows_that_were_written(tmp_path):
     [file] = written(writer(tmp_path, "csv", options={"header": True, "sep": ";"}), ROWS)
     found = pacsv.read_csv(
         tmp_path / file.staged,
@@ -73,7 +73,7 @@ def test_csv_is_read_back_equal(tmp_path):
     ]
 
 
-def test_json_leaves_nulls_out_unless_told_otherwise(tmp_path):
+def test_json_omits_nulls_unless_configured_otherwise(tmp_path):
     [file] = written(writer(tmp_path, "json", options={"compression": "gzip"}), ROWS)
     assert file.name.endswith(".json.gz")
     lines = [json.loads(line) for line in gzip.decompress((tmp_path / file.staged).read_bytes()).splitlines()]
@@ -172,7 +172,7 @@ def test_few_files_are_open_at_once(tmp_path, monkeypatch):
     )
 
 
-def test_no_rows_no_file(tmp_path):
+def test_without_rows_no_file_is_written(tmp_path):
     assert written(writer(tmp_path), ROWS.slice(0, 0)) == ()
     assert list(tmp_path.iterdir()) == []
 
@@ -196,7 +196,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_names_say_which_epochs_a_file_holds():
+def test_the_name_of_a_file_has_its_epochs():
     assert epochs_of("epoch-0000000007-0000000009-merged-0.parquet") == (7, 9)
     assert [epochs_of(name) for name in ("_committed.json", "part-0.parquet", "epoch-x-y-z-0.csv")] == [None] * 3
 
@@ -216,7 +216,7 @@ def test_names_say_which_epochs_a_file_holds():
         ("parquet", {"rows_per_group": 0}, "rows_per_group=0 is not a whole number from 1"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(format, options, message):
+def test_invalid_options_are_refused(format, options, message):
     with pytest.raises(FlowError, match=message):
         TableFormat.of(format, options)
 

@@ -253,7 +253,7 @@ def test_a_closed_checkpoint_is_refused(tmp_path: Path):
         run_local(flow, checkpoint=checkpoint)
 
 
-def test_a_run_that_dies_before_it_has_closed_its_windows_simply_goes_on(tmp_path: Path):
+def test_a_run_that_dies_before_it_has_closed_its_windows_continues(tmp_path: Path):
     checkpoint, out, late = str(tmp_path / "checkpoint"), MemorySink(), MemorySink()
 
     def flow_of(epochs: list[list[Row]]) -> Flow:

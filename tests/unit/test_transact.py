@@ -217,7 +217,7 @@ def test_rows_older_than_the_watermark_are_late() -> None:
 
 
 @pytest.mark.parametrize("domain", [None, "k"])
-def test_an_epoch_of_late_rows_only_runs_nothing(domain: str | None) -> None:
+def test_an_epoch_with_only_late_rows_runs_nothing(domain: str | None) -> None:
     out, late = MemorySink(), MemorySink()
     run_local(timed([[(10.0, 2.0)], [(3.0, 4.0), (4.0, 8.0)]], out, late, "1 second", "0 seconds", domain))
     assert [row["x"] for row in late.rows] == [4.0, 8.0]

@@ -107,7 +107,7 @@ def walked(flow: Flow, *, reads_all: bool = True) -> list[str]:
     return notes.lines
 
 
-def test_whatever_the_number_of_our_own_sinks_an_epoch_is_computed_once_and_nothing_is_kept():
+def test_with_any_number_of_built_in_sinks_an_epoch_is_computed_once_and_nothing_is_kept():
     flow, rows = new_flow()
     rows.sink("raw", FileSink("out"))
     rows.sink("look", ConsoleSink())
@@ -126,13 +126,13 @@ def test_whatever_the_number_of_our_own_sinks_an_epoch_is_computed_once_and_noth
     ]
 
 
-def test_if_tasks_write_everything_nothing_comes_back():
+def test_if_tasks_write_everything_the_driver_gets_no_rows():
     flow, rows = new_flow()
     rows.key_by("k", "u").map("m", same).sink("out", FileSink("out"))
     assert walked(flow) == ["run 0 on rows", "run 1 behind s0", "collect nothing of s1", "release"]
 
 
-def test_a_single_sink_that_reads_a_frame_gets_plain_columns_and_its_reading_computes_them():
+def test_a_single_sink_that_reads_a_dataframe_gets_plain_columns_and_triggers_the_only_job():
     flow, rows = new_flow()
     rows.key_by("k", "u").map("m", same).sink("out", read)
     assert walked(flow) == [
@@ -144,7 +144,7 @@ def test_a_single_sink_that_reads_a_frame_gets_plain_columns_and_its_reading_com
     ]
 
 
-def test_what_a_sink_did_not_read_is_computed_all_the_same():
+def test_rows_that_a_sink_did_not_read_are_still_computed():
     flow, rows = new_flow()
     rows.key_by("k", "u").map("m", same).sink("out", read)
     assert walked(flow, reads_all=False)[-3:] == [
@@ -154,7 +154,7 @@ def test_what_a_sink_did_not_read_is_computed_all_the_same():
     ]
 
 
-def test_several_sinks_that_read_frames_share_what_is_computed_once_and_are_written_together():
+def test_several_sinks_that_read_dataframes_share_rows_that_are_computed_once():
     flow, rows = new_flow()
     rows.sink("one", read)
     rows.map("m", same).sink("two", read)
@@ -167,7 +167,7 @@ def test_several_sinks_that_read_frames_share_what_is_computed_once_and_are_writ
     ]
 
 
-def test_the_job_that_brings_rows_back_computes_frames_for_others():
+def test_the_job_that_fetches_rows_for_the_driver_also_computes_those_of_other_readers():
     flow, rows = new_flow()
     rows.sink("one", read)
     rows.sink("all", MemorySink())
