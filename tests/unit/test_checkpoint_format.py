@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, UpdateRecord
+from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, MoveRecord, RescaleRecord, UpdateRecord
 from midstream.checkpoint.location import Identity, Manifest
 from midstream.checkpoint.sink_marker import SinkMarker
 from midstream.flow.aggregations import Aggregation
@@ -34,6 +34,8 @@ DOCUMENTS = {
     "File reference": FileRef,
     "Change": ChangeRecord,
     "Update": UpdateRecord,
+    "Move": MoveRecord,
+    "Rescale": RescaleRecord,
     "Event of a change": ChangeEvent,
     "Program": StageProgram,
     "Stage": Stage,
