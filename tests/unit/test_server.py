@@ -439,7 +439,7 @@ def test_an_edit_of_an_unknown_kind_is_refused(idle, job):
     status, _, text = told(ask(idle, "POST", "/update", json.dumps(body)))
     assert status == 400
     assert "'insert'" in text
-    assert "Edits may be of the kind 'update'" in text
+    assert "Edits may be of the kinds 'update', 'move', 'rescale'" in text
     assert job.history() == []
 
 

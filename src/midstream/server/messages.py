@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pyarrow as pa
@@ -22,6 +22,7 @@ from midstream.flow.inputs import describe_table
 from midstream.metrics import EpochProgress, SweepStats
 
 __all__ = [
+    "EDIT_KINDS",
     "ChangeRequest",
     "EditMessage",
     "ErrorReply",
@@ -109,6 +110,8 @@ class RescaleMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
 EditMessage = UpdateMessage | MoveMessage | RescaleMessage
 """An edit on its way, by its ``kind``."""
+EDIT_KINDS = tuple(repr(kind.__struct_config__.tag) for kind in get_args(EditMessage))
+"""The kinds of edits, for messages to people."""
 
 
 def message_of(edit: Edit) -> EditMessage:
