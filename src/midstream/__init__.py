@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
-from midstream.flow.edits import Update
+from midstream.flow.edits import Move, Rescale, Update
 from midstream.flow.schedules import Schedule
 from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
@@ -43,8 +43,10 @@ __all__ = [
     "ListSource",
     "MemorySink",
     "MidstreamError",
+    "Move",
     "NoopSink",
     "Outcome",
+    "Rescale",
     "Schedule",
     "SquareWave",
     "State",

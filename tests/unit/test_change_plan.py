@@ -414,13 +414,18 @@ def test_operators_are_in_the_graphs_order_whatever_the_order_of_names():
         ),
         (["nothing of the kind"], r"no operator 'nothing of the kind' to change\. Its operators are"),
         (["J1", "J1"], "names operator 'J1' 2 times"),
-        ([], "names no operator; name at least one of 'sales'"),
         ("J1", "found the string 'J1'"),
     ],
 )
 def test_invalid_names_of_operators_are_refused(updated, message):
     with pytest.raises(FlowError, match=message):
         plan_change(W2, updated)
+
+
+def test_a_change_of_no_operator_has_an_empty_plan():
+    plan = plan_change(W2, [])
+    assert (plan.updated, plan.components, plan.heads, plan.crosses) == ((), (), frozenset(), ())
+    assert plan.describe() == "change of no function, by scheduler fries\n  takes effect from the next epoch"
 
 
 # ── pictures ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from midstream.change.configuration import FIELDS as CONFIGURATION
-from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, UpdateRecord
+from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, MoveRecord, RescaleRecord, UpdateRecord
 from midstream.checkpoint.location import Identity, Manifest
 from midstream.checkpoint.sink_files import Committed, Merge
 from midstream.checkpoint.sink_marker import SinkMarker
@@ -40,6 +40,8 @@ DOCUMENTS = {
     "File reference": FileRef,
     "Change": ChangeRecord,
     "Update": UpdateRecord,
+    "Move": MoveRecord,
+    "Rescale": RescaleRecord,
     "Event of a change": ChangeEvent,
     "Program": StageProgram,
     "Stage": Stage,

@@ -10,7 +10,7 @@ import pytest
 from midstream import Flow, ListSource, NoopSink, Update, agg, tumbling
 from midstream.data.schema import to_ddl
 from midstream.errors import FlowError, FunctionError, SchemaError
-from midstream.flow.edits import Edit, as_updates, revise
+from midstream.flow.edits import Edit, check_edits, revise
 from midstream.flow.model import Graph
 from midstream.operators.process import Process
 from midstream.operators.stream import Stream
@@ -62,16 +62,18 @@ def narrower(graph: Graph, returns: str = "k string, at timestamp") -> str:
 # ── which operators ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_change_has_at_least_one_update():
-    assert refused(plain()) == "a change needs at least one Update, e.g. job.update(Update('FM', new_function))"
+def test_a_change_has_at_least_one_edit():
+    with pytest.raises(FlowError) as refusal:
+        check_edits([])
+    assert str(refusal.value) == "a change needs at least one edit, e.g. job.update(Update('FM', new_function))"
 
 
 @pytest.mark.parametrize(("edit", "shown"), [("m", "str 'm'"), (Edit(), "Edit Edit()")])
 def test_edits_of_an_unknown_kind_are_refused(edit, shown):
     with pytest.raises(FlowError) as refusal:
-        as_updates([Update("m", same), edit])
+        check_edits([Update("m", same), edit])
     assert str(refusal.value) == (
-        f"a change is made of edits, found {shown}; allowed: Update, e.g. Update('FM', function)"
+        f"a change is made of edits, found {shown}; allowed: Update, Move and Rescale, e.g. Update('FM', function)"
     )
 
 

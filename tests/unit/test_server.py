@@ -108,7 +108,7 @@ def triple(row: dict[str, Any]) -> dict[str, Any]:
 
 def message(function: Any = triple, operator: str = "FM", **more: Any) -> dict[str, Any]:
     data = base64.b64encode(pack(function, operator).data).decode()
-    return {"edits": [{"operator": operator, "function": data}], "python": python_version(), **more}
+    return {"edits": [{"kind": "update", "operator": operator, "function": data}], "python": python_version(), **more}
 
 
 # ── access ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -430,7 +430,7 @@ def test_functions_of_another_python_are_refused_before_they_are_loaded(server, 
 
 @pytest.mark.parametrize("more", [{}, {"function": "AAAA", "table": "AAAA"}])
 def test_an_update_has_a_function_or_a_table(idle, more):
-    body = {"edits": [{"operator": "FM", **more}], "python": python_version()}
+    body = {"edits": [{"kind": "update", "operator": "FM", **more}], "python": python_version()}
     assert "set either function or table" in told(ask(idle, "POST", "/update", json.dumps(body)))[2]
 
 
@@ -439,12 +439,12 @@ def test_an_edit_of_an_unknown_kind_is_refused(idle, job):
     status, _, text = told(ask(idle, "POST", "/update", json.dumps(body)))
     assert status == 400
     assert "'insert'" in text
-    assert "Edits may be of the kind 'update'" in text
+    assert "Edits may be of the kinds 'update', 'move', 'rescale'" in text
     assert job.history() == []
 
 
 def test_bytes_that_are_not_a_table_are_refused(idle):
-    body = {"edits": [{"operator": "rates", "table": "AAAA"}], "python": python_version()}
+    body = {"edits": [{"kind": "update", "operator": "rates", "table": "AAAA"}], "python": python_version()}
     assert told(ask(idle, "POST", "/update", json.dumps(body)))[:2] == (422, "FlowError")
 
 

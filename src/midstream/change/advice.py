@@ -27,6 +27,11 @@ def after_roll_back(
 
 
 def _what_to_do(failure: RunFailure, updated: Sequence[str]) -> str:
+    if not updated:
+        return (
+            "No function was changed, so look for the reason in the error above and in the executors' logs; then move "
+            "the bins again, fewer at a time if memory was short."
+        )
     new, again = ", ".join(updated), "and request the change again"
     if failure.is_overdue:
         return f"Make the new {new} faster or set a longer time_limit, {again}."

@@ -48,7 +48,7 @@ class Change:
         self._moved = threading.Condition()
 
     def __repr__(self) -> str:
-        return f"Change(revision {self.revision}, {', '.join(self._record.operators)}: {self.outcome})"
+        return f"Change(revision {self.revision}, {self._record.subjects}: {self.outcome})"
 
     @property
     def revision(self) -> Revision:
@@ -126,7 +126,7 @@ class Change:
         """Wait until it is applied; raises :class:`~midstream.errors.ChangeFailed` if it is not."""
         if self.wait(timeout) is not Outcome.APPLIED:
             raise ChangeFailed(
-                f"the change to revision {self.revision} ({', '.join(self._record.operators)}) is {self.outcome}"
+                f"the change to revision {self.revision} ({self._record.subjects}) is {self.outcome}"
                 + (f": {self.error}" if self.error else ""),
                 outcome=str(self.outcome),
                 revision=self.revision,

@@ -85,6 +85,10 @@ class Configuration:
         steps = (step.function for steps in self.migrations.values() for step in steps)
         return frozenset({self.document.digest, *self.programs, *self.blobs.values(), *steps})
 
+    def with_assignments(self, assignments: Mapping[StageIndex, Assignment]) -> Configuration:
+        """The same configuration with other owners of bins."""
+        return replace(self, assignments=assignments)
+
     def as_revision(self, revision: Revision) -> Configuration:
         """The same configuration under another revision."""
         return replace(self, revision=revision)

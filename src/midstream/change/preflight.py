@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from midstream.change.configuration import FIRST_REVISION
 from midstream.change.prepare import PreparedChange, stage_of
+from midstream.checkpoint.change_records import UpdateRecord
 from midstream.control.messages import Commit
 from midstream.data.rows import to_rows
 from midstream.data.times import EpochTimes
@@ -189,7 +190,7 @@ def _state_of(name: str, operator: Operator, samples: Samples, files: StateFiles
 
 def _refusal(prepared: PreparedChange, name: str, samples: Samples, rows: int, error: OperatorFailed) -> MidstreamError:
     hint = "Fix it and request the change again; preflight=False sends a function that can only run on workers."
-    record = next(update for update in prepared.edits if update.operator == name)
+    record = next(edit for edit in prepared.edits if isinstance(edit, UpdateRecord) and edit.operator == name)
     if prepared.after.graph[name].spec.keeps_user_state:
         hint = (
             "If it expects its state in another layout, pass migrate=, a function that converts a key's state"

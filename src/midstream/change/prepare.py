@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream.change.configuration import Configuration
-from midstream.checkpoint.change_records import NOT_STORED, EditRecord, UpdateRecord
+from midstream.checkpoint.change_records import NOT_STORED, EditRecord, MoveRecord, RescaleRecord, UpdateRecord
 from midstream.control.messages import ChangeBegun
 from midstream.data.schema import to_ddl
 from midstream.errors import FlowError, SchemaError
-from midstream.flow.edits import Edit, Update, as_updates, revise
+from midstream.flow.edits import Edit, Move, Rescale, Update, check_edits, reassignments_in, revise, updates_in
 from midstream.flow.functions import label_of, pack
 from midstream.flow.model import Graph, Operator
 from midstream.flow.transactions import Transaction
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
 from midstream.planner.programs import StateMigration
+from midstream.planner.reassignment import reassigned, stage_names
 from midstream.planner.stages import Plan, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
 
@@ -78,7 +79,10 @@ class PreparedChange:
     def describe(self) -> str:
         """The plan, and the reason if it waits."""
         text = self.plan.describe()
-        return text if self.waits_for is None else f"{text}\n  but waits for the next epoch: {self.waits_for}"
+        lines = [text, *(f"  {line}" for line in _described_moves(self.before, self.after))]
+        if self.waits_for is not None:
+            lines.append(f"  but waits for the next epoch: {self.waits_for}")
+        return "\n".join(lines)
 
 
 def scheduler_of(name: str | Scheduler) -> Scheduler:
@@ -109,8 +113,8 @@ def store_edits(
     Separate from :func:`prepare` because only this runs the user's code (``__getstate__``, a table's Spark job), which
     may take long. Raises :class:`FlowError` and stores nothing if the edits do not fit.
     """
-    updates = as_updates(edits)
-    return _stored(revise(graph, updates), updates, store, stored or {}, migrates or {})
+    checked = check_edits(edits)
+    return _stored(revise(graph, checked), updates_in(checked), store, stored or {}, migrates or {})
 
 
 def apply(
@@ -120,19 +124,23 @@ def apply(
 
     Raises :class:`FlowError` if the edits do not fit.
     """
-    return _applied(configuration, revise(configuration.graph, as_updates(edits)), stored, revision)
+    edits = check_edits(edits)
+    return _applied(configuration, revise(configuration.graph, edits), edits, stored, revision)
 
 
-def _applied(configuration: Configuration, graph: Graph, stored: StoredEdits, revision: Revision) -> Configuration:
+def _applied(
+    configuration: Configuration, graph: Graph, edits: Sequence[Edit], stored: StoredEdits, revision: Revision
+) -> Configuration:
     # An operator whose function could not be stored must not keep the digest of its old function.
     blobs = {**configuration.blobs, **stored.functions}
     migrations = dict(configuration.migrations)
     for name, function in stored.migrations.items():
         migrations[name] = (*migrations.get(name, ()), StateMigration(revision, function))
+    plan = compile_plan(graph, configuration.plan.numbers)
     return Configuration(
-        compile_plan(graph, configuration.plan.numbers),
+        plan,
         revision,
-        configuration.assignments,
+        reassigned(plan, configuration.assignments, reassignments_in(edits)),
         {name: digest for name, digest in blobs.items() if digest != NOT_STORED},
         migrations,
     )
@@ -153,29 +161,53 @@ def prepare(
     ``stored`` and ``migrates`` are functions and migrations that are in the store already, by operator (see
     :func:`store_edits`). Raises :class:`FlowError` and stores nothing if the change does not fit.
     """
-    updates = as_updates(edits)
-    graph = revise(current.graph, updates)
+    edits = check_edits(edits)
+    updates = updates_in(edits)
+    graph = revise(current.graph, edits)
     plan = plan_change(graph, [update.operator for update in updates], scheduler)
     waits_for = _state_that_waits(current.graph, graph)
+    if reassignments_in(edits):
+        waits_for = waits_for or "bins get other owners, and an epoch's rows have one owner each"
     if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
         _check_outlets(current.graph, graph)
     kept = _stored(graph, updates, store, stored or {}, migrates or {})
-    after = _applied(current, graph, kept, revision).store(store)
-    records = tuple(
-        UpdateRecord(
-            operator=update.operator,
-            label=_label(update.function),
-            function=after.blobs.get(update.operator, NOT_STORED),
-            source=_source(update.function),
-            before=current.blobs.get(update.operator, NOT_STORED),
-            returns=_declared(graph[update.operator]),
-            returned=_declared(current.graph[update.operator]),
-            migrate=kept.migrations.get(update.operator),
-            takes=tuple(to_ddl(schema) for schema in _takes(graph, graph[update.operator])),
-        )
-        for update in updates
-    )
+    after = _applied(current, graph, edits, kept, revision).store(store)
+    records = tuple(_record(edit, current, after, kept) for edit in edits)
     return PreparedChange(current, after, plan, records, waits_for)
+
+
+def _record(edit: Edit, before: Configuration, after: Configuration, stored: StoredEdits) -> EditRecord:
+    match edit:
+        case Update(operator=name, function=function):
+            return UpdateRecord(
+                operator=name,
+                label=_label(function),
+                function=after.blobs.get(name, NOT_STORED),
+                source=_source(function),
+                before=before.blobs.get(name, NOT_STORED),
+                returns=_declared(after.graph[name]),
+                returned=_declared(before.graph[name]),
+                migrate=stored.migrations.get(name),
+                takes=tuple(to_ddl(schema) for schema in _takes(after.graph, after.graph[name])),
+            )
+        case Move(bins=bins, stage=stage):
+            return MoveRecord(dict(bins), stage)
+        case Rescale(partitions=partitions, stage=stage):
+            return RescaleRecord(partitions, stage)
+    raise AssertionError(f"check_edits lets no {type(edit).__name__} pass")
+
+
+def _described_moves(before: Configuration, after: Configuration) -> list[str]:
+    """A line for each stage whose bins get other owners."""
+    names, lines = stage_names(after.plan), []
+    for stage, now in after.assignments.items():
+        was = before.assignments.get(stage)
+        if was is None or was == now:
+            continue
+        count = sum(old != new for old, new in zip(was.owners, now.owners, strict=True))
+        partitions = "" if was.partitions == now.partitions else f"; {was.partitions} → {now.partitions} partitions"
+        lines.append(f"{names[stage]}: {count} of {now.bins} bins move{partitions}")
+    return lines
 
 
 def _declared(op: Operator) -> str | None:

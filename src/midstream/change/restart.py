@@ -13,10 +13,10 @@ from midstream.change.configuration import FIRST_REVISION, Configuration
 from midstream.change.prepare import PreparedChange, prepare
 from midstream.change.timeline import Course, RevisionStep, courses, known_revisions, listed, migrations_of, settled
 from midstream.checkpoint.change_log import ChangeLog
-from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, Outcome
+from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, MoveRecord, Outcome, RescaleRecord
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import CheckpointError, MidstreamError
-from midstream.flow.edits import Update, revise
+from midstream.flow.edits import Edit, Move, Rescale, Update, revise
 from midstream.flow.model import Graph
 from midstream.ids import Revision
 from midstream.planner.change_plan import Scheduler
@@ -71,13 +71,20 @@ def restart_of(
         revision = Revision(max(revision, committed or 0))
     known = {name: course for name, course in courses(applied).items() if name in first.graph}
     configuration = _in_force(first, store, known, applied, revision)
-    resumed = None if pending is None else _resumed(configuration, pending, store, outcomes)
-    if pending is not None and resumed is None:
-        refused = msgspec.structs.replace(pending, outcome=Outcome.REFUSED, error="the flow lacks its operators now")
-        outcomes = [refused if record.number == pending.number else record for record in outcomes]
-        configuration = configuration.as_revision(Revision(max(revision, committed or 0)))
-    if resumed is not None:
-        resumed = replace(resumed, is_committed=is_committed)
+    resumed = None
+    if pending is not None:
+        try:
+            resumed = _resumed(configuration, pending, store, outcomes, is_committed=is_committed)
+        except _NothingToResume as reason:
+            # A change of owners alone is over with its first epoch; the manifest has the owners.
+            is_applied = is_committed and not pending.updates
+            ended = msgspec.structs.replace(
+                pending,
+                outcome=Outcome.APPLIED if is_applied else Outcome.REFUSED,
+                error=None if is_applied else str(reason),
+            )
+            outcomes = [ended if record.number == pending.number else record for record in outcomes]
+            configuration = configuration.as_revision(Revision(max(revision, committed or 0)))
     changed = tuple(after for before, after in zip(records, outcomes, strict=True) if before != after)
     return Restart(configuration, resumed, _warnings(first, known, resumed), changed)
 
@@ -130,24 +137,37 @@ def _is_part_of(part: pa.Schema, whole: pa.Schema) -> bool:
     return all(field.name in whole.names and whole.field(field.name).type.equals(field.type) for field in part)
 
 
+class _NothingToResume(Exception):
+    """Why a change that was in progress does not go on trial again."""
+
+
 def _resumed(
-    configuration: Configuration, pending: ChangeRecord, store: BlobStore, records: Sequence[ChangeRecord]
-) -> Pending | None:
-    """A change that goes on trial again, on the script's current flow; None if none of its operators is left."""
+    configuration: Configuration,
+    pending: ChangeRecord,
+    store: BlobStore,
+    records: Sequence[ChangeRecord],
+    *,
+    is_committed: bool,
+) -> Pending:
+    """A change that goes on trial again, on the script's current flow.
+
+    If an epoch with it is committed, its bins have moved: they start where the manifest says.
+    """
     record = msgspec.structs.replace(pending, revision=Revision(max(pending.revision, configuration.revision + 1)))
     known = [
         update for update in record.updates if update.operator in configuration.graph and update.function != NOT_STORED
     ]
-    if not known:
-        return None
-    updates = []
+    reassignments = () if is_committed else _reassignments(record)
+    if not known and not reassignments:
+        raise _NothingToResume("the flow lacks its operators now")
+    edits: list[Edit] = [*reassignments]
     for each in known:
         returns = None if each.returns == each.returned else each.returns
-        updates.append(_load(RevisionStep(record, each), configuration.graph, store, returns, records))
+        edits.append(_load(RevisionStep(record, each), configuration.graph, store, returns, records))
     try:
         prepared = prepare(
             configuration,
-            updates,
+            edits,
             store,
             revision=record.revision,
             scheduler=Scheduler(record.scheduler),
@@ -155,12 +175,28 @@ def _resumed(
             migrates={update.operator: update.migrate for update in known if update.migrate is not None},
         )
     except MidstreamError as error:
+        if not known:
+            raise _NothingToResume(f"the job was started with other assignments: {error}") from error
         raise CheckpointError(
-            f"the change to revision {record.revision} ({', '.join(record.operators)}), which was in progress when the "
-            f"driver ended, no longer fits the flow: {error}. Start a flow that it fits; "
+            f"the change to revision {record.revision} ({record.subjects}), which was in progress when the driver "
+            f"ended, no longer fits the flow: {error}. Start a flow that it fits; "
             f"{_ways_out(records, pending.revision)}"
         ) from error
-    return Pending(record, prepared, is_committed=False)
+    return Pending(record, prepared, is_committed)
+
+
+def _reassignments(record: ChangeRecord) -> tuple[Move | Rescale, ...]:
+    """The edits of a change that move bins, from its record."""
+    found: list[Move | Rescale] = []
+    for edit in record.edits:
+        match edit:
+            case MoveRecord(bins=bins, stage=stage):
+                found.append(Move(bins, stage))
+            case RescaleRecord(partitions=partitions, stage=stage):
+                found.append(Rescale(partitions, stage))
+            case _:
+                pass
+    return tuple(found)
 
 
 def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | None, *, by: str, now: float) -> None:
@@ -223,7 +259,7 @@ def _warnings(first: Configuration, known: Mapping[str, Course], resumed: Pendin
     """One sentence for each operator that does not run the script's function, or not the one requested last."""
     found = {name: _differs(course.newest) for name, course in known.items() if not _is_scripts(first, name, course)}
     if resumed is not None:
-        on_trial = {update.operator for update in resumed.prepared.edits}
+        on_trial = set(resumed.prepared.plan.updated)
         for update in resumed.record.updates:
             if update.operator in on_trial:
                 found[update.operator] = _goes_on_trial(RevisionStep(resumed.record, update))

@@ -169,6 +169,6 @@ def _replace(records: list[ChangeRecord], record: ChangeRecord) -> None:
 
 
 def _described(record: ChangeRecord) -> str:
-    what = ", ".join(f"{update.operator}: {update.label}" for update in record.updates)
+    what = ", ".join(map(str, record.edits))
     text = "; ".join(part for part in (record.note, what) if part)
     return f"{text}, pending" if record.outcome is Outcome.PENDING else text

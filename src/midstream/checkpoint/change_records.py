@@ -12,7 +12,17 @@ import msgspec
 
 from midstream.ids import Digest, Epoch, Revision
 
-__all__ = ["NOT_STORED", "ChangeEvent", "ChangeRecord", "EditRecord", "Outcome", "UpdateRecord", "whoami"]
+__all__ = [
+    "NOT_STORED",
+    "ChangeEvent",
+    "ChangeRecord",
+    "EditRecord",
+    "MoveRecord",
+    "Outcome",
+    "RescaleRecord",
+    "UpdateRecord",
+    "whoami",
+]
 
 
 NOT_STORED = Digest("")
@@ -62,9 +72,47 @@ class UpdateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="update"):
     migrate: Digest | None = None
     takes: tuple[str, ...] | None = None
 
+    @property
+    def subject(self) -> str:
+        """What it changes, in a few words."""
+        return self.operator
 
-EditRecord = UpdateRecord
-"""The record of an edit, by its ``kind``."""
+    def __str__(self) -> str:
+        return f"{self.operator}: {self.label}"
+
+
+class MoveRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="move"):
+    """A :class:`~midstream.Move`: the new owner of each bin that moves, in the stage that ``stage`` names."""
+
+    bins: dict[int, int]
+    stage: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """What it changes, in a few words."""
+        return "bins" if self.stage is None else f"bins of {self.stage}"
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {len(self.bins)} move"
+
+
+class RescaleRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="rescale"):
+    """A :class:`~midstream.Rescale`: the new number of partitions of a stage, or of all."""
+
+    partitions: int
+    stage: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """What it changes, in a few words."""
+        return "partitions" if self.stage is None else f"partitions of {self.stage}"
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.partitions}"
+
+
+EditRecord = UpdateRecord | MoveRecord | RescaleRecord
+"""The record of an edit, by its ``kind``. Each says what its ``subject`` is, and as text what it does."""
 
 
 class ChangeEvent(msgspec.Struct, frozen=True):
@@ -107,12 +155,17 @@ class ChangeRecord(msgspec.Struct, frozen=True):
     @property
     def updates(self) -> tuple[UpdateRecord, ...]:
         """The edits that gave operators other functions."""
-        return self.edits
+        return tuple(edit for edit in self.edits if isinstance(edit, UpdateRecord))
 
     @property
     def operators(self) -> tuple[str, ...]:
         """The updated operators."""
         return tuple(update.operator for update in self.updates)
+
+    @property
+    def subjects(self) -> str:
+        """What all of its edits change, in a few words; empty for a change that was refused."""
+        return ", ".join(edit.subject for edit in self.edits)
 
     @property
     def met(self) -> str | None:
@@ -143,5 +196,4 @@ class ChangeRecord(msgspec.Struct, frozen=True):
         when = datetime.fromtimestamp(self.requested_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
         delay = "" if self.delay_ms is None else f", in effect after {self.delay_ms:.1f} ms"
         error = "" if self.error is None else f": {self.error.splitlines()[0]}"
-        what = ", ".join(self.operators)
-        return f"{when}  revision {self.revision}  by {self.by}  {what}: {self.outcome}{delay}{error}"
+        return f"{when}  revision {self.revision}  by {self.by}  {self.subjects}: {self.outcome}{delay}{error}"

@@ -181,7 +181,7 @@ def revert(
 
 
 def _tell_outcome(client: JobClient, record: ChangeRecord, job: str, no_wait: bool) -> None:
-    what = f"revision {record.revision} ({', '.join(record.operators)})"
+    what = f"revision {record.revision} ({record.subjects})"
     if not no_wait:
         try:
             with Console(stderr=True).status(f"waiting for {what}"):

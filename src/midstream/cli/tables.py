@@ -100,8 +100,8 @@ def print_history(records: Sequence[ChangeRecord], console: Console) -> None:
 
 
 def _details(record: ChangeRecord) -> Iterator[str]:
-    # A refused change has no updates on record; its plan says what was wanted.
-    what = ", ".join(f"{update.operator}: {update.label}" for update in record.updates) or record.plan
+    # A refused change has no edits on record; its plan says what was wanted.
+    what = ", ".join(map(str, record.edits)) or record.plan
     delay = "" if record.delay_ms is None else f", in effect after {record.delay_ms:,.1f} ms"
     yield f"{what}, by {record.by} ({record.scheduler}{delay})"
     if record.note:
@@ -117,7 +117,7 @@ def outcome_of(record: ChangeRecord) -> str:
     >>> outcome_of(ChangeRecord(1, Revision(2), 0.0, "ann@host", "fries", (), "", Outcome.APPLIED, delay_ms=3.21))
     'revision 2 (): applied, in effect after 3.2 ms'
     """
-    text = f"revision {record.revision} ({', '.join(record.operators)}): {record.outcome}"
+    text = f"revision {record.revision} ({record.subjects}): {record.outcome}"
     if record.delay_ms is not None:
         text += f", in effect after {record.delay_ms:,.1f} ms"
     return text if record.error is None else f"{text}: {record.error}"
@@ -127,7 +127,7 @@ def taken_back_text(taken: TakenBack) -> str:
     """The result of reverting changes of a job that is not running."""
     assert taken.record is not None
     lines = [outcome_of(record) for record in taken.changed if record is not taken.record]
-    what = f" ({', '.join(taken.record.operators)})" if taken.record.updates else ""
+    what = f" ({taken.record.subjects})" if taken.record.edits else ""
     lines.append(
         f"revision {taken.record.revision}{what}: {taken.record.note}; the next start of the job begins with it"
     )

@@ -1,12 +1,19 @@
-"""Edits: what a change does to a flow. So far there is one kind: new functions in the same graph.
+"""Edits: what a change does to a running job. The edits of a change are made together, as one revision.
 
-:func:`revise` is pure: it turns a graph and updates into a new graph, or raises an error that says what does not fit.
-Names and edges stay the same; functions, tables and the schemas derived from them may differ.
+========== ============================================ =====================================
+edit       gives                                        decided by
+========== ============================================ =====================================
+`Update`   an operator another function                 :func:`revise`
+`Move`     bins of a stage other owners                 :mod:`midstream.planner.reassignment`
+`Rescale`  a stage another number of partitions         :mod:`midstream.planner.reassignment`
+========== ============================================ =====================================
+
+:func:`revise` is pure: it turns a graph and edits into a new graph, or raises an error that says what does not fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +27,7 @@ from midstream.flow.model import Graph, Operator, port_schema
 from midstream.flow.spec import InputChange, OnError, Spec
 from midstream.flow.validate import check_error_column
 
-__all__ = ["Edit", "Update", "as_updates", "revise"]
+__all__ = ["Edit", "Move", "Rescale", "Update", "check_edits", "reassignments_in", "revise", "updates_in"]
 
 
 @dataclass(frozen=True)
@@ -51,33 +58,82 @@ class Update(Edit):
     local: Callable[[pa.Table], pa.Table] | None = None
 
 
-def as_updates(edits: Iterable[Edit]) -> tuple[Update, ...]:
-    """The edits of a change; raises :class:`FlowError` for an edit of an unknown kind.
+@dataclass(frozen=True)
+class Move(Edit):
+    """Other owners for some bins of a stage. All state in a bin moves with it; from the next epoch on.
 
-    >>> as_updates(["FM"])
+    :param bins: the new owner, a partition, of each bin that moves; bins that are not named stay.
+    :param stage: the name of the stage's ``key_by``, or of an operator that runs in the stage; may be left out if the
+        flow has only one stage behind an exchange.
+
+    >>> Move({0: 1, 2: 1}, stage="by user")
+    Move(bins={0: 1, 2: 1}, stage='by user')
+    """
+
+    bins: Mapping[int, int]
+    stage: str | None = None
+    __hash__ = None  # type: ignore[assignment]  # a mapping has no hash
+
+
+@dataclass(frozen=True)
+class Rescale(Edit):
+    """Another number of partitions for a stage, from the next epoch on; as few bins move as an even spread allows.
+
+    :param partitions: from 1 to the number of bins.
+    :param stage: as for :class:`Move`; default: every stage behind an exchange.
+
+    >>> Rescale(8, stage="by user").partitions
+    8
+    """
+
+    partitions: int
+    stage: str | None = None
+
+
+Reassignment = Move | Rescale
+"""An edit that changes which partition owns which bin, and nothing else."""
+
+
+def check_edits(edits: Iterable[Edit]) -> tuple[Edit, ...]:
+    """The edits of a change; raises :class:`FlowError` if there is none, or one of an unknown kind.
+
+    >>> check_edits(["FM"])
     Traceback (most recent call last):
     ...
-    midstream.errors.FlowError: a change is made of edits, found str 'FM'; allowed: Update, e.g. Update('FM', function)
+    midstream.errors.FlowError: a change is made of edits, found str 'FM'; allowed: Update, Move and Rescale, e.g. Up...
     """
-    known = []
-    for edit in edits:
-        if not isinstance(edit, Update):
+    known = tuple(edits)
+    for edit in known:
+        if not isinstance(edit, Update | Move | Rescale):
             raise FlowError(
-                f"a change is made of edits, found {type(edit).__name__} {edit!r:.60}; allowed: Update, e.g. "
-                f"Update('FM', function)"
+                f"a change is made of edits, found {type(edit).__name__} {edit!r:.60}; allowed: Update, Move and "
+                f"Rescale, e.g. Update('FM', function)"
             )
-        known.append(edit)
-    return tuple(known)
+    if not known:
+        raise FlowError("a change needs at least one edit, e.g. job.update(Update('FM', new_function))")
+    return known
 
 
-def revise(graph: Graph, updates: Sequence[Update]) -> Graph:
+def updates_in(edits: Iterable[Edit]) -> tuple[Update, ...]:
+    """Those edits that give an operator another function."""
+    return tuple(edit for edit in edits if isinstance(edit, Update))
+
+
+def reassignments_in(edits: Iterable[Edit]) -> tuple[Reassignment, ...]:
+    """Those edits that change who owns which bin, in order."""
+    return tuple(edit for edit in edits if isinstance(edit, Move | Rescale))
+
+
+def revise(graph: Graph, edits: Sequence[Edit]) -> Graph:
     """The graph after a change. Raises :class:`FlowError` when the change does not fit the graph.
 
     An operator that is not updated keeps its function, so its inputs must still have all the columns they had when the
     operator got that function; they may have more. A join keeps whole rows in state, so its inputs may not change at
     all.
     """
-    wanted = _by_operator(graph, updates)
+    wanted = _by_operator(graph, updates_in(edits))
+    if not wanted:
+        return graph
     revised: dict[str, Operator] = {}
     payloads = dict(graph.payloads)
     written_for: dict[str, tuple[pa.Schema, ...]] = {}
@@ -119,8 +175,6 @@ def _by_operator(graph: Graph, updates: Iterable[Update]) -> dict[str, Update]:
                 f"operator {update.operator!r} is updated twice in one change; give one Update for each operator"
             )
         wanted[update.operator] = update
-    if not wanted:
-        raise FlowError("a change needs at least one Update, e.g. job.update(Update('FM', new_function))")
     return wanted
 
 

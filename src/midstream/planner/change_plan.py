@@ -100,6 +100,8 @@ class ChangePlan:
                   change)
           takes effect in the running epoch, as soon as the tasks of FM have finished their slices
         """
+        if not self.updated:
+            return f"change of no function, by scheduler {self.scheduler}\n  {self._effect()}"
         lines = [f"change of {', '.join(self.updated)} by scheduler {self.scheduler}"]
         for number, component in enumerate(self.components, 1):
             members, heads = ", ".join(component.operators), ", ".join(component.heads)
@@ -116,7 +118,7 @@ class ChangePlan:
             return (
                 f"takes effect from the next epoch, because {', '.join(self.crosses)} can emit rows at an epoch's end"
             )
-        if self.from_next_epoch:
+        if self.from_next_epoch or not self.updated:
             return "takes effect from the next epoch"
         heads = ", ".join(head for component in self.components for head in component.heads)
         return f"takes effect in the running epoch, as soon as the tasks of {heads} have finished their slices"
@@ -124,6 +126,8 @@ class ChangePlan:
 
 def plan_change(graph: Graph, updated: Collection[str], scheduler: Scheduler = Scheduler.FRIES) -> ChangePlan:
     """Plan a change of the operators named ``updated``. Pure, and linear in the size of the graph: O(V + E).
+
+    Without any, the plan is empty: the change is of something else than functions.
 
     >>> import pyarrow as pa
     >>> from midstream.flow.model import Operator, Port, Sink, Source
@@ -164,11 +168,9 @@ def crossings(plan: Plan, change: ChangePlan) -> tuple[Wire, ...]:
 
 
 def _checked(graph: Graph, updated: Collection[str]) -> tuple[str, ...]:
-    """The names in the graph's order. Raises :class:`FlowError` if one is unknown or repeated, or there is none."""
+    """The names in the graph's order. Raises :class:`FlowError` if one is unknown or repeated."""
     if isinstance(updated, str):
         raise FlowError(f"the operators to change must be a list of names, found the string {updated!r}")
-    if not updated:
-        raise FlowError(f"a change of flow {graph.name!r} names no operator; name at least one of {_known(graph)}")
     for name, count in Counter(updated).items():
         if name not in graph:
             near = closest(str(name), [op.name for op in graph])

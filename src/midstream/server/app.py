@@ -26,7 +26,7 @@ from midstream.checkpoint.change_records import ChangeRecord
 from midstream.drawing.render import render
 from midstream.errors import MidstreamError
 from midstream.server.guard import Guard, failure
-from midstream.server.messages import ChangeRequest, Explained, JobState, RevertRequest, Welcome
+from midstream.server.messages import EDIT_KINDS, ChangeRequest, Explained, JobState, RevertRequest, Welcome
 from midstream.server.openapi import description
 from midstream.version import __version__
 
@@ -158,7 +158,7 @@ class _Endpoints:
         try:
             return await run_in_threadpool(partial(msgspec.json.decode, bytes(body), type=kind))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            allowed = ". Edits may be of the kind 'update'" if ".kind`" in str(error) else ""
+            allowed = f". Edits may be of the kinds {', '.join(EDIT_KINDS)}" if ".kind`" in str(error) else ""
             raise HTTPException(400, f"the body is not a {kind.__name__} in JSON: {error}{allowed}") from error
 
 

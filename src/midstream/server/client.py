@@ -16,15 +16,16 @@ import msgspec
 from midstream import errors
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
 from midstream.errors import FlowError, MidstreamError
-from midstream.flow.edits import Edit, as_updates
+from midstream.flow.edits import Edit, check_edits
 from midstream.server.messages import (
     ChangeRequest,
+    EditMessage,
     ErrorReply,
     Explained,
     JobState,
     MigrationFunction,
     RevertRequest,
-    UpdateMessage,
+    message_of,
     python_version,
 )
 
@@ -141,8 +142,8 @@ class JobClient:
         return answer
 
 
-def _packed(edits: tuple[Edit, ...]) -> tuple[UpdateMessage, ...]:
-    return tuple(UpdateMessage.of(update) for update in as_updates(edits))
+def _packed(edits: tuple[Edit, ...]) -> tuple[EditMessage, ...]:
+    return tuple(message_of(edit) for edit in check_edits(edits))
 
 
 def _error_of(url: str, status: int, answer: bytes) -> MidstreamError:

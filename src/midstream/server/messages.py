@@ -9,27 +9,32 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pyarrow as pa
 
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.errors import FlowError, FunctionError
-from midstream.flow.edits import Edit, Update
+from midstream.flow.edits import Edit, Move, Rescale, Update
 from midstream.flow.functions import pack
 from midstream.flow.inputs import describe_table
 from midstream.metrics import EpochProgress, SweepStats
 
 __all__ = [
+    "EDIT_KINDS",
     "ChangeRequest",
+    "EditMessage",
     "ErrorReply",
     "Explained",
     "JobState",
     "MigrationFunction",
+    "MoveMessage",
+    "RescaleMessage",
     "RevertRequest",
     "UpdateMessage",
     "Welcome",
+    "message_of",
     "python_version",
 ]
 
@@ -81,8 +86,44 @@ class UpdateMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
         return Update(self.operator, replacement, migrate=migrate, returns=self.returns)
 
 
-EditMessage = UpdateMessage
+class MoveMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="move"):
+    """A :class:`~midstream.Move` as a message."""
+
+    bins: dict[int, int]
+    stage: str | None = None
+
+    def edit(self) -> Move:
+        """The edit."""
+        return Move(self.bins, self.stage)
+
+
+class RescaleMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="rescale"):
+    """A :class:`~midstream.Rescale` as a message."""
+
+    partitions: int
+    stage: str | None = None
+
+    def edit(self) -> Rescale:
+        """The edit."""
+        return Rescale(self.partitions, self.stage)
+
+
+EditMessage = UpdateMessage | MoveMessage | RescaleMessage
 """An edit on its way, by its ``kind``."""
+EDIT_KINDS = tuple(repr(kind.__struct_config__.tag) for kind in get_args(EditMessage))
+"""The kinds of edits, for messages to people."""
+
+
+def message_of(edit: Edit) -> EditMessage:
+    """An edit as a message; raises :class:`FunctionError` if its function cannot be packed."""
+    match edit:
+        case Update():
+            return UpdateMessage.of(edit)
+        case Move(bins=bins, stage=stage):
+            return MoveMessage(dict(bins), stage)
+        case Rescale(partitions=partitions, stage=stage):
+            return RescaleMessage(partitions, stage)
+    raise AssertionError(f"check_edits lets no {type(edit).__name__} pass")
 
 
 class ChangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

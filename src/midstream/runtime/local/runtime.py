@@ -198,6 +198,9 @@ class _Runtime:
         self.clock = clock or SystemClock()
         self._first = first
         self.checkpoint = checkpoint
+        newest = checkpoint.newest_manifest()
+        self._found = Epoch(0) if newest is None else Epoch(newest.epoch + 1)
+        """The first epoch that is not committed before this run."""
         self._audit = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
         self._attempts = 0
         self._zombies: list[Attempt] = []
@@ -226,7 +229,10 @@ class _Runtime:
         self._timer = None
         newest = self.checkpoint.newest_manifest()
         log, store = self.checkpoint.changes, self.checkpoint.blobs
-        restart = restored(self._first, store, log, None if newest is None else newest.revision)
+        first = self._first
+        if newest is not None and newest.epoch >= self._found:  # of this run, so its bins stay where they are
+            first = first.with_assignments(configuration_of(newest, store).assignments)
+        restart = restored(first, store, log, None if newest is None else newest.revision)
         changes = Changes(restart.configuration, store, log, wall=self._wall)
         if restart.pending is not None:
             changes.resume(restart.pending)
