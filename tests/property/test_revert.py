@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from midstream import Flow, ListSource, NoopSink, Update
 from midstream.change.change import Change
 from midstream.change.configuration import Configuration, first_configuration
-from midstream.change.restart import restored
 from midstream.change.revert import taken_back, undoing
 from midstream.change.trial import Changes, Request, RunFailure
 from midstream.checkpoint.change_log import ChangeLog
@@ -36,6 +35,7 @@ from midstream.metrics import OperatorStats
 from midstream.planner.change_plan import Scheduler
 from midstream.storage.blobs import BlobStore
 from tests.examples import examples
+from tests.restarts import restored
 
 TYPES = {"k": "string"}
 EXTRA = ("a", "b", "c")

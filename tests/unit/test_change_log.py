@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from midstream.change.configuration import Configuration, first_configuration
-from midstream.change.restart import drop_changes, restored
+from midstream.change.restart import drop_changes
 from midstream.checkpoint.change_log import ChangeLog
 from midstream.checkpoint.change_records import NOT_STORED, ChangeEvent, ChangeRecord, Outcome, UpdateRecord
 from midstream.errors import CheckpointError
@@ -19,6 +19,7 @@ from midstream.storage.blobs import BlobStore
 from midstream.storage.checksums import with_checksum, without_checksum
 from midstream.storage.documents import FORMAT
 from tests.power_loss import Recorder, Removed, Renamed, Synced
+from tests.restarts import restored
 
 APPLIED = Outcome.APPLIED
 

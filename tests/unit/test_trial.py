@@ -17,7 +17,7 @@ import pytest
 from midstream import Flow, ListSource, NoopSink, Update
 from midstream.change.change import Change, TrialProgress
 from midstream.change.configuration import Configuration, first_configuration
-from midstream.change.restart import Restart, drop_changes, restored
+from midstream.change.restart import Restart, drop_changes
 from midstream.change.revert import undoing
 from midstream.change.trial import LOSSES_BEFORE_BLAME, TRIAL_EPOCHS, Changes, Request, RunFailure
 from midstream.checkpoint.change_log import ChangeLog
@@ -31,6 +31,7 @@ from midstream.metrics import OperatorStats
 from midstream.planner.change_plan import Scheduler
 from midstream.planner.programs import pack_blobs
 from midstream.storage.blobs import Blob, BlobStore
+from tests.restarts import restored
 
 DDL = "k string, n int"
 

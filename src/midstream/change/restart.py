@@ -23,7 +23,7 @@ from midstream.planner.change_plan import Scheduler
 from midstream.planner.stages import compile_plan
 from midstream.storage.blobs import BlobStore
 
-__all__ = ["Pending", "Restart", "drop_changes", "restart_of", "restored"]
+__all__ = ["Pending", "Restart", "drop_changes", "restart_of"]
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,6 @@ class Restart:
     pending: Pending | None
     messages: tuple[str, ...]
     settled: tuple[ChangeRecord, ...] = ()
-
-
-def restored(first: Configuration, store: BlobStore, log: ChangeLog, committed: Revision | None) -> Restart:
-    """What to run, see :func:`restart_of`; also records the outcome of changes that were in progress."""
-    restart = restart_of(first, store, log.records(), committed)
-    for record in restart.settled:
-        log.keep(record)
-    return restart
 
 
 def restart_of(

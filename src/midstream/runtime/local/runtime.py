@@ -21,12 +21,9 @@ import pyarrow as pa
 
 from midstream.change.configuration import Configuration, configuration_of, first_configuration
 from midstream.change.prepare import scheduler_of
-from midstream.change.restart import restored
 from midstream.change.trial import Changes, Request
 from midstream.checkpoint.audit_files import check_audit, read_history
-from midstream.checkpoint.layouts import check_layouts
 from midstream.checkpoint.location import Checkpoint
-from midstream.checkpoint.sink_marker import check_file_sinks, mark_folders
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import (
@@ -55,8 +52,7 @@ from midstream.ids import Epoch, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.planner.assignment import Assignment, check_partitions
 from midstream.planner.programs import pack_blobs
-from midstream.planner.stages import compile_plan
-from midstream.runtime.database_sink import check_tables, claim_tables
+from midstream.runtime import job_start
 from midstream.runtime.driver import Driver
 from midstream.runtime.edge import DriverCrashed, EpochEntry, OpenRun
 from midstream.runtime.local.control import LocalControl
@@ -154,15 +150,11 @@ def runtime_of(
     blobs = pack_blobs(graph)
     with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
         location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
-        location.require_open()
-        check_layouts(compile_plan(graph), location)
-        free_folders = check_file_sinks(graph, location.identity.job)
-        check_tables(graph, location.identity.job)
+        free_folders = job_start.check(graph, location)
         location.claim()
         with contextlib.ExitStack() as undo:
             undo.callback(location.release)
-            mark_folders(free_folders)
-            graph = claim_tables(graph, location.identity.job)
+            graph = job_start.claim(graph, location, free_folders)
             newest = location.newest_manifest()
             before = None if newest is None else configuration_of(newest, location.blobs)
             wires = None if before is None else before.plan.numbers
@@ -232,7 +224,7 @@ class _Runtime:
         first = self._first
         if newest is not None and newest.epoch >= self._found:  # of this run, so its bins stay where they are
             first = first.with_assignments(configuration_of(newest, store).assignments)
-        restart = restored(first, store, log, None if newest is None else newest.revision)
+        restart = job_start.restart(first, self.checkpoint)
         changes = Changes(restart.configuration, store, log, wall=self._wall)
         if restart.pending is not None:
             changes.resume(restart.pending)

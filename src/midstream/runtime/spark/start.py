@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,23 +11,17 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from midstream.change.configuration import FIRST_REVISION, configuration_of, first_configuration
-from midstream.change.restart import drop_changes, restart_of
-from midstream.change.revert import taken_back
 from midstream.change.trial import Changes
 from midstream.checkpoint.audit_files import check_audit
-from midstream.checkpoint.change_records import ChangeRecord, whoami
-from midstream.checkpoint.layouts import check_layouts
 from midstream.checkpoint.location import Checkpoint
-from midstream.checkpoint.sink_marker import check_file_sinks, mark_folders
 from midstream.data.durations import microseconds
 from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
-from midstream.ids import BINS, Revision, StageIndex
+from midstream.ids import BINS, StageIndex
 from midstream.planner.assignment import Assignment, check_partitions
 from midstream.planner.programs import pack_blobs
-from midstream.planner.stages import compile_plan
-from midstream.runtime.database_sink import check_tables, claim_tables
+from midstream.runtime import job_start
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.doctor import require_pyspark
 from midstream.runtime.spark.epoch import unite_inlets
@@ -85,18 +78,13 @@ def start(
     location = Checkpoint.look(str(checkpoint), graph, durable=durable)
     query_name = f"{graph.name} {location.identity.job}"
     require_not_running(spark, query_name, location)
-    if changes == DROP or not location.changes.records():
-        check_layouts(compile_plan(graph), location)
     require_reachable(graph, location, hadoop_knows(spark))
-    free_folders = check_file_sinks(graph, location.identity.job)
-    check_tables(graph, location.identity.job)
+    free_folders = job_start.check(graph, location, drops=changes == DROP)
     # 2. Claim the checkpoint, and the sinks' folders and tables.
     location.claim()
     with contextlib.ExitStack() as undo:
         undo.callback(location.release)
-        location.require_open()
-        mark_folders(free_folders)
-        graph = claim_tables(graph, location.identity.job)
+        graph = job_start.claim(graph, location, free_folders)
         # 3. Store the blobs that workers will fetch.
         newest = location.newest_manifest()
         parallelism = min(int(spark.sparkContext.defaultParallelism), BINS)
@@ -109,30 +97,7 @@ def start(
             recorded={} if before is None else _kept_assignments(before.assignments, partitions, parallelism),
             wires=None if before is None else before.plan.numbers,
         )
-        committed = None if newest is None else newest.revision
-        if changes == DROP:
-            for message in location.changes.set_damage_aside():
-                _log.warning("%s", message)
-            drop_changes(first, location.changes, committed, by=whoami(), now=time.time())
-        records = location.changes.records()
-        settled: tuple[ChangeRecord, ...] = ()
-        if revert_to is not None:
-            # Recorded as a change, so that the next start does not revert changes that are made from now on.
-            taken = taken_back(
-                records,
-                Revision(revert_to),
-                committed,
-                location.blobs,
-                {},
-                by=whoami(),
-                now=time.time(),
-                how="at a start",
-            )
-            records, settled = list(taken.records), taken.changed
-        restart = restart_of(first, location.blobs, records, committed)
-        check_layouts(restart.configuration.plan, location)
-        for record in (*settled, *restart.settled):
-            location.changes.keep(record)
+        restart = job_start.restart(first, location, drops=changes == DROP, revert_to=revert_to)
         for message in restart.messages:
             _log.warning("%s", message)
         # 4. Run.

@@ -1,0 +1,83 @@
+"""The start of a job, on both runtimes: what is checked, claimed and continued.
+
+In this order, because a start that is refused must leave everything as it was: :func:`check` only reads, :func:`claim`
+takes possession, and :func:`restart` records how the changes of the last driver ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from midstream.change.configuration import Configuration
+from midstream.change.restart import Restart, drop_changes, restart_of
+from midstream.change.revert import taken_back
+from midstream.checkpoint.change_records import ChangeRecord, whoami
+from midstream.checkpoint.layouts import check_layouts
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.sink_marker import SinkMarker, check_file_sinks, mark_folders
+from midstream.flow.model import Graph
+from midstream.ids import Revision
+from midstream.planner.stages import compile_plan
+from midstream.runtime.database_sink import check_tables, claim_tables
+
+__all__ = ["check", "claim", "restart"]
+
+_log = logging.getLogger("midstream")
+
+
+def check(graph: Graph, checkpoint: Checkpoint, *, drops: bool = False) -> dict[str, SinkMarker]:
+    """Refuse a flow that does not fit the stored state, and sinks that belong to others.
+
+    Returns the markers for folders that no job owns yet. With changes to continue, what the job will run is
+    not known yet; then :func:`restart` checks the state.
+    """
+    if drops or not checkpoint.changes.records():
+        check_layouts(compile_plan(graph), checkpoint)
+    free_folders = check_file_sinks(graph, checkpoint.identity.job)
+    check_tables(graph, checkpoint.identity.job)
+    return free_folders
+
+
+def claim(graph: Graph, checkpoint: Checkpoint, free_folders: Mapping[str, SinkMarker]) -> Graph:
+    """Claim the folders and tables of the sinks; return the graph whose sinks may write. The checkpoint is claimed."""
+    checkpoint.require_open()
+    mark_folders(free_folders)
+    return claim_tables(graph, checkpoint.identity.job)
+
+
+def restart(
+    first: Configuration, checkpoint: Checkpoint, *, drops: bool = False, revert_to: int | None = None
+) -> Restart:
+    """What the job runs: the script's configuration ``first``, with the changes that were made while it ran.
+
+    ``drops`` leaves these changes out, ``revert_to`` goes back to a revision; both are recorded as changes, so that the
+    next start does not undo changes that are made from now on.
+    """
+    log = checkpoint.changes
+    newest = checkpoint.newest_manifest()
+    committed = None if newest is None else newest.revision
+    if drops:
+        for message in log.set_damage_aside():
+            _log.warning("%s", message)
+        drop_changes(first, log, committed, by=whoami(), now=time.time())
+    records = log.records()
+    settled: tuple[ChangeRecord, ...] = ()
+    if revert_to is not None:
+        taken = taken_back(
+            records,
+            Revision(revert_to),
+            committed,
+            checkpoint.blobs,
+            {},
+            by=whoami(),
+            now=time.time(),
+            how="at a start",
+        )
+        records, settled = list(taken.records), taken.changed
+    found = restart_of(first, checkpoint.blobs, records, committed)
+    check_layouts(found.configuration.plan, checkpoint)
+    for record in (*settled, *found.settled):
+        log.keep(record)
+    return found
