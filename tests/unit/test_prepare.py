@@ -9,6 +9,7 @@ import pytest
 
 from midstream import Flow, ListSource, MemorySink, NoopSink, Update, agg
 from midstream.change.configuration import first_configuration
+from midstream.change.explain import Explanation
 from midstream.change.prepare import PreparedChange, prepare
 from midstream.checkpoint.change_records import NOT_STORED
 from midstream.errors import FlowError, SchemaError
@@ -57,12 +58,14 @@ def test_a_change_has_a_side_entrance_if_rows_come_in_behind_its_heads(tmp_path:
     change, _ = prepared(tmp_path, two_sources(unite_before), Update("FM", same), Update("MC", same))
     assert change.plan.heads == {"FM"}
     assert change.begun.has_side_entrance
+    assert "expected wait: up to 250 ms" in str(Explanation(change, epoch_ms=250.0))
 
 
 @pytest.mark.parametrize("updated", [("MC",), ("FM",), ("FM", "between")])
 def test_a_change_whose_heads_all_rows_pass_has_no_side_entrance(tmp_path: Path, updated: tuple[str, ...]):
     change, _ = prepared(tmp_path, two_sources("MC"), *(Update(name, same) for name in updated))
     assert not change.begun.has_side_entrance
+    assert "expected wait: about 8 ms" in str(Explanation(change, epoch_ms=250.0))
 
 
 # ── columns that one epoch has only one kind of ───────────────────────────────────────────────────────────────────

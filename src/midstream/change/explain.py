@@ -35,7 +35,8 @@ class Explanation:
             return soon, self.epoch_ms
         if self.prepared.from_next_epoch:
             return 0.0, self.epoch_ms
-        return (soon, self.epoch_ms) if crossings(self.prepared.after.plan, self.plan) else (soon, soon)
+        may_take_all = crossings(self.prepared.after.plan, self.plan) or self.prepared.begun.has_side_entrance
+        return (soon, self.epoch_ms) if may_take_all else (soon, soon)
 
     def to_svg(self) -> str:
         """A picture of the flow, with the operators that change together in colour."""
