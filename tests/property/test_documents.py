@@ -209,7 +209,7 @@ def test_a_document_that_this_version_does_not_understand_is_refused(path, value
         CheckpointError, match=f"a program of a stage in the checkpoint cannot be read: .*{message}"
     ) as it:
         read_program(document)
-    assert "Use the midstream that wrote it" in str(it.value)
+    assert "use the one that wrote it, or a later one" in str(it.value)
 
 
 def test_a_field_with_a_default_may_be_missing():

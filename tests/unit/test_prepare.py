@@ -11,7 +11,7 @@ from midstream import Flow, ListSource, MemorySink, NoopSink, Update, agg
 from midstream.change.configuration import first_configuration
 from midstream.change.explain import Explanation
 from midstream.change.prepare import PreparedChange, prepare
-from midstream.checkpoint.change_records import NOT_STORED
+from midstream.checkpoint.change_records import NOT_STORED, UpdateRecord
 from midstream.errors import FlowError, SchemaError
 from midstream.flow.model import Graph
 from midstream.ids import Digest, Revision
@@ -142,6 +142,7 @@ def test_an_operator_whose_function_cannot_be_stored_does_not_keep_the_digest_of
     assert "t" in change.before.blobs, "its first function could be stored"
     assert "t" not in change.after.blobs
     [record] = change.edits
+    assert isinstance(record, UpdateRecord)
     assert (record.before, record.function) == (change.before.blobs["t"], NOT_STORED)
 
 
