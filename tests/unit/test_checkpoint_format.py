@@ -25,7 +25,7 @@ from midstream.planner.assignment import Assignment
 from midstream.planner.programs import StageProgram, StateMigration
 from midstream.planner.stages import NumberedWire, Place, Stage, Wire, WireNumbers
 from midstream.state.files import FileRef
-from midstream.state.lineage import Lineage, LineageEntry
+from midstream.state.lineage import LineageEntry, StoredLineage
 from midstream.storage.documents import FORMAT
 from midstream.storage.table_files import SinkFile
 from midstream.storage.table_format import TableFormat
@@ -35,7 +35,7 @@ PAGE = (ROOT / "docs" / "checkpoint-format.md").read_text(encoding="utf-8")
 DOCUMENTS = {
     "Identity": Identity,
     "Manifest": Manifest,
-    "Lineage": Lineage,
+    "Lineage": StoredLineage,
     "Lineage entry": LineageEntry,
     "File reference": FileRef,
     "Change": ChangeRecord,
@@ -63,7 +63,17 @@ DOCUMENTS = {
     "Committed files of a sink": Committed,
     "Merge of files": Merge,
 }
-ROOTS = (Identity, Manifest, ChangeRecord, Lineage, SinkMarker, Committed, Merge, StageProgram, *CONFIGURATION.values())
+ROOTS = (
+    Identity,
+    Manifest,
+    ChangeRecord,
+    StoredLineage,
+    SinkMarker,
+    Committed,
+    Merge,
+    StageProgram,
+    *CONFIGURATION.values(),
+)
 """What is written as a document by itself."""
 
 
