@@ -17,7 +17,7 @@ from midstream.change.prepare import apply, prepare, store_edits
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.retention import blobs_on_record
 from midstream.errors import CheckpointError, FlowError
-from midstream.ids import Digest, Revision
+from midstream.ids import Digest, Epoch, Revision
 from midstream.planner.programs import StateMigration
 from midstream.planner.stages import compile_plan
 from midstream.storage.blobs import BlobStore
@@ -107,6 +107,22 @@ def test_records_and_manifests_name_the_configuration_of_their_revision(tmp_path
     assert configuration_of(newest, checkpoint.blobs).programs == newest.programs
     written = max((tmp_path / "changes").glob("*.json")).read_text().splitlines()[0]
     assert [edit["kind"] for edit in json.loads(written)["edits"]] == ["update", "update"]
+
+
+def test_the_manifest_of_an_epoch_in_which_tasks_switched_names_the_configuration_that_it_ended_with(tmp_path: Path):
+    for seed in range(50):  # until a change comes while tasks run
+        folder = str(tmp_path / str(seed))
+        change = ChangeAt.of(1, Update("double", lambda row: {**row, "n": 2 * row["n"]}))
+        [record] = run_local(counting(), checkpoint=folder, seed=seed, changes=[change]).history
+        if any(event.what == "switched" for event in record.events):
+            break
+    checkpoint = Checkpoint.of_any_flow(folder)
+    before, ended = (checkpoint.manifest(Epoch(epoch)) for epoch in (0, 1))
+    assert before is not None
+    assert ended is not None
+    assert (ended.revision, ended.configuration) == (record.revision, record.configuration)
+    assert before.configuration != ended.configuration
+    assert configuration_of(ended, checkpoint.blobs).programs == ended.programs
 
 
 @pytest.mark.parametrize(

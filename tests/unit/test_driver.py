@@ -355,6 +355,31 @@ def test_an_epoch_that_is_overdue_when_its_sinks_are_done_is_not_committed(tmp_p
     assert out.totals() == state_totals(tmp_path / "c") == {"a": 12, "b": 12}
 
 
+def test_an_epoch_that_is_to_run_again_when_its_sinks_are_done_is_not_committed(tmp_path: Path):
+    """A change by ``replay`` applies to every row that is not committed, however late it comes."""
+    out = ReplacesAnEpoch()
+    runtimes: list[local._Runtime] = []
+    update = Request((Update("P", Tally(100)),), Scheduler.REPLAY, by="ann@host")
+
+    def change_late(rows: Any, epoch: int) -> None:
+        out(rows, epoch)
+        if epoch == 1 and runtimes:
+            runtimes.pop()._driver.request(update)
+
+    class Busy(local._Runtime):
+        def _maybe_give_up(self) -> None:
+            """Nothing notices that the run is cancelled."""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "_Runtime", Busy)
+        flow = tally_flow(Tally(1), change_late)
+        with local.runtime_of(flow.graph, checkpoint=str(tmp_path / "c")) as runtime:
+            runtimes.append(runtime)
+            for epoch, rows in enumerate(source_epochs(flow.graph)):
+                runtime.run_epoch(Epoch(epoch), rows)
+    assert out.totals() == state_totals(tmp_path / "c") == {"a": 3 + 900, "b": 3 + 900}
+
+
 class SlowToOpen:
     """A model that takes as long to load as a test wants: until something is written to a pipe."""
 
@@ -386,9 +411,9 @@ def test_state_of_the_sample_is_kept_while_a_model_loads(tmp_path: Path):
         with pipe.open("w"):  # waits until the model is being loaded
             for epoch in range(4, 80):
                 runtime.run_epoch(Epoch(epoch), rows[epoch])
-            standing = runtime._driver._committed
-            assert standing is not None
-            assert not set(standing.files()).issuperset(samples), "without the preflight they would have been removed"
+            committed = runtime._driver._committed
+            assert committed is not None
+            assert not set(committed.files()).issuperset(samples), "without the preflight they would have been removed"
         changing.join(60)
         assert (tmp_path / "called").exists()
         assert runtime._driver.changes.on_trial is not None
