@@ -543,7 +543,7 @@ def test_a_key_lost_behind_a_map_is_reported_in_the_users_names():
     with pytest.raises(FlowError) as found:
         mapped.aggregate("sums", n=agg.sum("n"))  # type: ignore[attr-defined]
     text = str(found.value)
-    assert "rows of filter 'some' have no key any more: map 'score', filter 'some' comes after key_by 'by_k'" in text
+    assert "rows of filter 'some' have no key any more: map 'score' comes after key_by 'by_k'" in text
     assert ".map('score', …).filter('some', …).key_by('by_k', 'k').aggregate(…)" in text
     assert ".key_by('by_k_again', 'k').aggregate(…)" in text
     mapped.key_by("by_k_again", "k").aggregate("sums", n=agg.sum("n"))  # the suggestion works

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     {"errors", "ids", "version", "metrics"},
     {"data", "storage"},
+    {"expressions"},
     {"flow"},
     {"planner"},
     {"drawing", "state"},

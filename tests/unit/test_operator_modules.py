@@ -35,6 +35,7 @@ GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
 KINDS = {
     "aggregate",
     "distinct",
+    "drop",
     "filter",
     "flat_map",
     "join",
@@ -42,12 +43,16 @@ KINDS = {
     "lookup",
     "map",
     "process",
+    "rename",
     "route",
+    "select",
     "sink",
     "source",
     "transact",
     "transform",
     "union",
+    "where",
+    "with_columns",
 }
 STRUCTURE = {"Source", "KeyBy", "Union", "Transform", "Sink"}
 """Structural descriptions: where rows enter and leave the flow, are exchanged, and leave the stages."""

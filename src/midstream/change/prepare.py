@@ -275,6 +275,10 @@ def _kept(store: BlobStore, blob: Blob | Digest) -> Digest:
 def _label(function: Any) -> str:
     if isinstance(function, Transaction):
         return function.name
+    if isinstance(function, str):
+        return function
+    if isinstance(function, Mapping):
+        return ", ".join(f"{value} AS {name}" for name, value in function.items())
     if isinstance(function, list | tuple):
         return ", ".join(_label(one) for one in function)
     return label_of(function) if callable(function) else f"a table of {len(function)} rows"

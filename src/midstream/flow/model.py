@@ -320,7 +320,8 @@ class Graph:
     def _event_times(self) -> dict[str, dict[str, None]]:
         above: dict[str, dict[str, None]] = {}
         for op in self.operators:
-            columns = dict.fromkeys(column for port in op.inputs for column in above[self._carrier(port)])
+            carried = dict.fromkeys(column for port in op.inputs for column in above[self._carrier(port)])
+            columns = dict.fromkeys((op.spec.kept((column,)) or (column,))[0] for column in carried)
             if op.name in self.sources and (time := self.sources[op.name].event_time):
                 columns[time] = None
             above[op.name] = {
@@ -333,6 +334,27 @@ class Graph:
     def is_keyed(self, port: Port) -> bool:
         """Whether rows that leave by this port go to the task that owns their key. Bad rows have no key."""
         return self[port.operator].spec.partition_by is not None and not port.branch
+
+    def key_of(self, port: Port) -> tuple[str, ...] | None:
+        """The columns of a key_by above this port that have not been touched since, under the names that they have now.
+
+        Rows with equal values in them are in one task.
+        """
+        op = self[port.operator]
+        return None if port.branch in (*op.late_branches, *op.error_branches) else self._keys[op.name]
+
+    @cached_property
+    def _keys(self) -> dict[str, tuple[str, ...] | None]:
+        found: dict[str, tuple[str, ...] | None] = {}
+        for op in self.operators:
+            key = op.spec.partition_by
+            if key is None and op.inputs:
+                port = op.inputs[0]
+                above = self[port.operator]
+                if port.branch not in (*above.late_branches, *above.error_branches):
+                    key = op.spec.kept(found[above.name] or ()) or None
+            found[op.name] = key
+        return found
 
     @property
     def edges(self) -> tuple[tuple[Port, str], ...]:

@@ -199,6 +199,18 @@ class Spec:
         """Schema of its bad rows: the input's columns and the reason."""
         return pa.schema([*takes, pa.field(ERROR_COLUMN, pa.string(), nullable=False)])
 
+    def kept(self, columns: tuple[str, ...]) -> tuple[str, ...] | None:
+        """The columns of its result that have the values of these columns of its (first) input, row by row; None if
+        that is not certain.
+
+        So rows of a key are where their key belongs behind an operator that keeps the columns of the key.
+        """
+        return None
+
+    def keeping(self, columns: tuple[str, ...]) -> Spec:
+        """The description that sees to it that these columns stay :meth:`kept`, because operators rely on it."""
+        return self
+
     # ── what it does with rows ────────────────────────────────────────────────────────────────────────────────────
 
     @property

@@ -108,7 +108,7 @@ def not_keyed(graph: Graph, port: Port, schema: pa.Schema, wanted: str) -> NotKe
     """The error for a stateful operator on a stream without a key. It shows what to write instead, with the user's
     names.
 
-    Any operator after a key_by drops the key, because it may change the values of the key columns.
+    Operators that are not sure to leave the key columns alone drop the key.
     """
     between, op = list[Operator](), graph[port.operator]
     while len(op.inputs) == 1 and not (graph.is_keyed(op.inputs[0])):
@@ -123,7 +123,8 @@ def not_keyed(graph: Graph, port: Port, schema: pa.Schema, wanted: str) -> NotKe
     key_by = graph[op.inputs[0].operator]
     key = key_by.spec.partition_by or ()
     columns = ", ".join(map(repr, key))
-    names = ", ".join(f"{each.kind} {each.name!r}" for each in between)
+    culprits = [each for each in between if graph.key_of(Port(each.name)) is None] or between
+    names = f"{culprits[0].kind} {culprits[0].name!r}"
     calls = "".join(f".{each.kind}({each.name!r}, …)" for each in between)
     again = ""
     if set(key) <= set(schema.names):

@@ -20,7 +20,7 @@ from midstream.flow.spec import OnError, Spec
 from midstream.flow.transactions import Table
 from midstream.flow.validate import check_error_column, check_name, validate
 from midstream.operators.branches import on_error_of
-from midstream.operators.stream import Stream
+from midstream.operators.stream import KeyedStream, Stream
 
 if TYPE_CHECKING:
     from midstream.runtime.spark.job import Job
@@ -196,7 +196,24 @@ class Flow:
         self._operators[name] = operator
         if payload is not None:
             self._payloads[name] = payload
-        return Stream(self, Port(name), schema)
+        if spec.is_stateful:
+            for port in inputs:
+                self._rely_on_key(port)
+        return self._stream(Port(name))
+
+    def _stream(self, port: Port) -> Stream:
+        """The rows that leave by a port: with the operators that keep state, if they have a key."""
+        schema = port_schema(self._operators, port)
+        key = self._unchecked.key_of(port)
+        return KeyedStream(self, port, schema, key) if key else Stream(self, port, schema)
+
+    def _rely_on_key(self, port: Port) -> None:
+        """Let the operators between a key_by and an operator that keeps state see to it that the key stays as it is."""
+        while (operator := self._operators[port.operator]).spec.partition_by is None:
+            [port] = operator.inputs
+            key = self._unchecked.key_of(port)
+            assert key is not None, "an operator with state reads rows with a key"
+            self._operators[operator.name] = replace(operator, spec=operator.spec.keeping(key))
 
     def _require_free(self, name: str) -> None:
         if name in self._operators or name in self._tables:

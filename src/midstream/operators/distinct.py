@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,6 @@ from midstream.state.key_arrays import decode_keys, split_timers, timer_keys
 from midstream.state.keys import Namespace
 from midstream.state.task import TaskState
 
-if TYPE_CHECKING:
-    from midstream.operators.stream import Stream
-
 
 @dataclass(frozen=True)
 class Distinct(TaskSpec):
@@ -47,6 +44,10 @@ class Distinct(TaskSpec):
     keys: tuple[str, ...]
     time: str | None = None
     within_us: int | None = None
+
+    def kept(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """All columns stay as they are."""
+        return columns
 
     @property
     def keyed_by(self) -> tuple[str, ...]:
@@ -137,7 +138,7 @@ class DistinctMethods(KeyedRows):
 
     def distinct(
         self, name: str, *, within: str | None = None, time: str | None = None, on_error: str = "fail"
-    ) -> Stream:
+    ) -> Self:
         """Keep only the first row of each key.
 
         :param within: forget a key when the watermark is this far past the key's first row, so that state stays
@@ -158,6 +159,7 @@ class DistinctMethods(KeyedRows):
         if within is None:
             if time is not None:
                 raise FlowError(f"{what}: time={time!r} needs within=; add that, or leave out time=")
-            return self._flow._add(name, Distinct(self.keys), (self._port,), self.schema, on_error=on_error)
+            spec = Distinct(self.keys)
+            return cast(Self, self._flow._add(name, spec, (self._port,), self.schema, on_error=on_error))
         spec = Distinct(self.keys, self._time(time, what), duration(within, f"{what}: within"))
-        return self._flow._add(name, spec, (self._port,), self.schema, on_error=on_error)
+        return cast(Self, self._flow._add(name, spec, (self._port,), self.schema, on_error=on_error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 import pyarrow as pa
 
@@ -16,15 +16,16 @@ from midstream.flow.spec import Form, OnError
 from midstream.operators.function import FunctionMethods, FunctionSpec
 from midstream.operators.rows import Row
 
-if TYPE_CHECKING:
-    from midstream.operators.stream import Stream
-
 
 @dataclass(frozen=True)
 class Filter(FunctionSpec):
     """Keeps the rows for which the function returns true."""
 
     kind: ClassVar[str] = "filter"
+
+    def kept(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """All columns stay as they are."""
+        return columns
 
     def step(self, operator: Operator, function: Callable[..., Any]) -> OperatorStep:
         """See :func:`filter_step`."""
@@ -72,10 +73,10 @@ def one_per_row(answer: Any, batch: pa.RecordBatch, wanted: pa.DataType, what: s
 class FilterMethods(FunctionMethods):
     """Add a filter to a stream."""
 
-    def filter(self, name: str, function: Callable[[Row], bool], *, on_error: str = "fail") -> Stream:
+    def filter(self, name: str, function: Callable[[Row], bool], *, on_error: str = "fail") -> Self:
         """Keep the rows for which the function returns a true value."""
-        return self._function(name, Filter(Form.ROWS), function, on_error=on_error)
+        return cast(Self, self._function(name, Filter(Form.ROWS), function, on_error=on_error))
 
-    def filter_batches(self, name: str, function: Callable[[pa.RecordBatch], Any], *, on_error: str = "fail") -> Stream:
+    def filter_batches(self, name: str, function: Callable[[pa.RecordBatch], Any], *, on_error: str = "fail") -> Self:
         """Keep the rows for which the function's result, a boolean array, is true."""
-        return self._function(name, Filter(Form.BATCHES), function, on_error=on_error)
+        return cast(Self, self._function(name, Filter(Form.BATCHES), function, on_error=on_error))

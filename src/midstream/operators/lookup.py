@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,6 @@ from midstream.ids import Digest
 from midstream.operators.rows import StreamRows
 from midstream.storage.blobs import Blob
 
-if TYPE_CHECKING:
-    from midstream.operators.stream import Stream
-
 
 @dataclass(frozen=True)
 class Lookup(TaskSpec):
@@ -39,6 +36,10 @@ class Lookup(TaskSpec):
     how: How
     unique: bool
     table_schema: pa.Schema
+
+    def kept(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """All columns stay as they are."""
+        return columns
 
     @property
     def contract(self) -> Contract:
@@ -172,7 +173,7 @@ class LookupMethods(StreamRows):
         how: str = "inner",
         unique: bool = True,
         on_error: str = "fail",
-    ) -> Stream:
+    ) -> Self:
         """Join each row with a static table, which every worker holds in memory; adds the table's columns.
 
         :param table: a ``pyarrow.Table``, a pandas DataFrame, or a batch DataFrame, which is collected when the job
@@ -197,4 +198,4 @@ class LookupMethods(StreamRows):
         keys = [theirs for _, theirs in pairs]
         schema = joined_schema(self.schema, table_schema, keys, nullable=how == How.LEFT, what=what)
         spec = Lookup(pairs, How(how), unique, table_schema)
-        return self._flow._add(name, spec, (self._port,), schema, table, on_error)
+        return cast(Self, self._flow._add(name, spec, (self._port,), schema, table, on_error))

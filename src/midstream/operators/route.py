@@ -32,6 +32,10 @@ class Route(FunctionSpec):
 
     branches: tuple[str, ...]
 
+    def kept(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """All columns stay as they are."""
+        return columns
+
     @property
     def outputs(self) -> tuple[str, ...]:
         """The branches, in the user's order."""

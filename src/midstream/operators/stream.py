@@ -22,7 +22,7 @@ from midstream.flow.functions import check_callable
 from midstream.flow.inputs import (
     check_sink_signature,
 )
-from midstream.flow.model import KeyBy, Port, Sink, Transform, Union, port_schema
+from midstream.flow.model import KeyBy, Port, Sink, Transform, Union
 from midstream.flow.sinks import (
     CallSink,
     ConsoleSink,
@@ -37,20 +37,37 @@ from midstream.flow.validate import check_name
 from midstream.operators.aggregate import AggregateMethods
 from midstream.operators.branches import error_port, late_port, not_keyed
 from midstream.operators.distinct import DistinctMethods
+from midstream.operators.drop import DropMethods
 from midstream.operators.filter import FilterMethods
 from midstream.operators.flat_map import FlatMapMethods
 from midstream.operators.join import JoinMethods
 from midstream.operators.lookup import LookupMethods
 from midstream.operators.map import MapMethods
 from midstream.operators.process import ProcessMethods
+from midstream.operators.rename import RenameMethods
 from midstream.operators.route import RouteMethods
+from midstream.operators.select import SelectMethods
 from midstream.operators.transact import TransactMethods
+from midstream.operators.where import WhereMethods
+from midstream.operators.with_columns import WithColumnsMethods
 
 if TYPE_CHECKING:
     from midstream.operators.builder import Flow
 
 
-class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMethods, TransactMethods):
+class Stream(
+    SelectMethods,
+    WithColumnsMethods,
+    WhereMethods,
+    RenameMethods,
+    DropMethods,
+    MapMethods,
+    FilterMethods,
+    FlatMapMethods,
+    RouteMethods,
+    LookupMethods,
+    TransactMethods,
+):
     """The rows that leave an operator. Each method adds one operator that reads them and returns *its* rows.
 
     Using one stream several times replicates its rows. Functions come in two forms: for rows, which are dicts, and
@@ -121,8 +138,9 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
                 f"key_by {name!r}: name at least one column, e.g. key_by({name!r}, {self.schema.names[0]!r})"
             )
         check_key_columns(self.schema, columns, f"key_by {name!r}")
-        self._flow._add(name, KeyBy(tuple(columns)), (self._port,), self.schema, on_error=on_error)
-        return KeyedStream(self._flow, Port(name), self.schema, tuple(columns))
+        keyed = self._flow._add(name, KeyBy(tuple(columns)), (self._port,), self.schema, on_error=on_error)
+        assert isinstance(keyed, KeyedStream)
+        return keyed
 
     def union(self, name: str, *others: Stream) -> Stream:
         """Merge this stream and the others, which must have the same columns, into one stream."""
@@ -183,7 +201,7 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
         self._flow._add(name, spec, (self._port,), self.schema, target)
 
     def _branch(self, port: Port) -> Stream:
-        return Stream(self._flow, port, port_schema(self._flow._operators, port))
+        return self._flow._stream(port)
 
     def _check_union(self, name: str, other: Stream) -> None:
         if not isinstance(other, Stream):
@@ -201,7 +219,11 @@ class Stream(MapMethods, FilterMethods, FlatMapMethods, RouteMethods, LookupMeth
 
 
 class KeyedStream(ProcessMethods, AggregateMethods, DistinctMethods, JoinMethods, Stream):
-    """The rows that leave a key_by: a stream with additional operators that keep state per key."""
+    """The rows that leave a key_by: a stream with additional operators that keep state per key.
+
+    Operators that leave the key columns alone give such a stream again: ``where``, ``filter``, ``lookup``, ``distinct``
+    and ``route``; ``select``, ``with_columns``, ``rename`` and ``drop`` if they copy the key; ``map`` with ``adds=``.
+    """
 
     def __init__(self, flow: Flow, port: Port, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         super().__init__(flow, port, schema)

@@ -216,10 +216,16 @@ def place_operators(graph: Graph) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for op in graph:
         place = max((_arrival(graph, places, port, op) for port in op.inputs), default=Place(0, 0))
-        keyed = any(graph.is_keyed(port) for port in op.inputs) and not op.spec.is_outlet
+        keyed = any(graph.is_keyed(port) or _comes_with_key(graph, port, op) for port in op.inputs)
+        keyed = keyed and not op.spec.is_outlet
         # A segment does not start with an exchange, so rows keyed in an earlier segment would not have met yet.
         places[op.name] = Place(place.segment, 1) if keyed and place.depth == 0 else place
     return places
+
+
+def _comes_with_key(graph: Graph, port: Port, consumer: Operator) -> bool:
+    """Whether rows that were keyed further up must still be where their key belongs when they reach this consumer."""
+    return consumer.spec.is_stateful and graph.key_of(port) is not None
 
 
 def _arrival(graph: Graph, places: Mapping[str, Place], port: Port, consumer: Operator) -> Place:
@@ -266,7 +272,6 @@ def lay_wires(
             continue
         origin, segment = runs_at[op.name]
         for port in op.ports:
-            key = op.spec.partition_by if graph.is_keyed(port) else None
             ends: dict[tuple[StageIndex | None, bool], list[str]] = {}
             for name in graph.consumers(port):
                 if graph[name].spec.is_outlet:
@@ -276,6 +281,8 @@ def lay_wires(
                 elif runs_at[name][0] != origin:
                     ends.setdefault((runs_at[name][0], False), []).append(name)
             for (end, is_written), names in ends.items():
+                needs_key = graph.is_keyed(port) or any(_comes_with_key(graph, port, graph[name]) for name in names)
+                key = graph.key_of(port) if needs_key else None
                 target = None if end is None else places[names[0]]
                 if (number := known.get((port, target, is_written))) is None:
                     number, used = WireId(used), used + 1
