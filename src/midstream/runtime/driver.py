@@ -350,10 +350,11 @@ class Driver:
         began = self._stopwatch()
         try:
             # Everything that runs the user's code comes first, without the lock; epochs continue meanwhile.
-            request = self.changes.store(request)
-            prepared = self.changes.check(request)
-            if request.preflight:
-                self._try(prepared)
+            with self._checkpoint.blobs.together():  # synced before the record of the change refers to them
+                request = self.changes.store(request)
+                prepared = self.changes.check(request)
+                if request.preflight:
+                    self._try(prepared)
             while True:
                 with self._lock:
                     self._require_not_stopping()
