@@ -56,6 +56,19 @@ def test_content_is_synced_before_the_name_and_both_before_returning(tmp_path: P
     assert left(tmp_path) == {"file": b"data"}
 
 
+def test_a_checked_file_is_synced_with_its_name_before_returning(tmp_path: Path) -> None:
+    path = str(tmp_path / "file")
+    temporary = f"{path}.{os.getpid()}.tmp"
+    assert recorded(lambda: disk.write_file(path, b"data", durable=True, checked=True))[1:] == [
+        Created(temporary),
+        Written(temporary, b"data"),
+        Renamed(temporary, path),
+        Synced(path, is_folder=False),
+        Synced(str(tmp_path), is_folder=True),
+    ]
+    assert left(tmp_path) == {"file": b"data"}
+
+
 def test_what_is_gathered_is_synced_once_each(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"data")

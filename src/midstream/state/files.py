@@ -118,7 +118,7 @@ class StateFiles:
         digest = _digest(data)
         stem = f"{author.epoch:010d}-{author.run}-{author.partition}-{author.attempt}-{kind}"
         name = f"{folder_of(author.operator)}/{stem}-{digest[:8].hex()}.arrow"
-        write_atomically(self._fs, self._path(name), data, durable=self.durable)
+        write_atomically(self._fs, self._path(name), data, durable=self.durable, checked=True)
         bins, counts = np.unique(_first_bytes(table), return_counts=True)
         return FileRef(name, data.size, digest, table.num_rows, bins.tobytes(), tuple(counts.tolist()))
 

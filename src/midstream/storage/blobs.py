@@ -134,15 +134,18 @@ def spark_path(location: str) -> str:
     return location if _is_uri(location) else f"file://{os.path.abspath(location)}"
 
 
-def write_atomically(fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer, *, durable: bool = True) -> None:
+def write_atomically(
+    fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer, *, durable: bool = True, checked: bool = False
+) -> None:
     """Write a file so that readers see all of it or nothing.
 
     ``durable``: on a local disk, the file is on disk before this returns. Other file systems have their own rules.
+    ``checked``: it is a new file, and its readers check its content, so a power loss meanwhile may leave a torn one.
     """
     handler = fs.handler if isinstance(fs, pafs.PyFileSystem) else None
     try:
         if is_local(fs):
-            disk.write_file(path, data, durable=durable)
+            disk.write_file(path, data, durable=durable, checked=checked)
         elif isinstance(handler, FsspecHandler) and not handler.renames:
             handler.put(path, data)
         else:
