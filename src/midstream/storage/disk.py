@@ -15,10 +15,9 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import functools
 import os
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pyarrow as pa
@@ -168,14 +167,14 @@ def sync_file(path: str) -> None:
 
 
 def at_once(steps: Collection[Callable[[], None]]) -> None:
-    """Take all steps, in any order, in threads; raise the first error when all are done. No step may call this."""
+    """Take all steps, in any order, in threads; raise the first error when all are done."""
     if len(steps) <= 1:
         for step in steps:
             step()
         return
-    pool = _threads(os.getpid())
-    taken = [pool.submit(step) for step in steps]
-    wait(taken)
+    # Threads of its own, so that a job leaves none behind when it ends.
+    with ThreadPoolExecutor(min(len(steps), THREADS), "midstream-disk") as pool:
+        taken = [pool.submit(step) for step in steps]
     for each in taken:
         each.result()
 
@@ -226,12 +225,6 @@ def _sync_path(path: str) -> None:
         _sync(file)
     finally:
         os.close(file)
-
-
-@functools.cache
-def _threads(process: int) -> ThreadPoolExecutor:
-    """The threads of a process, which stay: starting one may take a millisecond. A fork has none of its parent's."""
-    return ThreadPoolExecutor(THREADS, "midstream-disk")
 
 
 def _sync_folder(path: str) -> None:
