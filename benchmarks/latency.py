@@ -7,7 +7,7 @@ batches, exchange twice, and write Parquet files: one sink (everything), or thre
 The plain side is what a careful engineer writes: ``foreachBatch``, broadcast joins for the lookups, ``mapInArrow``, one
 persisted frame that all sinks read, Arrow batches limited as midstream limits them, models loaded once per worker.
 
-    python -m benchmarks.latency [--quick] [--plot FILE] [--rate 10000]
+    python -m benchmarks.latency [--quick] [--plot FILE] [--rate 10000] [--seconds 40] [--rounds 2]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -279,8 +279,13 @@ def main() -> None:
     """Run the benchmark."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--rate", type=float, default=10_000, help="payments per second")
+    parser.add_argument("--seconds", type=float, help="of each run, of which the first two in five do not count")
+    parser.add_argument("--rounds", type=int, help="how often the sides take turns")
     options = parser.parse_args()
     size = QUICK if options.quick else FULL
+    if options.seconds:
+        size = replace(size, seconds=options.seconds, warm_up=options.seconds * 0.4)
+    size = replace(size, rounds=options.rounds or size.rounds)
     models = train()
     epochs: dict[tuple[str, int], list[float]] = {}
     latencies: dict[tuple[str, int], list[npt.NDArray[np.float64]]] = {}
