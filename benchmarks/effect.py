@@ -47,7 +47,7 @@ class Size:
     changes: int
 
 
-FULL, QUICK = Size(30_000, 25), Size(6_000, 3)
+FULL, QUICK = Size(20_000, 15), Size(6_000, 3)
 
 
 def amounts(indexes: Any, rng: np.random.Generator) -> dict[str, Any]:
