@@ -85,7 +85,7 @@ class FileOutlets:
                 f"files of epoch {self._epoch} cannot be synced to disk: {error}. Nothing of this epoch is visible in "
                 f"the folders of its sinks; it is run again"
             )
-            raise failed(", ".join(self._open), lost, None) from error
+            raise failed(next(iter(self._open)), lost, None) from error
 
     def close(self) -> None:
         """Remove what was staged, unless it was finished."""

@@ -339,7 +339,9 @@ class Driver:
 
     def check(self, request: Request) -> PreparedChange:
         """Prepare a change as if it were requested now."""
-        return self.changes.check(self.changes.store(request))
+        blobs = self._checkpoint.blobs
+        with blobs.holds.preparing(), blobs.together():
+            return self.changes.check(self.changes.store(request))
 
     def request(self, request: Request) -> Change:
         """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
