@@ -6,7 +6,6 @@ would make no sense: the old MC does not know the column, the new one cannot do 
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ CHANGE_AT, BREAK_AT = 0.3, 0.6
 TOO_MUCH = 200.0
 """About one payment in fifty: a trial of ten short epochs is sure to meet some."""
 PATIENCE_S = 60.0
+INTO_THE_EPOCH_S = 0.8
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,7 @@ class Show:
 
     def _run(self) -> None:
         if self._await(CHANGE_AT):
-            better = better_pair(self.models)
-            self._aim(better)
-            self.better = self.job.update(*better, note="a second opinion on merchants")
+            self.better = self.job.update(*better_pair(self.models), note="a second opinion on merchants")
             self.better.wait(PATIENCE_S)
         if self._await(BREAK_AT):
             model = Broken(TwoOpinions(self.models.merchant, self.models.second_opinion))
@@ -106,25 +104,8 @@ class Show:
         while self.job.metrics.rows_in < share * self.payments:
             if not self.job.await_epoch(self.job.metrics.epochs + 1, PATIENCE_S):
                 return False
+        time.sleep(INTO_THE_EPOCH_S)  # between two epochs there is nothing to see: no task has to be told
         return True
-
-    def _aim(self, updates: tuple[Update, ...]) -> None:
-        """Wait for a moment from which the change is checked just when tasks of FM are at work.
-
-        They are for some 20 ms of an epoch, and the checks of a change take as long. Elsewhere it would take effect at
-        once, because there would be no task to tell, and nothing to see.
-        """
-        for _ in range(2):  # the first one stores its functions
-            began = time.perf_counter()
-            self.job.explain(*updates)
-            checks_s = time.perf_counter() - began
-        recent = [{phase.name: phase for phase in progress.phases} for progress in self.job.progress[-5:]]
-        lead_ms = statistics.median(
-            (phases["stage 2"].began_ms + phases["stage 2"].ended_ms) / 2 - phases["stage 1"].began_ms
-            for phases in recent
-        )
-        self.job.await_task("FC", PATIENCE_S)  # the stage before
-        time.sleep(max(0.0, lead_ms / 1000 - checks_s))
 
     def lines(self, old: int, new: int, mixtures: int) -> Iterator[tuple[str, str]]:
         """What to tell: alerts of the old and of the new pair, and payments that met a mixture."""

@@ -790,23 +790,3 @@ def test_other_failures_leave_it_to_spark_to_retry():
     coordinator = running()
     coordinator.handle(begin())
     assert not given_up(coordinator, 4)
-
-
-def test_a_stage_is_at_work_from_its_first_start_to_its_last_report() -> None:
-    coordinator = Coordinator()
-    at_work = [coordinator.is_at_work(StageIndex(0))]
-    for event in (
-        opened(),
-        Received(PEER, TaskStarted(task())),
-        Received(PEER, TaskStarted(task(partition=1))),
-        Received(PEER, finished(task())),
-        Received(PEER, finished(task(partition=1))),
-        Received(PEER, TaskStarted(task(stage=1))),
-        abandoned(),
-    ):
-        coordinator.handle(event)
-        at_work.append(coordinator.is_at_work(StageIndex(0)))
-    assert at_work == [False, False, True, True, True, False, False, False]
-    assert not coordinator.is_ending
-    coordinator.handle(JobEnding())
-    assert coordinator.is_ending

@@ -91,16 +91,6 @@ class Coordinator:
         """How many partitions of a stage have finished in the run in progress."""
         return 0 if self._book is None else sum(place[0] == stage for place in self._book.attempts.finished)
 
-    def is_at_work(self, stage: StageIndex) -> bool:
-        """Whether a task of a stage has started in the run in progress, and has neither finished nor failed."""
-        attempts = None if self._book is None else self._book.attempts
-        return attempts is not None and any(attempts.alive(place) for place in attempts.places(stage))
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the job ends."""
-        return self._ending
-
     @property
     def failures(self) -> tuple[TaskFailed, ...]:
         """Failures of the user's code in the run in progress, in the order they were reported."""

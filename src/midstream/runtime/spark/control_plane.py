@@ -56,12 +56,6 @@ class ControlPlane:
         with self._lock:
             return self._coordinator.finished(stage)
 
-    def await_task(self, stage: StageIndex, timeout: float | None) -> bool:
-        """Wait until a task of a stage is at work; False if the time runs out or the job ends first."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._coordinator.is_at_work(stage) or self._coordinator.is_ending, timeout)
-            return self._coordinator.is_at_work(stage)
-
     def journal(self) -> bytes:
         """The events of the newest run."""
         with self._lock:
@@ -80,7 +74,6 @@ class ControlPlane:
         with self._lock:
             self._journal.append(event)
             instructions = self._coordinator.handle(event)
-            self._changed.notify_all()
         for instruction in instructions:
             if isinstance(instruction, Send):
                 self._server.send(instruction.peer, instruction.message)

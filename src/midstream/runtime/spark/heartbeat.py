@@ -18,13 +18,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from midstream.change.change import Change
-from midstream.change.prepare import PreparedChange, stage_of
+from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sweeper import Sweeper, SweepThread
 from midstream.control.messages import AuditOrder, Commit
 from midstream.engine.collector import FRAME_BYTES
-from midstream.errors import FlowError
 from midstream.flow.model import Graph
 from midstream.ids import Epoch
 from midstream.metrics import EpochProgress, SweepStats
@@ -159,15 +158,6 @@ class Heartbeat:
     def sweep_stats(self) -> SweepStats:
         """Statistics of the removal of files that nobody needs."""
         return self._driver.sweeper.stats
-
-    def await_task(self, operator: str, timeout: float | None) -> bool:
-        """Wait until a task that runs an operator is at work; False if the time runs out or the job ends first."""
-        stages = stage_of(self._driver.changes.configuration.plan)
-        if operator not in stages:
-            raise FlowError(
-                f"no task runs {operator!r}; operators that tasks run: {', '.join(stages)}", operator=operator
-            )
-        return self._control.await_task(stages[operator], timeout)
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -272,14 +272,6 @@ class Job:
             raise self._exception
         return self._metrics.epochs >= count
 
-    def await_task(self, operator: str, timeout: float | None = None) -> bool:
-        """Wait until a task that runs an operator is at work; False if the time runs out or the job ends first.
-
-        For tests and demonstrations: a change that is made at this moment meets running tasks. Raises
-        :class:`~midstream.errors.FlowError` for an operator that no task runs, such as a transform.
-        """
-        return self._heartbeat.await_task(operator, timeout)
-
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the job ends; False if the time runs out. Raises :class:`~midstream.errors.JobFailed`."""
         ended = self._over.wait(timeout)
