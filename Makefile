@@ -63,10 +63,12 @@ chaos: check-java $(STAMP) ## kill workers, executors and drivers of real jobs a
 
 bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of JSON
 	@$(PY) -m benchmarks.pipeline $(ARGS)
+	@$(PY) -m benchmarks.latency $(ARGS)
 	@$(PY) -m benchmarks.memory $(ARGS)
 	@$(PY) -m benchmarks.keyed $(ARGS)
 	@$(PY) -m benchmarks.state_growth $(ARGS)
 	@$(PY) -m benchmarks.fries $(ARGS)
+	@$(PY) -m benchmarks.effect $(ARGS)
 	@$(PY) -m benchmarks.delay $(ARGS)
 	@$(PY) -m benchmarks.surge $(ARGS)
 	@$(PY) -m benchmarks.txn $(ARGS)
@@ -75,10 +77,12 @@ bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of 
 
 bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.pipeline --quick $(ARGS)
+	@$(PY) -m benchmarks.latency --quick $(ARGS)
 	@$(PY) -m benchmarks.memory --quick $(ARGS)
 	@$(PY) -m benchmarks.keyed --quick $(ARGS)
 	@$(PY) -m benchmarks.state_growth --quick $(ARGS)
 	@$(PY) -m benchmarks.fries --quick $(ARGS)
+	@$(PY) -m benchmarks.effect --quick $(ARGS)
 	@$(PY) -m benchmarks.delay --quick $(ARGS)
 	@$(PY) -m benchmarks.surge --quick $(ARGS)
 	@$(PY) -m benchmarks.txn --quick $(ARGS)

@@ -59,8 +59,8 @@ def applications(size: Size) -> list[Application]:
     tweets = osed.LARGE.tweets(FULL_LOAD, max_rows_per_epoch=size.tweets)
     events = market.LARGE.events(FULL_LOAD, max_rows_per_epoch=size.trades)
     return [
-        Application("osed", 10_000, tweets, osed.flow, lambda rows: osed.oracle(rows).events),
-        Application("sea", 200_000, events, sea.flow, lambda rows: sea.oracle(rows)[0]),
+        Application("osed", 40_000, tweets, osed.flow, lambda rows: osed.oracle(rows).events),
+        Application("sea", 500_000, events, sea.flow, lambda rows: sea.oracle(rows)[0]),
     ]
 
 

@@ -7,7 +7,7 @@ batches, exchange twice, and write Parquet files: one sink (everything), or thre
 The plain side is what a careful engineer writes: ``foreachBatch``, broadcast joins for the lookups, ``mapInArrow``, one
 persisted frame that all sinks read, Arrow batches limited as midstream limits them, models loaded once per worker.
 
-    python -m benchmarks.latency [--quick] [--plot FILE] [--rate 10000]
+    python -m benchmarks.latency [--quick] [--plot FILE] [--rate 10000] [--seconds 40] [--rounds 2]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,8 @@ FULL, QUICK = Size(40, 15, 2), Size(12, 6, 1)
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: durations of epochs, a latency for each row, and what an epoch asked of the JVM."""
+    """One run: durations of epochs, a latency for each row, and what an epoch asked of the JVM (starting and stopping
+    the query, and reading its progress, are not in it)."""
 
     epochs_ms: list[float]
     latencies_ms: npt.NDArray[np.float64]
@@ -131,14 +132,16 @@ def run_midstream(spark: SparkSession, stream: DataFrame, models: Models, sinks:
         flow = fraud_flow(stream, models, sinks, folder)
         with calls.counted(), flow.start(spark, checkpoint=str(folder / "c"), partitions=CORES) as job:
             job.await_epoch(1)
+            since = calls.count, job.metrics.epochs
             time.sleep(seconds)  # the load is open loop: this is how long it is on
+            per_epoch = (calls.count - since[0]) / max(1, job.metrics.epochs - since[1])
             progress = list(job.progress)
             [query] = [query for query in spark.streams.active if job.id in str(query.name)]
             durations = {p["batchId"]: p["durationMs"]["triggerExecution"] for p in query.recentProgress}
         ends = {p.epoch: p.committed_at for p in progress}
         compile_ms = [phase.ms for p in progress for phase in p.phases if phase.name == "plan"]
         return measured(
-            folder, ends, durations, calls.count, "epoch", statistics.median(compile_ms) if compile_ms else None
+            folder, ends, durations, per_epoch, "epoch", statistics.median(compile_ms) if compile_ms else None
         )
 
 
@@ -215,7 +218,9 @@ def run_plain(spark: SparkSession, stream: DataFrame, models: Models, sinks: int
         with calls.counted():
             query = writer.start()
             first_done.wait()
+            since = calls.count, len(ends)
             time.sleep(seconds)  # the load is open loop: this is how long it is on
+            per_epoch = (calls.count - since[0]) / max(1, len(ends) - since[1])
             done = dict(ends)
             durations = {p["batchId"]: p["durationMs"]["triggerExecution"] for p in query.recentProgress}
             query.stop()
@@ -223,7 +228,7 @@ def run_plain(spark: SparkSession, stream: DataFrame, models: Models, sinks: int
                 raise RuntimeError(str(query.exception()))
         for cached in (customers, merchants):
             cached.unpersist()
-        return measured(folder, done, durations, calls.count, "batch", None)
+        return measured(folder, done, durations, per_epoch, "batch", None)
 
 
 def to_ddl_of(df: DataFrame) -> str:
@@ -235,7 +240,12 @@ def to_ddl_of(df: DataFrame) -> str:
 
 
 def measured(
-    folder: Path, ends: dict[int, float], durations: dict[int, float], calls: int, column: str, compile_ms: float | None
+    folder: Path,
+    ends: dict[int, float],
+    durations: dict[int, float],
+    jvm_calls: float,
+    column: str,
+    compile_ms: float | None,
 ) -> Measured:
     """Latencies from what was written: each row's own due time against the end of its epoch."""
     due, epoch = [], []
@@ -251,7 +261,7 @@ def measured(
     order = sorted(set(durations) & set(ends))
     latencies = 1000 * (finished - dues[known])
     stamped = np.stack([dues[known], latencies])
-    return Measured([durations[each] for each in order], stamped, calls / max(1, len(order)), compile_ms)
+    return Measured([durations[each] for each in order], stamped, jvm_calls, compile_ms)
 
 
 def settled(run: Measured, warm_up: float) -> tuple[list[float], npt.NDArray[np.float64]]:
@@ -269,8 +279,13 @@ def main() -> None:
     """Run the benchmark."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--rate", type=float, default=10_000, help="payments per second")
+    parser.add_argument("--seconds", type=float, help="of each run, of which the first two in five do not count")
+    parser.add_argument("--rounds", type=int, help="how often the sides take turns")
     options = parser.parse_args()
     size = QUICK if options.quick else FULL
+    if options.seconds:
+        size = replace(size, seconds=options.seconds, warm_up=options.seconds * 0.4)
+    size = replace(size, rounds=options.rounds or size.rounds)
     models = train()
     epochs: dict[tuple[str, int], list[float]] = {}
     latencies: dict[tuple[str, int], list[npt.NDArray[np.float64]]] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,9 +150,15 @@ class Recorder:
         with (
             patch.object(disk, "os", self),
             patch.object(disk, "_syncfs", self.syncfs),
+            patch.object(disk, "at_once", _in_turn),  # one of the orders that threads may have, the same in every run
             patch.object(disk, "_on_disk", set()),
         ):
             yield
+
+
+def _in_turn(steps: Collection[Callable[[], None]]) -> None:
+    for step in steps:
+        step()
 
 
 @dataclass

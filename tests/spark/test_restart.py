@@ -74,6 +74,21 @@ def test_a_stopped_job_continues_with_changed_functions_and_operators(spark: Any
     assert nothing_new.metrics.epochs == 0
 
 
+def test_a_backlog_after_a_stop_is_worked_off_in_epochs_as_small_as_the_source_allows(
+    spark: Any, tmp_path: Path
+) -> None:
+    source, checkpoint = tmp_path / "in", str(tmp_path / "c")
+    write_numbers(source, "0.json", range(10))
+    run_spark(file_flow(spark, source, same, out := MemorySink(), NoopSink()), spark, checkpoint=checkpoint)
+
+    for i in range(1, 6):  # what comes in while the job is down
+        write_numbers(source, f"{i}.json", range(10 * i, 10 * i + 10))
+    later = run_spark(file_flow(spark, source, same, more := MemorySink(), NoopSink()), spark, checkpoint=checkpoint)
+
+    assert [(p.epoch, p.rows_in) for p in later.progress] == [(epoch, 10) for epoch in range(1, 6)]
+    assert sorted(row["n"] for row in out.rows + more.rows) == list(range(60))
+
+
 def test_a_checkpoint_may_have_any_name_and_be_relative(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from midstream.errors import CheckpointError
 from midstream.ids import Digest
 from midstream.storage.blobs import Blob, BlobStore, filesystem_of, write_atomically
+from tests.power_loss import Recorder, Synced
 
 
 @pytest.fixture
@@ -89,6 +91,65 @@ def test_a_missing_blob_names_the_location(store):
         CheckpointError, match=r"blob abcdef0123456789 cannot be read from .*storage that the driver and all"
     ):
         store.get(Digest("abcdef0123456789"))
+
+
+def test_blobs_put_together_are_synced_once_when_the_block_ends(tmp_path):
+    store, recorder = BlobStore(str(tmp_path / "blobs")), Recorder()
+    blobs = [Blob.of(bytes([i])) for i in range(3)]
+    with recorder.recording():
+        with store.together():
+            for blob in blobs:
+                store.put(blob)
+            assert not any(isinstance(each, Synced) and not each.is_folder for each in recorder.operations)
+        paths = {str(tmp_path / "blobs" / blob.digest[:2] / blob.digest) for blob in blobs}
+        synced = [each.path for each in recorder.operations if isinstance(each, Synced)]
+        assert paths <= set(synced)
+        assert {os.path.dirname(path) for path in paths} <= set(synced), "and their names"
+        assert synced[-1] == str(tmp_path / "blobs"), "and the names of their folders"
+        count = len(recorder.operations)
+        store.put(blobs[0])
+        assert len(recorder.operations) == count, "nothing to do"
+
+
+def test_a_blob_that_another_process_left_unsynced_is_synced_by_the_next(tmp_path):
+    blob = Blob.of(b"model")
+    BlobStore(str(tmp_path), durable=False).put(blob)
+    path, recorder = str(tmp_path / blob.digest[:2] / blob.digest), Recorder()
+    with recorder.recording():
+        BlobStore(str(tmp_path)).put(blob)
+    assert Synced(path, is_folder=False) in recorder.operations
+    assert Synced(os.path.dirname(path), is_folder=True) in recorder.operations
+
+
+def test_a_blob_that_was_removed_is_synced_again(tmp_path):
+    store, blob, recorder = BlobStore(str(tmp_path)), Blob.of(b"model"), Recorder()
+    with recorder.recording():
+        store.put(blob)
+        path = tmp_path / blob.digest[:2] / blob.digest
+        path.unlink()
+        store.put(blob)
+    assert recorder.operations.count(Synced(str(path), is_folder=False)) == 2
+
+
+def test_blobs_of_a_block_that_fails_are_synced_when_they_are_put_again(tmp_path):
+    store, blob, recorder = BlobStore(str(tmp_path)), Blob.of(b"model"), Recorder()
+    path = str(tmp_path / blob.digest[:2] / blob.digest)
+    with recorder.recording():
+        with contextlib.suppress(KeyError), store.together():
+            store.put(blob)
+            raise KeyError
+        assert Synced(path, is_folder=False) not in recorder.operations
+        store.put(blob)
+    assert Synced(path, is_folder=False) in recorder.operations
+
+
+def test_a_sync_that_fails_is_a_clear_error(tmp_path, monkeypatch):
+    def broken(_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(CheckpointError, match=r"cannot sync blobs in .*Input/output error"):
+        BlobStore(str(tmp_path)).put(Blob.of(b"model"))
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):

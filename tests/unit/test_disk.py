@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,55 @@ def test_content_is_synced_before_the_name_and_both_before_returning(tmp_path: P
         Synced(str(tmp_path), is_folder=True),
     ]
     assert left(tmp_path) == {"file": b"data"}
+
+
+def test_a_checked_file_is_synced_with_its_name_before_returning(tmp_path: Path) -> None:
+    path = str(tmp_path / "file")
+    temporary = f"{path}.{os.getpid()}.tmp"
+    assert recorded(lambda: disk.write_file(path, b"data", durable=True, checked=True))[1:] == [
+        Created(temporary),
+        Written(temporary, b"data"),
+        Renamed(temporary, path),
+        Synced(path, is_folder=False),
+        Synced(str(tmp_path), is_folder=True),
+    ]
+    assert left(tmp_path) == {"file": b"data"}
+
+
+def test_what_is_gathered_is_synced_once_each(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"data")
+    unsynced = disk.Unsynced()
+
+    def gather_and_sync() -> None:
+        for name in ("a", "b", "a"):
+            unsynced.add_file(str(tmp_path / name))
+        unsynced.add_names(str(tmp_path))
+        unsynced.sync()
+        unsynced.sync()  # there is nothing left
+
+    assert recorded(gather_and_sync) == [
+        Synced(str(tmp_path / "a"), is_folder=False),
+        Synced(str(tmp_path / "b"), is_folder=False),
+        Synced(str(tmp_path), is_folder=True),
+        Synced(str(tmp_path.parent), is_folder=True),  # once: this process does not know who created the folder
+    ]
+    assert not unsynced
+
+
+def test_steps_are_taken_at_once_and_all_of_them_even_if_one_fails() -> None:
+    met, taken = threading.Barrier(3), []
+
+    def step(number: int) -> None:
+        met.wait(60)  # no step gets on before all have begun
+        taken.append(number)
+        if number == 1:
+            raise OSError(errno.EIO, "step 1")
+
+    with pytest.raises(OSError, match="step 1"):
+        disk.at_once([partial(step, number) for number in range(3)])
+    assert sorted(taken) == [0, 1, 2]
+    disk.at_once([])
 
 
 def test_new_folders_are_synced_in_their_parents_once_each(tmp_path: Path) -> None:
@@ -112,6 +163,7 @@ def test_files_of_other_processes_can_be_synced(tmp_path: Path) -> None:
     assert recorded(lambda: disk.sync_file(path), lambda: disk.sync_filesystem(str(tmp_path))) == [
         Synced(path, is_folder=False),
         Synced(str(tmp_path), is_folder=True),
+        Synced(str(tmp_path.parent), is_folder=True),  # once: this process does not know who created the folder
         AllSynced(),
     ]
     disk.sync_filesystem(str(tmp_path))

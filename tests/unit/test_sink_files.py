@@ -13,12 +13,22 @@ import pyarrow.parquet as papq
 import pytest
 
 from midstream.checkpoint import sink_files
-from midstream.checkpoint.sink_files import COMMITTED, MERGE_FILES, MERGING, SinkFolder, committed_files, merges_of
+from midstream.checkpoint.sink_files import (
+    COMMITTED,
+    MERGE_FILES,
+    MERGING,
+    SinkFolder,
+    SinkFolders,
+    committed_files,
+    merges_of,
+)
 from midstream.errors import CheckpointError
 from midstream.flow.spec import SinkTable
 from midstream.storage import disk
+from midstream.storage.disk import Unsynced
 from midstream.storage.table_files import SinkFile, TableFiles, epochs_of, file_name
 from midstream.storage.table_format import TableFormat
+from tests.power_loss import Recorder, Renamed, Synced
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -42,6 +52,7 @@ def stage(
         epoch=epoch,
         partition=0,
         attempt=f"{epoch}-{attempt}",
+        unsynced=Unsynced(),
         durable=False,
     )
     columns = {name: rows if name == "n" else [None] * len(rows) for name in schema.names}
@@ -68,6 +79,22 @@ def test_staged_files_are_invisible_until_they_are_published(tmp_path):
     folder.publish(0, first)
     assert seen_by_plain_reader(tmp_path) == seen_in_committed(tmp_path) == [1, 2]
     assert sink_of(tmp_path).epoch == 0
+
+
+def test_all_names_of_an_epoch_are_on_disk_before_any_list_says_so_and_each_folder_is_synced_once(tmp_path):
+    sinks = {str(tmp_path / name): SinkTable(str(tmp_path / name), TableFormat.of("parquet", {})) for name in "abc"}
+    files = {location: stage(Path(location), 0, [1], "0") + stage(Path(location), 0, [2], "1") for location in sinks}
+    folders = SinkFolders(sinks.values(), durable=True, at=lambda step: None)
+    recorder = Recorder()
+    with recorder.recording():
+        disk._on_disk.update([str(tmp_path), *sinks])
+        folders.publish(0, files)
+    moved = [i for i, each in enumerate(recorder.operations) if isinstance(each, Renamed) and "_staged" in each.path]
+    listed = [i for i, each in enumerate(recorder.operations) if isinstance(each, Renamed) and COMMITTED in each.other]
+    between = recorder.operations[max(moved) + 1 : min(listed)]
+    synced = [each.path for each in between if isinstance(each, Synced) and each.is_folder]
+    assert (len(moved), len(listed)) == (6, 3)
+    assert sorted(synced) == sorted(sinks)
 
 
 def test_an_epoch_without_rows_costs_nothing(tmp_path):

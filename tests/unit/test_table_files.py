@@ -21,11 +21,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.data.json_lines import json_lines
-from midstream.errors import CheckpointError, FlowError, SchemaError
+from midstream.engine.file_outlets import FileOutlets
+from midstream.errors import CheckpointError, FlowError, OperatorFailed, SchemaError
+from midstream.flow.spec import SinkTable
+from midstream.ids import Epoch, PartitionId, WireId
 from midstream.storage import table_files
+from midstream.storage.disk import Unsynced
 from midstream.storage.table_files import SinkFile, TableFiles, epochs_of
 from midstream.storage.table_format import TableFormat
 from tests.examples import examples
+from tests.power_loss import Recorder, Synced
 
 NOON = dt.datetime(2026, 11, 16, 12, tzinfo=dt.UTC)
 ROWS = pa.record_batch(
@@ -40,7 +45,9 @@ ROWS = pa.record_batch(
 def writer(folder: Path, format: str = "parquet", schema: pa.Schema = ROWS.schema, **more: Any) -> TableFiles:
     options = more.pop("options", {})
     given: dict[str, Any] = {"epoch": 7, "partition": 1, "attempt": "7.0-1-5", **more}
-    return TableFiles(pafs.LocalFileSystem(), str(folder), TableFormat.of(format, options), schema, **given)
+    return TableFiles(
+        pafs.LocalFileSystem(), str(folder), TableFormat.of(format, options), schema, unsynced=Unsynced(), **given
+    )
 
 
 def written(files: TableFiles, *batches: pa.RecordBatch) -> tuple[SinkFile, ...]:
@@ -193,6 +200,50 @@ def test_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"epoch 7 cannot be written to .*No space left.*Nothing of this epoch"):
         written(files, ROWS)
     files.abort()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def outlets_of(folder, sinks=3):
+    tables = {f"sink {i}": SinkTable(str(folder / str(i)), TableFormat.of("parquet", {})) for i in range(sinks)}
+    return FileOutlets(
+        {WireId(0): tables}, {WireId(0): ROWS.schema}, epoch=Epoch(7), partition=PartitionId(1), durable=True
+    )
+
+
+def test_the_files_of_all_sinks_of_a_task_are_synced_when_it_finishes_and_not_before(tmp_path):
+    recorder = Recorder()
+    with recorder.recording():
+        outlets = outlets_of(tmp_path)
+        outlets.write(WireId(0), ROWS)
+        written = len(recorder.operations)
+        files = [tmp_path / str(i) / file.staged for i, [file] in enumerate(outlets.finish().values())]
+    content = [Synced(str(file), is_folder=False) for file in files]
+    names = [Synced(str(file.parent), is_folder=True) for file in files]
+    assert not set(content) & set(recorder.operations[:written])
+    assert set(recorder.operations[written:]) == {*content, *names}
+    assert len(recorder.operations[written:]) == 6, "each once"
+
+
+def test_without_durability_nothing_is_synced(tmp_path):
+    recorder = Recorder()
+    with recorder.recording():
+        files = writer(tmp_path, durable=False)
+        unsynced = files._unsynced
+        written(files, ROWS)
+    assert not unsynced
+    assert not any(isinstance(each, Synced) for each in recorder.operations)
+
+
+def test_a_disk_that_fills_at_the_sync_is_a_clear_error_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(_: Unsynced) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    outlets = outlets_of(tmp_path)
+    outlets.write(WireId(0), ROWS)
+    monkeypatch.setattr(Unsynced, "sync", full)
+    with pytest.raises(OperatorFailed, match=r"epoch 7 cannot be synced to disk: .*No space left.*Nothing of this"):
+        outlets.finish()
+    outlets.close()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -124,7 +124,8 @@ def first_configuration(
     are the wire numbers that the job had before.
     """
     packed = pack_blobs(graph) if blobs is None else blobs
-    digests = {name: store.put(blob) for name, blob in packed.items()}
     plan = compile_plan(graph, wires or WireNumbers())
     assignments = assign(plan.exchanged, partitions, recorded or {}, bins)
-    return Configuration(plan, FIRST_REVISION, assignments, digests).store(store)
+    with store.together():
+        digests = {name: store.put(blob) for name, blob in packed.items()}
+        return Configuration(plan, FIRST_REVISION, assignments, digests).store(store)

@@ -57,7 +57,7 @@ class ChangeLog:
                 set_aside(self._fs, self._torn, durable=self._durable)
                 self._torn = None
             data = with_checksum(write_struct(record))
-            write_atomically(self._fs, self._path(self._read + 1), data, durable=self._durable)
+            write_atomically(self._fs, self._path(self._read + 1), data, durable=self._durable, checked=True)
             self._add(record)
 
     def records(self) -> list[ChangeRecord]:

@@ -210,7 +210,7 @@ class Checkpoint:
     def commit(self, manifest: Manifest) -> None:
         """Write an epoch's manifest; from then on the epoch's results count."""
         data = with_checksum(write_struct(manifest))
-        write_atomically(self._fs, self._manifest_path(manifest.epoch), data, durable=self.durable)
+        write_atomically(self._fs, self._manifest_path(manifest.epoch), data, durable=self.durable, checked=True)
 
     def manifest(self, epoch: Epoch) -> Manifest | None:
         """The manifest of an epoch, if it was committed and has not been removed.

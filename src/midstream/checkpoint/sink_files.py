@@ -16,6 +16,7 @@ import logging
 import posixpath
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -97,14 +98,29 @@ class SinkFolder:
 
         Replaces an epoch that was published before: that one was planned again, for other rows.
         """
+        unsynced = disk.Unsynced()
+        self.place(epoch, files, unsynced)
+        unsynced.sync()
+        if files and epoch > self.epoch:
+            self.note(epoch)
+
+    def place(self, epoch: int, files: Sequence[SinkFile], unsynced: disk.Unsynced) -> None:
+        """The first half of :meth:`publish`. The new names are in ``unsynced``, to be synced before :meth:`note`.
+
+        The old names need not be: one that a loss of power brings back is swept at the next start.
+        """
         if epoch <= self.epoch:
             self._remove_files(lambda span: span == (epoch, epoch), {file.name for file in files})
         for file in files:
-            self._move(file.staged, file.name)
+            self._move(file.staged, file.name, unsynced)
             self._at("file in place")
         self._unmerged += len(files)
-        if files and epoch > self.epoch:
-            self._note(epoch)
+
+    def note(self, epoch: int) -> None:
+        """The second half: say that all files up to an epoch are in place."""
+        committed = Committed(epoch)
+        self._write(COMMITTED, committed)
+        self._committed = committed
 
     def recover(self, epoch: int, files: Sequence[SinkFile]) -> None:
         """Finish what the previous driver process left undone; ``epoch`` is the newest committed one.
@@ -115,7 +131,7 @@ class SinkFolder:
         self._finish_merge()
         if self.epoch > epoch:  # a power failure has lost the newest manifests
             self._remove_files(lambda span: span[0] > epoch)
-            self._note(epoch)
+            self.note(epoch)
         found = [file for file in files if self._is_there(file.staged) or self._is_there(file.name)]
         if len(found) < len(files) and self.epoch < epoch:
             _log.warning(
@@ -227,11 +243,14 @@ class SinkFolder:
             if span is not None and is_meant(span) and name not in kept:
                 remove_file(self._fs, self._path(name))
 
-    def _move(self, staged: str, name: str) -> None:
+    def _move(self, staged: str, name: str, unsynced: disk.Unsynced | None = None) -> None:
+        """Put a file in place. With ``unsynced`` its new name is not synced yet, else both names are."""
         source, target = self._path(staged), self._path(name)
         try:
             make_folder(self._fs, posixpath.dirname(target), durable=self._durable)
-            move_file(self._fs, source, target, durable=self._durable)
+            move_file(self._fs, source, target, durable=self._durable and unsynced is None)
+            if unsynced is not None and self._durable and is_local(self._fs):
+                unsynced.add_names(posixpath.dirname(target))
         except OSError as error:
             if self._is_there(name):
                 return  # an earlier call moved it
@@ -242,11 +261,6 @@ class SinkFolder:
 
     def _is_there(self, name: str) -> bool:
         return bool(self._fs.get_file_info(self._path(name)).type == pafs.FileType.File)
-
-    def _note(self, epoch: int) -> None:
-        committed = Committed(epoch)
-        self._write(COMMITTED, committed)
-        self._committed = committed
 
     def _write(self, name: str, content: msgspec.Struct) -> None:
         write_atomically(self._fs, self._path(name), write_struct(content), durable=self._durable)
@@ -272,9 +286,13 @@ class SinkFolders:
         return SinkFolder(table, durable=self._durable, at=self._at)
 
     def publish(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
-        """Put the files of a committed epoch in place."""
+        """Put the files of a committed epoch in place: those of all sinks at once, which costs as much as one sink."""
+        unsynced = disk.Unsynced()
         for location, folder in self._folders.items():
-            folder.publish(epoch, files.get(location, ()))
+            folder.place(epoch, files.get(location, ()), unsynced)
+        unsynced.sync()
+        written = [folder for location, folder in self._folders.items() if files.get(location) and epoch > folder.epoch]
+        disk.at_once([partial(folder.note, epoch) for folder in written])
 
     def recover(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
         """See :meth:`SinkFolder.recover`; includes the folders of sinks that the flow no longer has."""

@@ -347,7 +347,9 @@ class Driver:
 
     def check(self, request: Request) -> PreparedChange:
         """Prepare a change as if it were requested now."""
-        return self.changes.check(self.changes.store(request))
+        blobs = self._checkpoint.blobs
+        with blobs.holds.preparing(), blobs.together():
+            return self.changes.check(self.changes.store(request))
 
     def request(self, request: Request) -> Change:
         """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
@@ -358,10 +360,11 @@ class Driver:
         began = self._stopwatch()
         try:
             # Everything that runs the user's code comes first, without the lock; epochs continue meanwhile.
-            request = self.changes.store(request)
-            prepared = self.changes.check(request)
-            if request.preflight:
-                self._try(prepared)
+            with self._checkpoint.blobs.together():  # synced before the record of the change refers to them
+                request = self.changes.store(request)
+                prepared = self.changes.check(request)
+                if request.preflight:
+                    self._try(prepared)
             while True:
                 with self._lock:
                     self._require_not_stopping()

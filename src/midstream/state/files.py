@@ -132,7 +132,7 @@ class StateFiles:
             data, digest = write_indexed(table, numbers, counts, metadata, FORMAT, self.space)
         stem = f"{author.epoch:010d}-{author.run}-{author.partition}-{author.attempt}-{kind}"
         name = f"{folder_of(author.operator)}/{stem}-{digest[:8].hex()}.arrow"
-        write_atomically(self._fs, self._path(name), data, durable=self.durable)
+        write_atomically(self._fs, self._path(name), data, durable=self.durable, checked=True)
         return FileRef(name, data.size, digest, table.num_rows, self.space.pack(numbers), tuple(counts.tolist()))
 
     def read(self, ref: FileRef) -> pa.Table:

@@ -12,7 +12,7 @@ import os
 import posixpath
 import re
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
@@ -134,15 +134,18 @@ def spark_path(location: str) -> str:
     return location if _is_uri(location) else f"file://{os.path.abspath(location)}"
 
 
-def write_atomically(fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer, *, durable: bool = True) -> None:
+def write_atomically(
+    fs: pafs.FileSystem, path: str, data: bytes | pa.Buffer, *, durable: bool = True, checked: bool = False
+) -> None:
     """Write a file so that readers see all of it or nothing.
 
     ``durable``: on a local disk, the file is on disk before this returns. Other file systems have their own rules.
+    ``checked``: it is a new file, and its readers check its content, so a power loss meanwhile may leave a torn one.
     """
     handler = fs.handler if isinstance(fs, pafs.PyFileSystem) else None
     try:
         if is_local(fs):
-            disk.write_file(path, data, durable=durable)
+            disk.write_file(path, data, durable=durable, checked=checked)
         elif isinstance(handler, FsspecHandler) and not handler.renames:
             handler.put(path, data)
         else:
@@ -204,7 +207,8 @@ def is_local(fs: pafs.FileSystem) -> bool:
 
 
 class BlobStore:
-    """Blobs below one folder. With ``durable``, a blob on a local disk survives a power loss once it is put.
+    """Blobs below one folder. With ``durable``, a blob on a local disk survives a power loss once it is put, or once
+    the :meth:`together` ends in which it was.
 
     >>> import tempfile
     >>> store = BlobStore(tempfile.mkdtemp())
@@ -219,7 +223,10 @@ class BlobStore:
         self.holds = Holds()
         """Protects blobs that are about to be referenced from removal."""
         self._fs, self._root = filesystem_of(location)
-        self._compared: set[Digest] = set()
+        self._settled: set[Digest] = set()
+        """Blobs that are complete and on disk: this process has written or compared, and synced them."""
+        self._here = threading.local()
+        """``unsettled``: blobs of this thread's :meth:`together`, with their paths."""
         self._writing = threading.Lock()  # two changes prepared at the same time may have the same blob
 
     def put(self, blob: Blob) -> Digest:
@@ -228,9 +235,42 @@ class BlobStore:
         path = self._path(blob.digest)
         with self._writing:
             if not self._holds(path, blob):
-                write_atomically(self._fs, path, blob.data, durable=self._durable)
-            self._compared.add(blob.digest)
+                self._settled.discard(blob.digest)  # it was removed since
+                write_atomically(self._fs, path, blob.data, durable=False)
+        unsettled: dict[Digest, str] | None = getattr(self._here, "unsettled", None)
+        if unsettled is None:
+            self._settle({blob.digest: path})
+        else:
+            unsettled[blob.digest] = path
         return blob.digest
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Inside, the blobs that this thread puts are not synced one by one, but all at once when the block ends."""
+        if getattr(self._here, "unsettled", None) is not None:  # within another one, which ends later
+            yield
+            return
+        unsettled: dict[Digest, str] = {}
+        self._here.unsettled = unsettled
+        try:
+            yield
+        finally:
+            self._here.unsettled = None
+        self._settle(unsettled)
+
+    def _settle(self, unsettled: Mapping[Digest, str]) -> None:
+        """Sync blobs. Not only those just written: a process that was killed may have left one that is not synced."""
+        unsynced = disk.Unsynced()
+        for digest, path in unsettled.items():
+            if self._durable and is_local(self._fs) and digest not in self._settled:
+                unsynced.add_file(path)
+        try:
+            if unsynced:
+                make_folder(self._fs, self._root, durable=True)  # once
+            unsynced.sync()
+        except OSError as error:
+            raise CheckpointError(f"cannot sync blobs in {self.location!r}: {error}") from error
+        self._settled.update(unsettled)
 
     def _holds(self, path: str, blob: Blob) -> bool:
         """Whether a complete blob is there.
@@ -241,7 +281,7 @@ class BlobStore:
         info = self._fs.get_file_info(path)
         if info.type == pafs.FileType.NotFound or info.size != len(blob.data):
             return False
-        if blob.digest in self._compared or not is_local(self._fs):
+        if blob.digest in self._settled or not is_local(self._fs):
             return True
         with self._fs.open_input_stream(path) as stream:
             return bytes(stream.read()) == blob.data

@@ -16,10 +16,22 @@ import ctypes
 import errno
 import fcntl
 import os
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pyarrow as pa
 
-__all__ = ["make_folder", "remove_file", "rename_file", "sync_file", "sync_filesystem", "write_file"]
+__all__ = [
+    "Unsynced",
+    "at_once",
+    "make_folder",
+    "remove_file",
+    "rename_file",
+    "sync_file",
+    "sync_filesystem",
+    "write_file",
+]
 
 # Some user-space and network file systems refuse to sync a folder: there it is not needed, or not possible.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
@@ -28,9 +40,57 @@ _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync lea
 _on_disk: set[str] = set()
 """Folders whose names this process has synced."""
 
+THREADS = 8
 
-def write_file(path: str, data: bytes | pa.Buffer, *, durable: bool) -> None:
+
+class Unsynced:
+    """What was written but is not on disk yet, gathered so that it can be synced all at once.
+
+    A file system with a journal serves syncs that come at the same time with one write of it. Three files and their
+    folders took 16 to 18 ms one after the other, and 1 to 4 ms at once (ext4, a busy machine).
+
+    >>> import tempfile
+    >>> unsynced = Unsynced()
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     unsynced.add_file(file.name)
+    ...     unsynced.sync()
+    """
+
+    def __init__(self) -> None:
+        # Dicts for their order.
+        self._files: dict[str, None] = {}
+        self._folders: dict[str, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._files or self._folders)
+
+    def add_file(self, path: str) -> None:
+        """A file that was written and closed: its content, and its name."""
+        self._files[path] = None
+        self.add_names(os.path.dirname(path))
+
+    def add_names(self, folder: str) -> None:
+        """The names in a folder: something was created there, or renamed to it.
+
+        The folder's own name is synced as well, once: it may be new, too. That of its parent must be on disk.
+        """
+        self._folders[folder] = None
+
+    def sync(self) -> None:
+        """Sync everything that was added; it survives a power loss once this returns."""
+        files, folders = self._files, self._folders
+        self._files, self._folders = {}, {}
+        new = [folder for folder in folders if folder not in _on_disk]
+        folders |= dict.fromkeys(map(os.path.dirname, new))
+        at_once([*(partial(_sync_path, path) for path in files), *(partial(_sync_folder, path) for path in folders)])
+        _on_disk.update(new)
+
+
+def write_file(path: str, data: bytes | pa.Buffer, *, durable: bool, checked: bool = False) -> None:
     """Write or replace a file; readers see all of it or nothing. Creates the folder if needed.
+
+    ``checked`` is for a new file whose readers check its content against a digest: then its name may reach the disk
+    before its content, and both are synced at once. A power loss during the call may leave it torn, though not after.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "new", "file")
@@ -44,7 +104,7 @@ def write_file(path: str, data: bytes | pa.Buffer, *, durable: bool) -> None:
         file = _create_in(folder, temporary, durable)
         try:
             _write_all(file, memoryview(data))
-            if durable:
+            if durable and not checked:
                 _sync(file)
         finally:
             os.close(file)
@@ -53,7 +113,9 @@ def write_file(path: str, data: bytes | pa.Buffer, *, durable: bool) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    if durable:
+    if durable and checked:
+        sync_file(path)
+    elif durable:
         _sync_folder(folder)
 
 
@@ -99,12 +161,22 @@ def sync_file(path: str) -> None:
     >>> with tempfile.NamedTemporaryFile() as file:
     ...     sync_file(file.name)
     """
-    file = os.open(path, os.O_RDONLY)
-    try:
-        _sync(file)
-    finally:
-        os.close(file)
-    _sync_folder(os.path.dirname(path))
+    unsynced = Unsynced()
+    unsynced.add_file(path)
+    unsynced.sync()
+
+
+def at_once(steps: Collection[Callable[[], None]]) -> None:
+    """Take all steps, in any order, in threads; raise the first error when all are done."""
+    if len(steps) <= 1:
+        for step in steps:
+            step()
+        return
+    # Threads of its own, so that a job leaves none behind when it ends.
+    with ThreadPoolExecutor(min(len(steps), THREADS), "midstream-disk") as pool:
+        taken = [pool.submit(step) for step in steps]
+    for each in taken:
+        each.result()
 
 
 def sync_filesystem(path: str) -> None:
@@ -145,6 +217,14 @@ def _sync(file: int) -> None:
         os.fsync(file)
     else:
         fcntl.fcntl(file, _FULL_SYNC)
+
+
+def _sync_path(path: str) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        _sync(file)
+    finally:
+        os.close(file)
 
 
 def _sync_folder(path: str) -> None:

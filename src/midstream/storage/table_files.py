@@ -165,6 +165,8 @@ class TableFiles:
 
     :param folder: the sink's, on ``fs``.
     :param attempt: unique to the attempt of the task; names its staged files.
+    :param unsynced: gets the files on a local disk that must survive a loss of power. The caller syncs them, together
+        with those of other sinks.
     """
 
     def __init__(
@@ -178,6 +180,7 @@ class TableFiles:
         partition: int,
         attempt: str,
         partition_by: Sequence[str] = (),
+        unsynced: disk.Unsynced,
         durable: bool = True,
     ) -> None:
         self._fs = fs
@@ -186,6 +189,7 @@ class TableFiles:
         self._partition_by = tuple(partition_by)
         self._epoch, self._partition, self._attempt = epoch, partition, attempt
         self._durable = durable
+        self._unsynced = unsynced
         self._kept = [name for name in schema.names if name not in self._partition_by]
         self._schema = pa.schema([*(schema.field(name) for name in self._kept), EPOCH_FIELD])
         self._open: dict[str, _OpenFile] = {}
@@ -210,7 +214,7 @@ class TableFiles:
             raise self._cannot_write(error) from error
 
     def finish(self) -> tuple[SinkFile, ...]:
-        """Close all files. With ``durable``, files on a local disk then survive a power failure."""
+        """Close all files; they are not synced yet."""
         try:
             for folder in list(self._open):
                 self._close(folder)
@@ -288,7 +292,7 @@ class TableFiles:
         del self._open[folder]
         local = is_local(self._fs)
         if local and self._durable:
-            disk.sync_file(file.path)
+            self._unsynced.add_file(file.path)
         size = os.path.getsize(file.path) if local else int(self._fs.get_file_info(file.path).size or 0)
         self._done.append(SinkFile(file.staged, file.name, file.rows, size))
 

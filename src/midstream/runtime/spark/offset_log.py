@@ -9,8 +9,8 @@ another run); the raw one below it does not. Elsewhere, and where the user has c
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import os
 import posixpath
 import threading
 from typing import Any
@@ -74,9 +74,11 @@ class OffsetLog:
         These are the epoch's offsets, and the commit of the previous epoch.
         """
         if is_local(self._fs):
+            unsynced = disk.Unsynced()
             for path in (self._path("commits", Epoch(epoch - 1)), self._path("offsets", epoch)):
-                with contextlib.suppress(FileNotFoundError):  # the first epoch has no commit before it
-                    disk.sync_file(path)
+                if os.path.exists(path):  # the first epoch has no commit before it
+                    unsynced.add_file(path)
+            unsynced.sync()
 
     def _path(self, log: str, epoch: Epoch) -> str:
         return posixpath.join(self._root, log, str(epoch))
