@@ -182,7 +182,8 @@ def many(count: int) -> tuple[BinMove, ...]:
 
 def run_against(steps: Steps, epoch_ms, size: int, steady_ms: float = 100.0) -> list[tuple[int, float]]:
     """Bins per step and milliseconds of its epoch, on a machine that takes ``epoch_ms(bytes)``."""
-    found, cost = [], None
+    found: list[tuple[int, float]] = []
+    cost: StepCost | None = None
     while True:
         try:
             step = steps.send(cost)

@@ -102,13 +102,13 @@ def _evened(assignment: Assignment, weights: Sequence[float]) -> Assignment:
         if swap is None:
             break
         given, back = swap
-        for number, source, sink in ((given, heavy, light), (back, light, heavy)):
-            if number is not None:
-                owners[number] = sink
-                held[source].discard(number)
-                held[sink].add(number)
-                loads[source] -= weights[number]
-                loads[sink] += weights[number]
+        for moving, source, sink in ((given, heavy, light), (back, light, heavy)):
+            if moving is not None:
+                owners[moving] = sink
+                held[source].discard(moving)
+                held[sink].add(moving)
+                loads[source] -= weights[moving]
+                loads[sink] += weights[moving]
     return Assignment(assignment.partitions, tuple(owners))
 
 

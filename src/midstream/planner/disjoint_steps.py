@@ -51,9 +51,8 @@ def disjoint_steps(moves: Sequence[Edge], *, lax: bool = False) -> list[list[int
     if lax or not givers & takers:
         colours = _bipartite(moves)
     else:
-        colours = _exact(moves) if len(moves) <= EXACT_MOVES else None
-        if colours is None:
-            colours = min(_flipped(moves), _by_circuits(moves), key=lambda each: len(set(each)))
+        ways = [_exact] if len(moves) <= EXACT_MOVES else [_flipped, _by_circuits]
+        colours = min((way(moves) for way in ways), key=lambda each: len(set(each)))
     steps: dict[int, list[int]] = defaultdict(list)
     for position, colour in enumerate(colours):
         steps[colour].append(position)
@@ -189,7 +188,7 @@ def _least(edges: Sequence[Edge]) -> int:
     return max(largest_degree(edges), max(triangles, default=0))
 
 
-def _exact(edges: Sequence[Edge]) -> list[int] | None:
+def _exact(edges: Sequence[Edge]) -> list[int]:
     """The fewest colours, by trying all. The first edge of each colour is the first that could have it."""
     colours = [0] * len(edges)
 
@@ -204,10 +203,10 @@ def _exact(edges: Sequence[Edge]) -> list[int] | None:
                     return True
         return False
 
-    for limit in range(_least(edges), len(edges) + 1):
-        if fits(0, limit, 0):
-            return colours
-    return None
+    limit = _least(edges)
+    while not fits(0, limit, 0):  # as many colours as edges always do
+        limit += 1
+    return colours
 
 
 def _by_circuits(edges: Sequence[Edge]) -> list[int]:
@@ -229,14 +228,14 @@ def _by_circuits(edges: Sequence[Edge]) -> list[int]:
         most = 0
         while waiting:
             # Begin where nothing enters, so that a path is followed from its beginning; else it is a cycle.
-            start = next((number for number in waiting if directed[number][0] not in enters), min(waiting))
+            start = next((each for each in waiting if directed[each][0] not in enters), min(waiting))
             chain: list[int] = []
-            number: int | None = start
-            while number is not None and number in waiting:
-                waiting.discard(number)
-                chain.append(number)
-                number = leaves.get(directed[number][1])
-            is_odd_cycle = number == start and len(chain) % 2 == 1
+            following: int | None = start
+            while following is not None and following in waiting:
+                waiting.discard(following)
+                chain.append(following)
+                following = leaves.get(directed[following][1])
+            is_odd_cycle = following == start and len(chain) % 2 == 1
             for position, each in enumerate(chain):
                 result[each] = used + position % 2
             if is_odd_cycle:

@@ -24,6 +24,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from midstream.change.change import Change
+from midstream.change.migration import Migration
+from midstream.change.migration_request import MigrationRequest
+from midstream.change.migrations import Migrations
 from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request, RunFailure
@@ -45,6 +48,7 @@ from midstream.control.messages import (
     TaskFailed,
 )
 from midstream.errors import CheckpointError, MidstreamError, ProtocolError
+from midstream.flow.edits import reassignments_in
 from midstream.flow.model import Graph, Sink
 from midstream.flow.spec import SinkTable
 from midstream.ids import Epoch, Run
@@ -92,6 +96,14 @@ class Driver:
         self._folders.recover(*((-1, {}) if newest is None else (newest.epoch, newest.files)))
         self._found = Epoch(-1) if newest is None else newest.epoch
         """The newest epoch that has a manifest from before this start."""
+        self.migrations = Migrations(
+            changes,
+            checkpoint.changes,
+            self,
+            next_epoch=Epoch(self._found + 1),
+            stopwatch=stopwatch,
+            wall=wall,
+        )
         self._ended: float | None = None
         """When the last epoch was committed, in this life of the driver."""
         self._next_run = Run(0)
@@ -140,6 +152,7 @@ class Driver:
                 self._sweep(self._committed)
                 return None
             committed = self._committed_before(epoch)
+            self.migrations.begin(epoch, committed)
             configuration = self.changes.configuration
             run = OpenRun(epoch, self._next_run, entry, configuration, committed, self._wall())
             self._next_run = Run(run.run + 1)
@@ -176,7 +189,7 @@ class Driver:
         4. The engine's own log of the epoch is on disk: without it, nobody would know the manifest's rows.
         5. The manifest is written. From now on the epoch counts, whatever happens.
         6. The files of sinks, which the manifest names, are put in place. After an interruption the next start does it.
-        7. The changes are notified, before anything that depends on whether one is still on trial.
+        7. The changes and migrations are notified, before anything that depends on whether one is still in progress.
         8. What nobody needs any more is removed: after 5, which says what is superseded, and after 7, which says what
            can still be gone back to.
         9. Users are notified last, because their code may fail.
@@ -225,6 +238,7 @@ class Driver:
             self._edge.at("published")
             # 7.
             self.changes.committed(commit, run.configuration)
+            self.migrations.committed(commit.epoch, duration_ms)
             # 8.
             self._samples = self._samples.after(commit)
             self._sweep(committed)
@@ -288,7 +302,7 @@ class Driver:
                 is_overdue=self._overdue is not None,
                 operator=failed.fields.get("operator"),
             )
-            if self.changes.failed(failure, run.configuration):
+            if self.migrations.failed(failure) or self.changes.failed(failure, run.configuration):
                 return
         # A failure that a task reported includes its traceback; others (of a sink, a transform) keep theirs.
         raise failed from (None if failures else error)
@@ -357,6 +371,8 @@ class Driver:
             while True:
                 with self._lock:
                     self._require_not_stopping()
+                    if reassignments_in(request.edits):
+                        self.migrations.require_free("a change that moves bins")
                     if self.changes.is_current(prepared):
                         return self._take(request, prepared, 1000 * (self._stopwatch() - began))
                 prepared = self.changes.check(request)  # another change came first
@@ -393,6 +409,36 @@ class Driver:
         else:
             self.hear(self._control.tell(prepared.begun))
             self._start_timer()
+
+    # ── migrations ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def migrate(self, request: MigrationRequest) -> Migration:
+        """Take a migration; its first step is made when an epoch begins. One that cannot be is refused and recorded."""
+        with self._lock:
+            self._require_not_stopping()
+            try:
+                return self.migrations.request(request)
+            except MidstreamError as error:
+                self.migrations.refuse(request, error)
+                raise
+
+    def freeze(self, epochs: int) -> Epoch:
+        """Promise that the next epochs keep their assignments; returns the first that need not."""
+        with self._lock:
+            self._require_not_stopping()
+            return self.migrations.freeze(epochs)
+
+    def cancel_migration(self, migration: Migration) -> None:
+        """Make no more steps of a migration."""
+        with self._lock:
+            self.migrations.cancel(migration)
+
+    def reverse_migration(self, migration: Migration) -> Migration:
+        """Bring the bins of a migration back to where they were."""
+        with self._lock:
+            self._require_not_stopping()
+            found = self.migrations.reverse(migration)
+            return found if isinstance(found, Migration) else self.migrations.request(found)
 
     def hear(self, instructions: Sequence[Instruction]) -> None:
         """The coordinator has made a decision. Called by the channel's thread, which must not wait: no lock."""
@@ -444,6 +490,7 @@ class Driver:
         with self._lock:
             self._edge.stop_timer()
             self.changes.abandon(why)
+            self.migrations.abandon(why)
 
 
 def _tables(graph: Graph) -> dict[str, SinkTable]:

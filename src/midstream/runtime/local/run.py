@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 
 from midstream.checkpoint.change_records import ChangeRecord
-from midstream.flow.edits import Edit
+from midstream.flow.edits import Edit, Move, Rescale
 from midstream.ids import Revision
 from midstream.metrics import EpochProgress, JobMetrics
 
-__all__ = ["ChangeAt", "Faults", "LocalRun"]
+__all__ = ["ChangeAt", "Faults", "LocalRun", "MigrateAt"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,37 @@ class ChangeAt:
     ) -> ChangeAt:
         """Make a change from its edits."""
         return cls(epoch, edits, scheduler, preflight, time_limit)
+
+
+@dataclass(frozen=True)
+class MigrateAt:
+    """A migration that is requested at some moment of an epoch; the seed decides when.
+
+    ``strategy``, ``budget``, ``prewarm``, ``at`` and ``queue`` are as in ``job.migrate``. It is cancelled or reversed
+    at some moment of the epochs ``cancel`` and ``reverse``, if it has not ended by then. With ``if_possible`` it may be
+    refused, which the history shows; otherwise that is a mistake of the test.
+    """
+
+    epoch: int
+    edits: tuple[Move | Rescale, ...]
+    strategy: str = "budgeted"
+    budget: str | int | None = None
+    prewarm: bool = True
+    at: int | datetime | None = None
+    queue: bool = False
+    cancel: int | None = None
+    reverse: int | None = None
+    if_possible: bool = False
+
+    @classmethod
+    def of(cls, epoch: int, *edits: Move | Rescale, **more: Any) -> MigrateAt:
+        """Make a migration from its edits.
+
+        >>> from midstream import Rescale
+        >>> MigrateAt.of(3, Rescale(4), strategy="fluid").strategy
+        'fluid'
+        """
+        return cls(epoch, edits, **more)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import random
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -20,6 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.change.configuration import Configuration, configuration_of, first_configuration
+from midstream.change.migration_request import MigrationRequest, migration_request
 from midstream.change.prepare import scheduler_of
 from midstream.change.restart import restored
 from midstream.change.trial import Changes, Request
@@ -49,7 +51,7 @@ from midstream.control.messages import (
 from midstream.data.durations import duration
 from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.resources import Resources
-from midstream.errors import FunctionError, JobFailed, MidstreamError
+from midstream.errors import FlowError, FunctionError, JobFailed, MidstreamError
 from midstream.flow.model import Graph, Source
 from midstream.ids import Epoch, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
@@ -63,7 +65,7 @@ from midstream.runtime.local.control import LocalControl
 from midstream.runtime.local.data import LocalData, check_transforms, require_local, source_epochs
 from midstream.runtime.local.engine import LocalEngine
 from midstream.runtime.local.exchange import StageInput
-from midstream.runtime.local.run import ChangeAt, Faults, LocalRun
+from midstream.runtime.local.run import ChangeAt, Faults, LocalRun, MigrateAt
 from midstream.runtime.local.stage import StageTasks, thinned
 from midstream.runtime.local.tasks import Attempt, peer_of
 from midstream.runtime.walk import walk
@@ -94,6 +96,37 @@ class _RunLost(Exception):
     """The run in progress has failed, but no function has."""
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """A migration is cancelled or reversed."""
+
+    epoch: int
+    of: MigrateAt
+    is_back: bool
+
+
+def _wishes(changes: Sequence[ChangeAt | MigrateAt]) -> Iterator[ChangeAt | MigrateAt | _Turn]:
+    """All that is to be requested."""
+    for each in changes:
+        yield each
+        if isinstance(each, MigrateAt):
+            for epoch, is_back in ((each.cancel, False), (each.reverse, True)):
+                if epoch is not None:
+                    yield _Turn(epoch, each, is_back)
+
+
+def _migration_of(wanted: MigrateAt) -> MigrationRequest:
+    return migration_request(
+        wanted.edits,
+        by="test",
+        strategy=wanted.strategy,
+        budget=wanted.budget,
+        prewarm=wanted.prewarm,
+        at=wanted.at,
+        queue=wanted.queue,
+    )
+
+
 def run_graph(
     graph: Graph,
     *,
@@ -102,7 +135,7 @@ def run_graph(
     faults: Faults | None = None,
     clock: Clock | None = None,
     checkpoint: str | None = None,
-    changes: Sequence[ChangeAt] = (),
+    changes: Sequence[ChangeAt | MigrateAt] = (),
     audit: str | None = None,
     durable: bool = False,
     close_windows: bool = False,
@@ -145,7 +178,7 @@ def runtime_of(
     faults: Faults | None = None,
     clock: Clock | None = None,
     checkpoint: str | None = None,
-    changes: Sequence[ChangeAt] = (),
+    changes: Sequence[ChangeAt | MigrateAt] = (),
     audit: str | None = None,
     durable: bool = False,
     assignments: Mapping[StageIndex, Assignment] | None = None,
@@ -188,7 +221,7 @@ class _Runtime:
         rng: random.Random,
         faults: Faults | None,
         clock: Clock | None,
-        changes: Sequence[ChangeAt],
+        changes: Sequence[ChangeAt | MigrateAt],
         audit: str | None,
     ) -> None:
         self.resources = Resources(checkpoint.blobs)
@@ -209,7 +242,9 @@ class _Runtime:
         self._switched: set[TaskId] = set()
         self._progress: list[EpochProgress] = []
         self._metrics = JobMetrics()
-        self._wanted = deque(sorted(changes, key=lambda each: each.epoch))
+        self._wanted = deque(sorted(_wishes(changes), key=lambda each: each.epoch))
+        self._numbers: dict[int, int] = {}
+        """The number of each migration that was requested, by the identity of its wish."""
         self._eagerness = rng.choice(EAGERNESS)
         self._epoch = Epoch(0)
         self._begin_in = BEFORE
@@ -355,18 +390,47 @@ class _Runtime:
             if stage is not None and not self._chance(self._eagerness):
                 return
             wanted = self._wanted.popleft()
-            request = Request(
-                wanted.edits,
-                scheduler_of(wanted.scheduler),
-                by="test",
-                time_limit_s=None if wanted.time_limit is None else duration(wanted.time_limit, "time_limit") / 1e6,
-                preflight=wanted.preflight,
-            )
             try:
-                self._driver.request(request)
+                match wanted:
+                    case ChangeAt():
+                        self._change(wanted)
+                    case MigrateAt():
+                        self._migrate(wanted)
+                    case _Turn():
+                        self._turn(wanted)
             except MidstreamError as error:
-                if not (wanted.preflight and isinstance(error, FunctionError)):
-                    raise _RequestRefused(error) from None
+                raise _RequestRefused(error) from None
+
+    def _change(self, wanted: ChangeAt) -> None:
+        request = Request(
+            wanted.edits,
+            scheduler_of(wanted.scheduler),
+            by="test",
+            time_limit_s=None if wanted.time_limit is None else duration(wanted.time_limit, "time_limit") / 1e6,
+            preflight=wanted.preflight,
+        )
+        try:
+            self._driver.request(request)
+        except FunctionError:
+            if not wanted.preflight:
+                raise
+
+    def _migrate(self, wanted: MigrateAt) -> None:
+        try:
+            self._numbers[id(wanted)] = self._driver.migrate(_migration_of(wanted)).number
+        except FlowError:
+            if not wanted.if_possible:
+                raise
+
+    def _turn(self, wanted: _Turn) -> None:
+        migration = self._driver.migrations.find(self._numbers.get(id(wanted.of), 0))
+        if migration is None:
+            return  # it was refused, or has ended
+        if wanted.is_back:
+            if migration.plan.target:
+                migration.reverse()
+        else:
+            migration.cancel()
 
     def _deliver(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
