@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from midstream.data.durations import microseconds
@@ -25,7 +25,7 @@ class MigrationRequest:
     edits: tuple[Move | Rescale, ...]
     by: str
     strategy: StepStrategy = StepStrategy.BUDGETED
-    budget: Budget = Budget()
+    budget: Budget = field(default_factory=Budget)
     prewarm: bool = False
     at_epoch: Epoch | None = None
     at_time: int | None = None

@@ -3,8 +3,8 @@
 A migration gives bins other owners in small steps. Owners are independent of functions, so migrations and changes do
 not wait for each other; a step is made when an epoch begins, and holds for the whole of it:
 
-1. :meth:`Migrations.begin`: an epoch begins. If the last step is committed, and nothing speaks against the next one, the
-   job's configuration gets the assignments of the next one (:meth:`.Changes.reassign`).
+1. :meth:`Migrations.begin`: an epoch begins. If the last step is committed, and nothing speaks against another one, the
+   job's configuration gets its assignments (:meth:`.Changes.reassign`).
 2. :meth:`Migrations.committed`: the epoch is committed. Its manifest names the configuration, and with it the
    assignments. So all that has to be known about a migration is in its record: where the bins are to be.
 3. :meth:`Migrations.failed`: the run has failed, but no function did. The epoch runs again with the step,
@@ -19,53 +19,42 @@ No threads, no Spark: the driver calls these methods with its lock held.
 
 from __future__ import annotations
 
-import inspect
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from midstream.change.bin_bytes import BinBytes
 from midstream.change.migration import Migration, MigrationControl, MigrationProgress
+from midstream.change.migration_goal import (
+    described,
+    edit_of,
+    goal_documents,
+    is_scheduled,
+    lenient_goal,
+    moment_of,
+    record_of,
+    stages_of,
+    targets_of,
+)
 from midstream.change.migration_request import MigrationRequest
+from midstream.change.running_migration import NoWarming, OpenStep, RunningMigration, Warming
 from midstream.change.trial import Changes, RunFailure
 from midstream.checkpoint.change_log import ChangeLog
-from midstream.checkpoint.change_records import (
-    ChangeRecord,
-    EditRecord,
-    MigrationRecord,
-    MoveRecord,
-    Outcome,
-    RescaleRecord,
-    StepRecord,
-)
+from midstream.checkpoint.change_records import ChangeRecord, MigrationRecord, Outcome, StepRecord
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Move, Rescale
 from midstream.ids import Epoch, StageIndex
 from midstream.planner.assignment import Assignment
 from midstream.planner.change_plan import Scheduler
-from midstream.planner.migration import (
-    BinMove,
-    Budget,
-    Itinerary,
-    StepCost,
-    Steps,
-    StepStrategy,
-    batched,
-    budgeted,
-    fluid,
-    sudden,
-)
+from midstream.planner.migration import Budget, Itinerary, StepCost, StepStrategy, fluid
 from midstream.planner.reassignment import goal_of, unique_names
 from midstream.planner.stages import Plan
 
-__all__ = ["LOSSES_BEFORE_UNDOING", "PATIENCE", "Migrations", "Warming", "default_budget"]
+__all__ = ["LOSSES_BEFORE_UNDOING", "PATIENCE", "Migrations"]
 
 LOSSES_BEFORE_UNDOING = 2
 """How often an epoch is run again with a new step after runs failed without a function's failing."""
@@ -73,67 +62,7 @@ PATIENCE = 10
 """Most epochs that a step waits for its takers to load state."""
 STEADY_EPOCHS = 20
 """Newest epochs without a step, whose median is the steady time of an epoch."""
-SHARE_OF_EPOCH = 0.2
-"""The budget of a migration that names none: this share of the steady time of an epoch."""
-
 Assignments = Mapping[StageIndex, Assignment]
-
-
-class Warming(Protocol):
-    """Loads the state of bins where they will be, before they are moved. Nothing depends on it but time."""
-
-    def want(self, moves: Sequence[BinMove], target: Assignments) -> None:
-        """From now on, takers are to load these bins, and nothing else."""
-
-    def are_warm(self, moves: Sequence[BinMove], committed: CommittedState) -> bool:
-        """Whether takers have all they can have of these bins: at most what newer epochs changed is missing. True where
-        it is not known who takes them, so that nobody waits for nothing."""
-
-
-class NoWarming:
-    """Where all tasks share their state, there is nothing to load."""
-
-    def want(self, moves: Sequence[BinMove], target: Assignments) -> None:
-        """Nothing to do."""
-
-    def are_warm(self, moves: Sequence[BinMove], committed: CommittedState) -> bool:
-        """There is nothing to wait for."""
-        return True
-
-
-@dataclass
-class _Step:
-    """A step that is not committed yet."""
-
-    epoch: Epoch
-    moves: tuple[BinMove, ...]
-    before: Assignments
-    bytes: int
-    step_ms: float
-    waited: int
-    losses: int = 0
-
-
-@dataclass
-class _Running:
-    """The migration that is running: its steps, and the one that waits for its takers."""
-
-    migration: Migration
-    stages: Mapping[str, StageIndex]
-    target: Assignments
-    steps: Steps
-    steps_left: int | None
-    cost: StepCost | None = None
-    planned: tuple[BinMove, ...] | None = None
-    waited: int = 0
-    is_cancelled: bool = False
-
-    def next_step(self) -> tuple[BinMove, ...]:
-        """The next step, which may depend on what the one before has cost."""
-        cost, self.cost = self.cost, None
-        if inspect.getgeneratorstate(self.steps) == inspect.GEN_CREATED:
-            cost = None
-        return self.steps.send(cost)
 
 
 class Migrations:
@@ -145,7 +74,7 @@ class Migrations:
         log: ChangeLog,
         control: MigrationControl,
         *,
-        next_epoch: Epoch = Epoch(0),
+        next_epoch: Epoch,
         warming: Warming | None = None,
         stopwatch: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
@@ -156,8 +85,8 @@ class Migrations:
         self._warming: Warming = warming or NoWarming()
         self._stopwatch = stopwatch
         self._wall = wall
-        self._running: _Running | None = None
-        self._step: _Step | None = None
+        self._running: RunningMigration | None = None
+        self._step: OpenStep | None = None
         self._next = next_epoch
         """The next epoch to begin, as far as is known."""
         self._free_from: Epoch | None = None
@@ -209,9 +138,9 @@ class Migrations:
         plan, now = self._plan, dict(self._changes.newest().assignments)
         for earlier in self._before(request):
             if not earlier.plan.target:
-                now = _lenient_goal(plan, now, earlier.record.edits)
+                now = lenient_goal(plan, now, earlier.record.edits)
             else:
-                now.update(_targets(plan, earlier.plan.first if earlier.plan.is_reversed else earlier.plan.target))
+                now.update(targets_of(plan, earlier.plan.first if earlier.plan.is_reversed else earlier.plan.target))
         return now, goal_of(plan, now, request.edits)
 
     def _before(self, request: MigrationRequest) -> list[Migration]:
@@ -219,7 +148,7 @@ class Migrations:
         if request.at_time is not None:  # epochs and event times cannot be compared before they come
             return list(self.pending)
         if request.at_epoch is None:
-            return [each for each in self.pending if each is self.running or not _is_scheduled(each.plan)]
+            return [each for each in self.pending if each is self.running or not is_scheduled(each.plan)]
         at = request.at_epoch
         return [each for each in self.pending if each.plan.at_time is None and (each.plan.at_epoch or -1) <= at]
 
@@ -230,7 +159,7 @@ class Migrations:
                 f"{what} is refused: assignments are frozen, so that no bin moves before epoch {self.free_from}, the "
                 f"first free one; request it for then, with at={self.free_from}"
             )
-        busy = [each for each in self.pending if each is self.running or not _is_scheduled(each.plan)]
+        busy = [each for each in self.pending if each is self.running or not is_scheduled(each.plan)]
         if busy:
             raise FlowError(
                 f"{what} is refused while migration {busy[0].number} ({busy[0].record.subjects}) is in progress; wait "
@@ -245,7 +174,7 @@ class Migrations:
         self._require_possible(request)
         before, after = self.goal(request)
         moves = Itinerary(after).left(before)
-        plan = _described(self._plan, before, after, request.strategy)
+        plan = described(self._plan, before, after, request.strategy)
         migration = Migration(self._record(request, plan), self._control, self._stopwatch)
         self._log.keep(migration.record)
         self._waiting.append(migration)
@@ -264,7 +193,7 @@ class Migrations:
             requested_at=self._wall(),
             by=request.by,
             scheduler=str(Scheduler.EPOCH),
-            edits=tuple(map(_record_of, request.edits)),
+            edits=tuple(map(record_of, request.edits)),
             plan=plan,
             note=request.note,
             migration=MigrationRecord(
@@ -310,7 +239,7 @@ class Migrations:
             raise FlowError(f"freeze({epochs!r}): give the number of epochs that keep their assignments, 1 or more")
         free = Epoch(self._next + epochs)
         for each in self.pending:
-            if not _is_scheduled(each.plan) or each is self.running:
+            if not is_scheduled(each.plan) or each is self.running:
                 raise FlowError(
                     f"assignments cannot be frozen while migration {each.number} ({each.record.subjects}) is in "
                     f"progress; wait for it or cancel it"
@@ -318,7 +247,7 @@ class Migrations:
             if each.plan.at_time is not None or (each.plan.at_epoch or 0) < free:
                 raise FlowError(
                     f"assignments cannot be frozen up to epoch {free}: migration {each.number} "
-                    f"({each.record.subjects}) is prepared for {_when(each.plan)}; cancel it first"
+                    f"({each.record.subjects}) is prepared for {moment_of(each.plan)}; cancel it first"
                 )
         if self._changes.is_reassigning:
             raise FlowError("assignments cannot be frozen while a change that moves bins is in progress")
@@ -342,9 +271,9 @@ class Migrations:
         if running is not None and running.migration is migration:
             migration.revise(self._log.keep, is_reversed=not migration.plan.is_reversed)
             migration.note("is reversed" if migration.plan.is_reversed else "goes forward again")
-            running.target = _targets(self._plan, _goal_documents(migration.plan))
+            running.target = targets_of(self._plan, goal_documents(migration.plan))
             running.cost, running.planned, running.waited = None, None, 0
-            self._lay_out(running)
+            running.lay_out(self._changes.configuration.assignments, self._sizes, self.steady_ms)
             if self._step is None and Itinerary(running.target).is_over(self._changes.configuration.assignments):
                 self._arrived()
             return migration
@@ -380,10 +309,10 @@ class Migrations:
         if self._running is not None:
             self._make_step(self._running, epoch, committed, began)
 
-    def _make_step(self, running: _Running, epoch: Epoch, committed: CommittedState, began: float) -> None:
+    def _make_step(self, running: RunningMigration, epoch: Epoch, committed: CommittedState, began: float) -> None:
         """Make the next step, unless its takers are to load state first."""
         configuration = self._changes.configuration
-        if running.stages != _stages_of(self._plan, running.migration.plan):
+        if running.stages != stages_of(self._plan, running.migration.plan):
             self._follow_plan(running)
         itinerary = Itinerary(running.target)
         if running.planned is None:
@@ -398,12 +327,12 @@ class Migrations:
             return
         moves = running.planned
         size = sum(map(self._sizes, moves))
-        self._step = _Step(epoch, moves, configuration.assignments, size, 0.0, running.waited)
+        self._step = OpenStep(epoch, moves, configuration.assignments, size, 0.0, running.waited)
         self._changes.reassign(itinerary.after_step(configuration.assignments, moves))
         self._step.step_ms = 1000 * (self._stopwatch() - began)
         running.migration.took_effect_in(epoch)
 
-    def _are_takers_warm(self, running: _Running, itinerary: Itinerary, committed: CommittedState) -> bool:
+    def _are_takers_warm(self, running: RunningMigration, itinerary: Itinerary, committed: CommittedState) -> bool:
         left = itinerary.left(self._changes.configuration.assignments)
         self._warming.want(left, running.target)
         planned = running.planned or ()
@@ -498,7 +427,7 @@ class Migrations:
         now = self._changes.configuration.assignments
         if not migration.plan.target:
             try:
-                goal = goal_of(self._plan, now, [_edit_of(record) for record in migration.record.edits])
+                goal = goal_of(self._plan, now, [edit_of(record) for record in migration.record.edits])
             except MidstreamError as error:
                 migration.end(Outcome.REFUSED, str(error), self._log.keep)
                 return
@@ -509,47 +438,28 @@ class Migrations:
                 first={names[stage]: now[stage].to_document() for stage in moved},
                 target={names[stage]: goal[stage].to_document() for stage in moved},
             )
-        documents = _goal_documents(migration.plan)
-        if not _targets(self._plan, documents):
+        documents = goal_documents(migration.plan)
+        if not targets_of(self._plan, documents):
             migration.end(Outcome.STOPPED, "the flow has none of its stages any more", self._log.keep)
             return
-        running = _Running(
-            migration, _stages_of(self._plan, migration.plan), _targets(self._plan, documents), fluid(()), 0
+        running = RunningMigration(
+            migration, stages_of(self._plan, migration.plan), targets_of(self._plan, documents), fluid(()), 0
         )
         self._running = running
         if Itinerary(running.target).is_over(now):  # the driver died before it could say so
             self._arrived()
             return
         self._sizes = BinBytes(committed, self._plan)
-        self._lay_out(running)
+        running.lay_out(self._changes.configuration.assignments, self._sizes, self.steady_ms)
         self._tell_progress(running, None)
 
-    def _follow_plan(self, running: _Running) -> None:
+    def _follow_plan(self, running: RunningMigration) -> None:
         """A change has renumbered the stages, or removed one."""
         plan = running.migration.plan
-        running.stages = _stages_of(self._plan, plan)
-        running.target = _targets(self._plan, _goal_documents(plan))
+        running.stages = stages_of(self._plan, plan)
+        running.target = targets_of(self._plan, goal_documents(plan))
         running.planned, running.cost = None, None
-        self._lay_out(running)
-
-    def _lay_out(self, running: _Running) -> None:
-        """Cut what is left into steps."""
-        moves = Itinerary(running.target).left(self._changes.configuration.assignments)
-        plan = running.migration.plan
-        running.steps_left = None
-        match StepStrategy(plan.strategy):
-            case StepStrategy.SUDDEN:
-                running.steps, running.steps_left = sudden(moves), 1
-            case StepStrategy.FLUID:
-                running.steps, running.steps_left = fluid(moves), len(moves)
-            case StepStrategy.BATCHED:
-                steps = list(batched(moves))
-                running.steps, running.steps_left = _each(steps), len(steps)
-            case StepStrategy.BUDGETED:
-                budget = Budget(plan.budget_ms, plan.budget_bytes)
-                if budget == Budget():
-                    budget = default_budget(self.steady_ms)
-                running.steps = budgeted(moves, self._sizes, budget)
+        running.lay_out(self._changes.configuration.assignments, self._sizes, self.steady_ms)
 
     def _arrived(self) -> None:
         assert self._running is not None
@@ -565,8 +475,8 @@ class Migrations:
     # ── telling ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _why_waiting(self, migration: Migration) -> str | None:
-        if _is_scheduled(migration.plan):
-            return _when(migration.plan)
+        if is_scheduled(migration.plan):
+            return moment_of(migration.plan)
         if self.running is not None:
             return f"migration {self.running.number}"
         return "the next epoch"
@@ -575,10 +485,10 @@ class Migrations:
         if self._running is not None:
             self._tell_progress(self._running, why)
 
-    def _tell_progress(self, running: _Running, why: str | None, step: StepRecord | None = None) -> None:
+    def _tell_progress(self, running: RunningMigration, why: str | None, step: StepRecord | None = None) -> None:
         migration, before = running.migration, running.migration.progress
-        whole = Itinerary(_targets(self._plan, migration.plan.target))
-        first = _targets(self._plan, migration.plan.first)
+        whole = Itinerary(targets_of(self._plan, migration.plan.target))
+        first = targets_of(self._plan, migration.plan.first)
         left = Itinerary(running.target).left(self._changes.configuration.assignments)
         bins = len(whole.left(first))
         bytes_left = sum(map(self._sizes, left))
@@ -601,76 +511,3 @@ class Migrations:
             ),
             step,
         )
-
-
-def default_budget(steady_ms: float | None) -> Budget:
-    """The budget of a migration that names none: a share of the steady time of an epoch."""
-    return Budget(ms=None if not steady_ms else SHARE_OF_EPOCH * steady_ms)
-
-
-def _each(steps: Sequence[tuple[BinMove, ...]]) -> Steps:
-    for step in steps:  # `yield from` would pass the costs on to the list
-        yield step
-
-
-def _record_of(edit: Move | Rescale) -> EditRecord:
-    if isinstance(edit, Move):
-        return MoveRecord(dict(edit.bins), edit.stage)
-    return RescaleRecord(edit.partitions, edit.stage)
-
-
-def _edit_of(record: EditRecord) -> Move | Rescale:
-    match record:
-        case MoveRecord(bins=bins, stage=stage):
-            return Move(bins, stage)
-        case RescaleRecord(partitions=partitions, stage=stage):
-            return Rescale(partitions, stage)
-    raise AssertionError(f"a migration has no {type(record).__name__}")
-
-
-def _lenient_goal(plan: Plan, now: Assignments, records: Sequence[EditRecord]) -> dict[StageIndex, Assignment]:
-    """What an earlier migration will lead to, or nothing new if it no longer fits."""
-    try:
-        return goal_of(plan, now, [_edit_of(record) for record in records])
-    except FlowError:
-        return dict(now)
-
-
-def _goal_documents(plan: MigrationRecord) -> Mapping[str, object]:
-    return plan.first if plan.is_reversed else plan.target
-
-
-def _stages_of(plan: Plan, migration: MigrationRecord) -> dict[str, StageIndex]:
-    known = unique_names(plan)
-    return {name: known[name] for name in migration.target if name in known}
-
-
-def _targets(plan: Plan, documents: Mapping[str, object]) -> dict[StageIndex, Assignment]:
-    known = unique_names(plan)
-    return {known[name]: Assignment.from_document(found) for name, found in documents.items() if name in known}
-
-
-def _is_scheduled(plan: MigrationRecord) -> bool:
-    return plan.at_epoch is not None or plan.at_time is not None
-
-
-def _when(plan: MigrationRecord) -> str:
-    return (
-        f"epoch {plan.at_epoch}"
-        if plan.at_time is None
-        else f"event time {datetime.fromtimestamp(plan.at_time / 1e6, UTC)}"
-    )
-
-
-def _described(plan: Plan, before: Assignments, after: Assignments, strategy: StepStrategy) -> str:
-    names = {stage: name for name, stage in unique_names(plan).items()}
-    lines = [f"{strategy} migration:"]
-    for stage, wanted in after.items():
-        was = before[stage]
-        if was != wanted:
-            count = len(Itinerary({stage: wanted}).left(before))
-            partitions = (
-                "" if was.partitions == wanted.partitions else f"; {was.partitions} → {wanted.partitions} partitions"
-            )
-            lines.append(f"  {names[stage]}: {count} of {wanted.bins} bins move{partitions}")
-    return "\n".join(lines)

@@ -334,8 +334,7 @@ class Changes:
             self._put_on_trial(self._queue.popleft().change)
 
     def _prepare_anew(self) -> None:
-        """Prepare the queue again, if an earlier change on which it was prepared has been rolled back; if only bins have
-        moved since, with the owners of now.
+        """Prepare the queue again, if an earlier change on which it was prepared was rolled back, or bins have moved.
 
         The whole queue at once, so that the log and :meth:`newest` never include a failed change. A change that no
         longer fits is refused.

@@ -63,7 +63,7 @@ def disjoint_steps(moves: Sequence[Edge], *, lax: bool = False) -> list[list[int
 
 
 class _Colouring:
-    """Colours of edges so far. Of each vertex: which edge has which colour, and as the bits of a number what is free."""
+    """Colours of edges so far. Of each vertex: which edge has which colour, and as a number's bits what is free."""
 
     def __init__(self, edges: Sequence[Edge], colours: int) -> None:
         self.edges = edges
@@ -78,9 +78,9 @@ class _Colouring:
             self._free[vertex] |= 1 << self.count
         self.count += 1
 
-    def free(self, vertex: int) -> int:
-        """The colours that no edge at a vertex has."""
-        return self._free[vertex]
+    def free(self, partition: int) -> int:
+        """The colours that no edge at a partition has."""
+        return self._free[partition]
 
     def paint(self, edge: int, colour: int | None) -> None:
         """Give an edge a colour that is free at both ends, or none."""

@@ -97,7 +97,7 @@ class _RunLost(Exception):
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _Reconsideration:
     """A migration is cancelled or reversed."""
 
     epoch: int
@@ -105,14 +105,14 @@ class _Turn:
     is_back: bool
 
 
-def _wishes(changes: Sequence[ChangeAt | MigrateAt]) -> Iterator[ChangeAt | MigrateAt | _Turn]:
+def _wishes(changes: Sequence[ChangeAt | MigrateAt]) -> Iterator[ChangeAt | MigrateAt | _Reconsideration]:
     """All that is to be requested."""
     for each in changes:
         yield each
         if isinstance(each, MigrateAt):
             for epoch, is_back in ((each.cancel, False), (each.reverse, True)):
                 if epoch is not None:
-                    yield _Turn(epoch, each, is_back)
+                    yield _Reconsideration(epoch, each, is_back)
 
 
 def _migration_of(wanted: MigrateAt) -> MigrationRequest:
@@ -396,7 +396,7 @@ class _Runtime:
                         self._change(wanted)
                     case MigrateAt():
                         self._migrate(wanted)
-                    case _Turn():
+                    case _Reconsideration():
                         self._turn(wanted)
             except MidstreamError as error:
                 raise _RequestRefused(error) from None
@@ -422,7 +422,7 @@ class _Runtime:
             if not wanted.if_possible:
                 raise
 
-    def _turn(self, wanted: _Turn) -> None:
+    def _turn(self, wanted: _Reconsideration) -> None:
         migration = self._driver.migrations.find(self._numbers.get(id(wanted.of), 0))
         if migration is None:
             return  # it was refused, or has ended
