@@ -38,6 +38,7 @@ def run_local(
     flow: Flow,
     *,
     partitions: int = 2,
+    bins: int | None = None,
     seed: int = 0,
     faults: Faults | None = None,
     clock: Clock | None = None,
@@ -59,6 +60,8 @@ def run_local(
     records which row met which operator under which revision, for :mod:`midstream.audit`. ``durable`` makes the
     checkpoint survive a power failure, as on Spark by default; tests rarely need that.
 
+    ``bins`` is the number of bins of a new job; see :meth:`Flow.start`.
+
     With ``close_windows``, one more epoch without rows closes all windows at the end; see :meth:`Flow.start`.
 
     >>> from midstream import Update
@@ -72,6 +75,7 @@ def run_local(
     return run_graph(
         flow.graph,
         partitions=partitions,
+        bins=bins,
         seed=seed,
         faults=faults,
         clock=clock,

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream import Flow, ListSource, MemorySink
+from midstream.data.key_space import MAX_BINS
 from midstream.errors import FlowError
 from midstream.flow.model import Graph
 from midstream.ids import BINS, PartitionId, StageIndex
-from midstream.planner.assignment import MAX_BINS, Assignment, assign, spread
+from midstream.planner.assignment import Assignment, assign, spread
 from midstream.planner.stages import compile_plan
 from midstream.runtime.local.runtime import run_graph
 from midstream.testing import Faults, ManualClock

@@ -15,12 +15,17 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
+from midstream.data.key_space import NARROW, KeySpace
 from midstream.ids import BinId, Epoch, PartitionId, Run
+from midstream.state import base as base_module
+from midstream.state import file_index as index_module
+from midstream.state import files as files_module
 from midstream.state import lineage as lineage_module
 from midstream.state import mapped as mapped_module
 from midstream.state.base import Base
@@ -30,13 +35,7 @@ from midstream.state.lineage import Lineage, Rewrite, garbage
 from midstream.state.task import TaskState
 
 OPERATOR = "count"
-BINS = (BinId(0), BinId(7), BinId(8), BinId(255))
-KEYS = sorted(
-    bytes([number, namespace]) + name
-    for number in BINS
-    for namespace in (Namespace.VALUE, Namespace.LIST, Namespace.EVENT_TIMER)
-    for name in (b"", b"\x00", b"a", b"ab", b"b")
-)
+SPACES = (KeySpace(1), KeySpace(16), KeySpace(256), KeySpace(4096))
 KEPT = 3  # manifests from which a restart may continue
 
 Truth = dict[bytes, bytes]
@@ -50,6 +49,10 @@ def small_thresholds() -> Iterator[None]:
         patch.object(lineage_module, "MAX_ENTRIES", 6),
         patch.object(lineage_module, "SMALL_REWRITE", 30),
         patch.object(mapped_module, "FIRST_SIZE", 1 << 20),
+        patch.object(base_module, "_TURN", 5),
+        patch.object(base_module, "_LIGHT", 20_000),
+        patch.object(files_module, "BLOCK", 30_000),
+        patch.object(index_module, "BLOCK", 30_000),
     ):
         yield
 
@@ -57,11 +60,20 @@ def small_thresholds() -> Iterator[None]:
 class World:
     """Everything that outlives a task, and the events that affect it."""
 
-    def __init__(self, rng: random.Random, folder: Path, hosts: int = 2) -> None:
+    def __init__(self, rng: random.Random, folder: Path, hosts: int = 2, space: KeySpace = NARROW) -> None:
         self.rng = rng
         self.folder = folder
-        self.files = StateFiles(str(folder / "checkpoint"))
-        self.lineages = [Lineage.start(OPERATOR)]
+        self.space = space
+        last = space.bins - 1
+        self.bins = tuple(BinId(number) for number in sorted({0, min(7, last), min(8, last), last}))
+        self.keys = sorted(
+            space.prefix(number, namespace) + name
+            for number in self.bins
+            for namespace in (Namespace.VALUE, Namespace.LIST, Namespace.EVENT_TIMER)
+            for name in (b"", b"\x00", b"a", b"ab", b"b")
+        )
+        self.files = StateFiles(str(folder / "checkpoint"), space=space)
+        self.lineages = [Lineage.start(OPERATOR, space.bins)]
         self.truths: list[Truth] = [{}]
         self.bases: dict[int, Base] = {}
         self.hosts = hosts
@@ -83,6 +95,8 @@ class World:
             self.damaged_base,
             self.restart_worker,
             self.collect_garbage,
+            *[self.prefetch] * 2,
+            self.drop,
         ]
         with small_thresholds():
             try:
@@ -123,12 +137,12 @@ class World:
 
     def _run_tasks(self) -> tuple[list[FileRef], list[Rewrite], Truth]:
         partitions = self.rng.randint(1, 3)
-        owner = {number: self.rng.randrange(partitions) for number in BINS}
+        owner = {number: self.rng.randrange(partitions) for number in self.bins}
         deltas: list[FileRef] = []
         rewrites: list[Rewrite] = []
         truth = dict(self.truths[-1])
         for partition in range(partitions):
-            bins = [number for number in BINS if owner[number] == partition]
+            bins = [number for number in self.bins if owner[number] == partition]
             outcomes = [self._attempt(partition, bins) for _ in range(self.rng.choice([1, 1, 1, 2, 3]))]
             delta, wanted, changes = self.rng.choice(outcomes)
             if delta is not None:
@@ -147,8 +161,8 @@ class World:
         self.attempts += 1
         epoch = Epoch(self.lineages[-1].epoch + 1)
         author = Author(OPERATOR, epoch, Run(self.run), PartitionId(partition), self.attempts)
-        own = [key for key in KEYS if key[0] in bins]
-        seen = {key: value for key, value in self.truths[-1].items() if key[0] in bins}
+        own = [key for key in self.keys if self.space.bin_of(key) in bins]
+        seen = {key: value for key, value in self.truths[-1].items() if self.space.bin_of(key) in bins}
         changes: dict[bytes, bytes | None] = {}
         with TaskState(self._base(), self.lineages[-1], bins) as state:
             for _ in range(self.rng.randint(0, 4)):
@@ -178,10 +192,13 @@ class World:
         for number in bins:
             namespace = self.rng.choice([Namespace.VALUE, Namespace.LIST, Namespace.EVENT_TIMER])
             start, stop = self.rng.choice([(b"", None), (b"a", None), (b"", b"ab"), (b"a", b"a"), (b"\x00", b"b")])
+            prefix = self.space.prefix(number, namespace)
             expected = [
                 (key, value)
                 for key, value in sorted(seen.items())
-                if key[:2] == bytes([number, namespace]) and key[2:] >= start and (stop is None or key[2:] < stop)
+                if key.startswith(prefix)
+                and key[len(prefix) :] >= start
+                and (stop is None or key[len(prefix) :] < stop)
             ]
             assert list(state.scan(number, namespace, start, stop)) == expected, self.story
 
@@ -200,15 +217,34 @@ class World:
 
     def _look(self, base: Base, index: int) -> None:
         lineage, truth = self.lineages[index], self.truths[index]
-        with base.view(lineage, BINS) as view:
-            rows = view.table(BINS)
+        with base.view(lineage, self.bins) as view:
+            rows = view.table(self.bins)
             found = dict(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
             assert found == truth, self.story
-            for number in BINS:
-                assert view.count(number) == sum(key[0] == number for key in truth), self.story
-        assert base.catch_up(lineage, BINS) == 0
+            for number in self.bins:
+                assert view.count(number) == sum(self.space.bin_of(key) == number for key in truth), self.story
+        assert base.catch_up(lineage, self.bins) == 0
 
     # Events that affect bases and files
+
+    def prefetch(self) -> None:
+        """A host loads some bins ahead of time, in part or at a lineage that is older; sometimes it is killed at it."""
+        base = self._base()
+        lineage = self.rng.choice(self.lineages[-2:])
+        left: Sequence[BinId] = self.rng.sample(self.bins, self.rng.randint(0, len(self.bins)))
+        turns = self.rng.choice([1, 2, 5, 1000])
+        with stopped_after(turns):
+            for _ in range(self.rng.choice([1, 10])):
+                left = base.prefetch(lineage, left, self.rng.choice([1, 1000, 1 << 20])).left
+
+    def drop(self) -> None:
+        """A host drops some bins; sometimes it is killed at it."""
+        base = self._base()
+        bins = self.rng.sample(self.bins, self.rng.randint(0, len(self.bins)))
+        with stopped_after(self.rng.choice([1, 2, 1000])):
+            base.drop(bins)
+            assert not set(bins) & base.positions().keys(), self.story
+            base.compact()
 
     def lose_base(self) -> None:
         """The folder vanishes, sometimes while in use."""
@@ -277,10 +313,29 @@ class World:
         return self.folder / f"host {host}"
 
 
-def world(rng: random.Random, steps: int) -> World:
-    """A world after random events."""
+class Killed(Exception):
+    """The process is killed between two turns of its work in the background."""
+
+
+@contextmanager
+def stopped_after(turns: int) -> Iterator[None]:
+    left = [turns]
+    real = Base._in_turn
+
+    def in_turn(self: Base, change: Any, room: int = 0) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        return real(self, change, room)
+
+    with patch.object(Base, "_in_turn", in_turn), suppress(Killed):
+        yield
+
+
+def world(rng: random.Random, steps: int, space: KeySpace | None = None) -> World:
+    """A world after random events; without a space it is chosen at random."""
     with tempfile.TemporaryDirectory() as folder:
-        lived = World(rng, Path(folder))
+        lived = World(rng, Path(folder), space=rng.choice(SPACES) if space is None else space)
         lived.live(steps)
     return lived
 

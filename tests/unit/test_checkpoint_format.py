@@ -21,7 +21,7 @@ from midstream.flow.transactions.tables import Table
 from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Stage, Wire
 from midstream.state.files import FileRef
-from midstream.state.lineage import Lineage, LineageEntry
+from midstream.state.lineage import LineageEntry, StoredLineage
 from midstream.storage.documents import FORMAT
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ PAGE = (ROOT / "docs" / "checkpoint-format.md").read_text(encoding="utf-8")
 DOCUMENTS = {
     "Identity": Identity,
     "Manifest": Manifest,
-    "Lineage": Lineage,
+    "Lineage": StoredLineage,
     "Lineage entry": LineageEntry,
     "File reference": FileRef,
     "Change": ChangeRecord,

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, agg
+from midstream.data.key_space import KeySpace
 from midstream.engine.aggregation import blocks, combiner
 from midstream.engine.aggregation.combiner import PARTIAL_SCHEMA
 from midstream.engine.parts import combiner_of
@@ -42,7 +43,7 @@ def rows_of(keys: list[int]) -> pa.RecordBatch:
 
 def sent(rows: pa.RecordBatch, cuts: list[int]) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
     """The output of a combiner that gets rows in these slices."""
-    work, passing, partials = combiner_of(SUMS, TAKES), [], []
+    work, passing, partials = combiner_of(SUMS, TAKES, KeySpace()), [], []
     for start, stop in zip([0, *cuts], [*cuts, rows.num_rows], strict=True):
         work.add(rows.slice(start, stop - start))
         passing += list(work.rows())

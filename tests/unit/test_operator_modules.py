@@ -184,7 +184,7 @@ class EveryStep:
         self._operator, self._spec, self._state = operator, spec, state
 
     def __call__(self, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
-        keys = found_keys(self._operator, batch, self._spec.keys, f"every {self._operator.name!r}")
+        keys = found_keys(self._operator, batch, self._spec.keys, f"every {self._operator.name!r}", self._state.space)
         names = keys.stored.to_pylist()
         counts = {name: int(value or b"0") for name, value in zip(names, self._stored(names), strict=True)}
         chosen = []

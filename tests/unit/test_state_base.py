@@ -385,6 +385,7 @@ def apply(*args):
         say("inside")
         hear()
 base_module._apply = apply
+base_module._FEW_DELTAS = int(sys.argv[3])
 base.catch_up(lineages[-1], BINS)
 say("done")
 """
@@ -433,16 +434,18 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("call", ["1", "2", "5", "6"])
-def test_a_process_killed_while_catching_up_leaves_a_correct_base(tmp_path, call):
+@pytest.mark.parametrize("together", ["1", "64"])
+def test_a_process_killed_while_catching_up_leaves_a_correct_base(tmp_path, call, together):
     history = History(tmp_path)
     history.commit_many(2, keys=500, size=200)
-    victim = child(history, STOP_INSIDE, call)
+    victim = child(history, STOP_INSIDE, call, together)
     assert heard(victim) == "inside"
     os.kill(victim.pid, signal.SIGKILL)
     end(victim)
     base = history.base()
     reached = {base.positions().get(number, EMPTY) for number in BINS}
-    assert reached == {history.lineages[0].position(BINS[0]) if int(call) > 3 else EMPTY}
+    has_first = int(call) > 3 and together == "1"
+    assert reached == {history.lineages[0].position(BINS[0]) if has_first else EMPTY}
     history.check(base)
     base.close()
 
@@ -450,7 +453,7 @@ def test_a_process_killed_while_catching_up_leaves_a_correct_base(tmp_path, call
 def test_one_process_writes_at_a_time_and_a_dead_writer_releases_the_guard(tmp_path):
     history = History(tmp_path)
     history.commit_many(1)
-    writer = child(history, STOP_INSIDE, "1")
+    writer = child(history, STOP_INSIDE, "1", "64")
     assert heard(writer) == "inside"
     with (tmp_path / "base" / "guard").open("r+b") as guard:
         with pytest.raises(BlockingIOError):

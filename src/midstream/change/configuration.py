@@ -9,7 +9,7 @@ from functools import cached_property
 from midstream.checkpoint.location import Manifest
 from midstream.flow.graph_format import CODEC, graph_from_document, graph_to_document
 from midstream.flow.model import Graph
-from midstream.ids import Digest, Revision, StageIndex
+from midstream.ids import BINS, Digest, Revision, StageIndex
 from midstream.planner.assignment import Assignment, assign
 from midstream.planner.programs import StateMigration, link, pack_blobs
 from midstream.planner.stages import Plan, WireNumbers, compile_plan
@@ -116,14 +116,15 @@ def first_configuration(
     blobs: Mapping[str, Blob] | None = None,
     recorded: Mapping[StageIndex, Assignment] | None = None,
     wires: WireNumbers | None = None,
+    bins: int = BINS,
 ) -> Configuration:
     """Store and return the configuration of a flow as written. ``blobs`` may have been packed before.
 
-    Stages whose assignment is ``recorded`` keep it; the others spread their bins over ``partitions``. ``wires``
+    Stages whose assignment is ``recorded`` keep it; the others spread their ``bins`` over ``partitions``. ``wires``
     are the wire numbers that the job had before.
     """
     packed = pack_blobs(graph) if blobs is None else blobs
     digests = {name: store.put(blob) for name, blob in packed.items()}
     plan = compile_plan(graph, wires or WireNumbers())
-    assignments = assign(plan.exchanged, partitions, recorded or {})
+    assignments = assign(plan.exchanged, partitions, recorded or {}, bins)
     return Configuration(plan, FIRST_REVISION, assignments, digests).store(store)

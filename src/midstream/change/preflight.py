@@ -26,7 +26,7 @@ from midstream.engine.resources import Resources
 from midstream.errors import CheckpointError, FunctionError, MidstreamError, OperatorFailed, StateError
 from midstream.flow.model import Operator, Transform
 from midstream.flow.spec import ERROR_COLUMN, ERRORS
-from midstream.ids import BINS, BinId, Epoch, Revision
+from midstream.ids import Epoch, Revision
 from midstream.planner.programs import StageProgram
 from midstream.state.base import Base
 from midstream.state.files import FileRef, StateFiles
@@ -178,11 +178,11 @@ def _state_of(name: str, operator: Operator, samples: Samples, files: StateFiles
     if not operator.spec.keeps_user_state:
         yield {}
         return
-    lineage = Lineage.start(name).after(samples.epoch, list(samples.deltas.get(name, ())))
+    lineage = Lineage.start(name, files.space.bins).after(samples.epoch, list(samples.deltas.get(name, ())))
     with tempfile.TemporaryDirectory(prefix="midstream-preflight-") as folder:
         base = Base(folder, f"preflight of {name}", files)
         try:
-            with TaskState(base, lineage, [BinId(number) for number in range(BINS)]) as state:
+            with TaskState(base, lineage, files.space.all) as state:
                 yield {name: state}
         finally:
             base.close()

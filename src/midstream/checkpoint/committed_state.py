@@ -10,7 +10,7 @@ from midstream.checkpoint.location import Manifest
 from midstream.control.messages import Commit
 from midstream.data.times import Watermarks
 from midstream.flow.model import Graph
-from midstream.ids import Digest, Epoch, StageIndex
+from midstream.ids import BINS, Digest, Epoch, StageIndex
 from midstream.planner.stages import Plan
 from midstream.state.lineage import Lineage
 from midstream.storage.table_files import SinkFile
@@ -26,44 +26,47 @@ class CommittedState:
     epoch: Epoch
     lineages: Mapping[str, Lineage]
     watermarks: Watermarks
+    bins: int = BINS
+    """Number of bins of the job's key spaces."""
 
     @classmethod
-    def of(cls, graph: Graph, manifest: Manifest | None) -> CommittedState:
+    def of(cls, graph: Graph, manifest: Manifest | None, bins: int = BINS) -> CommittedState:
         """The state after the epoch of a manifest; None means a job that has committed nothing."""
         timed = {name: spec for name, spec in graph.sources.items() if spec.event_time is not None}
         delays = {name: spec.delay_us for name, spec in timed.items()}
         idle = {name: spec.idle_us for name, spec in timed.items() if spec.idle_us is not None}
         if manifest is None:
-            return cls(Epoch(-1), {}, Watermarks(delays, idle))
+            return cls(Epoch(-1), {}, Watermarks(delays, idle), bins)
         latest = {source: time for source, time in manifest.event_times.items() if source in timed}
         heard = {source: clock for source, clock in manifest.heard.items() if source in timed}
         watermark = manifest.watermark if timed else None
         if watermark is None and latest and timed.keys() <= latest.keys():  # an older manifest without watermark
             watermark = min(latest[source] - delay for source, delay in delays.items())
         lineages = {operator: Lineage.decode(data) for operator, data in manifest.lineages.items()}
-        return cls(manifest.epoch, lineages, Watermarks(delays, idle, latest, heard, watermark))
+        return cls(manifest.epoch, lineages, Watermarks(delays, idle, latest, heard, watermark), bins)
 
     def by_stage(self, plan: Plan) -> dict[StageIndex, dict[str, bytes]]:
         """The encoded lineages of each stage's operators, for its tasks."""
         return {
             stage.index: {
-                name: self.lineages.get(name, Lineage.start(name)).encode()
-                for name in stage.operators
-                if plan.graph[name].spec.is_stateful
+                name: self._lineage(name).encode() for name in stage.operators if plan.graph[name].spec.is_stateful
             }
             for stage in plan.stages
         }
+
+    def _lineage(self, operator: str) -> Lineage:
+        return self.lineages.get(operator) or Lineage.start(operator, self.bins)
 
     def after(self, commit: Commit) -> CommittedState:
         """The state after one more epoch."""
         lineages = dict(self.lineages)
         for operator, changes in commit.states.items():
-            lineages[operator] = lineages.get(operator, Lineage.start(operator)).after(
+            lineages[operator] = self._lineage(operator).after(
                 commit.epoch,
                 [change.delta for change in changes if change.delta is not None],
                 list(chain.from_iterable(change.rewrites for change in changes)),
             )
-        return CommittedState(commit.epoch, lineages, commit.watermarks)
+        return CommittedState(commit.epoch, lineages, commit.watermarks, self.bins)
 
     def manifest(
         self,

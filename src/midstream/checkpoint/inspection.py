@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from midstream.data.schema import columns_of
 from midstream.errors import CheckpointError, StateError
 from midstream.flow.transactions import Table
 from midstream.ids import BinId, Epoch
-from midstream.state.contents import contents
+from midstream.state.contents import contents, shown_rows
 from midstream.state.keys import encode_key
 from midstream.state.lineage import Lineage
 
@@ -81,11 +82,11 @@ class StateReader:
             return self._shown_table(*owned, key)
         layout = self.layout(operator)
         if key is None:
-            rows = contents(self.checkpoint.states, self._lineage(operator))
+            rows = self._rows(operator)
             return layout.operator.spec.shown_state(layout.operator, layout.takes, rows)
         schema = self.key_schema(operator)
-        bin_of_key = BinId(encode_key(key, schema, f"operator {operator!r}")[0])
-        rows = contents(self.checkpoint.states, self._lineage(operator), [bin_of_key])
+        space = self.checkpoint.states.space
+        rows = self._rows(operator, [space.bin_of(encode_key(key, schema, f"operator {operator!r}", space=space))])
         shown = layout.operator.spec.shown_state(layout.operator, layout.takes, rows)
         for name, value in zip(schema.names, key, strict=True):
             shown = shown.filter(pc.equal(shown[name], pa.scalar(value, schema.field(name).type)))
@@ -128,11 +129,16 @@ class StateReader:
 
     def _shown_table(self, layout: StateLayout, table: Table, key: tuple[Any, ...] | None) -> pa.Table:
         operator = layout.operator
-        rows = contents(self.checkpoint.states, self._lineage(operator.name))
+        rows = self._rows(operator.name)
         shown = operator.spec.shown_table(operator, table, layout.takes, rows)
         for name, value in zip([*layout.keys, "key"], key or (), strict=key is not None):
             shown = shown.filter(pc.equal(shown[name], pa.scalar(value, shown.schema.field(name).type)))
         return shown
+
+    def _rows(self, operator: str, bins: Iterable[BinId] | None = None) -> pa.Table:
+        """The rows of an operator's state, as :meth:`midstream.flow.spec.Spec.shown_state` takes them."""
+        states = self.checkpoint.states
+        return shown_rows(contents(states, self._lineage(operator), bins), states.space)
 
     def _layouts(self) -> dict[str, StateLayout]:
         if self.manifest is None:
@@ -142,4 +148,4 @@ class StateReader:
     def _lineage(self, operator: str) -> Lineage:
         assert self.manifest is not None
         data = self.manifest.lineages.get(operator)
-        return Lineage.start(operator) if data is None else Lineage.decode(data)
+        return Lineage.start(operator, self.checkpoint.states.space.bins) if data is None else Lineage.decode(data)

@@ -33,9 +33,10 @@ import msgspec
 import pyarrow.fs as pafs
 
 from midstream.checkpoint.change_log import ChangeLog
-from midstream.errors import CheckpointError
+from midstream.data.key_space import KeySpace, check_bins
+from midstream.errors import CheckpointError, FlowError
 from midstream.flow.model import Graph, Source
-from midstream.ids import Digest, Epoch, Revision, Run
+from midstream.ids import BINS, Digest, Epoch, Revision, Run
 from midstream.state.files import StateFiles
 from midstream.state.lineage import Lineage
 from midstream.storage import disk
@@ -51,7 +52,7 @@ from midstream.storage.blobs import (
     write_atomically,
 )
 from midstream.storage.checksums import with_checksum, without_checksum
-from midstream.storage.documents import read_struct, write_struct
+from midstream.storage.documents import read_struct, unreadable, write_struct
 from midstream.storage.ownership import warn_if_others_can_write
 from midstream.storage.table_files import SinkFile
 from midstream.version import __version__
@@ -72,6 +73,8 @@ class Identity(msgspec.Struct, frozen=True):
     job: str
     flow: str
     sources: tuple[str, ...]
+    bins: int = BINS
+    """Number of bins of the job's key spaces."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -119,7 +122,7 @@ class Checkpoint:
         # Workers have their own working directory, so a relative path must not reach them.
         self._shared = self._root if is_local(self._fs) else location
         self.blobs = BlobStore(below(self._shared, "blobs"), durable=durable)
-        self.states = StateFiles(below(self._shared, "state"), durable=durable)
+        self.states = StateFiles(below(self._shared, "state"), durable=durable, space=KeySpace(identity.bins))
         self.changes = ChangeLog(below(self._shared, "changes"), durable=durable)
         self.audit_location = below(self._shared, "audit")
         self._lock: IO[bytes] | None = None
@@ -133,8 +136,13 @@ class Checkpoint:
         return below(spark_path(self._shared), "spark")
 
     @classmethod
-    def look(cls, location: str, graph: Graph, *, durable: bool = True) -> Checkpoint:
-        """The checkpoint of a flow: the existing one, or a new one for an empty or missing folder."""
+    def look(cls, location: str, graph: Graph, *, bins: int | None = None, durable: bool = True) -> Checkpoint:
+        """The checkpoint of a flow: the existing one, or a new one for an empty or missing folder.
+
+        ``bins`` is the number of bins that the job must have, or None for what it has, or the usual number.
+        """
+        if bins is not None:
+            check_bins(bins)
         fs, root = filesystem_of(location)
         sources = tuple(sorted(op.name for op in graph.of(Source)))
         path = posixpath.join(root, "midstream.json")
@@ -142,10 +150,15 @@ class Checkpoint:
             found = _read_identity(fs, path, location)
             if found is None:
                 _require_empty(fs, root, location)
-                found = Identity(__version__, uuid.uuid4().hex, graph.name, sources)
+                found = Identity(__version__, uuid.uuid4().hex, graph.name, sources, BINS if bins is None else bins)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
         _require_same(found, graph.name, sources, location)
+        if bins is not None and bins != found.bins:
+            raise CheckpointError(
+                f"the checkpoint {location!r} belongs to a job with {found.bins} bins, not with {bins}. The number of "
+                f"bins is chosen when a job is made, and never changes: leave out bins={bins}, or use a new checkpoint"
+            )
         return cls(location, found, durable=durable)
 
     @classmethod
@@ -404,7 +417,13 @@ def _read_identity(fs: pafs.FileSystem, path: str, location: str) -> Identity | 
         return None
     with fs.open_input_stream(path) as stream:
         data = stream.read()
-    return read_struct(data, Identity, f"the checkpoint {location!r} (midstream.json)")
+    what = f"the checkpoint {location!r} (midstream.json)"
+    identity = read_struct(data, Identity, what)
+    try:
+        check_bins(identity.bins)
+    except FlowError as error:
+        raise unreadable(what, str(error)) from error
+    return identity
 
 
 def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:

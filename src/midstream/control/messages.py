@@ -82,6 +82,8 @@ class StateChange(msgspec.Struct, frozen=True):
 
     delta: FileRef | None
     rewrites: tuple[Rewrite, ...] = ()
+    sizes: tuple[int, ...] = ()
+    """Bytes of keys and values in each bin of the delta."""
 
 
 class TaskFinished(msgspec.Struct, frozen=True, tag=True):
@@ -110,6 +112,8 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     began_at: float = 0.0
     """By the worker's clock."""
     ended_at: float = 0.0
+    bin_rows: dict[StageIndex, bytes] = {}
+    """By stage that rows with a key went to: how many had a key of each bin (:func:`.pack_counts`)."""
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
@@ -328,6 +332,10 @@ class Commit(msgspec.Struct, frozen=True):
     files: dict[str, tuple[SinkFile, ...]] = {}
     spans: dict[StageIndex, tuple[float, float]] = {}
     """By stage: when its first task began and its last one ended, by the workers' clocks."""
+    bin_rows: dict[StageIndex, tuple[bytes, ...]] = {}
+    """By stage: the rows of each bin that arrived, as each sender counted them (:func:`.pack_counts`)."""
+    busy_us: dict[StageIndex, dict[PartitionId, int]] = {}
+    """By stage and partition: the time that operators worked."""
 
 
 class Reject(msgspec.Struct, frozen=True):

@@ -111,11 +111,17 @@ class RunBook:
         samples: dict[str, bytes] = {}
         files: dict[str, tuple[SinkFile, ...]] = {}
         spans: dict[StageIndex, tuple[float, float]] = {}
+        bin_rows: dict[StageIndex, tuple[bytes, ...]] = {}
+        busy_us: dict[StageIndex, dict[PartitionId, int]] = {}
         for report in reports:
             for sink, written in report.files.items():
                 files[sink] = (*files.get(sink, ()), *written)
             first, last = spans.get(report.task.stage, (report.began_at, report.ended_at))
             spans[report.task.stage] = min(first, report.began_at), max(last, report.ended_at)
+            for stage, packed in report.bin_rows.items():
+                bin_rows[stage] = (*bin_rows.get(stage, ()), packed)
+            worked = sum(stats.busy_us for stats in report.operators)
+            busy_us.setdefault(report.task.stage, {})[report.task.partition] = worked
             emitted.update(report.emitted)
             samples.update(report.samples)
             for operator, change in report.states.items():
@@ -133,6 +139,8 @@ class RunBook:
             samples=samples,
             files=files,
             spans=spans,
+            bin_rows=bin_rows,
+            busy_us=busy_us,
         )
 
     def _times(self, stage: StageIndex) -> EpochTimes:

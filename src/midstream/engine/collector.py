@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.hashing import bins_of, hash_columns
+from midstream.data.key_space import MAX_BINS, KeySpace, pack_counts
 from midstream.engine.frames import FrameKind, Header, encode_rows, frame
 from midstream.engine.intake import Carried
 from midstream.ids import PartitionId, Revision, StageIndex, WireId
-from midstream.planner.assignment import MAX_BINS, Assignment
+from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Leaves, Wire
 
 FRAME_BYTES = 1 << 20
@@ -72,6 +73,7 @@ class Collector:
         self._seq = 0
         self.emitted: Counter[WireId] = Counter()
         """Number of rows put on each wire that starts here."""
+        self._bin_rows: dict[StageIndex, npt.NDArray[np.float64]] = {}
         self.sent: Counter[WireId] = Counter()
         """Number of rows that left in frames on each wire, including those that pass through."""
 
@@ -84,14 +86,28 @@ class Collector:
             owners = self._owners_at(wire)
             # Without key columns all rows have the same key.
             bins = bins_of(hash_columns(batch, wire.key), len(owners)) if wire.key else np.zeros(batch.num_rows, int)
+            self._count(wire, bins)
             self._hold(wire, revision, FrameKind.ROWS, _scattered(owners[bins], batch))
 
     def add_partials(self, wire: Wire, batch: pa.RecordBatch, revision: Revision) -> None:
         """Add partials of a wire that starts here; a stored key begins with its bin."""
-        self.emitted[wire.id] += pc.sum(batch.column("rows")).as_py()
-        bins = pc.binary_slice(batch.column("key"), 0, 1)
-        numbers = np.frombuffer(b"".join(bins.to_pylist()), np.uint8)
+        rows = pc.sum(batch.column("rows")).as_py()
+        self.emitted[wire.id] += rows
+        numbers = KeySpace(len(self._owners_at(wire))).bins_of_stored(batch.column("key"))
+        self._count(wire, numbers, rows / len(numbers))
         self._hold(wire, revision, FrameKind.PARTIALS, _scattered(self._owners_at(wire)[numbers], batch))
+
+    def _count(self, wire: Wire, bins: npt.NDArray[Any], rows_each: float = 1.0) -> None:
+        assert wire.target is not None
+        owners = self._owners_at(wire)
+        counts = np.bincount(bins, minlength=len(owners))
+        found = self._bin_rows.setdefault(wire.target, np.zeros(len(owners), np.float64))
+        found += counts if rows_each == 1.0 else counts * rows_each
+
+    @property
+    def bin_rows(self) -> dict[StageIndex, bytes]:
+        """The rows put on wires that start here, by stage that they lead to and by bin of their keys; packed."""
+        return {stage: pack_counts(rows) for stage, rows in self._bin_rows.items()}
 
     def _hold(
         self, wire: Wire, revision: Revision, kind: FrameKind, parts: Iterable[tuple[int, pa.RecordBatch]]

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.data.key_space import KeySpace
 from midstream.engine.aggregation.runs import Integers
 from midstream.engine.bad_rows import FAR
 from midstream.engine.failure import failed, row_at
@@ -45,10 +46,12 @@ def checked_times(operator: Operator, batch: pa.RecordBatch, column: str) -> Int
     return times
 
 
-def found_keys(operator: Operator, batch: pa.RecordBatch, columns: Sequence[str], what: str) -> DistinctKeys:
+def found_keys(
+    operator: Operator, batch: pa.RecordBatch, columns: Sequence[str], what: str, space: KeySpace
+) -> DistinctKeys:
     """The distinct keys of a batch; the error for a key that is refused shows its row."""
     try:
-        return distinct_keys(batch, columns, what)
+        return distinct_keys(batch, columns, what, space=space)
     except StateError as error:
         raise failed(operator.name, error, row_at(batch, error.fields.get("row_index"))) from error
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from midstream.data.key_space import KeySpace
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.combiner import Combiner
 from midstream.engine.bad_rows import ErrorsBranch, Screen
@@ -74,7 +75,7 @@ class TaskSpec(Spec, ABC):
         """Load one of the operator's blobs before a task needs it."""
         resources.function(digest, operator)
 
-    def combiner(self, operator: Operator, takes: pa.Schema) -> Combiner:
+    def combiner(self, operator: Operator, takes: pa.Schema, space: KeySpace) -> Combiner:
         """Pre-aggregates rows on their way to this operator. Only called if it is :attr:`combinable`."""
         raise AssertionError(f"rows for a {self.kind} cannot be pre-aggregated")
 
@@ -87,10 +88,10 @@ def instantiate(operator: Operator, parts: Parts) -> OperatorInTask:
     return OperatorInTask((_passing_step(operator),) * len(parts.takes(operator)))
 
 
-def combiner_of(operator: Operator, takes: pa.Schema) -> Combiner:
+def combiner_of(operator: Operator, takes: pa.Schema, space: KeySpace) -> Combiner:
     """Pre-aggregates rows with these columns on their way to a combinable operator."""
     assert isinstance(operator.spec, TaskSpec)
-    return operator.spec.combiner(operator, takes)
+    return operator.spec.combiner(operator, takes, space)
 
 
 def preload(program: StageProgram, resources: Resources) -> None:

@@ -57,6 +57,8 @@ class StageReport:
     widest_row: int
     samples: dict[str, bytes]
     """The first rows that each operator took, encoded; only partition 0 collects them."""
+    bin_rows: dict[StageIndex, bytes]
+    """See :attr:`.Collector.bin_rows`."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,7 @@ class StageRunner:
                 for name, node in self._nodes.items()
                 if node.sample is not None and name in self._program.blobs
             },
+            bin_rows=self._collector.bin_rows,
         )
 
     def _push(self, entry: IntakeEntry, batch: pa.RecordBatch, revision: Revision) -> None:
@@ -346,7 +349,9 @@ class StageRunner:
             self._collector.add(wire, rows, revision)
             return
         if (wire, revision) not in self._combiners:
-            self._combiners[wire, revision] = combiner_of(consumer, program.schemas[wire.id])
+            assert wire.target is not None, "rows with a key have a stage to go to"
+            space = program.assignments[wire.target].space
+            self._combiners[wire, revision] = combiner_of(consumer, program.schemas[wire.id], space)
         combiner = self._combiners[wire, revision]
         combiner.add(rows)
         self._collect(wire, combiner, revision)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.data.key_space import NARROW, KeySpace
 from midstream.errors import StateError
 from midstream.flow.transactions import Table
 from midstream.state.integers import integer_matrix, integers_of
@@ -36,13 +37,14 @@ HEAD = 4
 _STORED = {"double": "<f8", "bigint": "<i8", "boolean": "?"}
 
 
-def table_prefix(domain: bytes, table: str, namespace: Namespace = Namespace.TABLE) -> bytes:
+def table_prefix(domain: bytes, table: str, namespace: Namespace = Namespace.TABLE, space: KeySpace = NARROW) -> bytes:
     """The prefix of all stored keys of a table. ``domain`` is the stored key of its domain: bin, namespace, value.
 
     >>> table_prefix(b"\\x07\\x00eu", "accounts")
     b'\\x07\\x1e\\x00\\x02eu\\x00\\x08accounts'
     """
-    return bytes([domain[0], namespace]) + _behind_length(domain[2:]) + _behind_length(table.encode())
+    head = domain[: space.width] + bytes([namespace])
+    return head + _behind_length(domain[space.head :]) + _behind_length(table.encode())
 
 
 def _behind_length(value: bytes) -> bytes:

@@ -43,7 +43,7 @@ class StoredTables:
         # Ascending, because the base reads fastest in that order.
         order = np.argsort(keys) if isinstance(keys, np.ndarray) else pc.sort_indices(keys).to_numpy()
         ascending = keys[order] if isinstance(keys, np.ndarray) else keys.take(pa.array(order))
-        values = self.state.get_many(stored_keys(table_prefix(self.domain, table.name), ascending, table))
+        values = self.state.get_many(stored_keys(self._prefix(table), ascending, table))
         layout = TableLayout(table)
         if not layout.is_packed:
             return [self._objects(table, keys, values, order)]
@@ -62,13 +62,13 @@ class StoredTables:
 
     def known(self, table: Table) -> Any:
         """All keys that have a value."""
-        prefix = table_prefix(self.domain, table.name)
+        prefix = self._prefix(table)
         stored = pa.array([key for key, _ in self.state.scan_prefix(prefix)], pa.binary())
         return keys_of(stored, len(prefix), table)
 
     def history(self, table: Table, keys: Any) -> History:
         """Recent writes to these keys."""
-        stored = stored_keys(table_prefix(self.domain, table.name, Namespace.TABLE_PAST), keys, table)
+        stored = stored_keys(self._prefix(table, Namespace.TABLE_PAST), keys, table)
         values = self.state.get_many(stored)
         layout = TableLayout(table)
         struct = layout.struct(with_time=True)
@@ -84,13 +84,16 @@ class StoredTables:
         for table in tables:
             if table.name in result.changes:
                 change = result.changes[table.name]
-                keys = stored_keys(table_prefix(self.domain, table.name), change.keys, table)
+                keys = stored_keys(self._prefix(table), change.keys, table)
                 self.state.put_many(keys, self._encoded(table, change.columns, keys))
             if table.name in result.versions:
                 versions = result.versions[table.name]
                 rows = TableLayout(table).structs(versions.columns, versions.timestamps)
                 self._remember(table, versions.keys, rows, forget.get(table.name))
         self._past.clear()
+
+    def _prefix(self, table: Table, namespace: Namespace = Namespace.TABLE) -> bytes:
+        return table_prefix(self.domain, table.name, namespace, self.state.space)
 
     def _objects(self, table: Table, keys: Any, values: Sequence[bytes | None], order: Array) -> Array:
         codec = self._codec(table)
@@ -119,7 +122,7 @@ class StoredTables:
         codes = (pa.array(keys) if isinstance(keys, np.ndarray) else keys).dictionary_encode()
         numbers = codes.indices.to_numpy().astype(np.int64)
         distinct = codes.dictionary.to_numpy() if isinstance(keys, np.ndarray) else codes.dictionary
-        stored = stored_keys(table_prefix(self.domain, table.name, Namespace.TABLE_PAST), distinct, table)
+        stored = stored_keys(self._prefix(table, Namespace.TABLE_PAST), distinct, table)
         order = order_by(numbers, len(stored))
         counts = np.bincount(numbers, minlength=len(stored))
         data, end = rows[order].tobytes(), 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from midstream.data.key_space import KeySpace
 from midstream.data.schema import columns_of, type_name
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.aggregating import Aggregating
@@ -110,9 +111,9 @@ class Aggregate(TaskSpec):
         """See :func:`instantiate_aggregate`."""
         return instantiate_aggregate(operator, self, parts.takes(operator)[0], parts.state(operator), parts.times)
 
-    def combiner(self, operator: Operator, takes: pa.Schema) -> Combiner:
+    def combiner(self, operator: Operator, takes: pa.Schema, space: KeySpace) -> Combiner:
         """Senders emit partial totals instead of rows."""
-        return Combiner(operator, self.keys, totals_of(operator, self, takes))
+        return Combiner(operator, self.keys, totals_of(operator, self, takes), space)
 
     def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
         """The totals of each key, or of each open window, in the columns of the result."""

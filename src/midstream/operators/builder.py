@@ -109,6 +109,7 @@ class Flow:
         checkpoint: str,
         trigger: str | None = None,
         partitions: int | None = None,
+        bins: int | None = None,
         local_state: str | None = None,
         changes: str = "keep",
         audit: str | None = None,
@@ -126,6 +127,10 @@ class Flow:
             ``"available-now"`` processes the available input, in as many epochs as needed, and ends.
         :param partitions: tasks per stage behind an exchange; default: as many as in the last committed epoch, and for
             a new job the session's parallelism.
+        :param bins: into how many bins keys are divided, the smallest units of state that can move between partitions:
+            a power of two up to 65,536; default: 256. It is chosen when a job is made and never changes: a restart with
+            another number is refused, and one without it continues with what the job has. More bins allow for more
+            partitions and move in smaller steps, and cost a little in every epoch.
         :param local_state: a folder on each worker's local disk for its copy of keyed state. It is only a cache; a
             folder that outlives the application makes a restart with much state faster. Default: a folder of Spark's,
             which Spark removes when the application ends.
@@ -154,6 +159,7 @@ class Flow:
             checkpoint=checkpoint,
             trigger=trigger,
             partitions=partitions,
+            bins=bins,
             local_state=local_state,
             changes=changes,
             audit=audit,

@@ -94,7 +94,9 @@ class _DistinctStep:
         batch, bad = self._screen(batch)
         refuse_nulls(self._operator, batch, self._spec.keys, "a key")
         forget = self._forget_at(batch)
-        keys = found_keys(self._operator, batch, self._spec.keys, f"distinct {self._operator.name!r}")
+        keys = found_keys(
+            self._operator, batch, self._spec.keys, f"distinct {self._operator.name!r}", self._state.space
+        )
         candidates = keys.stored.to_pylist()
         unmet = sorted(key for key in candidates if key not in self._met)
         self._met.update(unmet)
@@ -112,13 +114,14 @@ class _DistinctStep:
         due = list(ended_by(self._state, Namespace.EXPIRY, watermark))
         if due:
             self._state.delete_many(due)
-            self._state.delete_many(split_timers(pa.array(due, pa.binary()))[1].to_pylist())
+            _, expired = split_timers(pa.array(due, pa.binary()), self._state.space)
+            self._state.delete_many(expired.to_pylist())
         kept = {key: time for key, time in self._new.items() if watermark is None or time > watermark}
         keys = sorted(kept)
         self._state.put_many(keys, [b""] * len(keys))
         if self._spec.within_us is not None and keys:
             times = np.fromiter((kept[key] for key in keys), np.int64, len(keys))
-            marks = timer_keys(pa.array(keys, pa.binary()), Namespace.EXPIRY, times)
+            marks = timer_keys(pa.array(keys, pa.binary()), Namespace.EXPIRY, times, self._state.space)
             ordered = marks.take(pc.sort_indices(marks)).to_pylist()
             self._state.put_many(ordered, [b""] * len(ordered))
         yield from ()

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.data.key_space import KeySpace
 from midstream.data.times import EpochTimes
 from midstream.engine.bad_rows import ErrorsBranch, Screen
 from midstream.engine.failure import failed, row_at
@@ -56,12 +57,14 @@ def instantiate_join(
 class _Numbers(dict[bytes, int]):
     """Numbers the keys of a task in the order of arrival."""
 
-    def __init__(self) -> None:
+    def __init__(self, space: KeySpace) -> None:
+        super().__init__()
+        self._space = space
         self.ends: list[tuple[bytes, bytes]] = []
         """The beginning and the end of a stored key: the bin, and the key."""
 
     def __missing__(self, key: bytes) -> int:
-        self.ends.append((key[:1], key[2:]))
+        self.ends.append((key[: self._space.width], key[self._space.head :]))
         number = self[key] = len(self)
         return number
 
@@ -98,7 +101,7 @@ class _JoinStep:
         self._is_left = spec.how is How.LEFT
         # With windows, a left row has partners if its pane has a right counterpart, so no waiting row is stored for it.
         self._waits = self._is_left and self._near.reach > 0
-        self._numbers = _Numbers()
+        self._numbers = _Numbers(state.space)
         self._times: dict[int, int] = {}
         self._rest: list[Iterator[pa.RecordBatch]] = []
         self._adds = [name for name in takes[1].names if name not in spec.right_keys]
@@ -232,7 +235,7 @@ class _JoinStep:
 
     def _key_numbers(self, side: _Side, batch: pa.RecordBatch) -> _Integers:
         try:
-            groups = group_keys(batch, side.keys, self._what)
+            groups = group_keys(batch, side.keys, self._what, space=self._state.space)
         except StateError as error:
             raise failed(self._operator.name, error, row_at(batch, error.fields.get("row_index"))) from error
         numbers = np.array(list(map(self._numbers.__getitem__, groups.keys)), np.int64)
@@ -309,7 +312,8 @@ class _JoinStep:
         stored, _ = self._stored_keys(
             *self._panes_of(run.part(run.times < self._limits.forgotten)), Namespace.JOIN_RIGHT
         )
-        arrived = {key[2:] for key in stored}
+        head = self._state.space.head
+        arrived = {key[head:] for key in stored}
         for bin_id in self.left.panes.bins_over(self._limits.forgotten):
             there = {name for _, name, _ in self.right.panes.over(bin_id, self._limits.forgotten)}
             for _, name, rows in self.left.panes.over(bin_id, self._limits.forgotten):

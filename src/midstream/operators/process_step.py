@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from midstream.data.key_space import KeySpace
 from midstream.data.row_check import RowCheck
 from midstream.data.rows import from_rows, to_rows
 from midstream.data.schema import columns_of, conform
@@ -44,7 +45,7 @@ def keeper_of(
     key_schema = columns_of(takes, spec.keys)
 
     def show(stored: bytes) -> object:
-        return _plain(decode_key(stored, key_schema))
+        return _plain(decode_key(stored, key_schema, state.space))
 
     what = f"process {operator.name!r}"
     codec = ObjectCodec(what, show)
@@ -65,7 +66,9 @@ def instantiate_process(
 ) -> OperatorInTask:
     """Build a process in a task."""
     key_schema = columns_of(takes, spec.keys)
-    steps = [(number, partial(_migrate, operator, key_schema, function)) for number, function in migrations]
+    steps = [
+        (number, partial(_migrate, operator, key_schema, keeper.space, function)) for number, function in migrations
+    ]
     idle = idle_timers(function, has_timers=spec.has_timers, has_event_times=has_event_times)
     kind = _ProcessStep if operator.on_error is OnError.FAIL else _TolerantProcess
     work = kind(operator, spec, function, takes, keeper, revision, steps, idle)
@@ -91,9 +94,14 @@ def idle_timers(function: Callable[..., Any], *, has_timers: bool, has_event_tim
 
 
 def _migrate(
-    operator: Operator, key_schema: pa.Schema, function: Callable[[Any, State], None], stored: bytes, state: State
+    operator: Operator,
+    key_schema: pa.Schema,
+    space: KeySpace,
+    function: Callable[[Any, State], None],
+    stored: bytes,
+    state: State,
 ) -> None:
-    key = _plain(decode_key(stored, key_schema))
+    key = _plain(decode_key(stored, key_schema, space))
     try:
         function(key, state)
     except USER_ERRORS as error:
@@ -181,7 +189,7 @@ class _ProcessStep:
         results: list[dict[str, Any]] = []
         self._keeper.idle_timers = self._idle
         for stored, time in self._keeper.due_timers():
-            key = _plain(decode_key(stored, self._key_schema))
+            key = _plain(decode_key(stored, self._key_schema, self._keeper.space))
             when = _EPOCH + timedelta(microseconds=time)
             try:
                 [state] = self._keeper.handles([stored], self._migrations)
@@ -216,7 +224,7 @@ class _ProcessStep:
 
     def _groups(self, batch: pa.RecordBatch) -> SortedKeys:
         try:
-            return group_keys(batch, self._spec.keyed_by, self._what)
+            return group_keys(batch, self._spec.keyed_by, self._what, space=self._keeper.space)
         except StateError as error:
             raise failed(self._operator.name, error, row_at(batch, error.fields.get("row_index"))) from error
 
@@ -291,7 +299,7 @@ class _TolerantProcess(_ProcessStep):
         results: list[dict[str, Any]] = []
         bad: list[tuple[dict[str, Any], str]] = []
         for stored, time in self._keeper.due_timers():
-            values = decode_key(stored, self._key_schema)
+            values = decode_key(stored, self._key_schema, self._keeper.space)
             when = _EPOCH + timedelta(microseconds=time)
             [state] = self._states([stored])
             found = self._attempt(self._function.on_timer, _plain(values), when, state)  # type: ignore[attr-defined]

@@ -40,9 +40,6 @@ __all__ = ["engine_of", "instantiate_transact"]
 
 _log = logging.getLogger("midstream")
 
-ONLY_DOMAIN = bytes([0, Namespace.VALUE])
-"""The stored key of the single domain of a transact without ``domain``."""
-
 Array = npt.NDArray[Any]
 
 
@@ -142,10 +139,12 @@ class _TransactStep:
         if not waiting:
             return
         if self._spec.domain is None:
-            yield ONLY_DOMAIN, waiting
+            yield self._state.space.prefix(0, Namespace.VALUE), waiting  # the only domain has an empty key
             return
         rows = pa.concat_batches(waiting)
-        found = found_keys(self._operator, rows, self._spec.keyed_by, f"transact {self._operator.name!r}")
+        found = found_keys(
+            self._operator, rows, self._spec.keyed_by, f"transact {self._operator.name!r}", self._state.space
+        )
         order = order_by(found.group_of_row, len(found.stored))
         ends = np.cumsum(np.bincount(found.group_of_row, minlength=len(found.stored))).tolist()
         together = rows.take(pa.array(order))

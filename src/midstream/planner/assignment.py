@@ -16,13 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from midstream.data.key_space import MAX_BINS, KeySpace
 from midstream.errors import FlowError
 from midstream.ids import BINS, BinId, PartitionId, StageIndex
 
-__all__ = ["MAX_BINS", "Assignment", "assign", "check_partitions", "spread"]
-
-MAX_BINS = 1 << 16
-"""The largest number of bins that a key space can have."""
+__all__ = ["Assignment", "assign", "check_partitions", "spread"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,7 @@ class Assignment:
     """Indexed by bin: the partition that owns it."""
 
     def __post_init__(self) -> None:
-        bins = len(self.owners)
-        if not 1 <= bins <= MAX_BINS or bins & (bins - 1):
-            raise FlowError(f"{bins} bins: the number of bins must be a power of two from 1 to {MAX_BINS}")
+        KeySpace(len(self.owners))  # refuses other numbers of bins than a key space can have
         if not 1 <= self.partitions <= MAX_BINS:
             raise FlowError(f"{self.partitions} partitions: the number of partitions must be from 1 to {MAX_BINS}")
         for number in {min(self.owners), max(self.owners)} - set(range(self.partitions)):
@@ -95,6 +91,11 @@ class Assignment:
         except FlowError as error:
             raise ValueError(str(error)) from error
 
+    @property
+    def space(self) -> KeySpace:
+        """The key space that is assigned."""
+        return KeySpace(len(self.owners))
+
     def owned_by(self, partition: PartitionId) -> tuple[BinId, ...]:
         """The bins of one partition, ascending."""
         return tuple(BinId(number) for number, owner in enumerate(self.owners) if owner == partition)
@@ -110,20 +111,21 @@ def spread(partitions: int, bins: int = BINS) -> Assignment:
 
 
 def assign(
-    stages: Iterable[StageIndex], partitions: int, recorded: Mapping[StageIndex, Assignment]
+    stages: Iterable[StageIndex], partitions: int, recorded: Mapping[StageIndex, Assignment], bins: int = BINS
 ) -> dict[StageIndex, Assignment]:
     """An assignment for each of these stages: the recorded one if there is one, else bins spread over ``partitions``.
 
-    New assignments have as many bins as the recorded ones, because state is addressed by bin.
+    New assignments have as many bins as the recorded ones, because state is addressed by bin, or ``bins`` if there are
+    none.
     """
-    bins = next((each.bins for each in recorded.values()), BINS)
+    bins = next((each.bins for each in recorded.values()), bins)
     return {stage: recorded.get(stage) or spread(partitions, bins) for stage in stages}
 
 
-def check_partitions(partitions: int) -> int:
-    """Refuse a number of partitions that is not a whole number from 1 to :data:`BINS`."""
-    if type(partitions) is not int or not 1 <= partitions <= BINS:
+def check_partitions(partitions: int, bins: int = BINS) -> int:
+    """Refuse a number of partitions that is not a whole number from 1 to the number of bins."""
+    if type(partitions) is not int or not 1 <= partitions <= bins:
         raise FlowError(
-            f"partitions={partitions!r}: give a whole number from 1 to {BINS}, the number of bins of a key space"
+            f"partitions={partitions!r}: give a whole number from 1 to {bins}, the number of bins of a key space"
         )
     return partitions

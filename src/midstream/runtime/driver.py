@@ -31,6 +31,7 @@ from midstream.change.preflight import Samples, changed_transforms, run_prefligh
 from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request, RunFailure
 from midstream.checkpoint.audit_files import keep_index
+from midstream.checkpoint.bin_measures import BinMeasures
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.checkpoint.location import Checkpoint, Manifest
 from midstream.checkpoint.sink_files import SinkFolders
@@ -87,6 +88,8 @@ class Driver:
         self._wall = wall
         self._stopwatch = stopwatch
         self._samples = Samples()
+        self.measures = BinMeasures()
+        """The weights of the bins of all stages, after the newest epoch of this driver."""
         self._committed: CommittedState | None = None  # known once the runtime begins its first epoch
         newest = checkpoint.newest_manifest()
         self._folders = SinkFolders(
@@ -148,7 +151,9 @@ class Driver:
         with self._lock:
             if epoch <= self._found and (manifest := self._adoptable(epoch, entry)) is not None:
                 _log.info("epoch %s was committed before the job was started again", epoch)
-                self._committed = CommittedState.of(self.changes.configuration.graph, manifest)
+                self._committed = CommittedState.of(
+                    self.changes.configuration.graph, manifest, self._checkpoint.identity.bins
+                )
                 self._sweep(self._committed)
                 return None
             committed = self._committed_before(epoch)
@@ -241,6 +246,8 @@ class Driver:
             self.migrations.committed(commit.epoch, duration_ms)
             # 8.
             self._samples = self._samples.after(commit)
+            owners = ended_with.assignments
+            self.measures = self.measures.after(commit, committed, ended_with.plan, owners, duration_ms / 1000)
             self._sweep(committed)
             self._edge.at("counted")
             # 9.
@@ -316,7 +323,8 @@ class Driver:
         """The state from which the epoch continues. Read from the checkpoint only after a start."""
         if self._committed is None or self._committed.epoch != epoch - 1:
             graph = self.changes.configuration.graph
-            self._committed = CommittedState.of(graph, self._checkpoint.manifest_before(epoch))
+            bins = self._checkpoint.identity.bins
+            self._committed = CommittedState.of(graph, self._checkpoint.manifest_before(epoch), bins)
             if epoch < self._found:
                 self._require_state(epoch, self._committed)
             self._sweep(self._committed)

@@ -150,6 +150,7 @@ class TaskRun:
             files={} if self._outlets is None else self._outlets.finish(),
             began_at=self._began_at,
             ended_at=self._clock.wall_us() / 1e6,
+            bin_rows=report.bin_rows,
         )
 
     def _recorded(self) -> str | None:
@@ -173,7 +174,8 @@ class TaskRun:
         task = self._task
         author = Author(operator, task.epoch, task.run, task.partition, task.attempt)
         try:
-            return StateChange(state.write_delta(author), tuple(state.write_rewrites(author)))
+            delta = state.write_delta(author)
+            return StateChange(delta, tuple(state.write_rewrites(author)), state.delta_sizes)
         except (CheckpointError, StateError, OSError) as error:
             raise failed(operator, error, None) from error
 

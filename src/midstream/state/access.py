@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from midstream.ids import BinId
-from midstream.state.base import Base
+from midstream.state.base import Base, Loaded
 from midstream.state.files import StateFiles, folder_of
 from midstream.state.lineage import Lineage
 from midstream.state.task import TaskState
@@ -55,6 +55,25 @@ class StateAccess:
 
     def open(self, lineage: Lineage, bins: Iterable[BinId]) -> TaskState:
         """Open an operator's state at the given lineage, for one task."""
+        return TaskState(self.base(lineage), lineage, bins)
+
+    def base(self, lineage: Lineage) -> Base:
+        """This process's base for an operator."""
         folder = os.path.join(self.local, folder_of(lineage.operator))
-        base = Base.shared(folder, f"{self.job} {lineage.operator}", StateFiles(self.location, durable=self.durable))
-        return TaskState(base, lineage, bins)
+        files = StateFiles(self.location, durable=self.durable, space=lineage.space)
+        return Base.shared(folder, f"{self.job} {lineage.operator}", files)
+
+    def prefetch(self, lineage: Lineage, bins: Iterable[BinId], limit_bytes: int) -> Loaded:
+        """Load some of these bins ahead of time; see :meth:`.Base.prefetch`."""
+        return self.base(lineage).prefetch(lineage, bins, limit_bytes)
+
+    def retain(self, lineage: Lineage, bins: Iterable[BinId]) -> int:
+        """Drop all bins but these from this host's base; return the number of rows dropped.
+
+        No task of this host may need the others. The file shrinks when most of it is free.
+        """
+        base = self.base(lineage)
+        dropped = base.drop(set(base.positions()) - set(bins))
+        if dropped:
+            base.compact()
+        return dropped

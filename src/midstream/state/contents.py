@@ -7,13 +7,14 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.data.key_space import KeySpace
 from midstream.ids import BinId
 from midstream.state.files import StateFiles, table_of
 from midstream.state.keys import Namespace
 from midstream.state.lineage import Lineage
 from midstream.state.task import merged
 
-__all__ = ["contents", "in_namespace", "keys_of"]
+__all__ = ["contents", "dump", "in_namespace", "keys_of", "shown_rows"]
 
 
 def contents(files: StateFiles, lineage: Lineage, bins: Iterable[BinId] | None = None) -> pa.Table:
@@ -24,13 +25,31 @@ def contents(files: StateFiles, lineage: Lineage, bins: Iterable[BinId] | None =
     0
     """
     wanted = set(lineage.bins() if bins is None else bins)
-    parts = [(files.read(file), live & wanted) for file, live in lineage.live_files() if live & wanted]
-    rows = merged(parts) if parts else table_of([], [])
+    live_files = [(file, live & wanted) for file, live in lineage.live_files() if live & wanted]
+    parts = [(part, live) for file, live in live_files for part in files.read_bins(file, live)]
+    rows = merged(parts, files.space) if parts else table_of([], [])
     return rows.filter(pc.is_valid(rows["value"]))
 
 
+def dump(files: StateFiles, lineage: Lineage, bin_id: BinId) -> dict[bytes, bytes]:
+    """Everything that a bin holds, byte for byte: values, views, timers, windows, panes, levels, tables.
+
+    Two dumps are equal exactly if a function that may ask for anything in the bin cannot tell one from the other.
+    """
+    rows = contents(files, lineage, [bin_id])
+    return dict(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
+
+
+def shown_rows(rows: pa.Table, space: KeySpace) -> pa.Table:
+    """The rows with one byte for the bin, whatever the number of bins: nobody looks at it when state is shown."""
+    if space.width == 1 or not rows.num_rows:
+        return rows
+    keys = pc.binary_slice(rows["key"], space.width - 1)
+    return rows.set_column(0, rows.schema.field("key"), keys)
+
+
 def in_namespace(rows: pa.Table, namespace: Namespace) -> pa.Table:
-    """The rows whose keys are in a namespace."""
+    """Those of :func:`shown_rows` whose keys are in a namespace."""
     if not rows.num_rows:
         return rows
     second = pc.binary_slice(rows["key"], 1, 2)

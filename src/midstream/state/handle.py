@@ -12,6 +12,7 @@ from typing import Any, Protocol, overload
 
 import msgspec
 
+from midstream.data.key_space import KeySpace
 from midstream.errors import StateError
 from midstream.state.keys import Namespace, item_key, split_item
 from midstream.state.values import MISSING
@@ -28,6 +29,7 @@ class Keeper(Protocol):
     """Stores the state of handles."""
 
     what: str
+    space: KeySpace
     clock: int
     watermark: int | None
     firing: int | None
@@ -87,7 +89,9 @@ class State:
             self._lists = {}
         view = self._lists.get(name)
         if view is None:
-            view = self._lists[name] = self._new_list(item_key(self._key, Namespace.LIST, name.encode()))
+            view = self._lists[name] = self._new_list(
+                item_key(self._key, Namespace.LIST, name.encode(), self._keeper.space)
+            )
         return view
 
     def _new_list(self, stored: bytes) -> ListView:
@@ -100,7 +104,8 @@ class State:
         view = self._maps.get(name)
         if view is None:
             data = name.encode()
-            view = self._maps[name] = self._new_map(item_key(self._key, Namespace.MAP, bytes([len(data)]) + data), name)
+            prefix = item_key(self._key, Namespace.MAP, bytes([len(data)]) + data, self._keeper.space)
+            view = self._maps[name] = self._new_map(prefix, name)
         return view
 
     def _new_map(self, prefix: bytes, name: str) -> MapView:
@@ -118,13 +123,13 @@ class State:
         )
 
     def _stored_lists(self) -> Iterator[str]:
-        for stored, _ in self._keeper.scan(item_key(self._key, Namespace.LIST)):
-            yield split_item(stored)[1].decode()
+        for stored, _ in self._keeper.scan(item_key(self._key, Namespace.LIST, space=self._keeper.space)):
+            yield split_item(stored, self._keeper.space)[1].decode()
 
     def _stored_maps(self) -> Iterator[str]:
         """The map name of each stored item."""
-        for stored, _ in self._keeper.scan(item_key(self._key, Namespace.MAP)):
-            item = split_item(stored)[1]
+        for stored, _ in self._keeper.scan(item_key(self._key, Namespace.MAP, space=self._keeper.space)):
+            item = split_item(stored, self._keeper.space)[1]
             yield item[1 : 1 + item[0]].decode()
 
     def clear(self) -> None:

@@ -55,6 +55,7 @@ class HandleKeeper:
         self.idle_timers: Mapping[Namespace, str] = {}
         """Timer kinds that cannot fire for the current function, with the reason."""
         self._task = task
+        self.space = task.space
         self._codec = codec
         self._has_levels = has_levels
         self._ttl_us = ttl_us
@@ -95,7 +96,7 @@ class HandleKeeper:
         heapq.heapify(self._due)
         while self._due:
             time, key, namespace = heapq.heappop(self._due)
-            stored = timer_key(key, namespace, time)
+            stored = timer_key(key, namespace, time, self.space)
             if self._task.get_many([stored]) == [None]:
                 continue  # cancelled by a timer that fired earlier
             self._task.delete_many([stored])
@@ -106,7 +107,7 @@ class HandleKeeper:
     def _levels(self, keys: Sequence[bytes]) -> Sequence[int]:
         if not self._has_levels:
             return [0] * len(keys)
-        stored = self._task.get_many([item_key(key, Namespace.MIGRATED) for key in keys])
+        stored = self._task.get_many([item_key(key, Namespace.MIGRATED, space=self.space) for key in keys])
         return [0 if data is None else int.from_bytes(data, "big") for data in stored]
 
     def write(self, revision: Revision) -> None:
@@ -122,7 +123,7 @@ class HandleKeeper:
         encoded = self._codec.encode_many([changes[key] for key in keys], revision, keys)
         self._task.put_many(keys, encoded)
         moved = sorted((key, handle._level) for key, handle in self._handles.items() if _level_changed(handle))
-        records = [item_key(key, Namespace.MIGRATED) for key, _ in moved]
+        records = [item_key(key, Namespace.MIGRATED, space=self.space) for key, _ in moved]
         self._task.put_many(records, [level.to_bytes(4, "big") for _, level in moved])
         self._task.delete_many(sorted(key for key, value in changes.items() if value is MISSING))
         if self._ttl_us is not None:
@@ -143,7 +144,7 @@ class HandleKeeper:
 
     def set_timer(self, key: bytes, namespace: Namespace, time: int, wanted: bool) -> None:
         """Register or cancel a timer."""
-        stored = timer_key(key, namespace, time)
+        stored = timer_key(key, namespace, time, self.space)
         if self.undo is not None:
             self._note_timer(stored, self.undo)
         if not wanted:
@@ -186,28 +187,28 @@ class HandleKeeper:
 
     def _until(self, namespace: Namespace, time: int) -> Iterator[tuple[int, bytes]]:
         """Entries up to a time (inclusive), in a namespace that is ordered by time."""
-        stop = timer_key(b"\0\0", namespace, time + 1)[2:]
+        stop = integer_bytes(time + 1)
         for number in self._task.occupied(namespace, stop):
             for stored, _ in list(self._task.scan(number, namespace, stop=stop)):
-                yield split_timer(stored)
+                yield split_timer(stored, self.space)
 
     def _forget_expired(self) -> None:
         for time, key in list(self._until(Namespace.EXPIRY, self.clock)):
-            doomed = [key, timer_key(key, Namespace.EXPIRY, time)]
-            doomed += [item_key(key, Namespace.WRITTEN), item_key(key, Namespace.MIGRATED)]
+            doomed = [key, timer_key(key, Namespace.EXPIRY, time, self.space)]
+            doomed += [item_key(key, each, space=self.space) for each in (Namespace.WRITTEN, Namespace.MIGRATED)]
             for namespace in _VIEWS:
-                doomed += [stored for stored, _ in self._task.scan_prefix(item_key(key, namespace))]
+                doomed += [stored for stored, _ in self._task.scan_prefix(item_key(key, namespace, space=self.space))]
             self._task.delete_many(doomed)
 
     def _note_written(self, keys: Sequence[bytes], ttl_us: int) -> None:
         """Set the expiry of these keys to the clock plus their time to live."""
-        records = [item_key(key, Namespace.WRITTEN) for key in keys]
+        records = [item_key(key, Namespace.WRITTEN, space=self.space) for key in keys]
         for key, data in zip(keys, self._task.get_many(records), strict=True):
             if data is not None:
-                self._task.delete_many([timer_key(key, Namespace.EXPIRY, integer_of(data))])
+                self._task.delete_many([timer_key(key, Namespace.EXPIRY, integer_of(data), self.space)])
         expiry = self.clock + ttl_us
         self._task.put_many(records, [integer_bytes(expiry)] * len(records))
-        entries = [timer_key(key, Namespace.EXPIRY, expiry) for key in keys]
+        entries = [timer_key(key, Namespace.EXPIRY, expiry, self.space) for key in keys]
         self._task.put_many(entries, [b""] * len(entries))
 
 

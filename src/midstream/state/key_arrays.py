@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from midstream.data.key_space import NARROW, KeySpace
 from midstream.data.schema import type_name
 from midstream.state.integers import integer_matrix, integers_of, sign_flipped
 from midstream.state.keys import Namespace
@@ -17,21 +18,21 @@ __all__ = ["decode_keys", "split_timers", "timer_keys"]
 _Integers = npt.NDArray[np.int64]
 
 
-def timer_keys(keys: pa.Array, namespace: Namespace, times: _Integers) -> pa.Array:
+def timer_keys(keys: pa.Array, namespace: Namespace, times: _Integers, space: KeySpace = NARROW) -> pa.Array:
     """:func:`~midstream.state.keys.timer_key` of each key and time.
 
     >>> timer_keys(pa.array([b"\\x07\\x00ann"]), Namespace.EVENT_TIMER, np.array([5]))[0].as_py()
     b'\\x07\\x03\\x80\\x00\\x00\\x00\\x00\\x00\\x00\\x05ann'
     """
     offsets, data = _offsets_and_data(keys)
-    heads = np.empty((len(keys), 10), np.uint8)
-    heads[:, 0] = data[offsets[:-1]]
-    heads[:, 1] = namespace
-    heads[:, 2:] = integer_matrix(times)
-    return _replace_heads(heads, offsets, data, 2)
+    heads = np.empty((len(keys), space.head + 8), np.uint8)
+    heads[:, : space.width] = data[offsets[:-1, None] + np.arange(space.width)]
+    heads[:, space.width] = namespace
+    heads[:, space.head :] = integer_matrix(times)
+    return _replace_heads(heads, offsets, data, space.head)
 
 
-def split_timers(stored: pa.Array) -> tuple[_Integers, pa.Array]:
+def split_timers(stored: pa.Array, space: KeySpace = NARROW) -> tuple[_Integers, pa.Array]:
     """The times and the value keys that :func:`timer_keys` was given.
 
     >>> times, keys = split_timers(timer_keys(pa.array([b"\\x07\\x00ann"]), Namespace.EVENT_TIMER, np.array([-5])))
@@ -39,12 +40,12 @@ def split_timers(stored: pa.Array) -> tuple[_Integers, pa.Array]:
     ([-5], [b'\\x07\\x00ann'])
     """
     offsets, data = _offsets_and_data(stored)
-    heads = np.full((len(stored), 2), int(Namespace.VALUE), np.uint8)
-    heads[:, 0] = data[offsets[:-1]]
-    return _integers(data, offsets[:-1] + 2), _replace_heads(heads, offsets, data, 10)
+    heads = np.full((len(stored), space.head), int(Namespace.VALUE), np.uint8)
+    heads[:, : space.width] = data[offsets[:-1, None] + np.arange(space.width)]
+    return _integers(data, offsets[:-1] + space.head), _replace_heads(heads, offsets, data, space.head + 8)
 
 
-def decode_keys(keys: pa.Array, schema: pa.Schema) -> list[pa.Array]:
+def decode_keys(keys: pa.Array, schema: pa.Schema, space: KeySpace = NARROW) -> list[pa.Array]:
     """The key columns of stored keys; ``schema`` holds the key columns only.
 
     >>> from midstream.state.keys import encode_keys
@@ -54,7 +55,7 @@ def decode_keys(keys: pa.Array, schema: pa.Schema) -> list[pa.Array]:
     True
     """
     offsets, data = _offsets_and_data(keys)
-    at, ends = offsets[:-1] + 2, offsets[1:]
+    at, ends = offsets[:-1] + space.head, offsets[1:]
     columns = []
     for index, field in enumerate(schema):
         if type_name(field.type) in ("string", "binary"):

@@ -1,6 +1,7 @@
 """Encodes key columns as bytes and back, whole batches at a time.
 
-A stored key is ``bin (1 byte) + namespace (1 byte) + key columns``. The encoding depends on the values, not on how
+A stored key is ``bin + namespace (1 byte) + key columns``. The bin takes one byte, or two if there are more than 256
+(:mod:`midstream.data.key_space`). The encoding depends on the values, not on how
 Arrow stores them, so equal keys have equal bytes whatever the width of the column. The column types decode it:
 
 =============================== ======================================================================
@@ -27,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.hashing import bins_of, hash_columns
+from midstream.data.key_space import NARROW, KeySpace
 from midstream.data.rows import from_rows
 from midstream.data.schema import check_key_columns, type_name
 from midstream.errors import StateError
@@ -110,7 +112,11 @@ class DistinctKeys:
 
 
 def encode_keys(
-    batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace = Namespace.VALUE
+    batch: pa.RecordBatch,
+    columns: Sequence[str],
+    what: str,
+    namespace: Namespace = Namespace.VALUE,
+    space: KeySpace = NARROW,
 ) -> list[bytes]:
     """The stored key of each row; ``what`` names the operator in errors.
 
@@ -125,11 +131,17 @@ def encode_keys(
     operator, filter such rows out or replace the null in a map
     """
     check_key_columns(batch.schema, columns, what)
-    keys: list[bytes] = _stored(batch, columns, what, namespace).to_pylist()
+    keys: list[bytes] = _stored(batch, columns, what, namespace, space).to_pylist()
     return keys
 
 
-def encode_key(values: Sequence[Any], schema: pa.Schema, what: str, namespace: Namespace = Namespace.VALUE) -> bytes:
+def encode_key(
+    values: Sequence[Any],
+    schema: pa.Schema,
+    what: str,
+    namespace: Namespace = Namespace.VALUE,
+    space: KeySpace = NARROW,
+) -> bytes:
     """The stored key of one tuple of Python values; ``schema`` holds the key columns only.
 
     >>> schema = pa.schema({"user": pa.string()})
@@ -142,10 +154,10 @@ def encode_key(values: Sequence[Any], schema: pa.Schema, what: str, namespace: N
             f"{values!r}"
         )
     row = dict(zip(schema.names, values, strict=True))
-    return encode_keys(from_rows([row], schema, what), schema.names, what, namespace)[0]
+    return encode_keys(from_rows([row], schema, what), schema.names, what, namespace, space)[0]
 
 
-def item_key(key: bytes, namespace: Namespace, item: bytes = b"") -> bytes:
+def item_key(key: bytes, namespace: Namespace, item: bytes = b"", space: KeySpace = NARROW) -> bytes:
     """The stored key of one item of a view of ``key``.
 
     All items of a key, and nothing else, start with ``item_key(key, namespace)``.
@@ -153,38 +165,41 @@ def item_key(key: bytes, namespace: Namespace, item: bytes = b"") -> bytes:
     >>> item_key(b"\\x07\\x00ann", Namespace.MAP, b"red")
     b'\\x07\\x02\\x00\\x03annred'
     """
-    return b"%c%c%b%b%b" % (key[0], namespace, (len(key) - 2).to_bytes(2, "big"), key[2:], item)
+    head = space.head
+    return b"%b%c%b%b%b" % (key[: head - 1], namespace, (len(key) - head).to_bytes(2, "big"), key[head:], item)
 
 
-def split_item(stored: bytes) -> tuple[bytes, bytes]:
+def split_item(stored: bytes, space: KeySpace = NARROW) -> tuple[bytes, bytes]:
     """The value key and the item that :func:`item_key` was given.
 
     >>> split_item(item_key(b"\\x07\\x00ann", Namespace.MAP, b"red"))
     (b'\\x07\\x00ann', b'red')
     """
-    end = 4 + int.from_bytes(stored[2:4], "big")
-    return b"%c%c%b" % (stored[0], Namespace.VALUE, stored[4:end]), stored[end:]
+    start = space.head + 2
+    end = start + int.from_bytes(stored[space.head : start], "big")
+    return b"%b%c%b" % (stored[: space.width], Namespace.VALUE, stored[start:end]), stored[end:]
 
 
-def timer_key(key: bytes, namespace: Namespace, time: int) -> bytes:
+def timer_key(key: bytes, namespace: Namespace, time: int, space: KeySpace = NARROW) -> bytes:
     """The stored key of a timer of ``key``; the timers of a bin sort by time (microseconds).
 
     >>> timer_key(b"\\x07\\x00ann", Namespace.EVENT_TIMER, 5)
     b'\\x07\\x03\\x80\\x00\\x00\\x00\\x00\\x00\\x00\\x05ann'
     """
-    return b"%c%c%b%b" % (key[0], namespace, integer_bytes(time), key[2:])
+    return b"%b%c%b%b" % (key[: space.width], namespace, integer_bytes(time), key[space.head :])
 
 
-def split_timer(stored: bytes) -> tuple[int, bytes]:
+def split_timer(stored: bytes, space: KeySpace = NARROW) -> tuple[int, bytes]:
     """The time and the value key that :func:`timer_key` was given.
 
     >>> split_timer(timer_key(b"\\x07\\x00ann", Namespace.EVENT_TIMER, -5))
     (-5, b'\\x07\\x00ann')
     """
-    return integer_of(stored[2:10]), b"%c%c%b" % (stored[0], Namespace.VALUE, stored[10:])
+    end = space.head + 8
+    return integer_of(stored[space.head : end]), b"%b%c%b" % (stored[: space.width], Namespace.VALUE, stored[end:])
 
 
-def decode_key(stored: bytes, schema: pa.Schema) -> tuple[Any, ...]:
+def decode_key(stored: bytes, schema: pa.Schema, space: KeySpace = NARROW) -> tuple[Any, ...]:
     """The Python values of a stored key; ``schema`` holds the key columns only.
 
     Times outside Python's range (years 1 to 9999) are returned as numbers.
@@ -194,7 +209,7 @@ def decode_key(stored: bytes, schema: pa.Schema) -> tuple[Any, ...]:
     ('ann', -1)
     """
     values: list[Any] = []
-    at = 2
+    at = space.head
     for index, field in enumerate(schema):
         size, at = _size_and_start(stored, at, field.type, last=index == len(schema) - 1)
         if at + size > len(stored):
@@ -210,7 +225,11 @@ def decode_key(stored: bytes, schema: pa.Schema) -> tuple[Any, ...]:
 
 
 def group_keys(
-    batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace = Namespace.VALUE
+    batch: pa.RecordBatch,
+    columns: Sequence[str],
+    what: str,
+    namespace: Namespace = Namespace.VALUE,
+    space: KeySpace = NARROW,
 ) -> SortedKeys:
     """The distinct keys of a batch. Only these are hashed and encoded; no Python code runs per row.
 
@@ -218,7 +237,7 @@ def group_keys(
     >>> [groups.keys[index][2:] for index in groups.group_of_row]
     [b'b', b'a', b'b']
     """
-    found = distinct_keys(batch, columns, what, namespace)
+    found = distinct_keys(batch, columns, what, namespace, space)
     order = pc.sort_indices(found.stored)
     rank = np.empty(len(order), np.int64)
     rank[order.to_numpy()] = np.arange(len(order))
@@ -229,7 +248,11 @@ def group_keys(
 
 
 def distinct_keys(
-    batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace = Namespace.VALUE
+    batch: pa.RecordBatch,
+    columns: Sequence[str],
+    what: str,
+    namespace: Namespace = Namespace.VALUE,
+    space: KeySpace = NARROW,
 ) -> DistinctKeys:
     """Like :func:`group_keys`, for callers that need neither Python objects nor an order.
 
@@ -244,9 +267,9 @@ def distinct_keys(
     chosen = [_takeable(batch.column(name)).take(pa.array(first)) for name in columns]
     distinct = pa.RecordBatch.from_arrays(chosen, names=list(columns))
     try:
-        return DistinctKeys(_stored(distinct, columns, what, namespace), first, codes)
+        return DistinctKeys(_stored(distinct, columns, what, namespace, space), first, codes)
     except StateError:
-        _stored(batch, columns, what, namespace)  # fails too, but with the row number of the batch
+        _stored(batch, columns, what, namespace, space)  # fails too, but with the row number of the batch
         raise
 
 
@@ -268,17 +291,22 @@ def _codes(batch: pa.RecordBatch, columns: Sequence[str], what: str) -> npt.NDAr
     return codes
 
 
-def _stored(batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace) -> pa.Array:
-    bins = bins_of(hash_columns(batch, columns))
-    prefix = np.full((len(bins), 2), int(namespace), np.uint8)
-    prefix[:, 0] = bins
+def _stored(
+    batch: pa.RecordBatch, columns: Sequence[str], what: str, namespace: Namespace, space: KeySpace
+) -> pa.Array:
+    bins = bins_of(hash_columns(batch, columns), space.bins)
+    prefix = np.full((len(bins), space.head), int(namespace), np.uint8)
+    if space.width == 1:
+        prefix[:, 0] = bins
+    else:
+        prefix[:, :2] = bins.astype(">u2").view(np.uint8).reshape(-1, 2)
     parts: list[_Matrix | pa.Array] = [prefix]
     for index, name in enumerate(columns):
         column = _plain(batch.column(name))
         _refuse_null(column, name, what)
         parts += _encoded(column, last=index == len(columns) - 1)
     keys = _joined(parts)
-    _refuse_huge(keys, columns, what)
+    _refuse_huge(keys, columns, what, space.head)
     return keys
 
 
@@ -333,13 +361,13 @@ def _refuse_null(column: pa.Array, name: str, what: str) -> None:
         )
 
 
-def _refuse_huge(keys: pa.Array, columns: Sequence[str], what: str) -> None:
+def _refuse_huge(keys: pa.Array, columns: Sequence[str], what: str, head: int) -> None:
     sizes = pc.binary_length(keys)
     largest = pc.max(sizes).as_py() or 0
-    if largest > MAX_KEY + 2:
+    if largest > MAX_KEY + head:
         row = pc.index(sizes, largest).as_py()
         raise StateError(
-            f"{what}: the key ({', '.join(columns)}) of row {row} takes {largest - 2} bytes; at most {MAX_KEY} are "
+            f"{what}: the key ({', '.join(columns)}) of row {row} takes {largest - head} bytes; at most {MAX_KEY} are "
             f"allowed. Shorten the key in a map before this operator, for example by hashing it",
             row_index=row,
         )

@@ -158,6 +158,40 @@ class Mapped:
             if other.is_dir() and other.name != generation:
                 shutil.rmtree(other, ignore_errors=True)
 
+    @property
+    def size(self) -> int:
+        """Bytes that the environment takes on disk."""
+        with self.guarded():
+            assert self._current is not None
+            return self._current.size
+
+    def compact(self) -> int:
+        """Copy the environment if at most a quarter of it is in use; return the bytes given back to the disk.
+
+        A copy is made beside the original, and takes its place as an empty environment would (:meth:`replace`).
+        """
+        with self.guarded():
+            assert self._env is not None
+            assert self._current is not None
+            before = self._current
+            with self._env.begin() as transaction:
+                stats = [transaction.stat(db) for db in (self.rows, self.marks)]
+            pages = sum(each["branch_pages"] + each["leaf_pages"] + each["overflow_pages"] for each in stats)
+            used = pages * self._env.stat()["psize"]
+            size = max(FIRST_SIZE, -(-used * 3 // 2 // _PAGE) * _PAGE)
+            if 4 * size > before.size:
+                return 0
+            generation = uuid.uuid4().hex
+            with self._disk_errors(size):
+                (self.folder / generation).mkdir()
+                self._env.copy(str(self.folder / generation), compact=True)
+                self._close_env()
+                self._current = _Current(FORMAT, self.owner, before.boot, generation, 0, size)
+                self._open_env()
+                self._write_current(msgspec.structs.replace(self._current, inode=self._data_file().stat().st_ino))
+            shutil.rmtree(self.folder / before.generation, ignore_errors=True)
+            return before.size - size
+
     def close(self) -> None:
         """Close the environment. It stays for other processes and for the next start."""
         with self.lock:

@@ -188,6 +188,7 @@ class Panes:
         self.codec = RowCodec(schema)
         self.namespace = namespace
         self._state = state
+        self._space = state.space
         self._segments = segments
         text = f"{to_ddl(schema)}; {layout}"
         self._digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
@@ -237,7 +238,8 @@ class Panes:
                 heads[index] = self._cut(keys[index], head, own + len(head))
         self._state.put_many(keys, heads)
         # The keys of a bin sort by time, so its last key is the latest.
-        latest = {BinId(key[0]): key[2:10] for key in keys}
+        at = slice(self._space.head, self._space.head + 8)
+        latest = {self._space.bin_of(key): key[at] for key in keys}
         later = {number: time for number, time in latest.items() if time > self._latest.get(number, b"")}
         self._latest |= later
         values = [time + self._digest for time in later.values()]
@@ -256,9 +258,9 @@ class Panes:
         """
         stop = integer_bytes(before)
         for key, value in self._state.scan(bin_id, self.namespace, stop=stop):
-            yield key, key[2:], _split(value)[1]
+            yield key, key[self._space.head :], _split(value)[1]
         for key, value in self._state.scan(bin_id, self._segments, stop=stop):
-            yield key, key[2:-_NUMBER], value
+            yield key, key[self._space.head : -_NUMBER], value
 
     def keys_over(self, bin_id: BinId, before: int) -> list[bytes]:
         """The stored keys of the entries that :meth:`over` returns, and of the bin's latest pane if it is over."""
@@ -283,10 +285,11 @@ class Panes:
         return _SEGMENTED + count.to_bytes(_NUMBER, "big") + rows[start:]
 
     def _segment_key(self, key: bytes, number: int) -> bytes:
-        return b"%c%c%b%b" % (key[0], self._segments, key[2:], number.to_bytes(_NUMBER, "big"))
+        head = self._space.head
+        return b"%b%c%b%b" % (key[: head - 1], self._segments, key[head:], number.to_bytes(_NUMBER, "big"))
 
     def _latest_key(self, bin_id: BinId) -> bytes:
-        return bytes([bin_id, Namespace.JOIN_LATEST, self.namespace])
+        return self._space.prefix(bin_id, Namespace.JOIN_LATEST) + bytes([self.namespace])
 
 
 def _split(head: bytes) -> tuple[int, bytes]:

@@ -7,7 +7,7 @@ file, which takes effect only when the manifest refers to it.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -17,10 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.data.key_space import KeySpace
 from midstream.errors import StateError
 from midstream.ids import BinId
 from midstream.state.base import Base
-from midstream.state.files import Author, FileKind, FileRef, bin_ranges, table_of
+from midstream.state.files import Author, FileKind, FileRef, bytes_by_bin, rows_of_bins, table_of
 from midstream.state.keys import MAX_STORED_KEY, Namespace
 from midstream.state.lineage import Lineage, Rewrite
 
@@ -55,6 +56,11 @@ class TaskState:
         self._base = base
         self._lineage = lineage
         self._view = base.view(lineage, bins)
+        self.space = base.space
+        self._bin_in = itemgetter(0) if self.space.width == 1 else itemgetter(slice(0, 2))
+        self._own = frozenset(map(self._bin_in, map(self.space.prefix, self._view.bins)))
+        self.delta_sizes: tuple[int, ...] = ()
+        """Bytes of keys and values in each bin of the delta, once it is written."""
         self._changes: dict[bytes, bytes | None] = {}
         self._sorted: list[bytes] = []
 
@@ -92,9 +98,9 @@ class TaskState:
 
         The scan sees changes made before it began; more may be made while it runs.
         """
-        self._require_own([bytes([bin_id])])
-        prefix = bytes([bin_id, namespace])
-        changed = self._changed(prefix + start, prefix + stop if stop is not None else bytes([bin_id, namespace + 1]))
+        prefix, behind = self.space.prefix(bin_id, namespace), self.space.prefix(bin_id, namespace + 1)
+        self._require_own([prefix])
+        changed = self._changed(prefix + start, behind if stop is None else prefix + stop)
         committed = self._view.scan(bin_id, namespace, start, stop)
         return _overlay(committed, [(key, self._changes[key]) for key in changed])
 
@@ -103,13 +109,15 @@ class TaskState:
 
         Most bins have nothing due; running a :meth:`scan` on each of them would take milliseconds.
         """
-        changed = {BinId(key[0]) for key in self._changes if key[1] == namespace}
+        at = self.space.width
+        changed = {self.space.bin_of(key) for key in self._changes if key[at] == namespace}
         return sorted({*changed, *self._view.occupied(sorted(self.bins), namespace, stop)})
 
     def scan_prefix(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Stored keys with a prefix (at least bin and namespace) and their values, ascending."""
-        rest = prefix[2:]
-        return self.scan(BinId(prefix[0]), Namespace(prefix[1]), rest, _prefix_end(rest))
+        rest = prefix[self.space.head :]
+        namespace = Namespace(prefix[self.space.width])
+        return self.scan(self.space.bin_of(prefix), namespace, rest, _prefix_end(rest))
 
     def changes(self) -> pa.Table:
         """All changes, ascending by key; a null value is a deletion."""
@@ -120,7 +128,9 @@ class TaskState:
         """Write the changes to the checkpoint location; None if there are none."""
         if not self._changes:
             return None
-        return self._base.files.write(self.changes(), FileKind.DELTA, author)
+        changes = self.changes()
+        self.delta_sizes = tuple(bytes_by_bin(changes, self.space))
+        return self._base.files.write(changes, FileKind.DELTA, author)
 
     def write_rewrites(self, author: Author) -> list[Rewrite]:
         """Write the rewrites that are due for this task's bins: snapshots, and merged files of many small deltas.
@@ -134,9 +144,10 @@ class TaskState:
         rest = sorted(self.bins - set(due))
         small = self._lineage.due_for_merging(rest)
         if small:
-            table = merged([(self._base.files.read(file), bins) for file, bins in small])
+            table = merged([(self._base.files.read(file), bins) for file, bins in small], self.space)
             file = self._base.files.write(table, FileKind.MERGED, author)
-            rewrites.append(Rewrite(file, bytes(rest), tuple(one.digest for one, _ in small), complete=False))
+            replaced = tuple(one.digest for one, _ in small)
+            rewrites.append(Rewrite(file, self.space.pack(rest), replaced, complete=False))
         return rewrites
 
     def close(self) -> None:
@@ -177,10 +188,11 @@ class TaskState:
         return self._sorted[bisect_left(self._sorted, start) : bisect_left(self._sorted, stop)]
 
     def _require_own(self, keys: Sequence[bytes]) -> None:
-        strays = set(map(_first, keys)) - self.bins
+        strays = set(map(self._bin_in, keys)) - self._own
         if strays:
+            found = sorted({self.space.bin_of(key) for key in keys} - self.bins)
             raise StateError(
-                f"operator {self._lineage.operator!r}: keys of the bins {sorted(strays)} do not belong to this task, "
+                f"operator {self._lineage.operator!r}: keys of the bins {found} do not belong to this task, "
                 f"which has {len(self.bins)} others; rows must be exchanged by key before a stateful operator"
             )
 
@@ -191,7 +203,10 @@ def _prefix_end(prefix: bytes) -> bytes | None:
     return shortened[:-1] + bytes([shortened[-1] + 1]) if shortened else None
 
 
-def merged(deltas: Sequence[tuple[pa.Table, Iterable[BinId]]]) -> pa.Table:
+def merged(
+    deltas: Sequence[tuple[pa.Table, Collection[BinId]]],
+    space: KeySpace = KeySpace(),  # noqa: B008
+) -> pa.Table:
     """The rows of several deltas, oldest first, each for some bins; for each key, its last row.
 
     >>> old, new = table_of([b"\\x01a", b"\\x01b"], [b"1", b"1"]), table_of([b"\\x01b", b"\\x02a"], [None, b"2"])
@@ -199,7 +214,7 @@ def merged(deltas: Sequence[tuple[pa.Table, Iterable[BinId]]]) -> pa.Table:
     [{'key': b'\\x01a', 'value': b'1'}, {'key': b'\\x01b', 'value': None}]
     """
     # Newest first: sorting is stable, so the first row of a key is its last change.
-    parts = [_rows_of_bins(table, set(bins)) for table, bins in reversed(deltas)]
+    parts = [rows_of_bins(table, bins, space) for table, bins in reversed(deltas)]
     rows = pa.concat_tables([table_of([], []), *parts]).combine_chunks()
     if not rows.num_rows:
         return rows
@@ -209,19 +224,12 @@ def merged(deltas: Sequence[tuple[pa.Table, Iterable[BinId]]]) -> pa.Table:
     return rows.filter(is_first)
 
 
-def _rows_of_bins(table: pa.Table, wanted: set[BinId]) -> pa.Table:
-    ranges = list(bin_ranges(table))
-    if all(number in wanted for number, _, _ in ranges):
-        return table
-    return pa.concat_tables(
-        [table.slice(0, 0), *(table.slice(start, stop - start) for number, start, stop in ranges if number in wanted)]
-    )
-
-
 def _snapshot(state: TaskState, bins: list[BinId], author: Author) -> Rewrite:
-    file = state._base.files.write(state._view.table(bins), FileKind.SNAPSHOT, author)
+    rows = state._view.table(bins)
+    file = state._base.files.write(rows, FileKind.SNAPSHOT, author)
     replaced = tuple(one.digest for one in state._lineage.files_of(bins))
-    return Rewrite(file, bytes(bins), replaced, complete=True)
+    sizes = tuple(bytes_by_bin(rows, state.space))
+    return Rewrite(file, state.space.pack(bins), replaced, complete=True, sizes=sizes)
 
 
 def _overlay(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 
+from midstream.data.key_space import KeySpace
 from midstream.data.schema import columns_of
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.blocks import BLOCK
@@ -36,6 +38,11 @@ class Aggregating:
     state: TaskState
     times: EpochTimes
     totals: TotalsOf
+
+    @property
+    def space(self) -> KeySpace:
+        """The key space of its stored keys."""
+        return self.state.space
 
     @property
     def what(self) -> str:
@@ -69,16 +76,19 @@ class Aggregating:
         refuse_nulls(self.operator, batch, self.keys, "a key")
         return checked_times(self.operator, batch, self.time)
 
+    def _key(self, stored: bytes) -> tuple[Any, ...]:
+        return decode_key(stored, self.key_schema, self.space)
+
     def emitted(
         self, keys: pa.Array, totals: Totals, bounds: Sequence[Integers] = ()
     ) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """The results of stored keys and, with windows, of starts and ends; a block at a time."""
         if not len(keys):
             return
-        results = self.totals.results(totals, lambda index: decode_key(keys[index].as_py(), self.key_schema))
+        results = self.totals.results(totals, lambda index: self._key(keys[index].as_py()))
         moment = self.takes.field(self.time).type if bounds else None
         windows = [pa.array(bound).view(moment) for bound in bounds]
-        columns = [*decode_keys(keys, self.key_schema), *windows, *results]
+        columns = [*decode_keys(keys, self.key_schema, self.space), *windows, *results]
         batch = pa.RecordBatch.from_arrays(columns, schema=self.operator.schema)
         for start in range(0, batch.num_rows, BLOCK):
             yield {ONLY: batch.slice(start, BLOCK)}

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from midstream.data.key_space import KeySpace
 from midstream.engine.aggregation.blocks import Blocks
 from midstream.engine.aggregation.partials import Partials, Tally, by_key
 from midstream.engine.aggregation.runs import Integers, runs_of
@@ -36,10 +37,11 @@ MAX_HELD = 1 << 18
 class Combiner:
     """Combines the rows that one task sends to one running aggregate."""
 
-    def __init__(self, operator: Operator, keys: tuple[str, ...], totals: TotalsOf) -> None:
+    def __init__(self, operator: Operator, keys: tuple[str, ...], totals: TotalsOf, space: KeySpace) -> None:
         self._operator = operator
         self._keys = keys
         self._totals = totals
+        self._space = space
         self._screen = Screen(ErrorsBranch(operator), keys)
         self._tally = self._new_tally()
         self._blocks = Blocks(self._add)
@@ -80,7 +82,8 @@ class Combiner:
         yield from found
 
     def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
-        keys = found_keys(self._operator, rows, self._keys, f"aggregate {self._operator.name!r}")
+        what = f"aggregate {self._operator.name!r}"
+        keys = found_keys(self._operator, rows, self._keys, what, self._space)
         if len(keys.stored) * WORTH > rows.num_rows:
             self._as_they_are.append(rows)
             self._skip = PATIENCE * self._blocks.size

@@ -62,6 +62,6 @@ class RunningTotals:
 
     def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
         common = self._common
-        keys = found_keys(common.operator, rows, common.keys, common.what)
+        keys = found_keys(common.operator, rows, common.keys, common.what, common.space)
         runs = runs_of(keys.group_of_row, len(keys.stored))
         self._tally.add(Partials(keys.stored, (), common.totals.of_rows(rows, numbers, runs)))

@@ -108,7 +108,7 @@ class Sessions:
     def _partials(self, rows: pa.RecordBatch, numbers: Integers) -> tuple[Partials, Runs]:
         """The sessions that some rows make among themselves, and which rows are in each."""
         common = self._common
-        keys = found_keys(common.operator, rows, common.keys, common.what)
+        keys = found_keys(common.operator, rows, common.keys, common.what, common.space)
         times: Integers = rows.column(common.time).view(pa.int64()).to_numpy()
         order = np.argsort(times, kind="stable")
         order = order[order_by(keys.group_of_row[order], len(keys.stored))]
@@ -140,7 +140,7 @@ class Sessions:
         """The keys that have rows, or a session that ends by now; ascending, with what is stored of them."""
         state, times = self._common.state, self._common.times
         ending = ended_by(state, Namespace.SESSION_END, times.watermark)
-        _, ended = split_timers(pa.array(ending.keys(), pa.binary()))
+        _, ended = split_timers(pa.array(ending.keys(), pa.binary()), self._common.space)
         keys = pa.concat_arrays([ended, *(part.keys for part in parts)]).unique()
         touched = keys.take(pc.sort_indices(keys)).to_pylist()
         return touched, state.get_many(touched)
@@ -183,7 +183,8 @@ class Sessions:
         return marks
 
     def _mark_array(self, partials: Partials) -> pa.Array:
-        return timer_keys(partials.keys, Namespace.SESSION_END, partials.times[1] + self._gap)
+        ends = partials.times[1] + self._gap
+        return timer_keys(partials.keys, Namespace.SESSION_END, ends, self._common.space)
 
     def _emitted(self, closed: Partials) -> Iterator[Mapping[str, pa.RecordBatch]]:
         order = pc.sort_indices(self._mark_array(closed)).to_numpy().astype(np.int64)

@@ -61,7 +61,7 @@ class Windows:
         closing = ended_by(state, Namespace.WINDOW, watermark)
         stored, own = self._touched()
         keys = stored.to_pylist()
-        ends, _ = split_timers(stored)
+        ends, _ = split_timers(stored, self._common.space)
         is_open = np.ones(len(keys), np.bool_) if watermark is None else ends > watermark
         still_open = [keys[index] for index in np.flatnonzero(is_open).tolist()]
         before = dict(zip(still_open, state.get_many(still_open), strict=True)) | closing
@@ -87,7 +87,7 @@ class Windows:
 
     def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
         common = self._common
-        keys = found_keys(common.operator, rows, common.keys, common.what)
+        keys = found_keys(common.operator, rows, common.keys, common.what, common.space)
         panes = self._pane(rows.column(common.time).view(pa.int64()).to_numpy())
         runs = runs_of(*with_times(keys.group_of_row, len(keys.stored), panes))
         firsts = runs.order[runs.starts]
@@ -107,7 +107,7 @@ class Windows:
         if self._common.times.late_before is not None:
             in_time = end > self._common.times.late_before
             source, end = source[in_time], end[in_time]
-        keys = timer_keys(panes.keys.take(pa.array(source)), Namespace.WINDOW, end)
+        keys = timer_keys(panes.keys.take(pa.array(source)), Namespace.WINDOW, end, self._common.space)
         codes, count = codes_of(keys)
         runs = runs_of(codes, count)
         windows = self._common.totals.combined(panes.totals, Runs(source[runs.order], runs.starts))
@@ -128,7 +128,7 @@ class Windows:
             parts.append(totals.unpack(list(untouched.values()))[0])
         if parts:
             ordered, whole = _ascending(self._common, pa.concat_arrays(keys), totals.joined(parts))
-            ends, of_keys = split_timers(ordered)
+            ends, of_keys = split_timers(ordered, self._common.space)
             yield from self._common.emitted(of_keys, whole, (ends - self._size, ends))
 
 

@@ -140,12 +140,14 @@ def run_graph(
     durable: bool = False,
     close_windows: bool = False,
     assignments: Mapping[StageIndex, Assignment] | None = None,
+    bins: int | None = None,
 ) -> LocalRun:
     """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`.
 
     ``assignments`` overrides ``partitions`` for some stages: it has the owner of each bin.
     """
-    check_partitions(partitions)
+    if bins is None and assignments:
+        bins = next(iter(assignments.values())).bins
     require_local(graph)
     check_audit(graph, audit)
     epochs = source_epochs(graph)
@@ -160,6 +162,7 @@ def run_graph(
         audit=audit,
         durable=durable,
         assignments=assignments,
+        bins=bins,
     ) as runtime:
         newest = runtime.checkpoint.newest_manifest()
         nothing = {op.name: LocalData([[]]) for op in graph.of(Source)}
@@ -182,11 +185,14 @@ def runtime_of(
     audit: str | None = None,
     durable: bool = False,
     assignments: Mapping[StageIndex, Assignment] | None = None,
+    bins: int | None = None,
 ) -> Iterator[_Runtime]:
     """A runtime for epochs of a graph, until the end of the block."""
     blobs = pack_blobs(graph)
     with tempfile.TemporaryDirectory(prefix="midstream-local-") as folder:
-        location = Checkpoint.look(checkpoint or posixpath.join(folder, "checkpoint"), graph, durable=durable)
+        folder_of_job = checkpoint or posixpath.join(folder, "checkpoint")
+        location = Checkpoint.look(folder_of_job, graph, bins=bins, durable=durable)
+        check_partitions(partitions, location.identity.bins)
         location.require_open()
         check_layouts(compile_plan(graph), location)
         free_folders = check_file_sinks(graph, location.identity.job)
@@ -199,7 +205,8 @@ def runtime_of(
             newest = location.newest_manifest()
             before = None if newest is None else configuration_of(newest, location.blobs)
             wires = None if before is None else before.plan.numbers
-            first = first_configuration(graph, location.blobs, partitions, blobs, assignments, wires)
+            own_bins = location.identity.bins
+            first = first_configuration(graph, location.blobs, partitions, blobs, assignments, wires, own_bins)
             bases = posixpath.join(folder, "bases")
             access = StateAccess(location.identity.job, location.states.location, bases, durable)
             runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)

@@ -21,10 +21,11 @@ from midstream.checkpoint.layouts import check_layouts
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sink_marker import check_file_sinks, mark_folders
 from midstream.data.durations import microseconds
+from midstream.data.key_space import MAX_BINS, check_bins
 from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
-from midstream.ids import BINS, Revision, StageIndex
+from midstream.ids import Revision, StageIndex
 from midstream.planner.assignment import Assignment, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.planner.stages import compile_plan
@@ -53,6 +54,7 @@ def start(
     checkpoint: str,
     trigger: str | None = None,
     partitions: int | None = None,
+    bins: int | None = None,
     local_state: str | None = None,
     changes: str = "keep",
     audit: str | None = None,
@@ -76,13 +78,17 @@ def start(
     check_audit(graph, audit)
     if local_state is not None and str(spark.sparkContext.master).startswith("local"):
         check_local_state(local_state)  # on a cluster, each worker checks its own
+    if bins is not None:
+        check_bins(bins)
     if partitions is not None:
-        check_partitions(partitions)
+        check_partitions(partitions, MAX_BINS)  # how many bins there are is known below
     require_workers(spark.sparkContext, graph)
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
     check_transforms(graph, [op.name for op in graph.of(Transform)], spark)
-    location = Checkpoint.look(str(checkpoint), graph, durable=durable)
+    location = Checkpoint.look(str(checkpoint), graph, bins=bins, durable=durable)
+    if partitions is not None:
+        check_partitions(partitions, location.identity.bins)
     query_name = f"{graph.name} {location.identity.job}"
     require_not_running(spark, query_name, location)
     if changes == DROP or not location.changes.records():
@@ -99,7 +105,7 @@ def start(
         graph = claim_tables(graph, location.identity.job)
         # 3. Store the blobs that workers will fetch.
         newest = location.newest_manifest()
-        parallelism = min(int(spark.sparkContext.defaultParallelism), BINS)
+        parallelism = min(int(spark.sparkContext.defaultParallelism), location.identity.bins)
         before = None if newest is None else configuration_of(newest, location.blobs)
         first = first_configuration(
             graph,
@@ -108,6 +114,7 @@ def start(
             blobs,
             recorded={} if before is None else _going_on(before.assignments, partitions, parallelism),
             wires=None if before is None else before.plan.numbers,
+            bins=location.identity.bins,
         )
         committed = None if newest is None else newest.revision
         if changes == DROP:
