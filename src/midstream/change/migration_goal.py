@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from midstream.change.migration_request import MigrationRequest
 from midstream.checkpoint.change_records import EditRecord, MigrationRecord, MoveRecord, RescaleRecord
 from midstream.errors import FlowError
 from midstream.flow.edits import Move, Rescale
@@ -79,7 +80,7 @@ def is_scheduled(plan: MigrationRecord) -> bool:
     return plan.at_epoch is not None or plan.at_time is not None
 
 
-def moment_of(plan: MigrationRecord) -> str:
+def moment_of(plan: MigrationRecord | MigrationRequest) -> str:
     """What a scheduled one waits for, for people."""
     return (
         f"epoch {plan.at_epoch}"

@@ -171,7 +171,7 @@ class Migrations:
     def request(self, request: MigrationRequest) -> Migration:
         """Take a migration. It begins with the next epoch, or waits for its time or its turn. Raises
         :class:`FlowError` and changes nothing if it cannot be."""
-        self._require_possible(request)
+        self.require_possible(request)
         before, after = self.goal(request)
         moves = Itinerary(after).left(before)
         plan = described(self._plan, before, after, request.strategy)
@@ -206,7 +206,8 @@ class Migrations:
             ),
         )
 
-    def _require_possible(self, request: MigrationRequest) -> None:
+    def require_possible(self, request: MigrationRequest) -> None:
+        """Refuse what cannot begin now, or at the time that was asked for."""
         what = "this migration"
         if request.at_epoch is not None and request.at_time is not None:
             raise FlowError("a migration begins at an epoch or at an event time; give one of them")

@@ -19,10 +19,7 @@ from midstream.planner.migration import (
     StepCost,
     Steps,
     StepStrategy,
-    batched,
-    budgeted,
-    fluid,
-    sudden,
+    steps_of,
 )
 
 __all__ = ["NoWarming", "OpenStep", "RunningMigration", "Warming", "default_budget"]
@@ -92,21 +89,18 @@ class RunningMigration:
     def lay_out(self, now: Assignments, sizes: SizeOf, steady_ms: float | None) -> None:
         """Cut into steps what is left ``now``."""
         moves = Itinerary(self.target).left(now)
-        plan = self.migration.plan
+        plan, budget = self.migration.plan, self.budget(steady_ms)
+        steps = steps_of(StepStrategy(plan.strategy), moves, sizes, budget)
         self.steps_left = None
-        match StepStrategy(plan.strategy):
-            case StepStrategy.SUDDEN:
-                self.steps, self.steps_left = sudden(moves), 1
-            case StepStrategy.FLUID:
-                self.steps, self.steps_left = fluid(moves), len(moves)
-            case StepStrategy.BATCHED:
-                steps = list(batched(moves))
-                self.steps, self.steps_left = _each(steps), len(steps)
-            case StepStrategy.BUDGETED:
-                budget = Budget(plan.budget_ms, plan.budget_bytes)
-                if budget == Budget():
-                    budget = default_budget(steady_ms)
-                self.steps = budgeted(moves, sizes, budget)
+        if plan.strategy != StepStrategy.BUDGETED:  # they are known, whatever they cost
+            known = list(steps)
+            steps, self.steps_left = _each(known), len(known)
+        self.steps = steps
+
+    def budget(self, steady_ms: float | None) -> Budget:
+        """What a step may cost."""
+        named = Budget(self.migration.plan.budget_ms, self.migration.plan.budget_bytes)
+        return default_budget(steady_ms) if named == Budget() else named
 
 
 def default_budget(steady_ms: float | None) -> Budget:

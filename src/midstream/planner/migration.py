@@ -28,6 +28,7 @@ from midstream.planner.assignment import Assignment
 from midstream.planner.disjoint_steps import disjoint_steps
 
 __all__ = [
+    "BIN_BYTES",
     "BinMove",
     "Budget",
     "Itinerary",
@@ -38,6 +39,7 @@ __all__ = [
     "budgeted",
     "fluid",
     "moves_between",
+    "steps_of",
     "sudden",
 ]
 
@@ -136,6 +138,19 @@ def batched(moves: Sequence[BinMove], *, lax: bool = False) -> Steps:
         by_stage.append([[own[position] for position in step] for step in steps])
     for number in range(max(map(len, by_stage), default=0)):
         yield tuple(move for steps in by_stage if number < len(steps) for move in steps[number])
+
+
+def steps_of(strategy: StepStrategy, moves: Sequence[BinMove], size_of: SizeOf, budget: Budget) -> Steps:
+    """The steps of a strategy; only those of ``budgeted`` depend on sizes and budget."""
+    match strategy:
+        case StepStrategy.SUDDEN:
+            return sudden(moves)
+        case StepStrategy.FLUID:
+            return fluid(moves)
+        case StepStrategy.BATCHED:
+            return batched(moves)
+        case StepStrategy.BUDGETED:
+            return budgeted(moves, size_of, budget)
 
 
 BIN_BYTES = 64 * 1024

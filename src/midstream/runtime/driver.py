@@ -24,8 +24,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from midstream.change.change import Change
-from midstream.change.migration import Migration
-from midstream.change.migration_request import MigrationRequest
 from midstream.change.migrations import Migrations
 from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
@@ -57,6 +55,7 @@ from midstream.metrics import EpochProgress
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
+from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
 
 __all__ = ["Driver"]
@@ -90,7 +89,8 @@ class Driver:
         self._samples = Samples()
         self.measures = BinMeasures()
         """The weights of the bins of all stages, after the newest epoch of this driver."""
-        self._committed: CommittedState | None = None  # known once the runtime begins its first epoch
+        self.committed: CommittedState | None = None
+        """What the last committed epoch left; known once the runtime begins its first epoch."""
         newest = checkpoint.newest_manifest()
         self._folders = SinkFolders(
             _tables(changes.configuration.graph).values(), durable=checkpoint.durable, at=edge.at
@@ -99,10 +99,12 @@ class Driver:
         self._folders.recover(*((-1, {}) if newest is None else (newest.epoch, newest.files)))
         self._found = Epoch(-1) if newest is None else newest.epoch
         """The newest epoch that has a manifest from before this start."""
+        self._lock = threading.RLock()
+        self.migrating = MigrationDesk(self, self._lock)
         self.migrations = Migrations(
             changes,
             checkpoint.changes,
-            self,
+            self.migrating,
             next_epoch=Epoch(self._found + 1),
             stopwatch=stopwatch,
             wall=wall,
@@ -110,7 +112,6 @@ class Driver:
         self._ended: float | None = None
         """When the last epoch was committed, in this life of the driver."""
         self._next_run = Run(0)
-        self._lock = threading.RLock()
         self._open: OpenRun | None = None
         self._wants_replay = False
         self._overdue: str | None = None
@@ -151,10 +152,10 @@ class Driver:
         with self._lock:
             if epoch <= self._found and (manifest := self._adoptable(epoch, entry)) is not None:
                 _log.info("epoch %s was committed before the job was started again", epoch)
-                self._committed = CommittedState.of(
+                self.committed = CommittedState.of(
                     self.changes.configuration.graph, manifest, self._checkpoint.identity.bins
                 )
-                self._sweep(self._committed)
+                self._sweep(self.committed)
                 return None
             committed = self._committed_before(epoch)
             self.migrations.begin(epoch, committed)
@@ -237,7 +238,7 @@ class Driver:
             self._checkpoint.commit(manifest)
             self._edge.at("manifest written")
             self._over(run)
-            self._committed = committed
+            self.committed = committed
             # 6.
             self._folders.publish(manifest.epoch, manifest.files)
             self._edge.at("published")
@@ -321,14 +322,14 @@ class Driver:
 
     def _committed_before(self, epoch: Epoch) -> CommittedState:
         """The state from which the epoch continues. Read from the checkpoint only after a start."""
-        if self._committed is None or self._committed.epoch != epoch - 1:
+        if self.committed is None or self.committed.epoch != epoch - 1:
             graph = self.changes.configuration.graph
             bins = self._checkpoint.identity.bins
-            self._committed = CommittedState.of(graph, self._checkpoint.manifest_before(epoch), bins)
+            self.committed = CommittedState.of(graph, self._checkpoint.manifest_before(epoch), bins)
             if epoch < self._found:
-                self._require_state(epoch, self._committed)
-            self._sweep(self._committed)
-        return self._committed
+                self._require_state(epoch, self.committed)
+            self._sweep(self.committed)
+        return self.committed
 
     def _sweep(self, committed: CommittedState) -> None:
         """Have everything removed that nobody needs any more."""
@@ -378,7 +379,7 @@ class Driver:
                 self._try(prepared)
             while True:
                 with self._lock:
-                    self._require_not_stopping()
+                    self.require_not_stopping()
                     if reassignments_in(request.edits):
                         self.migrations.require_free("a change that moves bins")
                     if self.changes.is_current(prepared):
@@ -418,36 +419,6 @@ class Driver:
             self.hear(self._control.tell(prepared.begun))
             self._start_timer()
 
-    # ── migrations ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def migrate(self, request: MigrationRequest) -> Migration:
-        """Take a migration; its first step is made when an epoch begins. One that cannot be is refused and recorded."""
-        with self._lock:
-            self._require_not_stopping()
-            try:
-                return self.migrations.request(request)
-            except MidstreamError as error:
-                self.migrations.refuse(request, error)
-                raise
-
-    def freeze(self, epochs: int) -> Epoch:
-        """Promise that the next epochs keep their assignments; returns the first that need not."""
-        with self._lock:
-            self._require_not_stopping()
-            return self.migrations.freeze(epochs)
-
-    def cancel_migration(self, migration: Migration) -> None:
-        """Make no more steps of a migration."""
-        with self._lock:
-            self.migrations.cancel(migration)
-
-    def reverse_migration(self, migration: Migration) -> Migration:
-        """Bring the bins of a migration back to where they were."""
-        with self._lock:
-            self._require_not_stopping()
-            found = self.migrations.reverse(migration)
-            return found if isinstance(found, Migration) else self.migrations.request(found)
-
     def hear(self, instructions: Sequence[Instruction]) -> None:
         """The coordinator has made a decision. Called by the channel's thread, which must not wait: no lock."""
         for instruction in instructions:
@@ -486,7 +457,8 @@ class Driver:
             if self._open is not None and self._open.entry.closing:  # other epochs end with their query
                 self._edge.cancel(self._open)
 
-    def _require_not_stopping(self) -> None:
+    def require_not_stopping(self) -> None:
+        """Refuse a request when the job is being stopped."""
         if self._is_stopping:
             raise MidstreamError(
                 f"job {self.changes.configuration.graph.name!r} is stopping, so it cannot be changed; start the flow "

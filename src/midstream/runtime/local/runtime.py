@@ -424,7 +424,7 @@ class _Runtime:
 
     def _migrate(self, wanted: MigrateAt) -> None:
         try:
-            self._numbers[id(wanted)] = self._driver.migrate(_migration_of(wanted)).number
+            self._numbers[id(wanted)] = self._driver.migrating.migrate(_migration_of(wanted)).number
         except FlowError:
             if not wanted.if_possible:
                 raise

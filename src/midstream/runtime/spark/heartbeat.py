@@ -29,6 +29,7 @@ from midstream.ids import Epoch
 from midstream.metrics import EpochProgress, SweepStats
 from midstream.runtime.driver import Driver
 from midstream.runtime.edge import EpochEntry, OpenRun
+from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
@@ -168,6 +169,11 @@ class Heartbeat:
     def request(self, request: Request) -> Change:
         """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
         return self._driver.request(request)
+
+    @property
+    def migrating(self) -> MigrationDesk:
+        """Where migrations are requested."""
+        return self._driver.migrating
 
     def stopping(self) -> None:
         """The job is being stopped."""

@@ -28,6 +28,8 @@ from midstream.flow.edits import Edit
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
+from midstream.runtime.migrating_job import MigratingJob
+from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.reporting import unexpected
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.heartbeat import Heartbeat
@@ -57,7 +59,7 @@ class JobStatus(enum.StrEnum):
     FAILED = "failed"
 
 
-class Job:
+class Job(MigratingJob):
     """A running flow. Made by :meth:`midstream.Flow.start`; all methods may be called from any thread.
 
     Usable as a context manager, which stops the job at the end::
@@ -251,6 +253,10 @@ class Job:
                 back_to=undone,
             )
             return self._heartbeat.request(request)
+
+    @property
+    def _migrating(self) -> MigrationDesk:
+        return self._heartbeat.migrating
 
     def _require_running(self) -> None:
         if self._over.is_set():
