@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, Move, Rescale, Update
@@ -14,13 +13,13 @@ from midstream.change.configuration import configuration_of
 from midstream.change.migrations import LOSSES_BEFORE_UNDOING
 from midstream.checkpoint.change_records import Outcome
 from midstream.checkpoint.location import Checkpoint, Manifest
-from midstream.data.hashing import bins_of, hash_columns
 from midstream.ids import BINS, Epoch, StageIndex
 from midstream.planner.assignment import Assignment, spread
 from midstream.planner.migration import StepStrategy
 from midstream.planner.reassignment import rescaled
 from midstream.runtime.local.runtime import run_graph
 from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, MigrateAt, run_local
+from tests.migrated import bin_of
 
 BAD_LUCK = Faults(crash=0.02, speculate=0.02, repeat=0.2, give_up=0.01, crash_driver=0.01, lose=0.2, lose_output=0.02)
 STAGE = StageIndex(1)
@@ -232,7 +231,7 @@ def test_the_worked_example_of_the_paper(tmp_path: Path, owners: dict[int, Assig
         return {"word": row["word"], "sum": state.get()}
 
     rows.key_by("by word", "word").process("sum", add, returns="word string, sum int").sink("out", out)
-    bin_of = {word: bin_of_key(word) for word in ("dog", "cat")}
+    bin_of = {word: bin_of(word) for word in ("dog", "cat")}
     assert bin_of["dog"] != bin_of["cat"]
     folder = str(tmp_path / "checkpoint")
     run_graph(
@@ -252,11 +251,6 @@ def test_the_worked_example_of_the_paper(tmp_path: Path, owners: dict[int, Assig
     }
     assert [owners[epoch].owners[bin_of["dog"]] for epoch in range(3)] == [0, 1, 1]
     assert [owners[epoch].owners[bin_of["cat"]] for epoch in range(3)] == [0, 0, 1]
-
-
-def bin_of_key(word: str) -> int:
-    """The bin of a key of one string column."""
-    return int(bins_of(hash_columns(pa.record_batch({"word": pa.array([word])}), ["word"]))[0])
 
 
 # ── with changes and faults ───────────────────────────────────────────────────────────────────────────────────────

@@ -76,13 +76,15 @@ def edits_of(
             case Drain(executor=executor):
                 found += _drain(plan, now, places, executor, weights)
             case Assignment() | Mapping():
-                found += _assigned(plan, goal)
+                found += _assigned(plan, now, goal)
             case _:
                 found.append(goal)
     return tuple(found)
 
 
-def _assigned(plan: Plan, target: Assignment | Mapping[str, Assignment]) -> tuple[Move | Rescale, ...]:
+def _assigned(
+    plan: Plan, now: Assignments, target: Assignment | Mapping[str, Assignment]
+) -> tuple[Move | Rescale, ...]:
     """Edits that lead to assignments, by the name of a stage; a single one is for the only stage of a flow."""
     if isinstance(target, Assignment):
         stages = stages_named(plan, None)
@@ -94,7 +96,12 @@ def _assigned(plan: Plan, target: Assignment | Mapping[str, Assignment]) -> tupl
     for name, assignment in target.items():
         if not isinstance(assignment, Assignment):
             raise FlowError(f"the target of stage {name!r} must be an Assignment, found {type(assignment).__name__}")
-        stages_named(plan, name)
+        for stage in stages_named(plan, name):
+            if now[stage].bins != assignment.bins:
+                raise FlowError(
+                    f"stage {name!r} has {now[stage].bins} bins, and the assignment has {assignment.bins}; the number "
+                    f"of bins is chosen when a job is made"
+                )
         edits += [Rescale(assignment.partitions, name), Move(dict(enumerate(assignment.owners)), name)]
     return tuple(edits)
 

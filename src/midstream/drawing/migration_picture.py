@@ -91,14 +91,14 @@ def migration_to_text(stages: Sequence[StageMoves]) -> str:
         for partition in range(max(stage.before.partitions, stage.after.partitions)):
             given = {taker: count for (giver, taker), count in sorted(flows.items()) if giver == partition != taker}
             taken = sum(count for (giver, taker), count in flows.items() if taker == partition != giver)
-            notes = [
-                f"gives {_bins(count)} to {taker}" + _size(stage.bytes_of(partition, taker))
-                for taker, count in given.items()
+            parts = [
+                f"{_bins(count)}{_size(stage.bytes_of(partition, taker))} to {taker}" for taker, count in given.items()
             ]
+            notes = [f"gives {', '.join(parts)}"] if parts else []
             if taken:
                 notes.append(f"takes {_bins(taken)}")
             bars = "  ".join(_bar(counts[partition], most) for counts in (before, after))
-            lines.append(f"  {partition:<9}  {bars}  {', '.join(notes)}".rstrip())
+            lines.append(f"  {partition:<9}  {bars}  {'; '.join(notes)}".rstrip())
     return "\n".join(lines)
 
 
