@@ -67,9 +67,8 @@ def rescale(
     no_wait: NoWaitOption = False,
 ) -> None:
     """Give the stages of a running job another number of partitions; their state moves along."""
-    _migrate(
-        job, (Rescale(partitions, stage),), explain, svg, no_wait, _how(strategy, budget, prewarm, at, queue, note)
-    )
+    how = _how(strategy, budget, prewarm, at, queue, note)
+    _migrate(job, Rescale(partitions, stage), how, explain, svg, no_wait)
 
 
 def rebalance(
