@@ -211,7 +211,7 @@ def _migrate(job: str, goal: Goal, how: dict[str, Any], explain: bool, svg: Path
 
 
 def _follow(
-    client: JobClient, state: MigrationState, job: str, no_wait: bool, wanted: tuple[Outcome, ...] = ()
+    client: JobClient, state: MigrationState, job: str, no_wait: bool, wanted: Outcome | None = None
 ) -> None:
     """Show a bar until the migration has ended, then what became of it; other outcomes than wanted are a failure."""
     number = state.record.number
