@@ -227,4 +227,8 @@ def test_a_local_session_uses_unix_sockets_for_python_workers_where_available(mo
 
 
 def test_a_cluster_keeps_its_own_settings():
-    assert default_conf("spark://host:7077") == {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    assert default_conf("spark://host:7077") == {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.shuffle.reduceLocality.enabled": "false",
+    }

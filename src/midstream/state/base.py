@@ -65,6 +65,8 @@ class Base:
 
     def __init__(self, folder: str, owner: str, files: StateFiles) -> None:
         self.files = files
+        self.bytes_read = 0
+        """Of files that this process has read to catch up."""
         self._mapped = Mapped(folder, owner)
 
     @classmethod
@@ -111,6 +113,18 @@ class Base:
             return 0
         return self._retry_if_damaged(lambda: self._catch_up(lineage, bins))
 
+    def drop(self, bins: Iterable[BinId]) -> None:
+        """Forget what it has of these bins, each in a transaction of its own. Views that are open keep seeing them.
+
+        Any process may call this at any time: whoever needs one of them again catches up.
+        """
+        for number in bins:
+            self._retry_if_damaged(partial(self._drop, number))
+
+    def _drop(self, number: BinId) -> None:
+        with self._mapped.guarded():
+            self._mapped.write(lambda transaction: self._clear(transaction, [number]))
+
     def view(self, lineage: Lineage, bins: Iterable[BinId]) -> View:
         """Catch up, then show these bins at the given lineage, regardless of what other tasks do to the base."""
         return View(self, lineage, tuple(bins))
@@ -124,6 +138,7 @@ class Base:
                 self._mapped.write(lambda transaction: self._clear(transaction, steps.clear))
             for step in steps.apply:
                 table = self.files.read(step.file)
+                self.bytes_read += step.file.size
                 rows += self._mapped.write(_BinChange(self, step, table), room=_ROOM_PER_BYTE * table.nbytes)
         return rows
 
@@ -191,8 +206,11 @@ class View:
         self._wanted = lineage.positions(bins)
         self._transaction: lmdb.Transaction[bytes] | None = None
         self._remapped = -1
-        self.rows_applied = base.catch_up(lineage, bins)
-        base._retry_if_damaged(self._begin)
+        with base._mapped.lock:  # otherwise what another thread reads meanwhile would be counted here
+            before = base.bytes_read
+            self.rows_applied = base.catch_up(lineage, bins)
+            base._retry_if_damaged(self._begin)
+            self.bytes_read = base.bytes_read - before
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of stored keys, in the same order. Fastest when the keys are ascending."""
