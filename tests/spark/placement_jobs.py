@@ -6,13 +6,17 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from midstream import Flow, ListSource, MemorySink, local_session
+from midstream.control.messages import PrefetchRequest
+from midstream.ids import BinId, ExecutorId, PartitionId, StageIndex
+from midstream.planner.assignment import spread
 from midstream.runtime.spark.job import Job
+from midstream.state.access import StateAccess
 
 KEYS = 40
 PARTITIONS = 4
@@ -109,3 +113,60 @@ def lose(folder: str) -> None:
             "after": told(job),
         }
     print(json.dumps(result))
+
+
+def move(folder: str, ahead: str) -> None:
+    """All partitions get other executors where that is possible; before, these have loaded the bins, or not."""
+    epochs, many = 40, 20_000
+    data = [[{"user": f"u{n}", "epoch": epoch} for n in range(many if epoch < 2 else KEYS)] for epoch in range(epochs)]
+    flow, out = Flow("placed"), MemorySink()
+    rows = flow.source("rows", ListSource(data, "user string, epoch bigint"))
+    rows.key_by("by user", "user").process(
+        "count", Placed(), returns="user string, epoch bigint, count bigint, executor string, java bigint"
+    ).sink("out", out)
+    stage = StageIndex(1)
+    with cluster() as spark:
+        job = flow.start(spark, checkpoint=f"{folder}/checkpoint", trigger="available-now", partitions=PARTITIONS)
+        assert job.await_epoch(4, 100)
+        edge, driver = job._heartbeat, job._heartbeat._driver
+        before = driver.placement.places[stage]
+        places = before
+        while places == before:
+            places = edge.propose_places(PARTITIONS)
+        bins = {name: owned_by(places, name) for name in set(places.values())}
+        warm_after = 0
+        if ahead == "true":
+            driver.prefetch([PrefetchRequest(name, stage, numbers, 50_000_000) for name, numbers in bins.items()])
+            while not all(set(numbers) == driver.placement.warmth(name, stage).bins for name, numbers in bins.items()):
+                warm_after += 1
+                assert job.await_epoch(job.metrics.epochs + 1, 100)
+        edge.adopt_places(PARTITIONS)
+        flipped = job.metrics.epochs
+        driver.prefetch([])
+        assert job.await_epoch(flipped + 8, 100)
+        held = {
+            path.parent.parent.parent.name: sorted(StateAccess(job.id, "", str(path.parent)).held("count"))
+            for path in Path(os.environ["SPARK_HOME"], "work").glob(f"app-*/*/midstream-state/{job.id}/count")
+        }
+        after = driver.placement.places[stage]
+        assert job.await_termination(100)
+        result = {
+            "exact": Counter((row["user"], row["epoch"], row["count"]) for row in out.rows)
+            == Counter((row["user"], epoch, epoch + 1) for epoch in range(epochs) for row in data[epoch]),
+            "before": before,
+            "places": places,
+            "after": after,
+            "owned": {name: sorted(owned_by(after, ExecutorId(name))) for name in held},
+            "held": held,
+            "read": [each.state_read for each in job.progress],
+            "ms": [round(each.duration_ms) for each in job.progress],
+            "flipped": flipped,
+            "warm after": warm_after,
+            "loaded": {name: driver.placement.warmth(name, stage).bytes for name in bins},
+        }
+    print(json.dumps(result))
+
+
+def owned_by(places: Mapping[PartitionId, ExecutorId], name: ExecutorId) -> tuple[BinId, ...]:
+    """The bins of the partitions on an executor."""
+    return tuple(n for partition, at in places.items() if at == name for n in spread(PARTITIONS).owned_by(partition))
