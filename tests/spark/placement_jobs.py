@@ -142,6 +142,7 @@ def move(folder: str, ahead: str) -> None:
                 assert job.await_epoch(job.metrics.epochs + 1, 100)
         edge.adopt_places(PARTITIONS)
         flipped = job.metrics.epochs
+        loaded = {name: driver.placement.warmth(name, stage).bytes for name in bins}
         driver.prefetch([])
         assert job.await_epoch(flipped + 8, 100)
         held = {
@@ -162,7 +163,7 @@ def move(folder: str, ahead: str) -> None:
             "ms": [round(each.duration_ms) for each in job.progress],
             "flipped": flipped,
             "warm after": warm_after,
-            "loaded": {name: driver.placement.warmth(name, stage).bytes for name in bins},
+            "loaded": loaded,
         }
     print(json.dumps(result))
 
