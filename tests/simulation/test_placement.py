@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from midstream.planner.assignment import spread
 from midstream.runtime.local.data import source_epochs
 from midstream.runtime.local.run import Faults
 from midstream.runtime.local.runtime import run_graph, runtime_of
-from midstream.state.retirement import GRACE_EPOCHS
+from midstream.state.retirement import GRACE_EPOCHS, Retirement
 from midstream.testing import run_local
 
 STAGE = StageIndex(1)
@@ -64,7 +64,7 @@ def owned(runtime: Any) -> dict[str, frozenset[BinId]]:
     """By executor: the bins that its partitions own, by the last commit."""
     assignment = spread(PARTITIONS)
     bins: dict[str, set[BinId]] = {executor.name: set() for executor in runtime.executors.all}
-    for partition, name in runtime.placement.places[STAGE].items():
+    for partition, name in runtime.placement.of(STAGE).items():
         bins[name] |= set(assignment.owned_by(partition))
     return {name: frozenset(numbers) for name, numbers in bins.items()}
 
@@ -73,7 +73,7 @@ def held(runtime: Any) -> dict[str, frozenset[BinId]]:
     return {executor.name: executor.state.held("count") for executor in runtime.executors.all}
 
 
-def requests_for(places: dict[PartitionId, ExecutorId], bytes_per_s: int = FAST) -> list[PrefetchRequest]:
+def requests_for(places: Mapping[PartitionId, ExecutorId], bytes_per_s: int = FAST) -> list[PrefetchRequest]:
     """What a migration to these places loads ahead."""
     return [
         PrefetchRequest(
@@ -96,7 +96,7 @@ def test_partitions_stay_where_they_are_and_hosts_hold_what_they_own():
     with runtime_of(flow.graph, partitions=PARTITIONS, executors=3, seed=4) as runtime:
 
         def check(epoch: int) -> None:
-            seen.append(runtime.placement.places[STAGE])
+            seen.append(runtime.placement.of(STAGE))
             assert {name: bins & owned(runtime)[name] for name, bins in held(runtime).items()} == held(runtime)
 
         run_epochs(runtime, flow, check)
@@ -115,18 +115,29 @@ def test_after_partitions_have_moved_hosts_free_their_bins_but_not_at_once():
 
         def move(epoch: int) -> None:
             if epoch == 2:
-                before.update(runtime.placement.places[STAGE])
+                before.update(runtime.placement.of(STAGE))
                 while runtime.propose_places(PARTITIONS) == before:
                     pass
                 runtime.adopt_places(PARTITIONS)
             if epoch > 2:
-                assert runtime.placement.places[STAGE] != before
+                assert runtime.placement.of(STAGE) != before
                 after.append(all(bins <= owned(runtime)[name] for name, bins in held(runtime).items()))
 
         run_epochs(runtime, flow, move)
     assert after[:GRACE_EPOCHS] == [False] * GRACE_EPOCHS, "they may come back at once"
     assert after[-1], "each host has only what it owns"
     assert found(out) == expected(10)
+
+
+def test_what_other_partitions_of_the_executor_own_stays_even_without_a_grace():
+    flow, out = flow_of(6)
+    with runtime_of(flow.graph, partitions=PARTITIONS, executors=2, seed=4) as runtime:
+        for executor in runtime.executors.all:
+            executor.retirement = Retirement(grace=0)
+        run_epochs(runtime, flow, lambda epoch: None)
+        read = [progress.state_read for progress in runtime._progress]
+    assert found(out) == expected(6)
+    assert max(read[2:]) == min(read[2:]) > 0, "only the last deltas are read"
 
 
 def moving(*, ahead: bool) -> list[int]:
@@ -139,7 +150,7 @@ def moving(*, ahead: bool) -> list[int]:
 
         def prepare(epoch: int) -> None:
             if epoch == 3:
-                now = runtime.placement.places[STAGE]
+                now = runtime.placement.of(STAGE)
                 while any(places.get(partition, name) == name for partition, name in now.items()):
                     places.update(runtime.propose_places(PARTITIONS))
                 if ahead:
@@ -153,7 +164,7 @@ def moving(*, ahead: bool) -> list[int]:
                 runtime.adopt_places(PARTITIONS)
                 runtime.prefetch([])
             if epoch == 8:
-                assert runtime.placement.places[STAGE] == places
+                assert runtime.placement.of(STAGE) == places
 
         run_epochs(runtime, flow, prepare)
         read += [progress.state_read for progress in runtime._progress]

@@ -129,7 +129,7 @@ def move(folder: str, ahead: str) -> None:
         job = flow.start(spark, checkpoint=f"{folder}/checkpoint", trigger="available-now", partitions=PARTITIONS)
         assert job.await_epoch(4, 100)
         edge, driver = job._heartbeat, job._heartbeat._driver
-        before = driver.placement.places[stage]
+        before = driver.placement.of(stage)
         places = before
         while places == before:
             places = edge.propose_places(PARTITIONS)
@@ -149,7 +149,7 @@ def move(folder: str, ahead: str) -> None:
             path.parent.parent.parent.name: sorted(StateAccess(job.id, "", str(path.parent)).held("count"))
             for path in Path(os.environ["SPARK_HOME"], "work").glob(f"app-*/*/midstream-state/{job.id}/count")
         }
-        after = driver.placement.places[stage]
+        after = driver.placement.of(stage)
         assert job.await_termination(100)
         result = {
             "exact": Counter((row["user"], row["epoch"], row["count"]) for row in out.rows)

@@ -1,6 +1,6 @@
 """Which executor runs what, and which has loaded what ahead: the driver's book, from commits and reports. Pure.
 
-This is what a migration stands on. It chooses partitions for bins by :meth:`Placement.executor_of`, has the takers load
+This is what a migration stands on. It chooses partitions for bins by :meth:`Placement.of`, has the takers load
 bins with :meth:`midstream.runtime.driver.Driver.prefetch`, and sees in :meth:`Placement.warmth` how far they are: an
 executor whose bins are warm at the newest committed epoch reads nothing but that epoch's delta when it takes them over.
 Nothing here is durable: after a restart of the driver, the first commit says anew where partitions run, and whoever
@@ -51,8 +51,8 @@ class Placement:
     >>> from midstream.ids import Revision
     >>> placement, stage = Placement(), StageIndex(1)
     >>> placement.committed(Commit(Epoch(4), Revision(1), (), 2, {}, places={stage: {PartitionId(0): ExecutorId("a")}}))
-    >>> placement.executor_of(stage, PartitionId(0)), placement.executor_of(stage, PartitionId(1))
-    ('a', None)
+    >>> placement.of(stage)
+    {0: 'a'}
     >>> report = Prefetched(WorkerId("host", 7, ExecutorId("b")), stage, Epoch(4), (BinId(3),), bytes=100)
     >>> placement.noted(report)
     >>> placement.warmth(ExecutorId("b"), stage).bins
@@ -95,9 +95,9 @@ class Placement:
         """What an executor has loaded ahead for a stage, as far as it has said."""
         return self._warm.get((executor, stage), Warmth(Epoch(-1), frozenset()))
 
-    def executor_of(self, stage: StageIndex, partition: PartitionId) -> ExecutorId | None:
-        """Where a partition ran in the last committed epoch, or None if that is not known."""
-        return (self.places or {}).get(stage, {}).get(partition)
+    def of(self, stage: StageIndex) -> dict[PartitionId, ExecutorId]:
+        """Where the partitions of a stage ran in the last committed epoch, as far as that is known."""
+        return (self.places or {}).get(stage, {})
 
     def seen(self) -> frozenset[ExecutorId]:
         """The executors on which anything ran in the last committed epoch."""
@@ -113,7 +113,7 @@ class Placement:
         partitions: dict[int, tuple[int, ...]] = {}
         bins: dict[int, int] = {}
         for stage, assignment in assignments.items():
-            own = sorted(each for each, at in (self.places or {}).get(stage, {}).items() if at == name)
+            own = sorted(each for each, at in self.of(stage).items() if at == name)
             if own:
                 partitions[stage] = tuple(own)
                 bins[stage] = sum(len(assignment.owned_by(partition)) for partition in own)
