@@ -110,7 +110,14 @@ def test_anchors_are_kept_apart_and_freed(spark: Any, anchors: Anchors, pinned: 
     before = anchors.of(spark, 3)
     anchors.adopt(3)
     anchors.adopt(3)
+    anchors.keep([3, 4])
     assert anchors.of(spark, 3) is not before
+    anchors.propose(spark, 5)
+    anchors.adopt(5)
+    anchors.keep([3])
+    assert kept_data(spark) == 2, "what was adopted and not yet read is for the next configuration"
+    anchors.of(spark, 5)
+    anchors.keep([3])
     assert kept_data(spark) == 1
     anchors.close()
     assert kept_data(spark) == 0

@@ -53,6 +53,7 @@ class Placement:
     >>> placement.committed(Commit(Epoch(4), Revision(1), (), 2, {}, places={stage: {PartitionId(0): ExecutorId("a")}}))
     >>> placement.of(stage)
     {0: 'a'}
+    >>> placement.wanted((PrefetchRequest(ExecutorId("b"), stage, (BinId(3),), bytes_per_s=1_000_000),))
     >>> report = Prefetched(WorkerId("host", 7, ExecutorId("b")), stage, Epoch(4), (BinId(3),), bytes=100)
     >>> placement.noted(report)
     >>> placement.warmth(ExecutorId("b"), stage).bins
@@ -78,10 +79,13 @@ class Placement:
         self._warm = {key: warm for key, warm in self._warm.items() if key in kept}
 
     def noted(self, report: Prefetched) -> None:
-        """An executor has reported. Reports may come twice, late, and in any order; the newest state counts."""
+        """An executor has reported. Reports may come twice, late, and in any order; the newest state counts, as long as
+        somebody wants it."""
         key = report.worker.executor, report.stage
         before = self._warm.get(key)
         if before is not None and before.epoch > report.epoch:
+            return
+        if all(key != (request.executor, request.stage) for request in self.requests):
             return
         self._warm[key] = Warmth(
             report.epoch,

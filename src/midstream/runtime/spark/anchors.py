@@ -48,6 +48,8 @@ class Anchors:
         self._pins = pins_partitions(spark)
         self._warned = False
         self._in_use: dict[int, DataFrame] = {}
+        self._read: set[int] = set()
+        """Numbers of partitions whose anchor in use has been asked for; others may be adopted for what comes next."""
         self._proposed: dict[int, _Proposal] = {}
         self._lock = threading.Lock()
 
@@ -71,11 +73,16 @@ class Anchors:
             if partitions not in self._in_use and self._pins:
                 self._in_use[partitions] = _anchor(session, partitions)
                 self._pins = self._is_read_in_place(session, partitions)
+            self._read.add(partitions)
             return self._in_use[partitions] if self._pins else None
 
     def _is_read_in_place(self, session: SparkSession, partitions: int) -> bool:
         anchor = self._in_use[partitions]
-        found = exchange_count(_joined(session, partitions, anchor)) - exchange_count(anchor)
+        found: int | str
+        try:
+            found = exchange_count(_joined(session, partitions, anchor)) - exchange_count(anchor)
+        except Exception as error:  # whatever a version says that does not show its plans
+            found = f"({type(error).__name__})"
         if found != 1:
             _log.warning(
                 "partitions do not stick to executors: this version of Spark plans %s exchanges where 1 was expected",
@@ -108,13 +115,15 @@ class Anchors:
                 return
             before = self._in_use.get(partitions)
             self._in_use[partitions] = proposal.anchor
+            self._read.discard(partitions)
         if before is not None:
             before.unpersist()
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Stages have these numbers of partitions now; other anchors in use are not needed any more."""
+        """Stages have these numbers of partitions now; other anchors that were read are not needed any more."""
         with self._lock:
-            unused = [self._in_use.pop(number) for number in set(self._in_use) - set(numbers)]
+            unused = [self._in_use.pop(number) for number in self._read - set(numbers)]
+            self._read &= set(numbers)
         for anchor in unused:
             anchor.unpersist()
 
@@ -124,6 +133,7 @@ class Anchors:
             anchors = [*self._in_use.values(), *(each.anchor for each in self._proposed.values())]
             self._in_use.clear()
             self._proposed.clear()
+            self._read.clear()
             self._pins = False
         for anchor in anchors:
             anchor.unpersist()

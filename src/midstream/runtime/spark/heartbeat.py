@@ -285,8 +285,8 @@ class Heartbeat:
         check_transforms(graph, names, self._spark)
 
     def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
-        """Have Spark spread partitions anew, in a small job."""
-        return self._anchors.propose(self._session or self._spark, partitions)
+        """Have Spark spread partitions anew, in a small job. Before the first epoch there is nothing to move."""
+        return {} if self._session is None else self._anchors.propose(self._session, partitions)
 
     def adopt_places(self, partitions: int) -> None:
         """Use what was proposed last."""

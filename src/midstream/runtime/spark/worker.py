@@ -278,7 +278,7 @@ class _Worker:
                     self._over.wait(done.bytes / done.bytes_per_s)
                 elif done is not None:
                     reports.post(done)
-                else:
+                elif not self._over.is_set():  # looked at after the step, which may have missed the end's call
                     self._prefetcher.has_work.wait()
 
     def _make_ready(self, told: Switch, post: Callable[[FromTask], None]) -> None:
