@@ -47,6 +47,7 @@ def run_local(
     audit: str | None = None,
     durable: bool = False,
     close_windows: bool = False,
+    executors: int = 1,
 ) -> LocalRun:
     """Run a flow over all epochs of its sources in this process, and return when it is done.
 
@@ -63,6 +64,8 @@ def run_local(
     ``bins`` is the number of bins of a new job; see :meth:`Flow.start`.
 
     With ``close_windows``, one more epoch without rows closes all windows at the end; see :meth:`Flow.start`.
+
+    With several ``executors``, each has its own copy of the state of its partitions, as the executors of a cluster do.
 
     >>> from midstream import Update
     >>> flow, out = Flow("doubles"), MemorySink()
@@ -84,6 +87,7 @@ def run_local(
         audit=audit,
         durable=durable,
         close_windows=close_windows,
+        executors=executors,
     )
 
 

@@ -231,8 +231,8 @@ def test_the_worked_example_of_the_paper(tmp_path: Path, owners: dict[int, Assig
         return {"word": row["word"], "sum": state.get()}
 
     rows.key_by("by word", "word").process("sum", add, returns="word string, sum int").sink("out", out)
-    bin_of = {word: bin_of(word) for word in ("dog", "cat")}
-    assert bin_of["dog"] != bin_of["cat"]
+    bins = {word: bin_of(word) for word in ("dog", "cat")}
+    assert bins["dog"] != bins["cat"]
     folder = str(tmp_path / "checkpoint")
     run_graph(
         flow.graph,
@@ -240,8 +240,8 @@ def test_the_worked_example_of_the_paper(tmp_path: Path, owners: dict[int, Assig
         checkpoint=folder,
         assignments={STAGE: Assignment(2, (0,) * BINS)},
         changes=[
-            MigrateAt.of(0, Move({bin_of["cat"]: 1}), strategy="sudden", at=2),
-            MigrateAt.of(0, Move({bin_of["dog"]: 1}), strategy="sudden", at=1),
+            MigrateAt.of(0, Move({bins["cat"]: 1}), strategy="sudden", at=2),
+            MigrateAt.of(0, Move({bins["dog"]: 1}), strategy="sudden", at=1),
         ],
     )
     sums = {epoch: {row["word"]: row["sum"] for row in table.to_pylist()} for epoch, table in out.tables.items()}
@@ -249,8 +249,8 @@ def test_the_worked_example_of_the_paper(tmp_path: Path, owners: dict[int, Assig
         0: {"dog": 10, "cat": 5},
         2: {"dog": 23, "cat": 28},
     }
-    assert [owners[epoch].owners[bin_of["dog"]] for epoch in range(3)] == [0, 1, 1]
-    assert [owners[epoch].owners[bin_of["cat"]] for epoch in range(3)] == [0, 0, 1]
+    assert [owners[epoch].owners[bins["dog"]] for epoch in range(3)] == [0, 1, 1]
+    assert [owners[epoch].owners[bins["cat"]] for epoch in range(3)] == [0, 0, 1]
 
 
 # ── with changes and faults ───────────────────────────────────────────────────────────────────────────────────────

@@ -210,9 +210,7 @@ def _migrate(job: str, goal: Goal, how: dict[str, Any], explain: bool, svg: Path
         _follow(client, client.migrate(goal, **how), job, no_wait)
 
 
-def _follow(
-    client: JobClient, state: MigrationState, job: str, no_wait: bool, wanted: Outcome | None = None
-) -> None:
+def _follow(client: JobClient, state: MigrationState, job: str, no_wait: bool, wanted: Outcome | None = None) -> None:
     """Show a bar until the migration has ended, then what became of it; other outcomes than wanted are a failure."""
     number = state.record.number
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())

@@ -43,10 +43,14 @@ from midstream.control.messages import (
     EpochSealed,
     GiveUpRun,
     Instruction,
+    PrefetchNoted,
+    PrefetchRequest,
+    PrefetchWanted,
     Reject,
     TaskFailed,
 )
-from midstream.errors import CheckpointError, MidstreamError, ProtocolError
+from midstream.control.placement import Placement
+from midstream.errors import CheckpointError, FlowError, MidstreamError, ProtocolError
 from midstream.flow.edits import reassignments_in
 from midstream.flow.model import Graph, Sink
 from midstream.flow.spec import SinkTable
@@ -91,6 +95,7 @@ class Driver:
         """The weights of the bins of all stages, after the newest epoch of this driver."""
         self.committed: CommittedState | None = None
         """What the last committed epoch left; known once the runtime begins its first epoch."""
+        self.placement = Placement()
         newest = checkpoint.newest_manifest()
         self._folders = SinkFolders(
             _tables(changes.configuration.graph).values(), durable=checkpoint.durable, at=edge.at
@@ -177,6 +182,8 @@ class Driver:
                     audit=self._audit,
                     live=tuple(sorted(self.changes.live())),
                     closing=entry.closing,
+                    places=self.placement.places,
+                    prefetch=self.placement.requests,
                 )
             )
             self._open = run
@@ -249,6 +256,7 @@ class Driver:
             self._samples = self._samples.after(commit)
             owners = ended_with.assignments
             self.measures = self.measures.after(commit, committed, ended_with.plan, owners, duration_ms / 1000)
+            self.placement.committed(commit)
             self._sweep(committed)
             self._edge.at("counted")
             # 9.
@@ -425,12 +433,48 @@ class Driver:
             match instruction:
                 case ChangeNoted():
                     self.changes.noted(instruction)
+                case PrefetchNoted(report):
+                    self.placement.noted(report)
+                    if report.error is not None:
+                        _log.warning("executor %s could not load ahead: %s", report.worker.executor, report.error)
                 case GiveUpRun(epoch, run):
                     opened = self._open
                     if opened is not None and (opened.epoch, opened.run) == (epoch, run):
                         self._edge.cancel(opened)
                 case _:
                     pass
+
+    # ── placement ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def prefetch(self, requests: Sequence[PrefetchRequest]) -> None:
+        """Have executors load bins ahead, beginning now, until the next call: these requests replace all earlier ones.
+
+        They are repeated with each epoch, so that bases follow what is committed. :attr:`placement` says how far they
+        are. An executor that does not exist, or not yet, is asked as soon as one of its workers has run a task. When
+        partitions there own the bins, or nobody wants them any more, call again without them: executors then keep what
+        they own, and free the rest after some epochs.
+        """
+        requests = tuple(requests)
+        with self._lock:
+            for request in requests:
+                self._require_possible(request)
+            self.placement.wanted(requests)
+            self.hear(self._control.tell(PrefetchWanted(requests)))
+
+    def _require_possible(self, request: PrefetchRequest) -> None:
+        assignments = self.changes.configuration.assignments
+        assignment = assignments.get(request.stage)
+        if assignment is None:
+            raise FlowError(
+                f"executor {request.executor} cannot load ahead for stage {request.stage}: stages behind an exchange "
+                f"are {', '.join(map(str, sorted(assignments))) or 'none'}"
+            )
+        if unknown := [number for number in request.bins if not 0 <= number < assignment.bins]:
+            raise FlowError(f"there is no bin {unknown[0]}; the bins of a stage are 0 to {assignment.bins - 1}")
+        if request.bytes_per_s < 1:
+            raise FlowError(
+                f"executor {request.executor} cannot load ahead at {request.bytes_per_s} bytes a second; give 1 or more"
+            )
 
     # ── time limits, and the end ──────────────────────────────────────────────────────────────────────────────────
 

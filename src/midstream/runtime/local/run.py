@@ -43,6 +43,9 @@ class Faults:
     """The driver dies, at any step of an epoch or of its commit; another one continues from the checkpoint."""
     lose: float = 0.0
     """The message that tells a task to switch is lost."""
+    lose_executor: float = 0.0
+    """One of several executors is lost, with the tasks that it runs and its copy of state; another one, which has
+    nothing, takes its place."""
     lose_output: float = 0.0
     """The output of a finished task is lost when a task of the next stage, or an outlet, reads it. The task is run
     again as another attempt; earlier readers keep the old output, later ones get the new one (as when Spark fails to

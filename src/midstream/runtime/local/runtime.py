@@ -37,6 +37,9 @@ from midstream.control.messages import (
     Commit,
     FromTask,
     Instruction,
+    Prefetch,
+    Prefetched,
+    PrefetchRequest,
     Received,
     Refused,
     Send,
@@ -48,12 +51,13 @@ from midstream.control.messages import (
     WorkerId,
     WorkerJoined,
 )
+from midstream.control.placement import Placement
 from midstream.data.durations import duration
 from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.resources import Resources
 from midstream.errors import FlowError, FunctionError, JobFailed, MidstreamError
 from midstream.flow.model import Graph, Source
-from midstream.ids import Epoch, PartitionId, StageIndex
+from midstream.ids import Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.planner.assignment import Assignment, check_partitions
 from midstream.planner.programs import pack_blobs
@@ -65,6 +69,7 @@ from midstream.runtime.local.control import LocalControl
 from midstream.runtime.local.data import LocalData, check_transforms, require_local, source_epochs
 from midstream.runtime.local.engine import LocalEngine
 from midstream.runtime.local.exchange import StageInput
+from midstream.runtime.local.executors import LocalExecutor, LocalExecutors, check_executors
 from midstream.runtime.local.run import ChangeAt, Faults, LocalRun, MigrateAt
 from midstream.runtime.local.stage import StageTasks, thinned
 from midstream.runtime.local.tasks import Attempt, peer_of
@@ -141,6 +146,7 @@ def run_graph(
     close_windows: bool = False,
     assignments: Mapping[StageIndex, Assignment] | None = None,
     bins: int | None = None,
+    executors: int = 1,
 ) -> LocalRun:
     """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`.
 
@@ -148,6 +154,7 @@ def run_graph(
     """
     if bins is None and assignments:
         bins = next(iter(assignments.values())).bins
+    check_executors(executors)
     require_local(graph)
     check_audit(graph, audit)
     epochs = source_epochs(graph)
@@ -163,6 +170,7 @@ def run_graph(
         durable=durable,
         assignments=assignments,
         bins=bins,
+        executors=executors,
     ) as runtime:
         newest = runtime.checkpoint.newest_manifest()
         nothing = {op.name: LocalData([[]]) for op in graph.of(Source)}
@@ -186,6 +194,7 @@ def runtime_of(
     durable: bool = False,
     assignments: Mapping[StageIndex, Assignment] | None = None,
     bins: int | None = None,
+    executors: int = 1,
 ) -> Iterator[_Runtime]:
     """A runtime for epochs of a graph, until the end of the block."""
     blobs = pack_blobs(graph)
@@ -209,7 +218,9 @@ def runtime_of(
             first = first_configuration(graph, location.blobs, partitions, blobs, assignments, wires, own_bins)
             bases = posixpath.join(folder, "bases")
             access = StateAccess(location.identity.job, location.states.location, bases, durable)
-            runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
+            rng = random.Random(seed)
+            hosts = LocalExecutors(executors, access, clock or SystemClock(), rng)
+            runtime = _Runtime(first, location, hosts, rng, faults, clock, changes, audit)
             undo.pop_all()  # from now on the runtime releases it
         try:
             yield runtime
@@ -224,7 +235,7 @@ class _Runtime:
         self,
         first: Configuration,
         checkpoint: Checkpoint,
-        access: StateAccess,
+        executors: LocalExecutors,
         rng: random.Random,
         faults: Faults | None,
         clock: Clock | None,
@@ -232,7 +243,7 @@ class _Runtime:
         audit: str | None,
     ) -> None:
         self.resources = Resources(checkpoint.blobs)
-        self.access = access
+        self.executors = executors
         self.rng = rng
         self.faults = faults or Faults()
         self.clock = clock or SystemClock()
@@ -246,6 +257,8 @@ class _Runtime:
         self._zombies: list[Attempt] = []
         self._echoes: list[FromTask] = []
         self._switches: dict[bytes, Switch] = {}
+        self._workers: dict[bytes, LocalExecutor] = {}
+        """By address of a worker: where it is."""
         self._switched: set[TaskId] = set()
         self._progress: list[EpochProgress] = []
         self._metrics = JobMetrics()
@@ -268,6 +281,7 @@ class _Runtime:
         self._control = LocalControl(self._deliver)
         self._echoes.clear()
         self._switches.clear()
+        self._workers.clear()
         self._timer = None
         newest = self.checkpoint.newest_manifest()
         log, store = self.checkpoint.changes, self.checkpoint.blobs
@@ -302,7 +316,7 @@ class _Runtime:
             attempt.close()
         self._driver.ended("the run is over")
         self.resources.close()
-        self.access.close()
+        self.executors.close()
         self.checkpoint.release()
         self.result = LocalRun(
             progress=tuple(self._progress),
@@ -368,6 +382,14 @@ class _Runtime:
     def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
         """Call their local functions."""
         check_transforms(graph, names)
+
+    def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
+        """Choose anew."""
+        return self.executors.propose(partitions)
+
+    def adopt_places(self, partitions: int) -> None:
+        """Use what was proposed last."""
+        self.executors.adopt(partitions)
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Sweep at once, so that a seed replays exactly."""
@@ -444,6 +466,9 @@ class _Runtime:
             match instruction:
                 case Send(peer, Switch() as switch) if not self._chance(self.faults.lose):
                     self._switches[peer] = switch
+                case Send(peer, Prefetch() as wanted) if not self._chance(self.faults.lose):
+                    if peer in self._workers:
+                        self._workers[peer].inbox += [wanted] * (2 if self._chance(self.faults.repeat) else 1)
                 case _:
                     pass
 
@@ -481,7 +506,11 @@ class _Runtime:
 
         def launch(of: StageIndex, partition: int, batches: Sequence[pa.RecordBatch]) -> Attempt:
             self._attempts += 1
-            return Attempt(self, TaskId(run.epoch, run.run, of, PartitionId(partition), self._attempts), batches)
+            assignment = run.configuration.assignments.get(of)
+            executor = self.executors.of(None if assignment is None else assignment.partitions, partition)
+            task = TaskId(run.epoch, run.run, of, PartitionId(partition), self._attempts)
+            self._workers[peer_of(WorkerId("local", task.attempt))] = executor
+            return Attempt(self, executor, task, batches)
 
         tasks = StageTasks(stage, data, wanted, launch)
         try:
@@ -490,6 +519,9 @@ class _Runtime:
                 self._maybe_change(stage)
                 self._disturb()
                 attempt = self.rng.choice(tasks.active)
+                if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.lose_executor):
+                    self._lose_executor(tasks)
+                    continue
                 rarely = tasks.thinned(attempt)
                 if self._chance(rarely * self.faults.crash):
                     tasks.crash(attempt)
@@ -502,6 +534,16 @@ class _Runtime:
         finally:
             self._zombies += tasks.active  # also if the run is given up: its tasks do not know that yet
         return tasks.results
+
+    def _lose_executor(self, tasks: StageTasks) -> None:
+        """One executor is lost, and another one joins."""
+        lost = self.rng.choice(self.executors.all)
+        self.executors.replace(lost)  # first, because the attempts that die with it start again elsewhere at once
+        tasks.lose_executor(lost)
+        for zombie in [each for each in self._zombies if each.executor is lost]:
+            zombie.close()
+            self._zombies.remove(zombie)
+        lost.wipe()
 
     def say(self, message: FromTask, to: Coordinator) -> ToTask:
         """Deliver a message and return the answer. The message may be delivered again later, without effect."""
@@ -532,6 +574,26 @@ class _Runtime:
                 ended = True
             if ended:
                 self._zombies.remove(zombie)
+        self._load_ahead()
+
+    def prefetch(self, requests: Sequence[PrefetchRequest]) -> None:
+        """Have executors load ahead."""
+        self._driver.prefetch(requests)
+
+    @property
+    def placement(self) -> Placement:
+        """The current driver's book of executors."""
+        return self._driver.placement
+
+    def _load_ahead(self) -> None:
+        """Deliver a message to an executor, or let one load a portion, if there are any."""
+        for executor in [each for each in self.executors.all if each.inbox or each.prefetcher.has_work.is_set()]:
+            if executor.inbox and self.rng.random() < 0.5:
+                executor.prefetcher.take(executor.inbox.pop(self.rng.randrange(len(executor.inbox))))
+            if self.rng.random() < 0.5:
+                done = executor.prefetcher.step()
+                if isinstance(done, Prefetched):
+                    self._driver.hear(self._control.tell(Received(b"executor", done)))
 
     def _maybe_crash_driver(self) -> None:
         if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.crash_driver):

@@ -22,6 +22,7 @@ from midstream.change.trial import Changes, Request
 from midstream.checkpoint.change_records import ChangeRecord, whoami
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
+from midstream.control.placement import ExecutorShare
 from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.edits import Edit
@@ -147,6 +148,14 @@ class Job(MigratingJob):
     def metrics(self) -> JobMetrics:
         """Totals since this start."""
         return msgspec.structs.replace(self._metrics, sweep=self._heartbeat.sweep_stats)
+
+    @property
+    def executors(self) -> tuple[ExecutorShare, ...]:
+        """The executors that Spark has now, and which partitions each ran in the last epoch, with how many bins.
+
+        Where partitions stick to executors, this is also where their state is.
+        """
+        return self._heartbeat.executors
 
     def state(self, operator: str) -> DataFrame:
         """The committed state of an operator as a DataFrame: its key columns, and the state of each key.
