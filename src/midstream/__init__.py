@@ -19,11 +19,14 @@ from midstream.flow.transactions.tracing import Access
 from midstream.flow.windows import sessions, sliding, tumbling
 from midstream.operators.builder import Flow
 from midstream.operators.stream import KeyedStream, Stream
+from midstream.planner.assignment import Assignment
 from midstream.state.handle import State
 from midstream.version import __version__
 
 if TYPE_CHECKING:
     from midstream.change.change import Change
+    from midstream.change.migration import Migration
+    from midstream.change.migration_goals import Drain, Rebalance
     from midstream.checkpoint.change_records import Outcome
     from midstream.checkpoint.sink_files import committed_files
     from midstream.runtime.spark.job import Job
@@ -31,10 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Access",
+    "Assignment",
     "Change",
     "ConsoleSink",
     "Constant",
     "DatabaseSink",
+    "Drain",
     "FileSink",
     "Flow",
     "GeneratorSource",
@@ -43,9 +48,11 @@ __all__ = [
     "ListSource",
     "MemorySink",
     "MidstreamError",
+    "Migration",
     "Move",
     "NoopSink",
     "Outcome",
+    "Rebalance",
     "Rescale",
     "Schedule",
     "SquareWave",
@@ -66,8 +73,11 @@ __all__ = [
 
 _LOADED_WHEN_USED = {
     "Change": "midstream.change.change",
+    "Drain": "midstream.change.migration_goals",
     "Job": "midstream.runtime.spark.job",
+    "Migration": "midstream.change.migration",
     "Outcome": "midstream.checkpoint.change_records",
+    "Rebalance": "midstream.change.migration_goals",
     "committed_files": "midstream.checkpoint.sink_files",
     "local_session": "midstream.runtime.spark.session",
 }

@@ -28,6 +28,9 @@ WireId = NewType("WireId", int)
 BinId = NewType("BinId", int)
 """A fixed slice of a key space."""
 
+ExecutorId = NewType("ExecutorId", str)
+"""Spark's name of an executor: the processes on one host that share a base. Unique within an application."""
+
 Origin = NewType("Origin", int)
 """Where rows enter a stage: the number of a wire, or a negative number for an inlet."""
 

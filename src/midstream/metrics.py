@@ -139,6 +139,8 @@ class EpochProgress(msgspec.Struct, frozen=True):
     phases: tuple[Phase, ...] = ()
     """Where the time went: ``idle`` before the epoch, ``earlier runs`` if it was run again, ``plan``, each stage from
     its first task to its last, ``sinks`` and ``commit``. Times are relative to the beginning of the run that counts."""
+    state_read: int = 0
+    """Bytes of state files that tasks had to read first, because their hosts lacked the rows."""
 
     @property
     def rows_per_s(self) -> float:

@@ -18,10 +18,20 @@ from midstream.engine.clock import Clock, ManualClock
 from midstream.flow.sinks import MemorySink
 from midstream.flow.sources import ListSource
 from midstream.operators.builder import Flow
-from midstream.runtime.local.run import ChangeAt, Faults, LocalRun
+from midstream.runtime.local.run import ChangeAt, Faults, LocalRun, MigrateAt
 from midstream.runtime.local.runtime import run_graph
 
-__all__ = ["ChangeAt", "Faults", "ListSource", "LocalRun", "ManualClock", "MemorySink", "run_local", "run_spark"]
+__all__ = [
+    "ChangeAt",
+    "Faults",
+    "ListSource",
+    "LocalRun",
+    "ManualClock",
+    "MemorySink",
+    "MigrateAt",
+    "run_local",
+    "run_spark",
+]
 
 
 def run_local(
@@ -33,10 +43,11 @@ def run_local(
     faults: Faults | None = None,
     clock: Clock | None = None,
     checkpoint: str | None = None,
-    changes: Sequence[ChangeAt] = (),
+    changes: Sequence[ChangeAt | MigrateAt] = (),
     audit: str | None = None,
     durable: bool = False,
     close_windows: bool = False,
+    executors: int = 1,
 ) -> LocalRun:
     """Run a flow over all epochs of its sources in this process, and return when it is done.
 
@@ -45,14 +56,16 @@ def run_local(
     on any of these, except for the order of rows of different keys. Raises what a job on Spark would raise.
 
     With a ``checkpoint`` (a folder), a run continues with the state of an earlier one: the first epoch of its sources
-    follows the last epoch of that run. ``changes`` are made during the run, each at a moment of its epoch that the seed
-    decides. With ``audit``, a column that identifies the source's rows, the run records which row met which operator
-    under which revision, for :mod:`midstream.audit`. ``durable`` makes the checkpoint survive a power failure, as on
-    Spark by default; tests rarely need that.
+    follows the last epoch of that run. ``changes`` and migrations (:class:`MigrateAt`) are made during the run, each at
+    a moment of its epoch that the seed decides. With ``audit``, a column that identifies the source's rows, the run
+    records which row met which operator under which revision, for :mod:`midstream.audit`. ``durable`` makes the
+    checkpoint survive a power failure, as on Spark by default; tests rarely need that.
 
     ``bins`` is the number of bins of a new job; see :meth:`Flow.start`.
 
     With ``close_windows``, one more epoch without rows closes all windows at the end; see :meth:`Flow.start`.
+
+    With several ``executors``, each has its own copy of the state of its partitions, as the executors of a cluster do.
 
     >>> from midstream import Update
     >>> flow, out = Flow("doubles"), MemorySink()
@@ -74,6 +87,7 @@ def run_local(
         audit=audit,
         durable=durable,
         close_windows=close_windows,
+        executors=executors,
     )
 
 

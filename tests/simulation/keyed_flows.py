@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import shutil
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -422,8 +421,8 @@ def _end_hosts(runtime: Any) -> None:
     for attempt in runtime._zombies:
         attempt.close()
     runtime._zombies.clear()
-    runtime.access.close()
-    shutil.rmtree(runtime.access.local, ignore_errors=True)
+    for executor in runtime.executors.all:
+        executor.wipe()
 
 
 @contextmanager

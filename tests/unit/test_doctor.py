@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import types
+from pathlib import Path
 
 import pytest
 
@@ -227,4 +228,29 @@ def test_a_local_session_uses_unix_sockets_for_python_workers_where_available(mo
 
 
 def test_a_cluster_keeps_its_own_settings():
-    assert default_conf("spark://host:7077") == {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    assert default_conf("spark://host:7077") == {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.shuffle.reduceLocality.enabled": "false",
+    }
+
+
+@pytest.mark.parametrize(
+    ("defaults", "found"),
+    [
+        (None, "in sessions of local_session; on a cluster make yours with spark.shuffle.reduceLocality.enabled=false"),
+        ("spark.shuffle.reduceLocality.enabled true\n", "in sessions of local_session"),
+        ("# spark.shuffle.reduceLocality.enabled false\n", "in sessions of local_session"),
+        ("spark.x 1\nspark.shuffle.reduceLocality.enabled   false\n", "in every session, by spark-defaults.conf"),
+        ("spark.shuffle.reduceLocality.enabled=false", "in every session, by spark-defaults.conf"),
+    ],
+)
+def test_it_says_in_which_sessions_partitions_stick(
+    defaults: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    if defaults is not None:
+        (tmp_path / "spark-defaults.conf").write_text(defaults)
+    [finding] = [each for each in diagnose() if each.what == "sticky partitions"]
+    assert finding.ok, "everything works without"
+    assert finding.found.startswith(found)

@@ -411,7 +411,7 @@ def test_state_of_the_sample_is_kept_while_a_model_loads(tmp_path: Path):
         with pipe.open("w"):  # waits until the model is being loaded
             for epoch in range(4, 80):
                 runtime.run_epoch(Epoch(epoch), rows[epoch])
-            committed = runtime._driver._committed
+            committed = runtime._driver.committed
             assert committed is not None
             assert not set(committed.files()).issuperset(samples), "without the preflight they would have been removed"
         changing.join(60)

@@ -158,8 +158,13 @@ class Change:
             self._trial = trial
             self._moved.notify_all()
 
+    def relink(self, prepared: PreparedChange) -> None:
+        """Replace the prepared change: the same one, with other owners of bins."""
+        with self._moved:
+            self._prepared = prepared
+
     def replan(self, prepared: PreparedChange) -> ChangeRecord:
-        """Replace the prepared change, because an earlier one that it waited for failed; return the record."""
+        """Replace the prepared change, because what it was prepared on has changed; return the record."""
         with self._moved:
             self._prepared, self._plan = prepared, prepared.plan
             self._set(

@@ -56,7 +56,7 @@ def restart_of(
     older revision, it was applied, and the driver died before it could record that.
     """
     outcomes, pending = settled(records, committed)
-    applied = [record for record in outcomes if record.outcome is Outcome.APPLIED]
+    applied = [record for record in outcomes if record.outcome is Outcome.APPLIED and not record.migration]
     is_committed = pending is not None and pending.revision == committed
     revision = max([FIRST_REVISION, *(record.revision for record in applied)])
     if not is_committed:

@@ -63,12 +63,14 @@ class Course:
 
 
 def in_force(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:
-    """The changes that were applied; pending ones count as applied.
+    """The changes that were applied; pending ones count as applied. Migrations make no revision, and are left out.
 
     >>> in_force([ChangeRecord(1, Revision(2), 0.0, "ann@host", "fries", (), "", Outcome.ROLLED_BACK)])
     []
     """
-    return [record for record in records if record.outcome in (Outcome.APPLIED, Outcome.PENDING)]
+    return [
+        record for record in records if record.outcome in (Outcome.APPLIED, Outcome.PENDING) and not record.migration
+    ]
 
 
 def courses(records: Iterable[ChangeRecord]) -> dict[str, Course]:
@@ -123,12 +125,16 @@ def settled(
 
     ``committed`` is the revision of the last committed epoch. A change on trial that is older was applied; the driver
     died before it could record that. Changes after the one on trial were never sent to a task. Nor was one whose
-    revision is lower than that of an earlier change: it was waiting to be prepared again.
+    revision is lower than that of an earlier change: it was waiting to be prepared again. Migrations stay as they are:
+    they have an order of their own.
     """
     found: list[ChangeRecord] = []
     pending: ChangeRecord | None = None
     highest = FIRST_REVISION
     for record in records:
+        if record.migration is not None:
+            found.append(record)
+            continue
         if record.drops and pending is not None:
             _replace(found, _taken_off(pending, committed, "changes='drop' left it out"))
             pending = None

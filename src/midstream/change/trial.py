@@ -32,7 +32,8 @@ from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.control.messages import ChangeNoted, Commit
 from midstream.errors import MidstreamError
 from midstream.flow.edits import Edit
-from midstream.ids import Digest, Epoch, Revision
+from midstream.ids import Digest, Epoch, Revision, StageIndex
+from midstream.planner.assignment import Assignment
 from midstream.planner.change_plan import Scheduler
 from midstream.storage.blobs import BlobStore
 
@@ -206,6 +207,25 @@ class Changes:
         self.configuration = change.prepared.after
         self._tell_progress(self._trial)
 
+    # ── assignments ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_reassigning(self) -> bool:
+        """Whether a change is in progress that moves bins, or adds or removes a stage that has some."""
+        changes = [*(queued.change for queued in self._queue), *([] if self._trial is None else [self._trial.change])]
+        return any(_reassigns(change.prepared) for change in changes)
+
+    def reassign(self, assignments: Mapping[StageIndex, Assignment]) -> None:
+        """From the next epoch on, bins have these owners, whatever the job runs; called before an epoch begins.
+
+        A roll-back keeps them, and so does a change that waits: it is prepared for other functions only.
+        """
+        self.configuration = self.configuration.with_assignments(assignments).store(self._store)
+        if self._trial is not None:
+            prepared = self._trial.change.prepared
+            before = prepared.before.with_assignments(assignments)
+            self._trial.change.relink(replace(prepared, before=before, after=self.configuration))
+
     # ── events of the run ─────────────────────────────────────────────────────────────────────────────────────────
 
     def opened(self, epoch: Epoch) -> Revision | None:
@@ -270,7 +290,7 @@ class Changes:
             change.note(f"failed, and cannot be rolled back because state was migrated: {failure.why}")
             return False
         self._highest = Revision(self._highest + 1)
-        self.configuration = change.prepared.before.as_revision(self._highest)
+        self.configuration = change.prepared.before.as_revision(self._highest).store(self._store)
         self._trial = None
         advice = after_roll_back(failure, change.record.operators, self._highest, is_committed=trial.is_committed)
         outcome = Outcome.REVERTED if trial.is_committed else Outcome.ROLLED_BACK
@@ -314,7 +334,7 @@ class Changes:
             self._put_on_trial(self._queue.popleft().change)
 
     def _prepare_anew(self) -> None:
-        """Prepare the queue again, if an earlier change on which it was prepared has been rolled back.
+        """Prepare the queue again, if an earlier change on which it was prepared was rolled back, or bins have moved.
 
         The whole queue at once, so that the log and :meth:`newest` never include a failed change. A change that no
         longer fits is refused.
@@ -325,14 +345,22 @@ class Changes:
             change = queued.change
             if change.prepared.before != base:
                 try:
-                    prepared = self._prepare(base, queued.request, change.record.number)
+                    prepared = self._relinked(base, change.prepared)
+                    prepared = prepared or self._prepare(base, queued.request, change.record.number)
                 except MidstreamError as error:
                     self._end(change, Outcome.REFUSED, str(error))
                     continue
-                self._highest = prepared.after.revision
+                self._highest = max(self._highest, prepared.after.revision)
                 self._log.keep(change.replan(prepared))
             base = change.prepared.after
             self._queue.append(queued)
+
+    def _relinked(self, base: Configuration, prepared: PreparedChange) -> PreparedChange | None:
+        """A change for the owners of now; None if more than owners has changed since it was prepared."""
+        if _reassigns(prepared) or prepared.before.with_assignments(base.assignments) != base:
+            return None
+        after = prepared.after.with_assignments(base.assignments).store(self._store)
+        return replace(prepared, before=base, after=after)
 
     def _prepare(self, base: Configuration, request: Request, number: int | None = None) -> PreparedChange:
         """Prepare a change. ``number`` is given if the log has it already; what a revert undoes is then found again."""
@@ -349,3 +377,7 @@ class Changes:
             stored=request.stored,
             migrates=request.migrates,
         )
+
+
+def _reassigns(prepared: PreparedChange) -> bool:
+    return prepared.before.assignments != prepared.after.assignments

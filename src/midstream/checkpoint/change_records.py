@@ -7,6 +7,7 @@ import getpass
 import os
 import socket
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -17,9 +18,11 @@ __all__ = [
     "ChangeEvent",
     "ChangeRecord",
     "EditRecord",
+    "MigrationRecord",
     "MoveRecord",
     "Outcome",
     "RescaleRecord",
+    "StepRecord",
     "UpdateRecord",
     "whoami",
 ]
@@ -52,6 +55,9 @@ class Outcome(enum.StrEnum):
     returned to what it ran before."""
     REFUSED = "refused"
     """It was never sent to a task."""
+    STOPPED = "stopped"
+    """A migration that ended before its last step: it was cancelled, or a step failed again and again. The bins that
+    had moved stay where they are."""
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="update"):
@@ -115,6 +121,51 @@ EditRecord = UpdateRecord | MoveRecord | RescaleRecord
 """The record of an edit, by its ``kind``. Each says what its ``subject`` is, and as text what it does."""
 
 
+class StepRecord(msgspec.Struct, frozen=True):
+    """A step of a migration: what moved, and how long its epoch took, where others take ``steady_ms``.
+
+    ``bytes`` is the state of the bins as estimated from the files, ``read`` what tasks had to read of it (None: not
+    measured). ``step_ms`` is the time that the driver took for it before the epoch could begin, ``waited`` the number
+    of epochs for which the step waited until its takers were warm.
+    """
+
+    epoch: Epoch
+    bins: int
+    bytes: int
+    epoch_ms: float
+    steady_ms: float
+    step_ms: float = 0.0
+    waited: int = 0
+    read: int | None = None
+
+
+class MigrationRecord(msgspec.Struct, frozen=True):
+    """How the moves of a change are made in steps. Assignments are documents, by the name of their stage.
+
+    ``first`` is where the bins were when it began, ``target`` where they are to be; both are empty until then. A
+    migration that was reversed goes back to ``first``.
+    """
+
+    strategy: str
+    prewarm: bool = False
+    budget_ms: float | None = None
+    budget_bytes: int | None = None
+    at_epoch: Epoch | None = None
+    """The first epoch in which bins may move."""
+    at_time: int | None = None
+    """The event time, in microseconds since 1970, that the watermark must have reached before an epoch in which bins
+    move."""
+    first: dict[str, Any] = {}
+    target: dict[str, Any] = {}
+    is_reversed: bool = False
+    bins: int = 0
+    """Number of bins that are to move, or have moved when it has ended."""
+    bytes: int = 0
+    """Bytes of their state, estimated."""
+    steps: tuple[StepRecord, ...] = ()
+    """Set when it has ended: its steps in this life of the driver, the newest ones if there are very many."""
+
+
 class ChangeEvent(msgspec.Struct, frozen=True):
     """An event in one task (``task``) or on the driver, ``at_ms`` milliseconds after the request."""
 
@@ -151,6 +202,8 @@ class ChangeRecord(msgspec.Struct, frozen=True):
     """The blob of the new configuration; None if the change was refused, or made while the job was not running."""
     drops: bool = False
     """Whether it dropped all earlier changes: the job was started with its script alone."""
+    migration: MigrationRecord | None = None
+    """Set if its bins move step by step. ``revision`` is then the one that the job ran; a migration makes none."""
 
     @property
     def updates(self) -> tuple[UpdateRecord, ...]:
@@ -176,7 +229,7 @@ class ChangeRecord(msgspec.Struct, frozen=True):
         >>> record.met
         'met 1 running task(s), which switched within an epoch'
         """
-        if self.delay_ms is None:
+        if self.delay_ms is None or self.migration is not None:
             return None
         switched = len({event.task for event in self.events if event.what == "switched"})
         if switched:

@@ -46,4 +46,4 @@ def blobs_on_record(records: Iterable[ChangeRecord], kept: int = KEPT_REVISIONS)
 
 
 def _applied(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:
-    return [record for record in records if record.outcome is Outcome.APPLIED]
+    return [record for record in records if record.outcome is Outcome.APPLIED and not record.migration]

@@ -13,16 +13,28 @@ from rich.text import Text
 from midstream.change.revert import TakenBack
 from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.cli.served import SHORT
+from midstream.drawing.migration_picture import size_text
+from midstream.runtime.migration_desk import StageShares
 from midstream.server.messages import JobState
+from midstream.server.migration_messages import MigrationState
 from midstream.server.registry import ServedEntry
 
-__all__ = ["jobs_table", "outcome_of", "print_history", "print_state", "taken_back_text"]
+__all__ = [
+    "assignment_table",
+    "jobs_table",
+    "migrations_table",
+    "outcome_of",
+    "print_history",
+    "print_state",
+    "taken_back_text",
+]
 
 _STYLES = {
     Outcome.APPLIED: "green",
     Outcome.ROLLED_BACK: "bold red",
     Outcome.REVERTED: "bold red",
     Outcome.REFUSED: "red",
+    Outcome.STOPPED: "yellow",
     Outcome.PENDING: "yellow",
 }
 
@@ -132,6 +144,39 @@ def taken_back_text(taken: TakenBack) -> str:
         f"revision {taken.record.revision}{what}: {taken.record.note}; the next start of the job begins with it"
     )
     return "\n".join(lines)
+
+
+def assignment_table(stage: StageShares) -> Table:
+    """What each partition of a stage has."""
+    table = _table("partition", "bins", "rows/s", "busy %", "state", "executor", justify="right")
+    table.title = f"{stage.name}: {len(stage.owners)} bins"
+    table.title_justify = "left"
+    for each in stage.partitions:
+        table.add_row(
+            str(each.partition),
+            f"{each.bins:,}",
+            f"{each.rows_per_s:,.0f}",
+            f"{100 * each.work:.0f}",
+            size_text(each.bytes),
+            each.executor or "–",
+        )
+    return table
+
+
+def migrations_table(found: Sequence[MigrationState]) -> Table:
+    """Migrations in progress."""
+    table = _table("number", "what", "strategy", "bins", "steps", "waits for")
+    for state in found:
+        progress, plan = state.progress, state.record.migration
+        table.add_row(
+            str(state.record.number),
+            Text(state.record.subjects),
+            "" if plan is None else plan.strategy,
+            f"{progress.bins_done} of {progress.bins}",
+            f"{progress.steps_done}" + ("" if progress.steps_left is None else f", {progress.steps_left} left"),
+            Text(progress.is_waiting_for or ""),
+        )
+    return table
 
 
 def _table(*titles: str, justify: str = "left") -> Table:

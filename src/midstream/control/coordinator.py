@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from midstream.control.messages import (
     Accepted,
     ChangeBegun,
@@ -30,11 +32,15 @@ from midstream.control.messages import (
     EpochSealed,
     Event,
     FromTask,
+    FromWorker,
     GiveUpRun,
     Instruction,
     JobEnding,
     OperationMessage,
     Posted,
+    Prefetched,
+    PrefetchNoted,
+    PrefetchWanted,
     Received,
     Refused,
     Release,
@@ -51,9 +57,10 @@ from midstream.control.messages import (
 )
 from midstream.control.operations.operation import Operation
 from midstream.control.operations.switching import Switching
+from midstream.control.prefetching import Prefetching
 from midstream.control.run_book import RunBook
 from midstream.errors import ProtocolError
-from midstream.ids import StageIndex
+from midstream.ids import ExecutorId, StageIndex
 
 STORY_LENGTH = 50
 
@@ -79,6 +86,7 @@ class Coordinator:
         self._book: RunBook | None = None
         self._operations: list[Operation] = []
         self._workers: dict[WorkerId, bytes] = {}
+        self._prefetching = Prefetching()
         self._ending = False
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
 
@@ -97,6 +105,11 @@ class Coordinator:
         return frozenset(self._workers)
 
     @property
+    def executors(self) -> frozenset[ExecutorId]:
+        """Executors whose workers have joined. One that is lost stays among them, because nobody reports that."""
+        return self._prefetching.executors
+
+    @property
     def story(self) -> tuple[str, ...]:
         """The most recent events, oldest first, as one line each."""
         return tuple(self._story)
@@ -111,7 +124,11 @@ class Coordinator:
                 if self._book is not None:
                     raise self._lost(event, f"{self._book} is still running")
                 self._book = RunBook(event)
-                return []
+                return [*self._prefetching.opened(event)]
+            case PrefetchWanted(requests):
+                if self._book is not None:
+                    self._book.opened = msgspec.structs.replace(self._book.opened, prefetch=requests)
+                return [*self._prefetching.want(requests)]
             case ChangeBegun():
                 return self._begin(event)
             case EpochSealed():
@@ -169,16 +186,23 @@ class Coordinator:
         if isinstance(message, WorkerJoined):
             self._workers[message.worker] = peer
             # A worker that joins while the job ends has missed its release, and the driver waits for it to leave.
-            return [Send(peer, Accepted()), Send(peer, Release())] if self._ending else [Send(peer, Accepted())]
+            more = [Send(peer, Release())] if self._ending else self._prefetching.heard_of(message.worker, peer)
+            return [Send(peer, Accepted()), *more]
         if isinstance(message, WorkerReleased):
             self._workers.pop(message.worker, None)
+            self._prefetching.left(message.worker)
             return []
+        if isinstance(message, Prefetched):
+            return [PrefetchNoted(message)]
         book = self._book
         if book is None or not book.is_of(message.task):  # messages are taken only from tasks of the run in progress
             return [] if isinstance(message, Posted) else [Send(peer, _refusal(book, message.task))]
         match message:
             case TaskStarted(task, worker):
-                return [Send(peer, self._assignment(book, task, worker))]
+                more = []
+                if worker is not None and worker in self._workers:
+                    more = self._prefetching.heard_of(worker, self._workers[worker])
+                return [Send(peer, self._assignment(book, task, worker)), *more]
             case TaskFinished():
                 book.finish(message)
             case TaskFailed():
@@ -215,10 +239,12 @@ def line_of(event: Event) -> str:
     """An event in one line."""
     match event:
         case Received(_, message):
-            about = message.worker if isinstance(message, WorkerJoined | WorkerReleased) else message.task
+            about = message.worker if isinstance(message, FromWorker) else message.task
             return f"{type(message).__name__}({about})"
         case ChangeBegun(revision):
             return f"ChangeBegun(revision {revision})"
+        case PrefetchWanted(requests):
+            return f"PrefetchWanted({len(requests)} requests)"
         case JobEnding():
             return "JobEnding"
         case _:

@@ -9,11 +9,25 @@ from __future__ import annotations
 import msgspec
 
 from midstream.data.times import EpochTimes, Watermarks
-from midstream.ids import Digest, Epoch, InputPosition, PartitionId, Revision, Run, StageIndex, WireId
+from midstream.ids import (
+    BinId,
+    Digest,
+    Epoch,
+    ExecutorId,
+    InputPosition,
+    PartitionId,
+    Revision,
+    Run,
+    StageIndex,
+    WireId,
+)
 from midstream.metrics import OperatorStats
 from midstream.state.files import FileRef
 from midstream.state.lineage import Rewrite
 from midstream.storage.table_files import SinkFile
+
+Places = dict[StageIndex, dict[PartitionId, ExecutorId]]
+"""By stage and partition: the executor that ran it."""
 
 
 class TaskId(msgspec.Struct, frozen=True, order=True):
@@ -37,10 +51,11 @@ class TaskId(msgspec.Struct, frozen=True, order=True):
 
 
 class WorkerId(msgspec.Struct, frozen=True, order=True):
-    """A Python worker process."""
+    """A Python worker process, and the executor that it belongs to: several of them may share a host."""
 
     host: str
     pid: int
+    executor: ExecutorId = ExecutorId("")
 
     def __str__(self) -> str:
         return f"{self.host}/{self.pid}"
@@ -109,6 +124,8 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     """A few rows that operators processed, encoded like frames."""
     files: dict[str, tuple[SinkFile, ...]] = {}
     """By sink: the files that this attempt has staged."""
+    state_read: int = 0
+    """Bytes of state files that it had to read, because its executor's base lacked their rows."""
     began_at: float = 0.0
     """By the worker's clock."""
     ended_at: float = 0.0
@@ -148,6 +165,20 @@ class WorkerReleased(msgspec.Struct, frozen=True, tag=True):
     worker: WorkerId
 
 
+class Prefetched(msgspec.Struct, frozen=True, tag=True):
+    """A worker's answer to :class:`Prefetch`, posted when it is done with it. ``bins`` are those that its base has now,
+    of every operator that was named, as they were after ``epoch``; ``bytes`` of files were read for that."""
+
+    worker: WorkerId
+    stage: StageIndex
+    epoch: Epoch
+    bins: tuple[BinId, ...]
+    bytes: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+    """Why it gave up, if it did. It is asked again with the next epoch."""
+
+
 # ── coordinator → task ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -178,6 +209,8 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     in progress, ``switch_at`` is where the task's heads switch: nowhere (None), or as soon as the rows of a wire are
     at this position, which for a wire that is not named is before its first row.
     ``live`` names all blobs that a task may still need; a worker drops all others that it has loaded.
+    ``beside`` has the partitions of the stage that ran on the task's executor in the last committed epoch, and
+    ``awaited`` the bins that this executor prefetches for the stage: their bins stay in its base. None: not known.
     """
 
     revision: Revision
@@ -188,6 +221,8 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     switch_at: InputPosition | None = None
     audit: AuditOrder | None = None
     live: tuple[Digest, ...] = ()
+    beside: tuple[PartitionId, ...] | None = None
+    awaited: tuple[BinId, ...] = ()
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
@@ -211,6 +246,20 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Prefetch(msgspec.Struct, frozen=True, tag=True):
+    """Load these bins into the executor's base in the background: partitions that run there will own them soon.
+
+    ``lineages`` has the committed state after ``epoch``, by operator of the stage. Sent again with every epoch, so that
+    the base follows; a worker drops what it has not begun when a later one arrives, and may get any of them twice.
+    """
+
+    stage: StageIndex
+    epoch: Epoch
+    lineages: dict[str, bytes]
+    bins: tuple[BinId, ...]
+    bytes_per_s: int
+
+
 class Release(msgspec.Struct, frozen=True, tag=True):
     """The job ends: close the functions this process holds open for it."""
 
@@ -218,11 +267,22 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 OperationMessage = SwitchRequested | Reached | Exhausted
 """Messages from tasks to an operation. Those that are :data:`Posted` expect no answer."""
 Posted = Reached | Exhausted
-FromTask = TaskStarted | TaskFinished | TaskFailed | OperationMessage | WorkerJoined | WorkerReleased
-ToTask = TaskOrder | Switch | Stay | Accepted | Refused | Release
+FromWorker = WorkerJoined | WorkerReleased | Prefetched
+"""Messages of a process, in whatever run."""
+FromTask = TaskStarted | TaskFinished | TaskFailed | OperationMessage | FromWorker
+ToTask = TaskOrder | Switch | Stay | Accepted | Refused | Release | Prefetch
 
 
 # ── events that only the driver makes ─────────────────────────────────────────────────────────────────────────────
+
+
+class PrefetchRequest(msgspec.Struct, frozen=True):
+    """An executor should have the bins of a stage in its base, and read at most so many bytes a second for it."""
+
+    executor: ExecutorId
+    stage: StageIndex
+    bins: tuple[BinId, ...]
+    bytes_per_s: int
 
 
 class EpochOpened(msgspec.Struct, frozen=True, tag=True):
@@ -247,6 +307,16 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     live: tuple[Digest, ...] = ()
     closing: bool = False
     """No rows will follow: all open windows close, whatever the watermark."""
+    places: Places | None = None
+    """Where partitions ran in the last committed epoch, if that is known."""
+    prefetch: tuple[PrefetchRequest, ...] = ()
+    """What executors should load ahead, as in :class:`PrefetchWanted`."""
+
+
+class PrefetchWanted(msgspec.Struct, frozen=True, tag=True):
+    """From now on, executors are to load ahead what these requests say, and nothing else."""
+
+    requests: tuple[PrefetchRequest, ...]
 
 
 class ChangeBegun(msgspec.Struct, frozen=True, tag=True):
@@ -291,7 +361,7 @@ class Received(msgspec.Struct, frozen=True, tag=True):
     message: FromTask
 
 
-Event = EpochOpened | ChangeBegun | EpochSealed | EpochAbandoned | JobEnding | Received
+Event = EpochOpened | PrefetchWanted | ChangeBegun | EpochSealed | EpochAbandoned | JobEnding | Received
 
 
 # ── instructions ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -336,6 +406,10 @@ class Commit(msgspec.Struct, frozen=True):
     """By stage: the rows of each bin that arrived, as each sender counted them (:func:`.pack_counts`)."""
     busy_us: dict[StageIndex, dict[PartitionId, int]] = {}
     """By stage and partition: the time that operators worked."""
+    places: Places = {}
+    """Where partitions ran. Those of workers that do not know their executor are left out."""
+    state_read: int = 0
+    """Bytes of state files that tasks read, because the bases of their executors lacked the rows."""
 
 
 class Reject(msgspec.Struct, frozen=True):
@@ -365,4 +439,10 @@ class GiveUpRun(msgspec.Struct, frozen=True):
     run: Run
 
 
-Instruction = Send | Commit | Reject | ChangeNoted | GiveUpRun
+class PrefetchNoted(msgspec.Struct, frozen=True):
+    """An executor has said what it has loaded ahead."""
+
+    report: Prefetched
+
+
+Instruction = Send | Commit | Reject | ChangeNoted | GiveUpRun | PrefetchNoted

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from midstream.control.messages import (
     Commit,
     EpochOpened,
+    Places,
     Refused,
     Reject,
     StateChange,
@@ -21,7 +22,7 @@ from midstream.control.messages import (
     WorkerId,
 )
 from midstream.data.times import END_OF_TIME, EpochTimes, Watermarks
-from midstream.ids import PartitionId, StageIndex, WireId
+from midstream.ids import BinId, PartitionId, StageIndex, WireId
 from midstream.metrics import merge
 from midstream.storage.table_files import SinkFile
 
@@ -86,7 +87,23 @@ class RunBook:
             lineages=opened.lineages.get(task.stage, {}),
             audit=opened.audit,
             live=opened.live,
+            beside=self._beside(task, worker),
+            awaited=self._awaited(task, worker),
         )
+
+    def _beside(self, task: TaskId, worker: WorkerId | None) -> tuple[PartitionId, ...] | None:
+        """The partitions of a task's stage that ran on its executor in the epoch before."""
+        if self.opened.places is None or worker is None or not worker.executor:
+            return None
+        places = self.opened.places.get(task.stage, {})
+        return tuple(sorted(partition for partition, executor in places.items() if executor == worker.executor))
+
+    def _awaited(self, task: TaskId, worker: WorkerId | None) -> tuple[BinId, ...]:
+        """The bins that a task's executor prefetches for its stage."""
+        if worker is None:
+            return ()
+        wanted = (each for each in self.opened.prefetch if (each.executor, each.stage) == (worker.executor, task.stage))
+        return tuple(sorted({number for request in wanted for number in request.bins}))
 
     def finish(self, report: TaskFinished) -> None:
         """An attempt has finished."""
@@ -113,7 +130,11 @@ class RunBook:
         spans: dict[StageIndex, tuple[float, float]] = {}
         bin_rows: dict[StageIndex, tuple[bytes, ...]] = {}
         busy_us: dict[StageIndex, dict[PartitionId, int]] = {}
+        places: Places = {}
         for report in reports:
+            worker = self.workers.get(report.task)
+            if worker is not None and worker.executor:
+                places.setdefault(report.task.stage, {})[report.task.partition] = worker.executor
             for sink, written in report.files.items():
                 files[sink] = (*files.get(sink, ()), *written)
             first, last = spans.get(report.task.stage, (report.began_at, report.ended_at))
@@ -141,6 +162,8 @@ class RunBook:
             spans=spans,
             bin_rows=bin_rows,
             busy_us=busy_us,
+            places=places,
+            state_read=sum(report.state_read for report in reports),
         )
 
     def _times(self, stage: StageIndex) -> EpochTimes:

@@ -7,8 +7,14 @@ stage share its assignment, so their state moves together.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import sys
+import zlib
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from midstream.data.key_space import MAX_BINS, KeySpace
 from midstream.errors import FlowError
@@ -48,6 +54,42 @@ class Assignment:
     def bins(self) -> int:
         """Number of bins of the key space."""
         return len(self.owners)
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON. The owners are compressed 16-bit numbers in base64: a job may have 65,536 bins, and every step of a
+        migration writes them.
+
+        >>> document = Assignment(3, (0, 1, 2, 0)).to_document()
+        >>> document["partitions"], Assignment.from_document(document).owners
+        (3, (0, 1, 2, 0))
+        """
+        numbers = array("H", self.owners)
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        packed = base64.b64encode(zlib.compress(numbers.tobytes(), 1))
+        return {"partitions": self.partitions, "owners": packed.decode()}
+
+    @classmethod
+    def from_document(cls, found: Any) -> Assignment:
+        """The inverse. Owners may also be a list of numbers, as they were written before. Raises :class:`ValueError`
+        if this is no assignment."""
+        if not isinstance(found, dict) or found.keys() != {"partitions", "owners"}:
+            raise ValueError(f"{found!r:.80} is not an assignment: partitions and owners")
+        partitions, owners = found["partitions"], found["owners"]
+        if isinstance(owners, str):
+            try:
+                numbers = array("H", zlib.decompress(base64.b64decode(owners, validate=True)))
+            except (binascii.Error, zlib.error, ValueError) as error:
+                raise ValueError(f"{owners!r:.80} are not owners of bins") from error
+            if sys.byteorder == "big":
+                numbers.byteswap()
+            owners = numbers.tolist()
+        if type(partitions) is not int or not isinstance(owners, list) or any(type(each) is not int for each in owners):
+            raise ValueError(f"{found!r:.80} is not an assignment: a number of partitions, and an owner for each bin")
+        try:
+            return cls(partitions, tuple(owners))
+        except FlowError as error:
+            raise ValueError(str(error)) from error
 
     @property
     def space(self) -> KeySpace:

@@ -15,7 +15,7 @@ from midstream.ids import StageIndex
 from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Plan
 
-__all__ = ["keyed_stages", "moved", "reassigned", "rescaled", "stage_names", "stages_named"]
+__all__ = ["goal_of", "keyed_stages", "moved", "reassigned", "rescaled", "stage_names", "stages_named", "unique_names"]
 
 Assignments = Mapping[StageIndex, Assignment]
 
@@ -27,6 +27,15 @@ def stage_names(plan: Plan) -> dict[StageIndex, str]:
         for stage in stages:
             found.setdefault(stage, name)
     return {stage: found.get(stage, f"stage {stage}") for stage in plan.exchanged}
+
+
+def unique_names(plan: Plan) -> dict[str, StageIndex]:
+    """Each stage behind an exchange by a name that no other one has, and that outlasts changes of other operators."""
+    leads_to = keyed_stages(plan)
+    return {
+        name if leads_to.get(name) == (stage,) else next(iter(plan.stages[stage].operators), name): stage
+        for stage, name in stage_names(plan).items()
+    }
 
 
 def keyed_stages(plan: Plan) -> dict[str, tuple[StageIndex, ...]]:
@@ -116,22 +125,42 @@ def reassigned(plan: Plan, before: Assignments, edits: Sequence[Reassignment]) -
     """The assignments after edits, made in order. Raises :class:`FlowError` if one does not fit or changes nothing."""
     after = dict(before)
     for edit in edits:
-        stages = stages_named(plan, edit.stage)
-        wanted = dict(after)
-        match edit:
-            case Move(bins=bins):
-                [stage] = _only(plan, stages, edit.stage)
-                if not bins:
-                    raise FlowError("Move names no bin; give the new owner of each bin, e.g. Move({0: 1})")
-                wanted[stage] = moved(after[stage], bins)
-            case Rescale(partitions=partitions):
-                wanted.update({stage: rescaled(after[stage], partitions) for stage in stages})
+        wanted = _after(plan, after, edit)
         if wanted == after:
-            names = stage_names(plan)
-            found = ", ".join(f"{names[stage]!r} has {after[stage].partitions} partitions" for stage in stages)
-            raise FlowError(f"{edit} changes nothing: every bin has that owner already ({found})")
+            raise FlowError(f"{edit} changes nothing: {_as_it_is(plan, after, [edit])}")
         after = wanted
     return after
+
+
+def goal_of(plan: Plan, before: Assignments, edits: Sequence[Reassignment]) -> dict[StageIndex, Assignment]:
+    """As :func:`reassigned`, but only all edits together must change something."""
+    after = dict(before)
+    for edit in edits:
+        after = _after(plan, after, edit)
+    if after == before:
+        raise FlowError(f"nothing is to be moved: {_as_it_is(plan, before, edits)}")
+    return after
+
+
+def _after(plan: Plan, before: Assignments, edit: Reassignment) -> dict[StageIndex, Assignment]:
+    stages = stages_named(plan, edit.stage)
+    after = dict(before)
+    match edit:
+        case Move(bins=bins):
+            [stage] = _only(plan, stages, edit.stage)
+            if not bins:
+                raise FlowError("Move names no bin; give the new owner of each bin, e.g. Move({0: 1})")
+            after[stage] = moved(before[stage], bins)
+        case Rescale(partitions=partitions):
+            after.update({stage: rescaled(before[stage], partitions) for stage in stages})
+    return after
+
+
+def _as_it_is(plan: Plan, now: Assignments, edits: Sequence[Reassignment]) -> str:
+    names = stage_names(plan)
+    stages = sorted({stage for edit in edits for stage in stages_named(plan, edit.stage)})
+    found = ", ".join(f"{names[stage]!r} has {now[stage].partitions} partitions" for stage in stages)
+    return f"every bin has that owner already ({found})"
 
 
 def _only(plan: Plan, stages: Sequence[StageIndex], name: str | None) -> tuple[StageIndex]:

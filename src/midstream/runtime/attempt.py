@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Collection, Generator, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -13,14 +15,18 @@ from midstream.control.messages import FromTask, TaskFailed, TaskId, TaskOrder, 
 from midstream.engine.clock import Clock
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
-from midstream.errors import OperatorFailed
-from midstream.ids import Digest
+from midstream.errors import MidstreamError, OperatorFailed
+from midstream.ids import BinId, Digest, Epoch
 from midstream.runtime.reporting import failure_of
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
+from midstream.state.lineage import Lineage
+from midstream.state.retirement import Retirement
 
 __all__ = ["TaskHost", "run_attempt"]
+
+_log = logging.getLogger("midstream")
 
 
 class TaskHost(Protocol):
@@ -29,6 +35,7 @@ class TaskHost(Protocol):
     name: WorkerId
     resources: Resources
     state: StateAccess
+    retirement: Retirement
     clock: Clock
 
     def ask(self, message: FromTask) -> ToTask:
@@ -74,4 +81,17 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
         host.ask(TaskFailed(task, failure_of(error), revision))
         raise error from None
     host.ask(report)
+    if (wanted := work.wanted_bins()) is not None:
+        _retire(host, task.epoch, work.lineages, wanted)
     host.after_task(assignment.program)
+
+
+def _retire(host: TaskHost, epoch: Epoch, lineages: Collection[Lineage], wanted: Collection[BinId]) -> None:
+    """Free bins that this host has had no use for. The task is over, so what goes wrong here must not fail it."""
+    for lineage in lineages:
+        operator = lineage.operator
+        try:
+            due = host.retirement.due(operator, epoch, wanted, partial(host.state.held, lineage))
+            host.state.drop(lineage, due)
+        except (MidstreamError, OSError) as error:
+            _log.warning("bins of %r that no partition here owns any more could not be freed: %s", operator, error)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from midstream.change.change import Change
+from midstream.change.migrations import Migrations
 from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request, RunFailure
@@ -42,10 +43,15 @@ from midstream.control.messages import (
     EpochSealed,
     GiveUpRun,
     Instruction,
+    PrefetchNoted,
+    PrefetchRequest,
+    PrefetchWanted,
     Reject,
     TaskFailed,
 )
-from midstream.errors import CheckpointError, MidstreamError, ProtocolError
+from midstream.control.placement import Placement
+from midstream.errors import CheckpointError, FlowError, MidstreamError, ProtocolError
+from midstream.flow.edits import reassignments_in
 from midstream.flow.model import Graph, Sink
 from midstream.flow.spec import SinkTable
 from midstream.ids import Epoch, Run
@@ -53,6 +59,7 @@ from midstream.metrics import EpochProgress
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
+from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
 
 __all__ = ["Driver"]
@@ -86,7 +93,9 @@ class Driver:
         self._samples = Samples()
         self.measures = BinMeasures()
         """The weights of the bins of all stages, after the newest epoch of this driver."""
-        self._committed: CommittedState | None = None  # known once the runtime begins its first epoch
+        self.committed: CommittedState | None = None
+        """What the last committed epoch left; known once the runtime begins its first epoch."""
+        self.placement = Placement()
         newest = checkpoint.newest_manifest()
         self._folders = SinkFolders(
             _tables(changes.configuration.graph).values(), durable=checkpoint.durable, at=edge.at
@@ -95,10 +104,19 @@ class Driver:
         self._folders.recover(*((-1, {}) if newest is None else (newest.epoch, newest.files)))
         self._found = Epoch(-1) if newest is None else newest.epoch
         """The newest epoch that has a manifest from before this start."""
+        self._lock = threading.RLock()
+        self.migrating = MigrationDesk(self, self._lock)
+        self.migrations = Migrations(
+            changes,
+            checkpoint.changes,
+            self.migrating,
+            next_epoch=Epoch(self._found + 1),
+            stopwatch=stopwatch,
+            wall=wall,
+        )
         self._ended: float | None = None
         """When the last epoch was committed, in this life of the driver."""
         self._next_run = Run(0)
-        self._lock = threading.RLock()
         self._open: OpenRun | None = None
         self._wants_replay = False
         self._overdue: str | None = None
@@ -139,12 +157,13 @@ class Driver:
         with self._lock:
             if epoch <= self._found and (manifest := self._adoptable(epoch, entry)) is not None:
                 _log.info("epoch %s was committed before the job was started again", epoch)
-                self._committed = CommittedState.of(
+                self.committed = CommittedState.of(
                     self.changes.configuration.graph, manifest, self._checkpoint.identity.bins
                 )
-                self._sweep(self._committed)
+                self._sweep(self.committed)
                 return None
             committed = self._committed_before(epoch)
+            self.migrations.begin(epoch, committed)
             configuration = self.changes.configuration
             run = OpenRun(epoch, self._next_run, entry, configuration, committed, self._wall())
             self._next_run = Run(run.run + 1)
@@ -163,6 +182,8 @@ class Driver:
                     audit=self._audit,
                     live=tuple(sorted(self.changes.live())),
                     closing=entry.closing,
+                    places=self.placement.places,
+                    prefetch=self.placement.requests,
                 )
             )
             self._open = run
@@ -181,7 +202,7 @@ class Driver:
         4. The engine's own log of the epoch is on disk: without it, nobody would know the manifest's rows.
         5. The manifest is written. From now on the epoch counts, whatever happens.
         6. The files of sinks, which the manifest names, are put in place. After an interruption the next start does it.
-        7. The changes are notified, before anything that depends on whether one is still on trial.
+        7. The changes and migrations are notified, before anything that depends on whether one is still in progress.
         8. What nobody needs any more is removed: after 5, which says what is superseded, and after 7, which says what
            can still be gone back to.
         9. Users are notified last, because their code may fail.
@@ -224,16 +245,18 @@ class Driver:
             self._checkpoint.commit(manifest)
             self._edge.at("manifest written")
             self._over(run)
-            self._committed = committed
+            self.committed = committed
             # 6.
             self._folders.publish(manifest.epoch, manifest.files)
             self._edge.at("published")
             # 7.
             self.changes.committed(commit, run.configuration)
+            self.migrations.committed(commit.epoch, duration_ms)
             # 8.
             self._samples = self._samples.after(commit)
             owners = ended_with.assignments
             self.measures = self.measures.after(commit, committed, ended_with.plan, owners, duration_ms / 1000)
+            self.placement.committed(commit)
             self._sweep(committed)
             self._edge.at("counted")
             # 9.
@@ -295,7 +318,7 @@ class Driver:
                 is_overdue=self._overdue is not None,
                 operator=failed.fields.get("operator"),
             )
-            if self.changes.failed(failure, run.configuration):
+            if self.migrations.failed(failure) or self.changes.failed(failure, run.configuration):
                 return
         # A failure that a task reported includes its traceback; others (of a sink, a transform) keep theirs.
         raise failed from (None if failures else error)
@@ -307,14 +330,14 @@ class Driver:
 
     def _committed_before(self, epoch: Epoch) -> CommittedState:
         """The state from which the epoch continues. Read from the checkpoint only after a start."""
-        if self._committed is None or self._committed.epoch != epoch - 1:
+        if self.committed is None or self.committed.epoch != epoch - 1:
             graph = self.changes.configuration.graph
             bins = self._checkpoint.identity.bins
-            self._committed = CommittedState.of(graph, self._checkpoint.manifest_before(epoch), bins)
+            self.committed = CommittedState.of(graph, self._checkpoint.manifest_before(epoch), bins)
             if epoch < self._found:
-                self._require_state(epoch, self._committed)
-            self._sweep(self._committed)
-        return self._committed
+                self._require_state(epoch, self.committed)
+            self._sweep(self.committed)
+        return self.committed
 
     def _sweep(self, committed: CommittedState) -> None:
         """Have everything removed that nobody needs any more."""
@@ -367,7 +390,9 @@ class Driver:
                     self._try(prepared)
             while True:
                 with self._lock:
-                    self._require_not_stopping()
+                    self.require_not_stopping()
+                    if reassignments_in(request.edits):
+                        self.migrations.require_free("a change that moves bins")
                     if self.changes.is_current(prepared):
                         return self._take(request, prepared, 1000 * (self._stopwatch() - began))
                 prepared = self.changes.check(request)  # another change came first
@@ -411,12 +436,48 @@ class Driver:
             match instruction:
                 case ChangeNoted():
                     self.changes.noted(instruction)
+                case PrefetchNoted(report):
+                    self.placement.noted(report)
+                    if report.error is not None:
+                        _log.warning("executor %s could not load ahead: %s", report.worker.executor, report.error)
                 case GiveUpRun(epoch, run):
                     opened = self._open
                     if opened is not None and (opened.epoch, opened.run) == (epoch, run):
                         self._edge.cancel(opened)
                 case _:
                     pass
+
+    # ── placement ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def prefetch(self, requests: Sequence[PrefetchRequest]) -> None:
+        """Have executors load bins ahead, beginning now, until the next call: these requests replace all earlier ones.
+
+        They are repeated with each epoch, so that bases follow what is committed. :attr:`placement` says how far they
+        are. An executor that does not exist, or not yet, is asked as soon as one of its workers has run a task. When
+        partitions there own the bins, or nobody wants them any more, call again without them: executors then keep what
+        they own, and free the rest after some epochs.
+        """
+        requests = tuple(requests)
+        with self._lock:
+            for request in requests:
+                self._require_possible(request)
+            self.placement.wanted(requests)
+            self.hear(self._control.tell(PrefetchWanted(requests)))
+
+    def _require_possible(self, request: PrefetchRequest) -> None:
+        assignments = self.changes.configuration.assignments
+        assignment = assignments.get(request.stage)
+        if assignment is None:
+            raise FlowError(
+                f"executor {request.executor} cannot load ahead for stage {request.stage}: stages behind an exchange "
+                f"are {', '.join(map(str, sorted(assignments))) or 'none'}"
+            )
+        if unknown := [number for number in request.bins if not 0 <= number < assignment.bins]:
+            raise FlowError(f"there is no bin {unknown[0]}; the bins of a stage are 0 to {assignment.bins - 1}")
+        if request.bytes_per_s < 1:
+            raise FlowError(
+                f"executor {request.executor} cannot load ahead at {request.bytes_per_s} bytes a second; give 1 or more"
+            )
 
     # ── time limits, and the end ──────────────────────────────────────────────────────────────────────────────────
 
@@ -443,7 +504,8 @@ class Driver:
             if self._open is not None and self._open.entry.closing:  # other epochs end with their query
                 self._edge.cancel(self._open)
 
-    def _require_not_stopping(self) -> None:
+    def require_not_stopping(self) -> None:
+        """Refuse a request when the job is being stopped."""
         if self._is_stopping:
             raise MidstreamError(
                 f"job {self.changes.configuration.graph.name!r} is stopping, so it cannot be changed; start the flow "
@@ -455,6 +517,7 @@ class Driver:
         with self._lock:
             self._edge.stop_timer()
             self.changes.abandon(why)
+            self.migrations.abandon(why)
 
 
 def _tables(graph: Graph) -> dict[str, SinkTable]:

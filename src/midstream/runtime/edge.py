@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from midstream.checkpoint.committed_state import CommittedState
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.messages import Event, Instruction, TaskFailed
 from midstream.flow.model import Graph
-from midstream.ids import Epoch, Run
+from midstream.ids import Epoch, ExecutorId, PartitionId, Run
 from midstream.storage.table_files import SinkFile
 
 __all__ = ["Control", "DriverCrashed", "Edge", "EpochEntry", "OpenRun", "ProcessEnded"]
@@ -63,6 +63,14 @@ class Edge(Protocol):
 
     def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
         """Call transforms on no rows; raises :class:`~midstream.errors.FlowError` if one cannot work."""
+
+    def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
+        """Spread so many partitions over the executors that exist now, and return where each would be. Nothing runs
+        there until :meth:`adopt_places`, so what they will own can be loaded ahead. Empty if partitions do not stick to
+        executors here. This replaces an earlier proposal, and takes about as long as a small epoch."""
+
+    def adopt_places(self, partitions: int) -> None:
+        """From the next run on, stages with so many partitions run where the newest proposal says."""
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Have the sweeper remove what is due, now or during the next epochs."""

@@ -35,6 +35,7 @@ def epoch_progress(
         rows_in=sum(stats[op.name].rows_in for op in plan.graph.of(Source) if op.name in stats),
         rows_out=sum(rows * written.get(wire, 0) for wire, rows in commit.emitted.items()),
         phases=phases,
+        state_read=commit.state_read,
     )
 
 

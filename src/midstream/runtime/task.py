@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import pyarrow as pa
 
@@ -78,6 +79,9 @@ class TaskRun:
         except BaseException:
             self.close()
             raise
+        self._own = own
+        self._beside = None if order.beside is None else tuple(program.owned_by(each) for each in order.beside)
+        self._awaited = order.awaited
         self._change = order.change
         self._switch_at = order.switch_at
 
@@ -145,6 +149,7 @@ class TaskRun:
             states={operator: self._written(operator, state) for operator, state in self._states.items()},
             event_times=report.event_times,
             widest_row=report.widest_row,
+            state_read=sum(state.bytes_read for state in self._states.values()),
             audit=self._recorded(),
             samples=report.samples,
             files={} if self._outlets is None else self._outlets.finish(),
@@ -152,6 +157,17 @@ class TaskRun:
             ended_at=self._clock.wall_us() / 1e6,
             bin_rows=report.bin_rows,
         )
+
+    def wanted_bins(self) -> frozenset[BinId] | None:
+        """The bins of its stage that its executor owns or will own, as far as the order says; None if it does not."""
+        if self._beside is None:
+            return None
+        return frozenset(chain(self._own, self._awaited, *self._beside))
+
+    @property
+    def lineages(self) -> tuple[Lineage, ...]:
+        """The state that it began with, of those of its operators that have some."""
+        return tuple(state.lineage for state in self._states.values())
 
     def _recorded(self) -> str | None:
         if self._recorder is None or self._audit is None:

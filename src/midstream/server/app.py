@@ -27,6 +27,8 @@ from midstream.drawing.render import render
 from midstream.errors import MidstreamError
 from midstream.server.guard import Guard, failure
 from midstream.server.messages import EDIT_KINDS, ChangeRequest, Explained, JobState, RevertRequest, Welcome
+from midstream.server.migration_endpoints import MigrationEndpoints
+from midstream.server.migration_messages import GOAL_KINDS, FreezeRequest, MigrationTurn, MigrationWish
 from midstream.server.openapi import description
 from midstream.version import __version__
 
@@ -67,6 +69,13 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/history", "GET", endpoints.history),
         _route("/history/{number}", "GET", endpoints.change),
         _route("/revert", "POST", endpoints.revert),
+        _route("/migrate", "POST", endpoints.migrate),
+        _route("/explain-migration", "POST", endpoints.explain_migration),
+        _route("/migrations", "GET", endpoints.migrations),
+        _route("/migrations/{number}", "GET", endpoints.migration),
+        _route("/migrations/{number}", "POST", endpoints.turn),
+        _route("/assignment", "GET", endpoints.assignment),
+        _route("/freeze", "POST", endpoints.freeze),
     ]
     handlers: Mapping[Any, Any] = {HTTPException: _error_reply}
     app = Starlette(routes=routes, exception_handlers=handlers)
@@ -79,6 +88,7 @@ class _Endpoints:
         self._job = job
         self._body_limit = body_limit
         self._changes: OrderedDict[int, Change] = OrderedDict()
+        self._migrating = MigrationEndpoints(job)
 
     async def welcome(self, request: Request) -> Response:
         return _json(Welcome(__version__, self._job.name, self._job.id))
@@ -109,6 +119,32 @@ class _Endpoints:
     async def change(self, request: Request) -> Response:
         number, wait_s = _number(request.path_params["number"]), _seconds(request.query_params.get("wait_s", "0"))
         return _json(await run_in_threadpool(self._change, number, wait_s))
+
+    async def migrate(self, request: Request) -> Response:
+        wish = await self._read(request, MigrationWish)
+        return _json(await run_in_threadpool(self._migrating.migrate, wish))
+
+    async def explain_migration(self, request: Request) -> Response:
+        wish = await self._read(request, MigrationWish)
+        return _json(await run_in_threadpool(self._migrating.explain, wish))
+
+    async def migrations(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._migrating.migrations))
+
+    async def migration(self, request: Request) -> Response:
+        number, wait_s = _number(request.path_params["number"]), _seconds(request.query_params.get("wait_s", "0"))
+        return _json(await run_in_threadpool(self._migrating.migration, number, wait_s))
+
+    async def turn(self, request: Request) -> Response:
+        number, turn = _number(request.path_params["number"]), await self._read(request, MigrationTurn)
+        return _json(await run_in_threadpool(self._migrating.turn, number, turn))
+
+    async def assignment(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._migrating.assignment))
+
+    async def freeze(self, request: Request) -> Response:
+        wanted = await self._read(request, FreezeRequest)
+        return _json(await run_in_threadpool(self._migrating.freeze, wanted))
 
     def _explain(self, wanted: ChangeRequest) -> Explained:
         explanation = self._job.explain(*wanted.unpacked(), scheduler=wanted.scheduler)
@@ -158,7 +194,8 @@ class _Endpoints:
         try:
             return await run_in_threadpool(partial(msgspec.json.decode, bytes(body), type=kind))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            allowed = f". Edits may be of the kinds {', '.join(EDIT_KINDS)}" if ".kind`" in str(error) else ""
+            kinds, what = (GOAL_KINDS, "Goals") if kind is MigrationWish else (EDIT_KINDS, "Edits")
+            allowed = f". {what} may be of the kinds {', '.join(kinds)}" if ".kind`" in str(error) else ""
             raise HTTPException(400, f"the body is not a {kind.__name__} in JSON: {error}{allowed}") from error
 
 

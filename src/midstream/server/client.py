@@ -1,4 +1,5 @@
-"""A client for a job in another process, with ``status``, ``explain``, ``update``, ``history`` and ``revert``.
+"""A client for a job in another process, with ``status``, ``explain``, ``update``, ``history``, ``revert`` and
+``migrate``.
 
 Uses only the standard library, so that changing a job does not require the server's packages.
 """
@@ -8,15 +9,18 @@ from __future__ import annotations
 import http.client
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
 from midstream import errors
+from midstream.change.migration_goals import Goal
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, check_edits
+from midstream.runtime.migration_desk import StageShares
 from midstream.server.messages import (
     ChangeRequest,
     EditMessage,
@@ -27,6 +31,15 @@ from midstream.server.messages import (
     RevertRequest,
     message_of,
     python_version,
+)
+from midstream.server.migration_messages import (
+    FreezeRequest,
+    Frozen,
+    MigrationExplained,
+    MigrationState,
+    MigrationTurn,
+    MigrationWish,
+    goal_messages,
 )
 
 __all__ = ["JobClient", "is_over"]
@@ -105,6 +118,41 @@ class JobClient:
             if is_over(record) or (deadline is not None and time.monotonic() >= deadline):
                 return record
 
+    # ── migrations ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def migrate(self, *goals: Goal, **how: Any) -> MigrationState:
+        """Give bins other owners, step by step; takes what :meth:`midstream.Job.migrate` takes. See
+        :meth:`wait_migration`."""
+        return self._ask("POST", "/migrate", MigrationState, _wish(goals, {"by": whoami(), **how}))
+
+    def explain_migration(self, *goals: Goal, **how: Any) -> MigrationExplained:
+        """What a migration would do."""
+        return self._ask("POST", "/explain-migration", MigrationExplained, _wish(goals, how))
+
+    def migrations(self) -> list[MigrationState]:
+        """The migrations in progress."""
+        return self._ask("GET", "/migrations", list[MigrationState])
+
+    def migration(self, number: int, wait_s: float = 0.0) -> MigrationState:
+        """A migration; waits so long for its end."""
+        return self._ask("GET", f"/migrations/{number}?wait_s={wait_s:.3f}", MigrationState)
+
+    def cancel(self, number: int) -> MigrationState:
+        """Make no more steps of a migration."""
+        return self._ask("POST", f"/migrations/{number}", MigrationState, MigrationTurn("cancel"))
+
+    def reverse(self, number: int) -> MigrationState:
+        """Bring the bins of a migration back; returns the migration that does so."""
+        return self._ask("POST", f"/migrations/{number}", MigrationState, MigrationTurn("reverse"))
+
+    def assignment(self) -> list[StageShares]:
+        """Which partition owns which bin, and what each partition has."""
+        return self._ask("GET", "/assignment", list[StageShares])
+
+    def freeze(self, epochs: int) -> int:
+        """Promise that the next epochs keep their assignments; returns the first that need not."""
+        return self._ask("POST", "/freeze", Frozen, FreezeRequest(epochs)).free_from
+
     def _ask(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = ANSWER_S) -> T:
         answer = self._send(method, path, b"" if body is None else msgspec.json.encode(body), timeout)
         try:
@@ -140,6 +188,12 @@ class JobClient:
         if response.status != 200:
             raise _error_of(self.url, response.status, answer)
         return answer
+
+
+def _wish(goals: tuple[Goal, ...], how: dict[str, Any]) -> MigrationWish:
+    at = how.pop("at", None)
+    moment = {} if at is None else {"at_time": at} if isinstance(at, datetime) else {"at_epoch": at}
+    return MigrationWish(tuple(message for goal in goals for message in goal_messages(goal)), **how, **moment)
 
 
 def _packed(edits: tuple[Edit, ...]) -> tuple[EditMessage, ...]:

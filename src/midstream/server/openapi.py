@@ -8,12 +8,36 @@ from typing import Any
 import msgspec
 
 from midstream.checkpoint.change_records import ChangeRecord
+from midstream.runtime.migration_desk import StageShares
 from midstream.server.messages import ChangeRequest, ErrorReply, Explained, JobState, RevertRequest, Welcome
+from midstream.server.migration_messages import (
+    FreezeRequest,
+    Frozen,
+    MigrationExplained,
+    MigrationState,
+    MigrationTurn,
+    MigrationWish,
+)
 from midstream.version import __version__
 
 __all__ = ["description"]
 
-_MESSAGES = (ChangeRecord, ChangeRequest, Explained, ErrorReply, JobState, RevertRequest, Welcome)
+_MESSAGES = (
+    ChangeRecord,
+    ChangeRequest,
+    Explained,
+    ErrorReply,
+    FreezeRequest,
+    Frozen,
+    JobState,
+    MigrationExplained,
+    MigrationState,
+    MigrationTurn,
+    MigrationWish,
+    RevertRequest,
+    StageShares,
+    Welcome,
+)
 _REF = "#/components/schemas/{name}"
 
 _NO_TOKEN = {"description": "The token is missing or wrong. The body is empty, whatever the path."}
@@ -53,9 +77,28 @@ def description() -> dict[str, Any]:
                     ChangeRecord,
                 )
             },
-            "/history": {"get": _history()},
-            "/history/{number}": {"get": _change()},
+            "/history": {"get": _list("All changes, oldest first", ChangeRecord, _422="The history cannot be read.")},
+            "/history/{number}": {
+                "get": _numbered(
+                    "One change; waits up to wait_s seconds for the outcome of a change that was requested here",
+                    ChangeRecord,
+                )
+            },
             "/revert": {"post": _post("Go back to an earlier revision, as a change", RevertRequest, ChangeRecord)},
+            "/migrate": {"post": _post("Give bins other owners, step by step", MigrationWish, MigrationState)},
+            "/explain-migration": {"post": _post("What a migration would do", MigrationWish, MigrationExplained)},
+            "/migrations": {"get": _list("The migrations in progress", MigrationState)},
+            "/migrations/{number}": {
+                "get": _numbered(
+                    "One migration of this start of the job; waits up to wait_s seconds for its end", MigrationState
+                ),
+                "post": {
+                    **_post("Cancel or reverse a migration", MigrationTurn, MigrationState),
+                    "parameters": [_NUMBER],
+                },
+            },
+            "/assignment": {"get": _list("Which partition owns which bin, and what each partition has", StageShares)},
+            "/freeze": {"post": _post("Promise that the next epochs keep their assignments", FreezeRequest, Frozen)},
         },
     }
 
@@ -97,21 +140,17 @@ def _graph() -> dict[str, Any]:
     return {**operation, "parameters": [{"name": "format", "in": "query", "schema": styles}]}
 
 
-def _history() -> dict[str, Any]:
-    content = {"application/json": {"schema": {"type": "array", "items": _ref(ChangeRecord)}}}
-    return _operation("All changes, oldest first", content, _422="The history cannot be read.")
+def _list(summary: str, item: type, **failures: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"type": "array", "items": _ref(item)}}}
+    return _operation(summary, content, **failures)
 
 
-def _change() -> dict[str, Any]:
+_NUMBER = {"name": "number", "in": "path", "required": True, "schema": {"type": "integer"}}
+
+
+def _numbered(summary: str, answer: type) -> dict[str, Any]:
     wait = {"type": "number", "minimum": 0, "maximum": 30, "default": 0}
     operation = _operation(
-        "One change; waits up to wait_s seconds for the outcome of a change that was requested here",
-        _body(ChangeRecord),
-        _400="wait_s is not a valid number.",
-        _404="There is no such change.",
+        summary, _body(answer), _400="wait_s is not a valid number.", _404="There is none with this number."
     )
-    parameters = [
-        {"name": "number", "in": "path", "required": True, "schema": {"type": "integer"}},
-        {"name": "wait_s", "in": "query", "schema": wait},
-    ]
-    return {**operation, "parameters": parameters}
+    return {**operation, "parameters": [_NUMBER, {"name": "wait_s", "in": "query", "schema": wait}]}

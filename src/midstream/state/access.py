@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from midstream.ids import BinId
 from midstream.state.base import Base, Loaded
 from midstream.state.files import StateFiles, folder_of
-from midstream.state.lineage import Lineage
+from midstream.state.lineage import EMPTY, Lineage
 from midstream.state.task import TaskState
 
 __all__ = ["StateAccess", "mapped_bytes"]
 
 
 MAPPED_LIMIT = 256 << 20
+PORTION_BYTES = 4 << 20
+"""Bytes of files that are loaded ahead at a time, about: between two portions the budget is looked at."""
 
 
 def mapped_bytes() -> int:
@@ -77,3 +79,32 @@ class StateAccess:
         if dropped:
             base.compact()
         return dropped
+
+    def load_ahead(self, lineage: Lineage, bins: Collection[BinId]) -> Iterator[int]:
+        """Bring bins that tasks of this host will need to the given lineage, portion by portion.
+
+        After each portion, this yields how many bytes of rows were loaded. Bins that others move meanwhile are left to
+        them: they are tasks, which know better where the bins should be.
+        """
+        held, left = self.base(lineage).positions(), bins
+        while left:
+            now = self.base(lineage).positions()  # it may have been closed between two portions
+            free = [number for number in left if now.get(number, EMPTY) == held.get(number, EMPTY)]
+            loaded = self.prefetch(lineage, free, PORTION_BYTES)
+            if not loaded.bins:
+                return
+            left = loaded.left
+            yield loaded.nbytes
+
+    def has(self, lineage: Lineage, bins: Iterable[BinId]) -> frozenset[BinId]:
+        """Those of the bins that this host's base has, exactly as the lineage says."""
+        wanted, held = lineage.positions(bins), self.base(lineage).positions()
+        return frozenset(number for number, position in wanted.items() if held.get(number, EMPTY) == position)
+
+    def held(self, lineage: Lineage) -> frozenset[BinId]:
+        """The bins of an operator of which this host's base has anything."""
+        return frozenset(self.base(lineage).positions())
+
+    def drop(self, lineage: Lineage, bins: Iterable[BinId]) -> None:
+        """Free what this host's base has of these bins."""
+        self.base(lineage).drop(bins)

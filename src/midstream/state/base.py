@@ -93,6 +93,8 @@ class Base:
 
     def __init__(self, folder: str, owner: str, files: StateFiles) -> None:
         self.files = files
+        self.bytes_read = 0
+        """Of files that this process has read to catch up."""
         self._mapped = Mapped(folder, owner)
 
     @classmethod
@@ -221,7 +223,9 @@ class Base:
             if steps.clear:
                 self._mapped.write(lambda transaction: self._clear(transaction, steps.clear))
             for together in self._in_batches(steps):
-                room = _ROOM_PER_BYTE * sum(table.nbytes for _, tables in together for table in tables)
+                nbytes = sum(table.nbytes for _, tables in together for table in tables)
+                self.bytes_read += nbytes
+                room = _ROOM_PER_BYTE * nbytes
                 rows += self._mapped.write(_Application(self, together), room=room)
         return rows
 
@@ -452,8 +456,11 @@ class View:
         self._space = base.space
         self._transaction: lmdb.Transaction[bytes] | None = None
         self._remapped = -1
-        base.catch_up(lineage, bins)
-        base._retry_if_damaged(self._begin)
+        with base._mapped.lock:  # otherwise what another thread reads meanwhile would be counted here
+            before = base.bytes_read
+            base.catch_up(lineage, bins)
+            base._retry_if_damaged(self._begin)
+            self.bytes_read = base.bytes_read - before
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of stored keys, in the same order. Fastest when the keys are ascending."""

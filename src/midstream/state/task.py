@@ -69,6 +69,16 @@ class TaskState:
         """The bins of this task; keys in other bins are refused."""
         return self._view.bins
 
+    @property
+    def lineage(self) -> Lineage:
+        """The state that the task began with."""
+        return self._lineage
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of files that the base had to read first."""
+        return self._view.bytes_read
+
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The value of each key, None if it has none. Fastest when the keys are ascending."""
         self._require_own(keys)

@@ -39,7 +39,8 @@ class Codec:
     """Converts frozen dataclasses to JSON values and back, by the types of their fields.
 
     ``kinds`` maps each union to its classes by name; a value is stored with that name under ``"kind"``. ``leaves`` maps
-    other types to a pair of functions, which convert their values to JSON and back.
+    other types to a pair of functions, which convert their values to JSON and back. A class may also have
+    ``to_document`` and ``from_document``, which raises :class:`ValueError` for what it cannot read.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Circle:
@@ -103,6 +104,8 @@ class Codec:
             return self._converter(hint.__supertype__)
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return operator.attrgetter("value"), functools.partial(_one_of, {one.value: one for one in hint})
+        if isinstance(hint, type) and hasattr(hint, "to_document") and hasattr(hint, "from_document"):
+            return hint.to_document, functools.partial(_by_its_class, hint.from_document)
         if dataclasses.is_dataclass(hint):
             return self._fields(hint)
         origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -247,6 +250,13 @@ def _checked(wanted: type[_T], found: Any) -> _T:
     if type(found) is not wanted:
         raise DocumentMisfit(f"{found!r:.80} is not a {wanted.__name__}")
     return found
+
+
+def _by_its_class(read: _Convert, found: Any) -> Any:
+    try:
+        return read(found)
+    except ValueError as error:
+        raise DocumentMisfit(str(error)) from error
 
 
 def _one_of(known: Mapping[Any, Any], found: Any) -> Any:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 
 from midstream.checkpoint.change_records import ChangeRecord
-from midstream.flow.edits import Edit
+from midstream.flow.edits import Edit, Move, Rescale
 from midstream.ids import Revision
 from midstream.metrics import EpochProgress, JobMetrics
 
-__all__ = ["ChangeAt", "Faults", "LocalRun"]
+__all__ = ["ChangeAt", "Faults", "LocalRun", "MigrateAt"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class Faults:
     """The driver dies, at any step of an epoch or of its commit; another one continues from the checkpoint."""
     lose: float = 0.0
     """The message that tells a task to switch is lost."""
+    lose_executor: float = 0.0
+    """One of several executors is lost, with the tasks that it runs and its copy of state; another one, which has
+    nothing, takes its place."""
     lose_output: float = 0.0
     """The output of a finished task is lost when a task of the next stage, or an outlet, reads it. The task is run
     again as another attempt; earlier readers keep the old output, later ones get the new one (as when Spark fails to
@@ -72,6 +77,37 @@ class ChangeAt:
     ) -> ChangeAt:
         """Make a change from its edits."""
         return cls(epoch, edits, scheduler, preflight, time_limit)
+
+
+@dataclass(frozen=True)
+class MigrateAt:
+    """A migration that is requested at some moment of an epoch; the seed decides when.
+
+    ``strategy``, ``budget``, ``prewarm``, ``at`` and ``queue`` are as in ``job.migrate``. It is cancelled or reversed
+    at some moment of the epochs ``cancel`` and ``reverse``, if it has not ended by then. With ``if_possible`` it may be
+    refused, which the history shows; otherwise that is a mistake of the test.
+    """
+
+    epoch: int
+    edits: tuple[Move | Rescale, ...]
+    strategy: str = "budgeted"
+    budget: str | int | None = None
+    prewarm: bool = True
+    at: int | datetime | None = None
+    queue: bool = False
+    cancel: int | None = None
+    reverse: int | None = None
+    if_possible: bool = False
+
+    @classmethod
+    def of(cls, epoch: int, *edits: Move | Rescale, **more: Any) -> MigrateAt:
+        """Make a migration from its edits.
+
+        >>> from midstream import Rescale
+        >>> MigrateAt.of(3, Rescale(4), strategy="fluid").strategy
+        'fluid'
+        """
+        return cls(epoch, edits, **more)
 
 
 @dataclass(frozen=True)

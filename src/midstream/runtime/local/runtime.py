@@ -13,6 +13,7 @@ import random
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -20,6 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.change.configuration import Configuration, configuration_of, first_configuration
+from midstream.change.migration_request import MigrationRequest, migration_request
 from midstream.change.prepare import scheduler_of
 from midstream.change.trial import Changes, Request
 from midstream.checkpoint.audit_files import check_audit, read_history
@@ -32,6 +34,9 @@ from midstream.control.messages import (
     Commit,
     FromTask,
     Instruction,
+    Prefetch,
+    Prefetched,
+    PrefetchRequest,
     Received,
     Refused,
     Send,
@@ -43,12 +48,13 @@ from midstream.control.messages import (
     WorkerId,
     WorkerJoined,
 )
+from midstream.control.placement import Placement
 from midstream.data.durations import duration
 from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.resources import Resources
-from midstream.errors import FunctionError, JobFailed, MidstreamError
+from midstream.errors import FlowError, FunctionError, JobFailed, MidstreamError
 from midstream.flow.model import Graph, Source
-from midstream.ids import Epoch, PartitionId, StageIndex
+from midstream.ids import Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.planner.assignment import Assignment, check_partitions
 from midstream.planner.programs import pack_blobs
@@ -59,7 +65,8 @@ from midstream.runtime.local.control import LocalControl
 from midstream.runtime.local.data import LocalData, check_transforms, require_local, source_epochs
 from midstream.runtime.local.engine import LocalEngine
 from midstream.runtime.local.exchange import StageInput
-from midstream.runtime.local.run import ChangeAt, Faults, LocalRun
+from midstream.runtime.local.executors import LocalExecutor, LocalExecutors, check_executors
+from midstream.runtime.local.run import ChangeAt, Faults, LocalRun, MigrateAt
 from midstream.runtime.local.stage import StageTasks, thinned
 from midstream.runtime.local.tasks import Attempt, peer_of
 from midstream.runtime.walk import walk
@@ -90,6 +97,37 @@ class _RunLost(Exception):
     """The run in progress has failed, but no function has."""
 
 
+@dataclass(frozen=True)
+class _Reconsideration:
+    """A migration is cancelled or reversed."""
+
+    epoch: int
+    of: MigrateAt
+    is_back: bool
+
+
+def _wishes(changes: Sequence[ChangeAt | MigrateAt]) -> Iterator[ChangeAt | MigrateAt | _Reconsideration]:
+    """All that is to be requested."""
+    for each in changes:
+        yield each
+        if isinstance(each, MigrateAt):
+            for epoch, is_back in ((each.cancel, False), (each.reverse, True)):
+                if epoch is not None:
+                    yield _Reconsideration(epoch, each, is_back)
+
+
+def _migration_of(wanted: MigrateAt) -> MigrationRequest:
+    return migration_request(
+        wanted.edits,
+        by="test",
+        strategy=wanted.strategy,
+        budget=wanted.budget,
+        prewarm=wanted.prewarm,
+        at=wanted.at,
+        queue=wanted.queue,
+    )
+
+
 def run_graph(
     graph: Graph,
     *,
@@ -98,12 +136,13 @@ def run_graph(
     faults: Faults | None = None,
     clock: Clock | None = None,
     checkpoint: str | None = None,
-    changes: Sequence[ChangeAt] = (),
+    changes: Sequence[ChangeAt | MigrateAt] = (),
     audit: str | None = None,
     durable: bool = False,
     close_windows: bool = False,
     assignments: Mapping[StageIndex, Assignment] | None = None,
     bins: int | None = None,
+    executors: int = 1,
 ) -> LocalRun:
     """Run a validated graph over all epochs of its sources. See :func:`midstream.testing.run_local`.
 
@@ -111,6 +150,7 @@ def run_graph(
     """
     if bins is None and assignments:
         bins = next(iter(assignments.values())).bins
+    check_executors(executors)
     require_local(graph)
     check_audit(graph, audit)
     epochs = source_epochs(graph)
@@ -126,6 +166,7 @@ def run_graph(
         durable=durable,
         assignments=assignments,
         bins=bins,
+        executors=executors,
     ) as runtime:
         newest = runtime.checkpoint.newest_manifest()
         nothing = {op.name: LocalData([[]]) for op in graph.of(Source)}
@@ -144,11 +185,12 @@ def runtime_of(
     faults: Faults | None = None,
     clock: Clock | None = None,
     checkpoint: str | None = None,
-    changes: Sequence[ChangeAt] = (),
+    changes: Sequence[ChangeAt | MigrateAt] = (),
     audit: str | None = None,
     durable: bool = False,
     assignments: Mapping[StageIndex, Assignment] | None = None,
     bins: int | None = None,
+    executors: int = 1,
 ) -> Iterator[_Runtime]:
     """A runtime for epochs of a graph, until the end of the block."""
     blobs = pack_blobs(graph)
@@ -168,7 +210,9 @@ def runtime_of(
             first = first_configuration(graph, location.blobs, partitions, blobs, assignments, wires, own_bins)
             bases = posixpath.join(folder, "bases")
             access = StateAccess(location.identity.job, location.states.location, bases, durable)
-            runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
+            rng = random.Random(seed)
+            hosts = LocalExecutors(executors, access, clock or SystemClock(), rng)
+            runtime = _Runtime(first, location, hosts, rng, faults, clock, changes, audit)
             undo.pop_all()  # from now on the runtime releases it
         try:
             yield runtime
@@ -183,15 +227,15 @@ class _Runtime:
         self,
         first: Configuration,
         checkpoint: Checkpoint,
-        access: StateAccess,
+        executors: LocalExecutors,
         rng: random.Random,
         faults: Faults | None,
         clock: Clock | None,
-        changes: Sequence[ChangeAt],
+        changes: Sequence[ChangeAt | MigrateAt],
         audit: str | None,
     ) -> None:
         self.resources = Resources(checkpoint.blobs)
-        self.access = access
+        self.executors = executors
         self.rng = rng
         self.faults = faults or Faults()
         self.clock = clock or SystemClock()
@@ -205,10 +249,14 @@ class _Runtime:
         self._zombies: list[Attempt] = []
         self._echoes: list[FromTask] = []
         self._switches: dict[bytes, Switch] = {}
+        self._workers: dict[bytes, LocalExecutor] = {}
+        """By address of a worker: where it is."""
         self._switched: set[TaskId] = set()
         self._progress: list[EpochProgress] = []
         self._metrics = JobMetrics()
-        self._wanted = deque(sorted(changes, key=lambda each: each.epoch))
+        self._wanted = deque(sorted(_wishes(changes), key=lambda each: each.epoch))
+        self._numbers: dict[int, int] = {}
+        """The number of each migration that was requested, by the identity of its wish."""
         self._eagerness = rng.choice(EAGERNESS)
         self._epoch = Epoch(0)
         self._begin_in = BEFORE
@@ -225,6 +273,7 @@ class _Runtime:
         self._control = LocalControl(self._deliver)
         self._echoes.clear()
         self._switches.clear()
+        self._workers.clear()
         self._timer = None
         newest = self.checkpoint.newest_manifest()
         log, store = self.checkpoint.changes, self.checkpoint.blobs
@@ -259,7 +308,7 @@ class _Runtime:
             attempt.close()
         self._driver.ended("the run is over")
         self.resources.close()
-        self.access.close()
+        self.executors.close()
         self.checkpoint.release()
         self.result = LocalRun(
             progress=tuple(self._progress),
@@ -326,6 +375,14 @@ class _Runtime:
         """Call their local functions."""
         check_transforms(graph, names)
 
+    def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
+        """Choose anew."""
+        return self.executors.propose(partitions)
+
+    def adopt_places(self, partitions: int) -> None:
+        """Use what was proposed last."""
+        self.executors.adopt(partitions)
+
     def sweep(self, sweeper: Sweeper) -> None:
         """Sweep at once, so that a seed replays exactly."""
         sweeper.sweep()
@@ -354,24 +411,56 @@ class _Runtime:
             if stage is not None and not self._chance(self._eagerness):
                 return
             wanted = self._wanted.popleft()
-            request = Request(
-                wanted.edits,
-                scheduler_of(wanted.scheduler),
-                by="test",
-                time_limit_s=None if wanted.time_limit is None else duration(wanted.time_limit, "time_limit") / 1e6,
-                preflight=wanted.preflight,
-            )
             try:
-                self._driver.request(request)
+                match wanted:
+                    case ChangeAt():
+                        self._change(wanted)
+                    case MigrateAt():
+                        self._migrate(wanted)
+                    case _Reconsideration():
+                        self._turn(wanted)
             except MidstreamError as error:
-                if not (wanted.preflight and isinstance(error, FunctionError)):
-                    raise _RequestRefused(error) from None
+                raise _RequestRefused(error) from None
+
+    def _change(self, wanted: ChangeAt) -> None:
+        request = Request(
+            wanted.edits,
+            scheduler_of(wanted.scheduler),
+            by="test",
+            time_limit_s=None if wanted.time_limit is None else duration(wanted.time_limit, "time_limit") / 1e6,
+            preflight=wanted.preflight,
+        )
+        try:
+            self._driver.request(request)
+        except FunctionError:
+            if not wanted.preflight:
+                raise
+
+    def _migrate(self, wanted: MigrateAt) -> None:
+        try:
+            self._numbers[id(wanted)] = self._driver.migrating.migrate(_migration_of(wanted)).number
+        except FlowError:
+            if not wanted.if_possible:
+                raise
+
+    def _turn(self, wanted: _Reconsideration) -> None:
+        migration = self._driver.migrations.find(self._numbers.get(id(wanted.of), 0))
+        if migration is None:
+            return  # it was refused, or has ended
+        if wanted.is_back:
+            if migration.plan.target:
+                migration.reverse()
+        else:
+            migration.cancel()
 
     def _deliver(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case Send(peer, Switch() as switch) if not self._chance(self.faults.lose):
                     self._switches[peer] = switch
+                case Send(peer, Prefetch() as wanted) if not self._chance(self.faults.lose):
+                    if peer in self._workers:
+                        self._workers[peer].inbox += [wanted] * (2 if self._chance(self.faults.repeat) else 1)
                 case _:
                     pass
 
@@ -409,7 +498,11 @@ class _Runtime:
 
         def launch(of: StageIndex, partition: int, batches: Sequence[pa.RecordBatch]) -> Attempt:
             self._attempts += 1
-            return Attempt(self, TaskId(run.epoch, run.run, of, PartitionId(partition), self._attempts), batches)
+            assignment = run.configuration.assignments.get(of)
+            executor = self.executors.of(None if assignment is None else assignment.partitions, partition)
+            task = TaskId(run.epoch, run.run, of, PartitionId(partition), self._attempts)
+            self._workers[peer_of(WorkerId("local", task.attempt))] = executor
+            return Attempt(self, executor, task, batches)
 
         tasks = StageTasks(stage, data, wanted, launch)
         try:
@@ -418,6 +511,9 @@ class _Runtime:
                 self._maybe_change(stage)
                 self._disturb()
                 attempt = self.rng.choice(tasks.active)
+                if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.lose_executor):
+                    self._lose_executor(tasks)
+                    continue
                 rarely = tasks.thinned(attempt)
                 if self._chance(rarely * self.faults.crash):
                     tasks.crash(attempt)
@@ -430,6 +526,16 @@ class _Runtime:
         finally:
             self._zombies += tasks.active  # also if the run is given up: its tasks do not know that yet
         return tasks.results
+
+    def _lose_executor(self, tasks: StageTasks) -> None:
+        """One executor is lost, and another one joins."""
+        lost = self.rng.choice(self.executors.all)
+        self.executors.replace(lost)  # first, because the attempts that die with it start again elsewhere at once
+        tasks.lose_executor(lost)
+        for zombie in [each for each in self._zombies if each.executor is lost]:
+            zombie.close()
+            self._zombies.remove(zombie)
+        lost.wipe()
 
     def say(self, message: FromTask, to: Coordinator) -> ToTask:
         """Deliver a message and return the answer. The message may be delivered again later, without effect."""
@@ -460,6 +566,26 @@ class _Runtime:
                 ended = True
             if ended:
                 self._zombies.remove(zombie)
+        self._load_ahead()
+
+    def prefetch(self, requests: Sequence[PrefetchRequest]) -> None:
+        """Have executors load ahead."""
+        self._driver.prefetch(requests)
+
+    @property
+    def placement(self) -> Placement:
+        """The current driver's book of executors."""
+        return self._driver.placement
+
+    def _load_ahead(self) -> None:
+        """Deliver a message to an executor, or let one load a portion, if there are any."""
+        for executor in [each for each in self.executors.all if each.inbox or each.prefetcher.has_work.is_set()]:
+            if executor.inbox and self.rng.random() < 0.5:
+                executor.prefetcher.take(executor.inbox.pop(self.rng.randrange(len(executor.inbox))))
+            if self.rng.random() < 0.5:
+                done = executor.prefetcher.step()
+                if isinstance(done, Prefetched):
+                    self._driver.hear(self._control.tell(Received(b"executor", done)))
 
     def _maybe_crash_driver(self) -> None:
         if self._chance(thinned(self._runs, FULL_RUNS) * self.faults.crash_driver):

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from midstream.ids import StageIndex
 from midstream.runtime.local.exchange import Exchanged, StageInput
+from midstream.runtime.local.executors import LocalExecutor
 from midstream.runtime.local.tasks import Attempt
 
 __all__ = ["StageTasks", "thinned"]
@@ -77,6 +78,11 @@ class StageTasks:
         is_needed = partition not in self.results if self._is_reader(stage) else partition in self._missing
         if is_needed and not self._at_work(stage, partition):
             self._start(stage, partition)
+
+    def lose_executor(self, lost: LocalExecutor) -> None:
+        """All attempts on an executor die with it."""
+        for attempt in [each for each in self.active if each.executor is lost]:
+            self.crash(attempt)
 
     def lose_input(self, attempt: Attempt) -> bool:
         """This attempt finds output of the stage before lost, and dies. Returns whether that was possible."""

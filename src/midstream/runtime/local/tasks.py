@@ -22,9 +22,9 @@ from midstream.engine.slices import SliceSizer
 from midstream.errors import Fenced
 from midstream.ids import Digest
 from midstream.runtime.attempt import run_attempt
+from midstream.runtime.local.executors import LocalExecutor
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
-from midstream.state.access import StateAccess
 
 __all__ = ["Attempt", "World", "peer_of"]
 
@@ -38,7 +38,6 @@ class World(Protocol):
     """What an attempt needs from its runtime."""
 
     resources: Resources
-    access: StateAccess
     rng: random.Random
     clock: Clock
 
@@ -104,11 +103,13 @@ class _HearingClock:
 class Attempt:
     """One attempt of a task, and the :class:`~midstream.runtime.attempt.TaskHost` that it runs in."""
 
-    def __init__(self, world: World, task: TaskId, batches: Sequence[pa.RecordBatch]) -> None:
+    def __init__(self, world: World, executor: LocalExecutor, task: TaskId, batches: Sequence[pa.RecordBatch]) -> None:
         self.task = task
-        self.name = WorkerId("local", task.attempt)
+        self.executor = executor
+        self.name = WorkerId("local", task.attempt, executor.name)
         self.resources = world.resources
-        self.state = world.access
+        self.state = executor.state
+        self.retirement = executor.retirement
         self.clock: Clock = _HearingClock(self, world.clock)
         self._world = world
         self._coordinator = world.coordinator
@@ -166,6 +167,7 @@ class Attempt:
     @contextlib.contextmanager
     def attending(self, task: TaskId, work: TaskRun) -> Iterator[SwitchLock]:
         """Inside, the task is notified of changes."""
+        self.executor.prefetcher.task_begins(task.epoch)
         with SwitchLock(work, self.ask, self._post, _Turn()) as self._lock:
             yield self._lock
 

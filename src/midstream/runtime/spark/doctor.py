@@ -28,6 +28,9 @@ JAVA = 17
 PYSPARK = ((4, 2), (5,))
 FREE_DISK_GB = 1.0
 MEMORY_GB = 2.0
+REDUCE_LOCALITY = "spark.shuffle.reduceLocality.enabled"
+"""If it is on, as it is by default, Spark runs a task on a host that has much of its input, and not where the state of
+its keys is."""
 
 _INSTALL_JAVA = (
     f"Install Java {JAVA} or newer: on Debian or Ubuntu `sudo apt-get install openjdk-17-jre-headless` (Debian 13 and "
@@ -74,6 +77,7 @@ def diagnose() -> list[Finding]:
         judge_disk(_find_free_disk()),
         Finding("cores", True, str(_find_cores())),
         judge_memory(_find_memory()),
+        judge_reduce_locality(_find_default(REDUCE_LOCALITY)),
     ]
 
 
@@ -177,6 +181,18 @@ def judge_memory(total_gb: float | None) -> Finding:
     return Finding("memory", ok, f"{total_gb:.1f} GB", advice)
 
 
+def judge_reduce_locality(default: str | None) -> Finding:
+    """Whether partitions stick to executors in sessions that users make. Everything works without, so it is no error.
+
+    >>> judge_reduce_locality("false").found
+    'in every session, by spark-defaults.conf'
+    """
+    where = "in every session, by spark-defaults.conf"
+    if (default or "true").lower() != "false":
+        where = f"in sessions of local_session; on a cluster make yours with {REDUCE_LOCALITY}=false"
+    return Finding("sticky partitions", True, where)
+
+
 def _dotted(version: Sequence[int]) -> str:
     return ".".join(str(part) for part in version)
 
@@ -240,6 +256,20 @@ def _find_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _find_default(key: str) -> str | None:
+    """What Spark's file of defaults says of a setting, if there is one."""
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (str(Path(home, "conf")) if home else None)
+    if folder is None:
+        return None
+    try:
+        lines = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    found = [words for line in lines if (words := re.split(r"[\s=]+", line.strip(), maxsplit=1))[0] == key]
+    return found[-1][1].strip() if found and len(found[-1]) > 1 else None
 
 
 def _find_memory() -> float | None:

@@ -58,6 +58,8 @@ class SparkEngine:
     files: dict[str, tuple[SinkFile, ...]]
     """Takes the files that are staged behind transforms, by sink."""
     durable: bool
+    anchor: Callable[[int], DataFrame | None] = lambda partitions: None
+    """What makes so many partitions stick to executors, if anything does."""
     _kept: list[DataFrame] = field(default_factory=list)
 
     def run(self, stage: Stage, rows: DataFrame) -> DataFrame:
@@ -66,7 +68,8 @@ class SparkEngine:
 
     def run_next(self, stage: Stage, before: DataFrame) -> DataFrame:
         """Run a stage behind an exchange."""
-        exchanged = self.steps.exchange(before, self.assignments[stage.index].partitions)
+        partitions = self.assignments[stage.index].partitions
+        exchanged = self.steps.exchange(before, partitions, self.anchor(partitions))
         return self._run(stage, self._spaced(exchanged), FRAME_NAMES)
 
     def _run(self, stage: Stage, rows: DataFrame, names: tuple[str, ...]) -> DataFrame:

@@ -23,15 +23,19 @@ from midstream.change.trial import Changes, Request
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sweeper import Sweeper, SweepThread
 from midstream.control.messages import AuditOrder, Commit
+from midstream.control.placement import ExecutorShare
 from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Graph
-from midstream.ids import Epoch
+from midstream.ids import Epoch, ExecutorId, PartitionId
 from midstream.metrics import EpochProgress, SweepStats
 from midstream.runtime.driver import Driver
 from midstream.runtime.edge import EpochEntry, OpenRun
+from midstream.runtime.migration_desk import MigrationDesk
+from midstream.runtime.spark.anchors import Anchors
 from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
+from midstream.runtime.spark.live_executors import live_executors
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
 from midstream.runtime.spark.stage_columns import columns_for
 from midstream.runtime.spark.transform_check import check_transforms
@@ -93,6 +97,7 @@ class Heartbeat:
         self._user_limits = is_chosen_by_user(spark)
         self._limit = BatchLimit()
         self._columns = columns_for(spark)
+        self._anchors = Anchors(spark)
         self._entering: tuple[str, ...] = ()
         """The names of the columns that the query gives; known when it has run an epoch."""
         self._set: dict[str, str] = {}
@@ -133,6 +138,8 @@ class Heartbeat:
         plan = run.configuration.plan
         self._entering = self._entering or tuple(rows.columns)
         self._columns.begin()
+        self._anchors.keep({each.partitions for each in run.configuration.assignments.values()})
+        sticks = self._anchors.are_useful(self._driver.placement.seen())
         engine = SparkEngine(
             plan,
             run.epoch,
@@ -145,6 +152,7 @@ class Heartbeat:
             finished=self._control.finished,
             files=run.files,
             durable=self._checkpoint.durable,
+            anchor=partial(self._anchors.of, rows.sparkSession) if sticks else lambda partitions: None,
         )
         with self._marked(run), self._interruptible():
             walk(plan, engine, rows, partial(self._driver.planned, run))
@@ -153,6 +161,12 @@ class Heartbeat:
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row)
         self._on_progress(progress)
+
+    @property
+    def executors(self) -> tuple[ExecutorShare, ...]:
+        """The executors and their parts of the job."""
+        assignments = self._driver.changes.configuration.assignments
+        return self._driver.placement.shares(assignments, live_executors(self._spark))
 
     @property
     def sweep_stats(self) -> SweepStats:
@@ -169,6 +183,11 @@ class Heartbeat:
         """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
         return self._driver.request(request)
 
+    @property
+    def migrating(self) -> MigrationDesk:
+        """Where migrations are requested."""
+        return self._driver.migrating
+
     def stopping(self) -> None:
         """The job is being stopped."""
         self._driver.stopping()
@@ -177,6 +196,7 @@ class Heartbeat:
         """The job has ended; end its changes."""
         self._driver.ended(why)
         self._sweep_thread.close()
+        self._anchors.close()
         if self._syncer is not None:
             self._syncer.shutdown()
 
@@ -269,6 +289,14 @@ class Heartbeat:
     def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
         """Check transforms with Spark's analyser."""
         check_transforms(graph, names, self._spark)
+
+    def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
+        """Have Spark spread partitions anew, in a small job. Before the first epoch there is nothing to move."""
+        return {} if self._session is None else self._anchors.propose(self._session, partitions)
+
+    def adopt_places(self, partitions: int) -> None:
+        """Use what was proposed last."""
+        self._anchors.adopt(partitions)
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Sweep in a thread, during the next epochs."""

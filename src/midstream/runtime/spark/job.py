@@ -22,12 +22,15 @@ from midstream.change.trial import Changes, Request
 from midstream.checkpoint.change_records import ChangeRecord, whoami
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
+from midstream.control.placement import ExecutorShare
 from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.edits import Edit
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
+from midstream.runtime.migrating_job import MigratingJob
+from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.reporting import unexpected
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.heartbeat import Heartbeat
@@ -57,7 +60,7 @@ class JobStatus(enum.StrEnum):
     FAILED = "failed"
 
 
-class Job:
+class Job(MigratingJob):
     """A running flow. Made by :meth:`midstream.Flow.start`; all methods may be called from any thread.
 
     Usable as a context manager, which stops the job at the end::
@@ -145,6 +148,14 @@ class Job:
     def metrics(self) -> JobMetrics:
         """Totals since this start."""
         return msgspec.structs.replace(self._metrics, sweep=self._heartbeat.sweep_stats)
+
+    @property
+    def executors(self) -> tuple[ExecutorShare, ...]:
+        """The executors that Spark has now, and which partitions each ran in the last epoch, with how many bins.
+
+        Where partitions stick to executors, this is also where their state is.
+        """
+        return self._heartbeat.executors
 
     def state(self, operator: str) -> DataFrame:
         """The committed state of an operator as a DataFrame: its key columns, and the state of each key.
@@ -251,6 +262,10 @@ class Job:
                 back_to=undone,
             )
             return self._heartbeat.request(request)
+
+    @property
+    def _migrating(self) -> MigrationDesk:
+        return self._heartbeat.migrating
 
     def _require_running(self) -> None:
         if self._over.is_set():

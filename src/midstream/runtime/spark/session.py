@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from midstream.errors import SetupError
-from midstream.runtime.spark.doctor import INSTALL_PYSPARK, require_java, require_pyspark
+from midstream.runtime.spark.doctor import INSTALL_PYSPARK, REDUCE_LOCALITY, require_java, require_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +60,11 @@ def default_conf(master: str) -> dict[str, str]:
     >>> default_conf("local[3]")["spark.sql.shuffle.partitions"]
     '3'
     """
-    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        REDUCE_LOCALITY: "false",  # so that partitions stick to executors
+    }
     if master.startswith("local"):
         conf["spark.driver.host"] = "127.0.0.1"
         conf["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"

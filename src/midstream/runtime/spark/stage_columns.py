@@ -2,14 +2,15 @@
 
 Spark's Python API asks the JVM many times for each ``mapInArrow``: for each column, for the function, for its
 schema. :class:`PreparedColumns` asks once, and again only if a change makes a stage read or leave other columns; each
-step is then one call. This is the only module that uses names outside of PySpark's public API: ``DataFrame._jdf`` and
-``Column._jc``, the kind of function that ``mapInArrow`` makes, and the constructor of DataFrames.
-:func:`columns_for` tries them when a job starts; :class:`PublicColumns` does not need them.
+step is then one call. Beside :mod:`.live_executors`, this is the only module that uses names outside of PySpark's
+public API: ``DataFrame._jdf`` and ``Column._jc``, the kind of function that ``mapInArrow`` makes, and the constructor
+of DataFrames. :func:`columns_for` tries them when a job starts; :class:`PublicColumns` does not need them.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from midstream.engine.frames import FRAME_ORDER
 from midstream.ids import WireId
 from midstream.runtime.spark.worker import Body, rename_columns
 
-__all__ = ["PreparedColumns", "PublicColumns", "columns_for", "quoted", "struct"]
+__all__ = ["PreparedColumns", "PublicColumns", "columns_for", "exchange_count", "quoted", "struct"]
 
 T = TypeVar("T")
 _DESTINATION = "dest"
@@ -69,9 +70,15 @@ class PublicColumns:
             rows = rows.toDF(*[f"c{i}" for i in range(len(names))])
         return rows.mapInArrow(body, struct(ddl))
 
-    def exchange(self, frames: DataFrame, partitions: int) -> DataFrame:
-        """Send each frame to its partition; partitions are sorted in the order of frames."""
-        return frames.repartitionById(partitions, F.col(_DESTINATION)).sortWithinPartitions(*FRAME_ORDER)
+    def exchange(self, frames: DataFrame, partitions: int, anchor: DataFrame | None = None) -> DataFrame:
+        """Send each frame to its partition; partitions are sorted in the order of frames.
+
+        With an ``anchor`` (:mod:`.anchors`), a partition is read where the anchor has it.
+        """
+        exchanged = frames.repartitionById(partitions, F.col(_DESTINATION))
+        if anchor is not None:
+            exchanged = exchanged.join(anchor, _DESTINATION, "left")
+        return exchanged.sortWithinPartitions(*FRAME_ORDER)
 
     def select(self, rows: DataFrame, key: Hashable, make: Callable[[], Sequence[Column]]) -> DataFrame:
         """Select columns. ``key`` identifies them, so that columns made earlier can be used again."""
@@ -115,11 +122,15 @@ class PreparedColumns(PublicColumns):
         column = self._once(("map", tuple(names), function, given, ddl, includes), make)
         return _applied(rows, "mapInArrow", column._jc, False, None)
 
-    def exchange(self, frames: DataFrame, partitions: int) -> DataFrame:
+    def exchange(self, frames: DataFrame, partitions: int, anchor: DataFrame | None = None) -> DataFrame:
         """See :meth:`PublicColumns.exchange`."""
         to = self._once("dest", lambda: F.col(_DESTINATION))
         order = self._once("order", lambda: _seq(frames, [F.col(name) for name in FRAME_ORDER]))
-        return _applied(_applied(frames, "repartitionById", partitions, to._jc), "sortWithinPartitions", order)
+        exchanged = _applied(frames, "repartitionById", partitions, to._jc)
+        if anchor is not None:
+            on = self._once("on", lambda: _jvm_seq(frames, [_DESTINATION]))
+            exchanged = _applied(exchanged, "join", anchor._jdf, on, "left")
+        return _applied(exchanged, "sortWithinPartitions", order)
 
     def select(self, rows: DataFrame, key: Hashable, make: Callable[[], Sequence[Column]]) -> DataFrame:
         """See :meth:`PublicColumns.select`."""
@@ -148,9 +159,19 @@ def columns_for(spark: SparkSession) -> PublicColumns:
     return PublicColumns()
 
 
+def exchange_count(rows: DataFrame) -> int:
+    """How many exchanges Spark plans for it, those of kept DataFrames included. Nothing is computed."""
+    jvm: Any = rows._jdf
+    return len(re.findall(r"\bExchange\b", jvm.queryExecution().executedPlan().toString()))
+
+
 def _seq(rows: Any, columns: Sequence[Any]) -> Any:
     """A sequence of the JVM."""
-    return rows._jseq([column._jc for column in columns])
+    return _jvm_seq(rows, [column._jc for column in columns])
+
+
+def _jvm_seq(rows: Any, values: Sequence[Any]) -> Any:
+    return rows._jseq(values)
 
 
 def _applied(rows: DataFrame, method: str, *given: Any) -> DataFrame:

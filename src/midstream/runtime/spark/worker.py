@@ -20,6 +20,7 @@ from pyspark import SparkFiles, TaskContext
 from midstream.control.channel import Address, Client
 from midstream.control.messages import (
     FromTask,
+    Prefetch,
     Refused,
     Release,
     Switch,
@@ -39,14 +40,19 @@ from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced
 from midstream.flow.spec import SinkTable
 from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex, WireId
 from midstream.runtime.attempt import run_attempt
+from midstream.runtime.prefetcher import Portion, Prefetcher
+from midstream.runtime.spark.executor_name import executor_of_this_process
 from midstream.runtime.spark.frozen_modules import Settled
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
 from midstream.state.local_folder import own_local_folder
+from midstream.state.retirement import Retirement
 from midstream.storage.blobs import BlobStore
 
 LISTEN_S = 3600.0
+LOW_PRIORITY = 10
+"""How nice the thread is that loads ahead, in the system's terms."""
 # A lost connection is noticed at once; this limit is for a driver that is very busy.
 PATIENCE_S = 60.0
 SWITCH_INTERVAL_S = 0.0005
@@ -111,6 +117,16 @@ def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordB
     return run(batch.rename_columns(list(names)) for batch in batches)
 
 
+def tell_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Say where this partition is: its number, and the executor."""
+    context = TaskContext.get()
+    assert context is not None, "tell_executor is called by Spark, inside a task"
+    for _ in batches:
+        pass
+    found = {"partition": [context.partitionId()], "executor": [executor_of_this_process()]}
+    yield pa.RecordBatch.from_pydict(found, pa.schema([("partition", pa.int32()), ("executor", pa.string())]))
+
+
 def decode_frames(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Decode frames of one wire to plain columns, for a transform or a sink."""
     for batch in batches:
@@ -153,8 +169,12 @@ class _Worker:
         # Spark removes its own folder when the application ends, and with it our copy of the state.
         local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
         self.state = StateAccess(at.job, at.state, own_local_folder(local, at.job), at.durable)
+        self.retirement = Retirement()
         self.clock: Clock = SystemClock()
-        self.name = WorkerId(socket.gethostname(), os.getpid())
+        self.name = WorkerId(socket.gethostname(), os.getpid(), executor_of_this_process())
+        self._prefetcher = Prefetcher(self.state, self.name, self.clock)
+        self._prefetching: threading.Thread | None = None
+        self._over = threading.Event()
         self._guard = threading.Lock()
         # A process runs one task at a time. A message may arrive before its task starts.
         self._at_work: tuple[TaskId, SwitchLock] | None = None
@@ -178,6 +198,7 @@ class _Worker:
     @contextlib.contextmanager
     def attending(self, task: TaskId, work: TaskRun) -> Iterator[SwitchLock]:
         """Inside, the task is notified of changes."""
+        self._prefetcher.task_begins(task.epoch)
         lock = SwitchLock(work, self.ask, self._client.post, threading.Lock())
         with self._guard:
             self._at_work = (task, lock)
@@ -207,7 +228,9 @@ class _Worker:
 
     def after_task(self, program: Digest) -> None:
         """Tidy up while no task waits."""
-        self.state.trim()
+        with self._prefetcher.resting() as rests:
+            if rests:
+                self.state.trim()
         _settled.after_task(program)
 
     def _listen(self, address: Address) -> None:
@@ -222,14 +245,41 @@ class _Worker:
                 while not isinstance(message := lifeline.receive(timeout=LISTEN_S), Release):
                     if isinstance(message, Switch):
                         self._make_ready(message, lifeline.post)
+                    elif isinstance(message, Prefetch):
+                        self._prefetch(message, address)
                 self._end = Fenced("the job is over")
             except ChannelError as error:  # the driver is gone, so these functions are not needed any more
                 self._end = error
             self._listens.set()
+            self._over.set()
+            self._prefetcher.has_work.set()
+            if self._prefetching is not None:
+                self._prefetching.join(PATIENCE_S)
             _workers.pop(address, None)
             self.resources.close()
             lifeline.post(WorkerReleased(self.name))
         self._client.close()
+
+    def _prefetch(self, message: Prefetch, address: Address) -> None:
+        self._prefetcher.take(message)
+        if self._prefetching is None:
+            thread = threading.Thread(target=self._load_ahead, args=(address,), name="midstream-prefetch", daemon=True)
+            self._prefetching = thread
+            thread.start()
+
+    def _load_ahead(self, address: Address) -> None:
+        """Load bins that the coordinator asks for, no faster than it allows, until the job ends."""
+        with contextlib.suppress(AttributeError, OSError):  # a thread has a priority of its own on Linux only
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+        with contextlib.suppress(ChannelError), Client(address, timeout=PATIENCE_S) as reports:
+            while not self._over.is_set():
+                done = self._prefetcher.step()
+                if isinstance(done, Portion):
+                    self._over.wait(done.bytes / done.bytes_per_s)
+                elif done is not None:
+                    reports.post(done)
+                elif not self._over.is_set():  # looked at after the step, which may have missed the end's call
+                    self._prefetcher.has_work.wait()
 
     def _make_ready(self, told: Switch, post: Callable[[FromTask], None]) -> None:
         """Load what the task will need while it runs; then tell it to switch."""

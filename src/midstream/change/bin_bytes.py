@@ -1,0 +1,36 @@
+"""How large the state in each bin is, estimated from the files of a committed state. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from midstream.checkpoint.committed_state import CommittedState
+from midstream.ids import StageIndex
+from midstream.planner.migration import BinMove
+from midstream.planner.stages import Plan
+from midstream.planner.weights import Weights
+
+__all__ = ["BinBytes"]
+
+
+class BinBytes:
+    """Bytes of files per stage and bin: what a partition that takes over a bin has to read, if it has nothing of it.
+
+    An estimate, because it is not known how a file is divided among its bins. Without a committed state there is none.
+    """
+
+    def __init__(self, committed: CommittedState | None = None, plan: Plan | None = None) -> None:
+        self._by_stage: dict[StageIndex, Weights] = {}
+        if committed is None or plan is None:
+            return
+        for stage in plan.stages:
+            for name in stage.operators:
+                lineage = committed.lineages.get(name)
+                if lineage is not None:
+                    found = lineage.bytes_behind(np.zeros(lineage.space.bins, "S16"), lineage.space.all)
+                    self._by_stage[stage.index] = self._by_stage.get(stage.index, np.zeros(len(found))) + found
+
+    def __call__(self, move: BinMove) -> int:
+        """The bytes that move with a bin."""
+        known = self._by_stage.get(move.stage)
+        return 0 if known is None else round(float(known[move.bin]))

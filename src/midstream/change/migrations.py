@@ -1,0 +1,514 @@
+"""The migrations of a job: the one that is running, those that wait for their turn or their time, and their outcomes.
+
+A migration gives bins other owners in small steps. Owners are independent of functions, so migrations and changes do
+not wait for each other; a step is made when an epoch begins, and holds for the whole of it:
+
+1. :meth:`Migrations.begin`: an epoch begins. If the last step is committed, and nothing speaks against another one, the
+   job's configuration gets its assignments (:meth:`.Changes.reassign`).
+2. :meth:`Migrations.committed`: the epoch is committed. Its manifest names the configuration, and with it the
+   assignments. So all that has to be known about a migration is in its record: where the bins are to be.
+3. :meth:`Migrations.failed`: the run has failed, but no function did. The epoch runs again with the step,
+   :data:`LOSSES_BEFORE_UNDOING` times; then the step is undone, and the migration ends.
+
+One migration is running at a time. Others wait for it to end, or for their epoch or event time. Edits of a change that
+move bins exclude migrations: neither begins while the other is in progress. No step is made while a change is on trial
+that moves bins or stages itself.
+
+No threads, no Spark: the driver calls these methods with its lock held.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from midstream.change.bin_bytes import BinBytes
+from midstream.change.migration import Migration, MigrationControl, MigrationProgress
+from midstream.change.migration_goal import (
+    described,
+    edit_of,
+    goal_documents,
+    is_scheduled,
+    lenient_goal,
+    moment_of,
+    record_of,
+    stages_of,
+    targets_of,
+)
+from midstream.change.migration_request import MigrationRequest
+from midstream.change.running_migration import NoWarming, OpenStep, RunningMigration, Warming
+from midstream.change.trial import Changes, RunFailure
+from midstream.checkpoint.change_log import ChangeLog
+from midstream.checkpoint.change_records import ChangeRecord, MigrationRecord, Outcome, StepRecord
+from midstream.checkpoint.committed_state import CommittedState
+from midstream.errors import FlowError, MidstreamError
+from midstream.flow.edits import Move, Rescale
+from midstream.ids import Epoch, StageIndex
+from midstream.planner.assignment import Assignment
+from midstream.planner.change_plan import Scheduler
+from midstream.planner.migration import Budget, Itinerary, StepCost, StepStrategy, fluid
+from midstream.planner.reassignment import goal_of, unique_names
+from midstream.planner.stages import Plan
+
+__all__ = ["LOSSES_BEFORE_UNDOING", "PATIENCE", "Migrations"]
+
+LOSSES_BEFORE_UNDOING = 2
+"""How often an epoch is run again with a new step after runs failed without a function's failing."""
+PATIENCE = 10
+"""Most epochs that a step waits for its takers to load state."""
+STEADY_EPOCHS = 20
+"""Newest epochs without a step, whose median is the steady time of an epoch."""
+Assignments = Mapping[StageIndex, Assignment]
+
+
+class Migrations:
+    """The migrations of a job; see the module's docstring. Those that were in progress when the driver died go on."""
+
+    def __init__(
+        self,
+        changes: Changes,
+        log: ChangeLog,
+        control: MigrationControl,
+        *,
+        next_epoch: Epoch,
+        warming: Warming | None = None,
+        stopwatch: Callable[[], float] = time.perf_counter,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._changes = changes
+        self._log = log
+        self._control = control
+        self._warming: Warming = warming or NoWarming()
+        self._stopwatch = stopwatch
+        self._wall = wall
+        self._running: RunningMigration | None = None
+        self._step: OpenStep | None = None
+        self._next = next_epoch
+        """The next epoch to begin, as far as is known."""
+        self._free_from: Epoch | None = None
+        """The first epoch that is not frozen."""
+        self._sizes = BinBytes()
+        """When the one that is running began."""
+        self._steady: deque[float] = deque(maxlen=STEADY_EPOCHS)
+        self._recent: deque[float] = deque(maxlen=STEADY_EPOCHS)
+        self._waiting = [
+            Migration(msgspec.structs.replace(record, error=None), control, stopwatch)
+            for record in log.records()
+            if record.migration is not None and record.outcome is Outcome.PENDING
+        ]
+        # One that had begun goes first; it is already part of what the others were planned on.
+        self._waiting.sort(key=lambda migration: (not migration.plan.target, migration.number))
+        for migration in self._waiting:
+            migration.note("goes on after a restart of the driver")
+
+    # ── inspection ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def running(self) -> Migration | None:
+        """The migration that is moving bins."""
+        return None if self._running is None else self._running.migration
+
+    @property
+    def pending(self) -> tuple[Migration, ...]:
+        """All that have not ended: the one that is running, then those that wait."""
+        running = () if self._running is None else (self._running.migration,)
+        return (*running, *self._waiting)
+
+    @property
+    def free_from(self) -> Epoch | None:
+        """The first epoch in which bins may move again, if assignments are frozen."""
+        return self._free_from if self._free_from is not None and self._free_from > self._next else None
+
+    @property
+    def steady_ms(self) -> float | None:
+        """How long an epoch takes without a step, if that is known."""
+        return statistics.median(self._steady) if self._steady else None
+
+    def find(self, number: int) -> Migration | None:
+        """One that has not ended, by its number in the history."""
+        return next((each for each in self.pending if each.number == number), None)
+
+    def goal(self, request: MigrationRequest) -> tuple[dict[StageIndex, Assignment], dict[StageIndex, Assignment]]:
+        """Where bins would be before and after a migration, if nothing else happens meanwhile. Raises
+        :class:`FlowError` if it does not fit. Changes nothing."""
+        plan, now = self._plan, dict(self._changes.newest().assignments)
+        for earlier in self._before(request):
+            if not earlier.plan.target:
+                now = lenient_goal(plan, now, earlier.record.edits)
+            else:
+                now.update(targets_of(plan, earlier.plan.first if earlier.plan.is_reversed else earlier.plan.target))
+        return now, goal_of(plan, now, request.edits)
+
+    def _before(self, request: MigrationRequest) -> list[Migration]:
+        """The pending migrations that will be over when one that is requested now begins."""
+        if request.at_time is not None:  # epochs and event times cannot be compared before they come
+            return list(self.pending)
+        if request.at_epoch is None:
+            return [each for each in self.pending if each is self.running or not is_scheduled(each.plan)]
+        at = request.at_epoch
+        return [each for each in self.pending if each.plan.at_time is None and (each.plan.at_epoch or -1) <= at]
+
+    def require_free(self, what: str) -> None:
+        """Refuse what moves bins at once, if something else does, or nothing may."""
+        if self.free_from is not None:
+            raise FlowError(
+                f"{what} is refused: assignments are frozen, so that no bin moves before epoch {self.free_from}, the "
+                f"first free one; request it for then, with at={self.free_from}"
+            )
+        busy = [each for each in self.pending if each is self.running or not is_scheduled(each.plan)]
+        if busy:
+            raise FlowError(
+                f"{what} is refused while migration {busy[0].number} ({busy[0].record.subjects}) is in progress; wait "
+                f"for it, cancel it, or use job.migrate(…, queue=True) to have it done afterwards"
+            )
+
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def request(self, request: MigrationRequest) -> Migration:
+        """Take a migration. It begins with the next epoch, or waits for its time or its turn. Raises
+        :class:`FlowError` and changes nothing if it cannot be."""
+        self.require_possible(request)
+        before, after = self.goal(request)
+        moves = Itinerary(after).left(before)
+        plan = described(self._plan, before, after, request.strategy)
+        migration = Migration(self._record(request, plan), self._control, self._stopwatch)
+        self._log.keep(migration.record)
+        self._waiting.append(migration)
+        migration.progressed(MigrationProgress(bins=len(moves), is_waiting_for=self._why_waiting(migration)))
+        return migration
+
+    def refuse(self, request: MigrationRequest, error: Exception) -> None:
+        """Record that a migration was refused."""
+        record = self._record(request, f"{request.strategy} migration")
+        self._log.keep(msgspec.structs.replace(record, outcome=Outcome.REFUSED, error=str(error)))
+
+    def _record(self, request: MigrationRequest, plan: str) -> ChangeRecord:
+        return ChangeRecord(
+            number=self._log.next_number(),
+            revision=self._changes.configuration.revision,
+            requested_at=self._wall(),
+            by=request.by,
+            scheduler=str(Scheduler.EPOCH),
+            edits=tuple(map(record_of, request.edits)),
+            plan=plan,
+            note=request.note,
+            migration=MigrationRecord(
+                str(request.strategy),
+                request.prewarm,
+                request.budget.ms,
+                request.budget.bytes,
+                request.at_epoch,
+                request.at_time,
+            ),
+        )
+
+    def require_possible(self, request: MigrationRequest) -> None:
+        """Refuse what cannot begin now, or at the time that was asked for."""
+        what = "this migration"
+        if request.at_epoch is not None and request.at_time is not None:
+            raise FlowError("a migration begins at an epoch or at an event time; give one of them")
+        if request.at_epoch is not None and request.at_epoch < self._next:
+            raise FlowError(
+                f"{what} is refused: epoch {request.at_epoch} has begun already; the next one is epoch {self._next}"
+            )
+        if request.at_time is not None and all(
+            source.event_time is None for source in self._changes.configuration.graph.sources.values()
+        ):
+            raise FlowError(
+                f"{what} is refused: no source of flow {self._changes.configuration.graph.name!r} has event times, so "
+                f"there is no watermark; give at= the number of an epoch"
+            )
+        if request.at_epoch is not None and self._free_from is not None and request.at_epoch < self._free_from:
+            raise FlowError(
+                f"{what} is refused: assignments are frozen, so that no bin moves before epoch {self._free_from}, the "
+                f"first free one"
+            )
+        if not request.is_scheduled and not request.queue:
+            self.require_free(what)
+        if self._changes.is_reassigning and not (request.queue or request.is_scheduled):
+            raise FlowError(
+                f"{what} is refused while a change that moves bins is in progress; wait for it, or give queue=True"
+            )
+
+    def freeze(self, epochs: int) -> Epoch:
+        """Promise that the next epochs keep their assignments; returns the first that is free again."""
+        if type(epochs) is not int or epochs < 1:
+            raise FlowError(f"freeze({epochs!r}): give the number of epochs that keep their assignments, 1 or more")
+        free = Epoch(self._next + epochs)
+        for each in self.pending:
+            if not is_scheduled(each.plan) or each is self.running:
+                raise FlowError(
+                    f"assignments cannot be frozen while migration {each.number} ({each.record.subjects}) is in "
+                    f"progress; wait for it or cancel it"
+                )
+            if each.plan.at_time is not None or (each.plan.at_epoch or 0) < free:
+                raise FlowError(
+                    f"assignments cannot be frozen up to epoch {free}: migration {each.number} "
+                    f"({each.record.subjects}) is prepared for {moment_of(each.plan)}; cancel it first"
+                )
+        if self._changes.is_reassigning:
+            raise FlowError("assignments cannot be frozen while a change that moves bins is in progress")
+        self._free_from = max(free, self._free_from or free)
+        return self._free_from
+
+    def cancel(self, migration: Migration) -> None:
+        """Make no more steps."""
+        running = self._running
+        if running is not None and running.migration is migration:
+            running.is_cancelled = True
+            if self._step is None:
+                self._end_running(Outcome.STOPPED, "cancelled")
+        elif migration in self._waiting:
+            self._waiting.remove(migration)
+            migration.end(Outcome.STOPPED, "cancelled before it began", self._log.keep)
+
+    def reverse(self, migration: Migration) -> Migration | MigrationRequest:
+        """Turn round a migration that is running; for one that has ended, returns what is to be requested."""
+        running = self._running
+        if running is not None and running.migration is migration:
+            migration.revise(self._log.keep, is_reversed=not migration.plan.is_reversed)
+            migration.note("is reversed" if migration.plan.is_reversed else "goes forward again")
+            running.target = targets_of(self._plan, goal_documents(migration.plan))
+            running.cost, running.planned, running.waited = None, None, 0
+            running.lay_out(self._changes.configuration.assignments, self._sizes, self.steady_ms)
+            if self._step is None and Itinerary(running.target).is_over(self._changes.configuration.assignments):
+                self._arrived()
+            return migration
+        if not migration.is_over or not migration.plan.first:
+            raise FlowError(
+                f"migration {migration.number} ({migration.record.subjects}) has not moved anything, so there is "
+                f"nothing to reverse; cancel it"
+            )
+        plan = migration.plan
+        edits: list[Move | Rescale] = []
+        for name, assignment in ((name, Assignment.from_document(found)) for name, found in plan.first.items()):
+            edits += [Rescale(assignment.partitions, name), Move(dict(enumerate(assignment.owners)), name)]
+        budget = Budget(plan.budget_ms, plan.budget_bytes)
+        note = f"back to before migration {migration.number}"
+        by = migration.record.by
+        return MigrationRequest(tuple(edits), by, StepStrategy(plan.strategy), budget, plan.prewarm, note=note)
+
+    # ── events of the run ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, epoch: Epoch, committed: CommittedState) -> None:
+        """An epoch begins, perhaps not for the first time: gives the configuration the assignments of the next step."""
+        self._next = Epoch(epoch + 1)
+        if self._step is not None:
+            return  # the epoch runs again with its step
+        if self._free_from is not None and epoch < self._free_from:
+            return
+        if self._changes.is_reassigning:
+            self._tell_waiting("a change that moves bins is in progress")
+            return
+        began = self._stopwatch()
+        if self._running is None:
+            self._start_next(epoch, committed)
+        if self._running is not None:
+            self._make_step(self._running, epoch, committed, began)
+
+    def _make_step(self, running: RunningMigration, epoch: Epoch, committed: CommittedState, began: float) -> None:
+        """Make the next step, unless its takers are to load state first."""
+        configuration = self._changes.configuration
+        if running.stages != stages_of(self._plan, running.migration.plan):
+            self._follow_plan(running)
+        itinerary = Itinerary(running.target)
+        if running.planned is None:
+            if not itinerary.left(configuration.assignments):
+                running.planned = ()  # only the number of partitions is different
+            else:
+                running.planned = running.next_step()
+            running.waited = 0
+        if running.migration.plan.prewarm and not self._are_takers_warm(running, itinerary, committed):
+            running.waited += 1
+            self._tell_progress(running, "takers that load state")
+            return
+        moves = running.planned
+        size = sum(map(self._sizes, moves))
+        self._step = OpenStep(epoch, moves, configuration.assignments, size, 0.0, running.waited)
+        self._changes.reassign(itinerary.after_step(configuration.assignments, moves))
+        self._step.step_ms = 1000 * (self._stopwatch() - began)
+        running.migration.took_effect_in(epoch)
+
+    def _are_takers_warm(self, running: RunningMigration, itinerary: Itinerary, committed: CommittedState) -> bool:
+        left = itinerary.left(self._changes.configuration.assignments)
+        self._warming.want(left, running.target)
+        planned = running.planned or ()
+        if running.waited >= PATIENCE:
+            running.migration.note(f"{len(planned)} bins move although their takers have not loaded all of their state")
+            return True
+        return self._warming.are_warm(planned, committed)
+
+    def committed(self, epoch: Epoch, epoch_ms: float, read: int | None = None) -> None:
+        """An epoch is committed, after ``epoch_ms``; its tasks have read so many bytes of state from the checkpoint."""
+        self._next = Epoch(epoch + 1)
+        self._recent.append(epoch_ms)
+        step, self._step = self._step, None
+        if step is None:
+            self._steady.append(epoch_ms)
+            return
+        running = self._running
+        assert running is not None, "a step belongs to a migration"
+        steady = self.steady_ms or 0.0
+        running.cost = StepCost(len(step.moves), step.bytes, epoch_ms, steady)
+        running.planned = None
+        if running.steps_left is not None:
+            running.steps_left -= 1
+        done = StepRecord(
+            epoch,
+            len(step.moves),
+            step.bytes,
+            round(epoch_ms, 3),
+            round(steady, 3),
+            round(step.step_ms, 3),
+            step.waited,
+            read,
+        )
+        running.migration.note(f"epoch {epoch} is committed: {len(step.moves)} bins have moved")
+        self._tell_progress(running, None, done)
+        if Itinerary(running.target).is_over(self._changes.configuration.assignments):
+            self._arrived()
+        elif running.is_cancelled:
+            self._end_running(Outcome.STOPPED, "cancelled")
+
+    def failed(self, failure: RunFailure) -> bool:
+        """A run has failed. Returns whether to run the epoch again because of a step, with it or without it.
+
+        This terminates: each True counts one more loss, or undoes the step and ends its migration.
+        """
+        step, running = self._step, self._running
+        if step is None or running is None or not failure.is_lost:
+            return False
+        if step.losses < LOSSES_BEFORE_UNDOING:
+            step.losses += 1
+            running.migration.note(f"a run of epoch {step.epoch} failed, but no function did; it runs again")
+            return True
+        self._changes.reassign(step.before)
+        self._step = None
+        running.migration.note(f"the step of epoch {step.epoch} is undone")
+        self._end_running(
+            Outcome.STOPPED,
+            f"the step of epoch {step.epoch}, which moved {len(step.moves)} bins, was undone because runs with it "
+            f"failed {1 + LOSSES_BEFORE_UNDOING} times: {failure.why}",
+        )
+        return True
+
+    def abandon(self, why: str) -> None:
+        """The job ends. Migrations stay pending in the log, and a restart goes on with them."""
+        for migration in self.pending:
+            migration.end(Outcome.PENDING, f"{why}; a start with the same checkpoint goes on with it", self._log.keep)
+        self._running, self._step, self._waiting = None, None, []
+
+    # ── the running one ───────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _plan(self) -> Plan:
+        return self._changes.configuration.plan
+
+    def _start_next(self, epoch: Epoch, committed: CommittedState) -> None:
+        """Start what is due, if anything is: what was prepared for this time before what merely waits for its turn."""
+        while self._running is None:
+            due = [each for each in self._waiting if self._is_due(each.plan, epoch, committed)]
+            if not due:
+                return
+            chosen = min(due, key=lambda each: (not each.plan.target, each.plan.at_epoch or 0, each.number))
+            self._waiting.remove(chosen)
+            self._start(chosen, committed)
+
+    def _is_due(self, plan: MigrationRecord, epoch: Epoch, committed: CommittedState) -> bool:
+        if plan.at_time is not None:
+            watermark = committed.watermarks.watermark
+            return watermark is not None and watermark >= plan.at_time
+        return plan.at_epoch is None or epoch >= plan.at_epoch
+
+    def _start(self, migration: Migration, committed: CommittedState) -> None:
+        now = self._changes.configuration.assignments
+        if not migration.plan.target:
+            try:
+                goal = goal_of(self._plan, now, [edit_of(record) for record in migration.record.edits])
+            except MidstreamError as error:
+                migration.end(Outcome.REFUSED, str(error), self._log.keep)
+                return
+            names = {stage: name for name, stage in unique_names(self._plan).items()}
+            moved = [stage for stage in goal if goal[stage] != now[stage]]
+            migration.revise(
+                self._log.keep,
+                first={names[stage]: now[stage].to_document() for stage in moved},
+                target={names[stage]: goal[stage].to_document() for stage in moved},
+            )
+        documents = goal_documents(migration.plan)
+        if not targets_of(self._plan, documents):
+            migration.end(Outcome.STOPPED, "the flow has none of its stages any more", self._log.keep)
+            return
+        running = RunningMigration(
+            migration, stages_of(self._plan, migration.plan), targets_of(self._plan, documents), fluid(()), 0
+        )
+        self._running = running
+        if Itinerary(running.target).is_over(now):  # the driver died before it could say so
+            self._arrived()
+            return
+        self._sizes = BinBytes(committed, self._plan)
+        running.lay_out(self._changes.configuration.assignments, self._sizes, self.steady_ms)
+        self._tell_progress(running, None)
+
+    def _follow_plan(self, running: RunningMigration) -> None:
+        """A change has renumbered the stages, or removed one."""
+        plan = running.migration.plan
+        running.stages = stages_of(self._plan, plan)
+        running.target = targets_of(self._plan, goal_documents(plan))
+        running.planned, running.cost = None, None
+        running.lay_out(self._changes.configuration.assignments, self._sizes, self.steady_ms)
+
+    def _arrived(self) -> None:
+        assert self._running is not None
+        outcome = Outcome.REVERTED if self._running.migration.plan.is_reversed else Outcome.APPLIED
+        self._end_running(outcome, None)
+
+    def _end_running(self, outcome: Outcome, error: str | None) -> None:
+        assert self._running is not None
+        migration, self._running = self._running.migration, None
+        self._warming.want((), {})
+        migration.end(outcome, error, self._log.keep)
+
+    # ── telling ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _why_waiting(self, migration: Migration) -> str | None:
+        if is_scheduled(migration.plan):
+            return moment_of(migration.plan)
+        if self.running is not None:
+            return f"migration {self.running.number}"
+        return "the next epoch"
+
+    def _tell_waiting(self, why: str) -> None:
+        if self._running is not None:
+            self._tell_progress(self._running, why)
+
+    def _tell_progress(self, running: RunningMigration, why: str | None, step: StepRecord | None = None) -> None:
+        migration, before = running.migration, running.migration.progress
+        whole = Itinerary(targets_of(self._plan, migration.plan.target))
+        first = targets_of(self._plan, migration.plan.first)
+        left = Itinerary(running.target).left(self._changes.configuration.assignments)
+        bins = len(whole.left(first))
+        bytes_left = sum(map(self._sizes, left))
+        bytes_done = before.bytes_done + (0 if step is None else step.bytes)
+        steps_left = running.steps_left
+        if steps_left is None and step is not None and step.bins:
+            steps_left = -(-len(left) // step.bins)
+        pace = statistics.median(self._recent) / 1000 if self._recent else None
+        migration.progressed(
+            msgspec.structs.replace(
+                before,
+                bins=bins,
+                bins_done=bins - len(left),
+                bytes=bytes_done + bytes_left,
+                bytes_done=bytes_done,
+                steps_done=before.steps_done + (step is not None),
+                steps_left=steps_left if left else 0,
+                left_s=None if pace is None or steps_left is None else steps_left * pace,
+                is_waiting_for=why,
+            ),
+            step,
+        )

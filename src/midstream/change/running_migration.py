@@ -1,0 +1,113 @@
+"""The migration that is running: its steps, the one that is not committed yet, and what it waits for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from midstream.change.migration import Migration
+from midstream.checkpoint.committed_state import CommittedState
+from midstream.ids import Epoch, StageIndex
+from midstream.planner.assignment import Assignment
+from midstream.planner.migration import (
+    BinMove,
+    Budget,
+    Itinerary,
+    SizeOf,
+    StepCost,
+    Steps,
+    StepStrategy,
+    steps_of,
+)
+
+__all__ = ["NoWarming", "OpenStep", "RunningMigration", "Warming", "default_budget"]
+
+SHARE_OF_EPOCH = 0.2
+"""The budget of a migration that names none: this share of the steady time of an epoch."""
+
+Assignments = Mapping[StageIndex, Assignment]
+
+
+class Warming(Protocol):
+    """Loads the state of bins where they will be, before they are moved. Nothing depends on it but time."""
+
+    def want(self, moves: Sequence[BinMove], target: Assignments) -> None:
+        """From now on, takers are to load these bins, and nothing else."""
+
+    def are_warm(self, moves: Sequence[BinMove], committed: CommittedState) -> bool:
+        """Whether takers have all they can have of these bins: at most what newer epochs changed is missing. True where
+        it is not known who takes them, so that nobody waits for nothing."""
+
+
+class NoWarming:
+    """Where all tasks share their state, there is nothing to load."""
+
+    def want(self, moves: Sequence[BinMove], target: Assignments) -> None:
+        """Nothing to do."""
+
+    def are_warm(self, moves: Sequence[BinMove], committed: CommittedState) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+
+@dataclass
+class OpenStep:
+    """A step that is not committed yet."""
+
+    epoch: Epoch
+    moves: tuple[BinMove, ...]
+    before: Assignments
+    bytes: int
+    step_ms: float
+    waited: int
+    losses: int = 0
+
+
+@dataclass
+class RunningMigration:
+    """The migration that is running: its steps, and the one that waits for its takers."""
+
+    migration: Migration
+    stages: Mapping[str, StageIndex]
+    target: Assignments
+    steps: Steps
+    steps_left: int | None
+    cost: StepCost | None = None
+    planned: tuple[BinMove, ...] | None = None
+    waited: int = 0
+    is_cancelled: bool = False
+
+    def next_step(self) -> tuple[BinMove, ...]:
+        """The next step, which may depend on what the one before has cost."""
+        cost, self.cost = self.cost, None
+        if inspect.getgeneratorstate(self.steps) == inspect.GEN_CREATED:
+            cost = None
+        return self.steps.send(cost)
+
+    def lay_out(self, now: Assignments, sizes: SizeOf, steady_ms: float | None) -> None:
+        """Cut into steps what is left ``now``."""
+        moves = Itinerary(self.target).left(now)
+        plan, budget = self.migration.plan, self.budget(steady_ms)
+        steps = steps_of(StepStrategy(plan.strategy), moves, sizes, budget)
+        self.steps_left = None
+        if plan.strategy != StepStrategy.BUDGETED:  # they are known, whatever they cost
+            known = list(steps)
+            steps, self.steps_left = _each(known), len(known)
+        self.steps = steps
+
+    def budget(self, steady_ms: float | None) -> Budget:
+        """What a step may cost."""
+        named = Budget(self.migration.plan.budget_ms, self.migration.plan.budget_bytes)
+        return default_budget(steady_ms) if named == Budget() else named
+
+
+def default_budget(steady_ms: float | None) -> Budget:
+    """The budget of a migration that names none: a share of the steady time of an epoch."""
+    return Budget(ms=None if not steady_ms else SHARE_OF_EPOCH * steady_ms)
+
+
+def _each(steps: Sequence[tuple[BinMove, ...]]) -> Steps:
+    for step in steps:  # noqa: UP028 - `yield from` would send the costs to the list
+        yield step

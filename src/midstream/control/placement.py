@@ -1,0 +1,124 @@
+"""Which executor runs what, and which has loaded what ahead: the driver's book, from commits and reports. Pure.
+
+This is what a migration stands on. It chooses partitions for bins by :meth:`Placement.of`, has the takers load
+bins with :meth:`midstream.runtime.driver.Driver.prefetch`, and sees in :meth:`Placement.warmth` how far they are: an
+executor whose bins are warm at the newest committed epoch reads nothing but that epoch's delta when it takes them over.
+Nothing here is durable: after a restart of the driver, the first commit says anew where partitions run, and whoever
+wanted something loaded must ask again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from midstream.control.messages import Commit, Places, Prefetched, PrefetchRequest
+from midstream.ids import BinId, Epoch, ExecutorId, PartitionId, StageIndex
+from midstream.planner.assignment import Assignment
+
+__all__ = ["ExecutorShare", "Placement", "Warmth"]
+
+
+class ExecutorShare(msgspec.Struct, frozen=True):
+    """An executor, and its part of the job in the last committed epoch."""
+
+    name: str
+    partitions: dict[int, tuple[int, ...]] = {}
+    """By stage behind an exchange: the partitions that ran there."""
+    bins: dict[int, int] = {}
+    """By stage behind an exchange: how many bins these partitions own."""
+
+
+@dataclass(frozen=True)
+class Warmth:
+    """What an executor has loaded ahead for a stage: bins, as they were after an epoch."""
+
+    epoch: Epoch
+    bins: frozenset[BinId]
+    bytes: int = 0
+    """Read for it so far, over all reports."""
+    seconds: float = 0.0
+    error: str | None = None
+    """Why the newest attempt broke off, if it did."""
+
+
+class Placement:
+    """The book of one life of the driver. Written by two threads, each its own part; what is read is never changed.
+
+    >>> from midstream.control.messages import WorkerId
+    >>> from midstream.ids import Revision
+    >>> placement, stage = Placement(), StageIndex(1)
+    >>> placement.committed(Commit(Epoch(4), Revision(1), (), 2, {}, places={stage: {PartitionId(0): ExecutorId("a")}}))
+    >>> placement.of(stage)
+    {0: 'a'}
+    >>> placement.wanted((PrefetchRequest(ExecutorId("b"), stage, (BinId(3),), bytes_per_s=1_000_000),))
+    >>> report = Prefetched(WorkerId("host", 7, ExecutorId("b")), stage, Epoch(4), (BinId(3),), bytes=100)
+    >>> placement.noted(report)
+    >>> placement.warmth(ExecutorId("b"), stage).bins
+    frozenset({3})
+    """
+
+    def __init__(self) -> None:
+        self.places: Places | None = None
+        """Of the last epoch that was committed in this life of the driver."""
+        self.requests: tuple[PrefetchRequest, ...] = ()
+        """What executors are to load ahead."""
+        self._warm: dict[tuple[ExecutorId, StageIndex], Warmth] = {}
+
+    def committed(self, commit: Commit) -> None:
+        """An epoch is committed."""
+        self.places = commit.places
+
+    def wanted(self, requests: tuple[PrefetchRequest, ...]) -> None:
+        """From now on, executors are to load this. What was said of bins that nobody asks for any more is forgotten,
+        because nobody makes sure that it stays true."""
+        self.requests = requests
+        kept = {(each.executor, each.stage) for each in requests}
+        self._warm = {key: warm for key, warm in self._warm.items() if key in kept}
+
+    def noted(self, report: Prefetched) -> None:
+        """An executor has reported. Reports may come twice, late, and in any order; the newest state counts, as long as
+        somebody wants it."""
+        key = report.worker.executor, report.stage
+        before = self._warm.get(key)
+        if before is not None and before.epoch > report.epoch:
+            return
+        if all(key != (request.executor, request.stage) for request in self.requests):
+            return
+        self._warm[key] = Warmth(
+            report.epoch,
+            frozenset(report.bins),
+            report.bytes + (0 if before is None else before.bytes),
+            report.seconds + (0.0 if before is None else before.seconds),
+            report.error,
+        )
+
+    def warmth(self, executor: ExecutorId, stage: StageIndex) -> Warmth:
+        """What an executor has loaded ahead for a stage, as far as it has said."""
+        return self._warm.get((executor, stage), Warmth(Epoch(-1), frozenset()))
+
+    def of(self, stage: StageIndex) -> dict[PartitionId, ExecutorId]:
+        """Where the partitions of a stage ran in the last committed epoch, as far as that is known."""
+        return (self.places or {}).get(stage, {})
+
+    def seen(self) -> frozenset[ExecutorId]:
+        """The executors on which anything ran in the last committed epoch."""
+        return frozenset(name for found in (self.places or {}).values() for name in found.values())
+
+    def shares(
+        self, assignments: Mapping[StageIndex, Assignment], alive: frozenset[ExecutorId]
+    ) -> tuple[ExecutorShare, ...]:
+        """The part of each executor, by name: of those that are alive, and of those that ran something."""
+        return tuple(self._share(name, assignments) for name in sorted(alive | self.seen()))
+
+    def _share(self, name: ExecutorId, assignments: Mapping[StageIndex, Assignment]) -> ExecutorShare:
+        partitions: dict[int, tuple[int, ...]] = {}
+        bins: dict[int, int] = {}
+        for stage, assignment in assignments.items():
+            own = sorted(each for each, at in self.of(stage).items() if at == name)
+            if own:
+                partitions[stage] = tuple(own)
+                bins[stage] = sum(len(assignment.owned_by(partition)) for partition in own)
+        return ExecutorShare(str(name), partitions, bins)

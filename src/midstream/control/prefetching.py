@@ -1,0 +1,82 @@
+"""What executors load ahead of time, and whom to ask for it. Pure; the coordinator's, across runs.
+
+An executor that will own bins can have them before it does: its workers are sent :class:`Prefetch` with the committed
+state, again in each epoch, so that its base follows. Nothing depends on it but time: any of these messages may be lost,
+come twice or come late, and the worker may die. Whoever takes over a bin makes sure that it has it, as every task does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from midstream.control.messages import EpochOpened, Prefetch, PrefetchRequest, Send, WorkerId
+from midstream.ids import Epoch, ExecutorId
+
+__all__ = ["Prefetching"]
+
+
+class Prefetching:
+    """Asks one worker of each executor: the one that was heard of last, since Spark ends workers that idle.
+
+    >>> from midstream.ids import BinId, Digest, Revision, Run, StageIndex
+    >>> prefetching, worker = Prefetching(), WorkerId("host", 7, ExecutorId("1"))
+    >>> prefetching.heard_of(worker, b"peer")
+    []
+    >>> request = PrefetchRequest(worker.executor, StageIndex(1), (BinId(3),), bytes_per_s=1_000_000)
+    >>> opened = EpochOpened(Epoch(5), Run(0), Revision(1), (), lineages={StageIndex(1): {"count": b""}})
+    >>> prefetching.opened(opened), prefetching.want([request])[0].message.epoch
+    ([], 4)
+    """
+
+    def __init__(self) -> None:
+        self._listening: dict[ExecutorId, tuple[WorkerId, bytes]] = {}
+        self._requests: tuple[PrefetchRequest, ...] = ()
+        self._opened: EpochOpened | None = None
+
+    @property
+    def executors(self) -> frozenset[ExecutorId]:
+        """The executors of which a worker listens, as far as is known: nobody says that one is lost."""
+        return frozenset(self._listening)
+
+    def heard_of(self, worker: WorkerId, peer: bytes) -> list[Send]:
+        """A worker that listens at ``peer`` has joined, or has begun a task. Returns what its executor was not told."""
+        if not worker.executor:
+            return []
+        is_new = worker.executor not in self._listening
+        self._listening[worker.executor] = worker, peer
+        return self._orders(worker.executor) if is_new else []
+
+    def left(self, worker: WorkerId) -> None:
+        """A worker listens no more."""
+        if self._listening.get(worker.executor, (None,))[0] == worker:
+            del self._listening[worker.executor]
+
+    def opened(self, opened: EpochOpened) -> list[Send]:
+        """A run begins, perhaps with newer state than the one before."""
+        self._opened = opened
+        return self.want(opened.prefetch)
+
+    def want(self, requests: Sequence[PrefetchRequest]) -> list[Send]:
+        """From now on, these requests count, and no others."""
+        self._requests = tuple(requests)
+        return [send for executor in self._listening for send in self._orders(executor)]
+
+    def _orders(self, executor: ExecutorId) -> list[Send]:
+        opened = self._opened
+        if opened is None:
+            return []
+        _, peer = self._listening[executor]
+        return [
+            Send(
+                peer,
+                Prefetch(
+                    request.stage,
+                    Epoch(opened.epoch - 1),
+                    opened.lineages.get(request.stage, {}),
+                    request.bins,
+                    request.bytes_per_s,
+                ),
+            )
+            for request in self._requests
+            if request.executor == executor
+        ]

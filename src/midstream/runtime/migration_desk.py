@@ -1,0 +1,148 @@
+"""What users ask of a job's migrations: each request under the driver's lock, so that it falls between two steps."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from midstream.change.bin_bytes import BinBytes
+from midstream.change.migration import Migration
+from midstream.change.migration_explanation import MigrationExplanation, explained
+from midstream.change.migration_goals import Goal, edits_of
+from midstream.change.migration_request import MigrationRequest
+from midstream.errors import MidstreamError
+from midstream.flow.edits import Move, Rescale
+from midstream.ids import Epoch, PartitionId, StageIndex
+from midstream.planner.assignment import Assignment
+from midstream.planner.reassignment import unique_names
+
+if TYPE_CHECKING:
+    from midstream.runtime.driver import Driver
+
+__all__ = ["MigrationDesk", "PartitionShare", "StageShares"]
+
+KEPT = 100
+"""Migrations whose handles are kept after they have ended."""
+
+
+class PartitionShare(msgspec.Struct, frozen=True):
+    """A partition, and what it has: bins, rows that arrive for them, work in shares of a core, and bytes of state."""
+
+    partition: int
+    bins: int
+    rows_per_s: float = 0.0
+    work: float = 0.0
+    bytes: float = 0.0
+    executor: str | None = None
+    """Where it ran in the last epoch, if partitions stick to executors."""
+
+
+class StageShares(msgspec.Struct, frozen=True):
+    """The assignment of a stage: the owner of each bin, and what each partition has."""
+
+    name: str
+    owners: tuple[int, ...]
+    partitions: tuple[PartitionShare, ...]
+
+    @property
+    def assignment(self) -> Assignment:
+        """The same as a target for ``job.migrate``."""
+        return Assignment(len(self.partitions), self.owners)
+
+
+class MigrationDesk:
+    """The migrations of a job, for threads of users."""
+
+    def __init__(self, driver: Driver, lock: threading.RLock) -> None:
+        self._driver = driver
+        self._lock = lock
+        self._known: OrderedDict[int, Migration] = OrderedDict()
+
+    def migrate(self, request: MigrationRequest) -> Migration:
+        """Take a migration; its first step is made when an epoch begins. One that cannot be is refused and recorded."""
+        migrations = self._driver.migrations
+        with self._lock:
+            self._driver.require_not_stopping()
+            try:
+                return self._kept(migrations.request(request))
+            except MidstreamError as error:
+                migrations.refuse(request, error)
+                raise
+
+    def _kept(self, migration: Migration) -> Migration:
+        self._known[migration.number] = migration
+        if len(self._known) > KEPT:
+            self._known.popitem(last=False)
+        return migration
+
+    def explain(self, request: MigrationRequest) -> MigrationExplanation:
+        """What a migration would do if it were requested now. Makes the same checks."""
+        driver = self._driver
+        with self._lock:
+            driver.require_not_stopping()
+            driver.migrations.require_possible(request)
+            before, after = driver.migrations.goal(request)
+            plan = driver.changes.configuration.plan
+            sizes = BinBytes(driver.committed, plan)
+            return explained(plan, request, before, after, sizes, driver.migrations.steady_ms)
+
+    def freeze(self, epochs: int) -> Epoch:
+        """Promise that the next epochs keep their assignments; returns the first that need not."""
+        with self._lock:
+            self._driver.require_not_stopping()
+            return self._driver.migrations.freeze(epochs)
+
+    def cancel_migration(self, migration: Migration) -> None:
+        """Make no more steps of a migration."""
+        with self._lock:
+            self._driver.migrations.cancel(migration)
+
+    def reverse_migration(self, migration: Migration) -> Migration:
+        """Bring the bins of a migration back to where they were."""
+        with self._lock:
+            self._driver.require_not_stopping()
+            found = self._driver.migrations.reverse(migration)
+            return found if isinstance(found, Migration) else self._kept(self._driver.migrations.request(found))
+
+    def edits(self, goals: Sequence[Goal]) -> tuple[Move | Rescale, ...]:
+        """The edits that lead to goals, from where bins are once all changes have taken effect."""
+        driver = self._driver
+        with self._lock:
+            now, weights, places = driver.changes.newest(), driver.measures.weights, self._places()
+        return edits_of(goals, now.plan, now.assignments, weights, places)
+
+    def find(self, number: int) -> Migration | None:
+        """A migration of this life of the driver, by its number in the history; older ones are forgotten."""
+        with self._lock:
+            return self._driver.migrations.find(number) or self._known.get(number)
+
+    @property
+    def pending(self) -> tuple[Migration, ...]:
+        """Those that have not ended: the one that is running, then those that wait."""
+        with self._lock:
+            return self._driver.migrations.pending
+
+    def shares(self) -> tuple[StageShares, ...]:
+        """The assignment of each stage behind an exchange, with what each partition has."""
+        with self._lock:
+            configuration = self._driver.changes.configuration
+            weights, places = self._driver.measures.weights, self._places()
+        found = []
+        for name, stage in unique_names(configuration.plan).items():
+            assignment, measured = configuration.assignments[stage], weights.stages.get(stage)
+            partitions = []
+            for number in range(assignment.partitions):
+                bins = assignment.owned_by(PartitionId(number))
+                rows, work, _, size = (0.0,) * 4 if measured is None else measured.of(bins)
+                at = places.get(stage, {}).get(PartitionId(number))
+                partitions.append(PartitionShare(number, len(bins), rows, work, size, at))
+            found.append(StageShares(name, assignment.owners, tuple(partitions)))
+        return tuple(found)
+
+    def _places(self) -> Mapping[StageIndex, Mapping[int, str]]:
+        """Where partitions run, as far as that is known."""
+        return {}

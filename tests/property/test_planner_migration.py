@@ -1,0 +1,239 @@
+"""Strategies of migrations against brute force: every step is possible, and together they give exactly the target."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.ids import StageIndex
+from midstream.planner.assignment import Assignment, spread
+from midstream.planner.disjoint_steps import EXACT_MOVES, disjoint_steps, largest_degree
+from midstream.planner.migration import (
+    BIN_BYTES,
+    GROWTH,
+    BinMove,
+    Budget,
+    Itinerary,
+    StepCost,
+    Steps,
+    batched,
+    budgeted,
+    fluid,
+    moves_between,
+    sudden,
+)
+from midstream.planner.reassignment import rescaled
+from tests.examples import examples
+
+Assignments = dict[StageIndex, Assignment]
+STAGES = (StageIndex(1), StageIndex(2))
+
+
+@st.composite
+def targets(draw: st.DrawFn, most_bins: int = 5, most_partitions: int = 5) -> tuple[Assignments, Assignments]:
+    """Where bins are, and where they should be, in two stages."""
+    bins = 1 << draw(st.integers(0, most_bins))
+
+    def assignment() -> Assignment:
+        partitions = draw(st.integers(1, most_partitions))
+        return Assignment(partitions, tuple(draw(st.integers(0, partitions - 1)) for _ in range(bins)))
+
+    return {stage: assignment() for stage in STAGES}, {stage: assignment() for stage in STAGES}
+
+
+def size_of(move: BinMove) -> int:
+    return 1000 * (move.bin % 7) * (1 + move.stage)
+
+
+def strategies(moves: Sequence[BinMove]) -> dict[str, Steps]:
+    return {
+        "sudden": sudden(moves),
+        "fluid": fluid(moves),
+        "batched": batched(moves),
+        "lax": batched(moves, lax=True),
+        "budgeted": budgeted(moves, size_of, Budget(bytes=5000)),
+    }
+
+
+@pytest.mark.parametrize("name", ["sudden", "fluid", "batched", "lax", "budgeted"])
+@given(case=targets())
+def test_all_steps_together_give_exactly_the_target_by_valid_assignments(name: str, case):
+    before, after = case
+    itinerary, now = Itinerary(after), dict(before)
+    moved: list[BinMove] = []
+    for step in strategies(moves_between(before, after))[name]:
+        assert step, "a step moves something"
+        following = itinerary.after_step(now, step)  # Assignment refuses owners that do not exist
+        assert set(moves_between(now, following)) == set(step)
+        for stage in STAGES:
+            most = max(before[stage].partitions, after[stage].partitions)
+            assert following[stage].partitions == (
+                after[stage].partitions if following[stage].owners == after[stage].owners else most
+            )
+        moved += step
+        now = following
+    assert sorted(moved) == sorted(moves_between(before, after)), "each bin that moves does so once"
+    if moved:
+        now = itinerary.after_step(now, ())
+    assert all(now[stage].owners == after[stage].owners for stage in STAGES)
+    if not moved:
+        now = itinerary.after_step(now, ())
+    assert now == after
+    assert itinerary.is_over(now)
+
+
+@given(targets())
+def test_fluid_moves_one_bin_a_step_and_sudden_all_in_one(case):
+    moves = moves_between(*case)
+    assert [len(step) for step in fluid(moves)] == [1] * len(moves)
+    assert list(sudden(moves)) == ([moves] if moves else [])
+
+
+edges = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 5)).filter(lambda edge: edge[0] != edge[1]), min_size=1, max_size=40
+)
+
+
+def assert_disjoint(moves: Sequence[tuple[int, int]], steps: list[list[int]], *, lax: bool = False) -> None:
+    assert sorted(position for step in steps for position in step) == list(range(len(moves)))
+    for step in steps:
+        sides = [[2 * moves[each][0], 2 * moves[each][1] + 1] if lax else list(moves[each]) for each in step]
+        count = Counter(end for side in sides for end in side)
+        assert max(count.values()) == 1, step
+
+
+@given(edges)
+def test_in_a_step_of_batched_no_partition_is_in_two_moves(moves):
+    steps = disjoint_steps(moves)
+    assert_disjoint(moves, steps)
+    degree = largest_degree(moves)
+    assert degree <= len(steps) <= 3 * -(-degree // 2)
+
+
+@given(edges)
+def test_lax_gives_one_and_takes_one_in_the_least_number_of_steps(moves):
+    steps = disjoint_steps(moves, lax=True)
+    assert_disjoint(moves, steps, lax=True)
+    assert len(steps) == largest_degree(moves, lax=True)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(6, 11)), min_size=1, max_size=60))
+def test_where_givers_and_takers_differ_the_steps_are_as_many_as_the_most_moves_of_a_partition(moves):
+    steps = disjoint_steps(moves)
+    assert_disjoint(moves, steps)
+    assert len(steps) == largest_degree(moves)
+
+
+def fewest(moves: Sequence[tuple[int, int]]) -> int:
+    """The least number of steps: every set of disjoint moves is tried as the step of the first move that is left."""
+    if not moves:
+        return 0
+    best = len(moves)
+
+    def choose(step: list[int], position: int) -> None:
+        nonlocal best
+        if position == len(moves):
+            rest = [move for number, move in enumerate(moves) if number not in step]
+            best = min(best, 1 + fewest(rest))
+            return
+        if not any({*moves[each]} & {*moves[position]} for each in step):
+            choose([*step, position], position + 1)
+        choose(step, position + 1)
+
+    choose([0], 1)
+    return best
+
+
+@examples(60)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(lambda e: e[0] != e[1]), min_size=1, max_size=6))
+def test_no_other_choice_of_steps_is_shorter(moves):
+    assert len(moves) <= EXACT_MOVES
+    assert len(disjoint_steps(moves)) == fewest(moves)
+
+
+@pytest.mark.parametrize(("before", "after", "steps"), [(1, 2, 128), (4, 8, 32), (8, 4, 32), (3, 1, 170)])
+def test_the_papers_numbers_of_steps_come_out(before: int, after: int, steps: int):
+    """Megaphone's migrations from 1 to 2 and from 4 to 8 workers take 128 and 32 steps."""
+    now = {STAGES[0]: spread(before)}
+    moves = moves_between(now, {STAGES[0]: rescaled(now[STAGES[0]], after)})
+    assert len(list(batched(moves))) == steps
+
+
+def test_the_shape_of_the_most_difficult_graph_needs_half_more():
+    """Three partitions in a triangle of double moves (Shannon): six steps for a degree of four."""
+    moves = [(0, 1), (1, 2), (2, 0)] * 2
+    assert largest_degree(moves) == 4
+    assert len(disjoint_steps(moves)) == 6
+    assert len(disjoint_steps(moves * 4)) == 24
+
+
+# ── budgets ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def many(count: int) -> tuple[BinMove, ...]:
+    before = {STAGES[0]: Assignment(1, (0,) * count)}
+    return moves_between(before, {STAGES[0]: Assignment(2, (1,) * count)})
+
+
+def run_against(steps: Steps, epoch_ms, size: int, steady_ms: float = 100.0) -> list[tuple[int, float]]:
+    """Bins per step and milliseconds of its epoch, on a machine that takes ``epoch_ms(bytes)``."""
+    found: list[tuple[int, float]] = []
+    cost: StepCost | None = None
+    while True:
+        try:
+            step = steps.send(cost)
+        except StopIteration:
+            return found
+        took = epoch_ms(size * len(step))
+        found.append((len(step), took))
+        cost = StepCost(len(step), size * len(step), took, steady_ms)
+
+
+@given(st.floats(0.01, 2.0), st.integers(1, 1 << 22), st.floats(5.0, 60.0))
+def test_no_step_costs_more_than_its_budget_unless_one_bin_does(ms_per_64k: float, size: int, budget: float):
+    def epoch_ms(moved: int) -> float:
+        bins = moved // size
+        return 100.0 + ms_per_64k * (moved + bins * BIN_BYTES) / (64 * 1024)
+
+    found = run_against(budgeted(many(256), lambda move: size, Budget(ms=budget)), epoch_ms, size)
+    assert sum(bins for bins, _ in found) == 256
+    for bins, took in found:
+        assert bins == 1 or took - 100.0 <= budget * 1.001
+    for (one, _), (next_one, _) in pairwise(found):
+        assert next_one <= GROWTH * one + 1
+
+
+def test_what_bytes_cost_is_learnt_and_used():
+    cheap = run_against(
+        budgeted(many(256), lambda move: 1 << 20, Budget(ms=20.0)), lambda moved: 100 + moved / 1e7, 1 << 20
+    )
+    dear = run_against(
+        budgeted(many(256), lambda move: 1 << 20, Budget(ms=20.0)), lambda moved: 100 + moved / 1e6, 1 << 20
+    )
+    assert len(cheap) < 10 < len(dear) < 20
+    assert max(bins for bins, _ in dear) < max(bins for bins, _ in cheap)
+
+
+def test_less_is_moved_while_epochs_are_long():
+    """Rows pile up: epochs take three times as long, whatever is moved."""
+    calm = run_against(budgeted(many(256), lambda move: 1000, Budget(ms=20.0)), lambda moved: 100 + moved / 1e4, 1000)
+    steps, cost, busy = budgeted(many(256), lambda move: 1000, Budget(ms=20.0)), None, []
+    for number in range(12):
+        step = steps.send(cost)
+        busy.append(len(step))
+        cost = StepCost(len(step), 1000 * len(step), 100.0 if number < 3 else 400.0, 100.0)
+    assert max(busy) < max(bins for bins, _ in calm)
+    assert busy[-1] == 1
+
+
+def test_a_budget_of_bytes_is_kept_exactly_unless_a_bin_is_larger():
+    steps = list(budgeted(many(64), lambda move: 1000 * (1 + move.bin % 3), Budget(bytes=5000)))
+    for step in steps:
+        assert sum(1000 * (1 + move.bin % 3) for move in step) <= 5000
+    assert len(steps) < 40
+    assert [len(step) for step in budgeted(many(4), lambda move: 9000, Budget(bytes=5000))] == [1] * 4
