@@ -27,6 +27,7 @@ def usual(tmp_path_factory):
     return location
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bins", OTHERS)
 def test_every_operator_gives_the_same_with_any_number_of_bins(tmp_path, usual, bins):
     location, oracle = str(tmp_path / "checkpoint"), Oracle()
@@ -58,6 +59,7 @@ def dumps(location: str) -> dict[str, dict[int, dict[bytes, bytes]]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bins", OTHERS)
 def test_a_bin_of_more_bins_holds_a_part_of_one_of_fewer_byte_for_byte(tmp_path, usual, bins):
     location = str(tmp_path / "checkpoint")
