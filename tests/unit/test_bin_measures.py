@@ -36,7 +36,9 @@ def test_weights_are_those_of_the_rows_and_files_of_a_job(kind, bins):
             runtime.run_epoch(Epoch(number), rows, closing=False)
         measures = runtime._driver.measures
         checkpoint = runtime.checkpoint
-        lineage = runtime._driver._committed.lineages["work"]
+        committed = runtime._driver._committed
+        assert committed is not None
+        lineage = committed.lineages["work"]
         stored = contents(checkpoint.states, lineage)
     weights = measures.weights[STAGE]
     newest = from_rows(EPOCHS[-1], graph["rows"].schema, "rows")

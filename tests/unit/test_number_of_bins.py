@@ -10,6 +10,7 @@ from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
 from midstream.cli.app import app
 from midstream.errors import CheckpointError, FlowError
+from midstream.ids import BinId
 from midstream.state.contents import dump
 from midstream.state.lineage import Lineage
 from midstream.testing import run_local
@@ -43,7 +44,7 @@ def test_every_operator_gives_the_same_with_any_number_of_bins(tmp_path, usual, 
         assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, wanted.to_pylist())), operator
 
 
-def dumps(location: str) -> dict[str, dict[int, dict[bytes, bytes]]]:
+def dumps(location: str) -> dict[str, dict[BinId, dict[bytes, bytes]]]:
     """All that is in a checkpoint: by operator, by bin, byte for byte, without the bin in front of a key."""
     checkpoint = Checkpoint.of_any_flow(location)
     manifest = checkpoint.newest_manifest()

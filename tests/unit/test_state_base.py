@@ -19,6 +19,7 @@ from midstream.errors import CheckpointError, StateError
 from midstream.ids import BinId, Epoch, PartitionId, Run
 from midstream.state import base as base_module
 from midstream.state import mapped
+from midstream.state import marks as marks_module
 from midstream.state import view as view_module
 from midstream.state.base import Base
 from midstream.state.files import Author, FileKind, StateFiles, table_of
@@ -272,14 +273,14 @@ def test_an_unreadable_current_file_is_replaced(history, base, text):
 
 def test_an_environment_that_lmdb_reports_as_corrupt_is_replaced(history, base, monkeypatch):
     history.check(base)
-    real, broken = base_module.Marks.positions, [True]
+    real, broken = marks_module.Marks.positions, [True]
 
     def corrupt_once(self):
         if broken.pop() if broken else False:
             raise lmdb.CorruptedError("a page")
         return real(self)
 
-    monkeypatch.setattr(base_module.Marks, "positions", corrupt_once)
+    monkeypatch.setattr(marks_module.Marks, "positions", corrupt_once)
     generation = data_file(history)
     history.check(base)
     assert data_file(history) != generation

@@ -77,7 +77,8 @@ class StageWeights:
         total = kept + seconds
 
         def smoothed(before: Weights, found: Weights) -> Weights:
-            return before * (kept / total) + found / total
+            mean: Weights = before * (kept / total) + found / total
+            return mean
 
         return StageWeights(
             smoothed(self.rows_per_s, epoch.rows),
