@@ -306,6 +306,11 @@ class KeyedCase:
         return str(self.folder / "checkpoint")
 
     @property
+    def bins(self) -> int:
+        """Usual, few and many; as many as the largest number of partitions at least."""
+        return (256, 16, 4096)[self.seed % 3]
+
+    @property
     def length(self) -> int:
         return len(next(iter(self.epochs.values()))) + self.closes
 
@@ -331,7 +336,8 @@ class KeyedCase:
                     run_graph(
                         graph,
                         partitions=life.partitions,
-                        assignments=uneven(graph, self.seed + number) if life.is_uneven else None,
+                        assignments=uneven(graph, self.seed + number, bins=self.bins) if life.is_uneven else None,
+                        bins=self.bins,
                         seed=self.seed + number,
                         faults=self.faults,
                         clock=clock,

@@ -16,7 +16,7 @@ from midstream.operators.aggregate import Aggregate
 from midstream.operators.distinct import Distinct
 from midstream.operators.join import Join
 from midstream.operators.process import Process
-from midstream.state.contents import contents, in_namespace
+from midstream.state.contents import contents, in_namespace, shown_rows
 from midstream.state.keys import Namespace, decode_key, split_item, split_timer
 from midstream.state.lineage import Lineage
 from midstream.state.values import ObjectCodec
@@ -47,12 +47,14 @@ def left_of(location: str, graph: Graph) -> dict[str, Left]:
     checkpoint = Checkpoint.look(location, graph)
     manifest = checkpoint.newest_manifest()
     assert manifest is not None
+    space = checkpoint.states.space
     lineages = {name: Lineage.decode(data) for name, data in manifest.lineages.items()}
-    return {
-        op.name: Left(contents(checkpoint.states, lineages.get(op.name, Lineage.start(op.name))), key_schema(graph, op))
-        for op in graph
-        if op.spec.is_stateful
-    }
+    found = {}
+    for op in graph:
+        if op.spec.is_stateful:
+            lineage = lineages.get(op.name, Lineage.start(op.name, space.bins))
+            found[op.name] = Left(shown_rows(contents(checkpoint.states, lineage), space), key_schema(graph, op))
+    return found
 
 
 def key_schema(graph: Graph, op: Operator) -> pa.Schema:

@@ -19,6 +19,7 @@ from midstream.ids import BinId, Epoch, PartitionId, Run
 from midstream.state import base as base_module
 from midstream.state import file_index, mapped
 from midstream.state import files as files_module
+from midstream.state import lineage as lineage_module
 from midstream.state.access import StateAccess
 from midstream.state.base import Base
 from midstream.state.files import Author, FileKind, FileRef, StateFiles, rows_of_bins, table_of
@@ -239,7 +240,7 @@ class Stopped(Exception):
     pass
 
 
-@pytest.mark.parametrize("turn", range(0, 40, 3))
+@pytest.mark.parametrize("turn", range(0, 40, 7))
 @pytest.mark.parametrize("work", ["load", "drop"])
 def test_work_that_stops_at_any_turn_leaves_a_base_that_is_correct(job, monkeypatch, turn, work):
     bins = list(job.space.all)
@@ -259,7 +260,11 @@ def test_work_that_stops_at_any_turn_leaves_a_base_that_is_correct(job, monkeypa
         patch.setattr(Base, "_in_turn", in_turn)
         with contextlib.suppress(Stopped):
             _ = load(base, job, bins, 1 << 30) if work == "load" else base.drop(bins)
+    # Keys that are deleted meanwhile are in no file any more, once there are snapshots without them.
+    monkeypatch.setattr(lineage_module, "MAX_ENTRIES", 1)
     job.commit(sorted(job.truth)[::2], None)
+    job.commit(sorted(job.truth)[::3], b"last")
+    job.commit(sorted(job.truth)[::3], b"at last")
     base.catch_up(job.lineage, bins)
     job.check(base, bins)
     base.close()

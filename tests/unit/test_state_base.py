@@ -19,6 +19,8 @@ from midstream.errors import CheckpointError, StateError
 from midstream.ids import BinId, Epoch, PartitionId, Run
 from midstream.state import base as base_module
 from midstream.state import mapped
+from midstream.state import marks as marks_module
+from midstream.state import view as view_module
 from midstream.state.base import Base
 from midstream.state.files import Author, FileKind, StateFiles, table_of
 from midstream.state.keys import Namespace
@@ -132,7 +134,7 @@ def test_reads_return_values_in_the_order_of_the_keys(history, base):
         assert view.count(BinId(8)) == 0
 
 
-@pytest.mark.parametrize("size", [base_module._CHUNK - 1, base_module._CHUNK, base_module._CHUNK + 1])
+@pytest.mark.parametrize("size", [view_module._CHUNK - 1, view_module._CHUNK, view_module._CHUNK + 1])
 def test_a_scan_continues_across_chunks(history, base, size):
     history.commit({b"\x07\x03%06d" % number: b"%d" % number for number in range(size)})
     with base.view(history.lineages[-1], BINS) as view:
@@ -271,14 +273,14 @@ def test_an_unreadable_current_file_is_replaced(history, base, text):
 
 def test_an_environment_that_lmdb_reports_as_corrupt_is_replaced(history, base, monkeypatch):
     history.check(base)
-    real, broken = base_module._Marks.positions, [True]
+    real, broken = marks_module.Marks.positions, [True]
 
     def corrupt_once(self):
         if broken.pop() if broken else False:
             raise lmdb.CorruptedError("a page")
         return real(self)
 
-    monkeypatch.setattr(base_module._Marks, "positions", corrupt_once)
+    monkeypatch.setattr(marks_module.Marks, "positions", corrupt_once)
     generation = data_file(history)
     history.check(base)
     assert data_file(history) != generation

@@ -20,6 +20,8 @@ __all__ = ["HALF_LIFE_S", "BinWeights", "StageEpoch", "StageWeights"]
 HALF_LIFE_S = 20.0
 """Seconds of run time after which a measurement counts half."""
 
+_LEAST_S = 0.001  # epochs of the local runtime take no time
+
 Weights = npt.NDArray[np.float64]
 """One number per bin."""
 
@@ -70,12 +72,13 @@ class StageWeights:
 
     def after(self, epoch: StageEpoch, seconds: float) -> StageWeights:
         """The weights after an epoch that took so long."""
+        seconds = max(seconds, _LEAST_S)
         kept = self.seconds * 0.5 ** (seconds / HALF_LIFE_S)
         total = kept + seconds
-        share = kept / total if total else 0.0
 
         def smoothed(before: Weights, found: Weights) -> Weights:
-            return before * share + found / total if total else before
+            mean: Weights = before * (kept / total) + found / total
+            return mean
 
         return StageWeights(
             smoothed(self.rows_per_s, epoch.rows),

@@ -10,9 +10,12 @@ and writes one *delta* file to the checkpoint location; the epoch's manifest mak
 :mod:`.key_arrays` the same for whole arrays of stored keys
 :mod:`.values`     Python objects and packed structs to bytes and back
 :mod:`.files`      delta and snapshot files, with checksums
+:mod:`.file_index` the index of a large file, with which some of its bins are read alone
 :mod:`.lineage`    which files make up the state, what a base lacks, which rewrites are due, which files are garbage
 :mod:`.mapped`     one LMDB environment shared by several processes, replaced when it cannot be trusted
+:mod:`.marks`      position and row count of each bin in a base
 :mod:`.base`       the local cache of committed state
+:mod:`.view`       what a task sees of a base
 :mod:`.task`       the state one task reads and changes
 :mod:`.panes`      rows by time and key, for joins
 :mod:`.handle`     the state of one key as a user's function sees it

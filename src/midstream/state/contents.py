@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from midstream.data.key_space import KeySpace
 from midstream.ids import BinId
 from midstream.state.files import StateFiles, table_of
-from midstream.state.keys import Namespace
+from midstream.state.keys import MAX_STORED_KEY, Namespace
 from midstream.state.lineage import Lineage
 from midstream.state.task import merged
 
@@ -44,7 +44,7 @@ def shown_rows(rows: pa.Table, space: KeySpace) -> pa.Table:
     """The rows with one byte for the bin, whatever the number of bins: nobody looks at it when state is shown."""
     if space.width == 1 or not rows.num_rows:
         return rows
-    keys = pc.binary_slice(rows["key"], space.width - 1)
+    keys = pc.binary_slice(rows["key"], space.width - 1, MAX_STORED_KEY)
     return rows.set_column(0, rows.schema.field("key"), keys)
 
 

@@ -5,7 +5,7 @@ the list of entries live for it: at most one snapshot, then deltas. A rewrite (a
 deltas merged) takes its bins from the entries that it replaces; an entry that is live for no bin is dropped.
 
 Up to 256 bins a lineage is written as a plain msgpack array. With more, its bitmaps and counters are large but regular,
-so it is compressed (65,536 bins: see docs/benchmarks.md for sizes).
+so it is compressed (65,536 bins: see the State section of docs/architecture.md for sizes).
 
 A base stores a *position* per bin: the digest of the last delta applied. An epoch number would not be enough: if an
 epoch runs again after a driver crash, its delta is a different file, and a base with the first must not pass for one
