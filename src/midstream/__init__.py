@@ -24,7 +24,11 @@ from midstream.version import __version__
 
 if TYPE_CHECKING:
     from midstream.change.change import Change
+    from midstream.change.fork import fork
+    from midstream.change.rewind import rewind
+    from midstream.change.savepoint import delete_savepoint, savepoints, take_savepoint
     from midstream.checkpoint.change_records import Outcome
+    from midstream.checkpoint.savepoints import Savepoint
     from midstream.checkpoint.sink_files import committed_files
     from midstream.runtime.spark.job import Job
     from midstream.runtime.spark.session import local_session
@@ -45,6 +49,7 @@ __all__ = [
     "MidstreamError",
     "NoopSink",
     "Outcome",
+    "Savepoint",
     "Schedule",
     "SquareWave",
     "State",
@@ -55,9 +60,14 @@ __all__ = [
     "__version__",
     "agg",
     "committed_files",
+    "delete_savepoint",
+    "fork",
     "local_session",
+    "rewind",
+    "savepoints",
     "sessions",
     "sliding",
+    "take_savepoint",
     "transaction",
     "tumbling",
 ]
@@ -66,7 +76,13 @@ _LOADED_WHEN_USED = {
     "Change": "midstream.change.change",
     "Job": "midstream.runtime.spark.job",
     "Outcome": "midstream.checkpoint.change_records",
+    "Savepoint": "midstream.checkpoint.savepoints",
     "committed_files": "midstream.checkpoint.sink_files",
+    "delete_savepoint": "midstream.change.savepoint",
+    "fork": "midstream.change.fork",
+    "rewind": "midstream.change.rewind",
+    "savepoints": "midstream.change.savepoint",
+    "take_savepoint": "midstream.change.savepoint",
     "local_session": "midstream.runtime.spark.session",
 }
 

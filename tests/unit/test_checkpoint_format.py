@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, UpdateRecord
-from midstream.checkpoint.location import Identity, Manifest
+from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.sink_marker import SinkMarker
 from midstream.flow.aggregations import Aggregation
 from midstream.flow.graph_format import WINDOWS

@@ -42,6 +42,8 @@ class Outcome(enum.StrEnum):
     returned to what it ran before."""
     REFUSED = "refused"
     """It was never sent to a task."""
+    REWOUND = "rewound"
+    """The job was rewound to an epoch before it took effect, so it counts no more than those epochs do."""
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="update"):

@@ -19,6 +19,7 @@ from midstream.cli.calibrate import calibrate
 from midstream.cli.change import epoch, explain, history, jobs, revert, status, update
 from midstream.cli.live import print_summary, watch
 from midstream.cli.messages import errors_told, write_text
+from midstream.cli.savepoints import fork, rewind, savepoint, savepoints
 from midstream.cli.state import held_table, parse_key, state_table
 from midstream.cli.target import find, needs_session, to_flow
 from midstream.cli.trust import TrustOption, require_trust
@@ -176,7 +177,20 @@ def journal(
         typer.echo(tell(read(file.read_bytes())))
 
 
-for command in (jobs, status, epoch, explain, update, history, revert, calibrate):
+for command in (
+    jobs,
+    status,
+    epoch,
+    explain,
+    update,
+    history,
+    revert,
+    savepoint,
+    savepoints,
+    fork,
+    rewind,
+    calibrate,
+):
     app.command()(command)
 
 

@@ -16,20 +16,21 @@ from midstream.cli.served import SHORT
 from midstream.server.messages import JobState
 from midstream.server.registry import ServedEntry
 
-__all__ = ["jobs_table", "outcome_of", "print_history", "print_state", "taken_back_text"]
+__all__ = ["jobs_table", "outcome_of", "print_history", "print_state", "table_of", "taken_back_text"]
 
 _STYLES = {
     Outcome.APPLIED: "green",
     Outcome.ROLLED_BACK: "bold red",
     Outcome.REVERTED: "bold red",
     Outcome.REFUSED: "red",
+    Outcome.REWOUND: "dim",
     Outcome.PENDING: "yellow",
 }
 
 
 def jobs_table(jobs: Sequence[tuple[ServedEntry, JobState | None]]) -> Table:
     """All served jobs, including those that do not answer."""
-    table = _table("name", "id", "pid", "revision", "status", "url")
+    table = table_of("name", "id", "pid", "revision", "status", "url")
     for entry, state in jobs:
         revision, status = ("", "no answer") if state is None else (str(state.revision), state.status)
         cells = (entry.name, entry.job[:SHORT], str(entry.pid), revision, status, entry.url)
@@ -66,7 +67,7 @@ def print_state(entry: ServedEntry, state: JobState, console: Console) -> None:
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if state.progress:
-        table = _table("epoch", "revision", "rows in", "rows out", "errors", "ms", "rows/s", justify="right")
+        table = table_of("epoch", "revision", "rows in", "rows out", "errors", "ms", "rows/s", justify="right")
         for epoch in state.progress:
             table.add_row(
                 str(epoch.epoch),
@@ -134,7 +135,8 @@ def taken_back_text(taken: TakenBack) -> str:
     return "\n".join(lines)
 
 
-def _table(*titles: str, justify: str = "left") -> Table:
+def table_of(*titles: str, justify: str = "left") -> Table:
+    """A table without lines, with these columns."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in titles:
         table.add_column(title, justify=justify)  # type: ignore[arg-type]

@@ -26,10 +26,13 @@ from collections.abc import Callable, Sequence
 from midstream.change.change import Change
 from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
+from midstream.change.savepoint import savepoint_of
 from midstream.change.trial import Changes, Request, RunFailure
 from midstream.checkpoint.audit_files import keep_index
 from midstream.checkpoint.committed_state import CommittedState
-from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.manifest import Manifest
+from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.sink_files import SinkFolders
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.messages import (
@@ -406,6 +409,26 @@ class Driver:
                         self._edge.cancel(opened)
                 case _:
                     pass
+
+    # ── savepoints ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def savepoint(self, name: str, *, by: str, note: str | None) -> Savepoint:
+        """Take a savepoint of the last committed epoch, while epochs go on."""
+        with self._checkpoint.blobs.holds.preparing(), contextlib.ExitStack() as stack:
+            with self._lock:
+                self._require_not_stopping()
+                manifest = self._checkpoint.newest_manifest()
+                committed = CommittedState.of(self.changes.configuration.graph, manifest)
+                stack.enter_context(self.sweeper.holding(committed.files()))
+            savepoint = savepoint_of(self._checkpoint, manifest, name, by=by, note=note)
+            self.sweeper.pin(savepoint)
+            return savepoint
+
+    def delete_savepoint(self, name: str) -> Savepoint:
+        """Delete a savepoint; what only it needs is removed with the next sweep."""
+        deleted = self._checkpoint.savepoints.delete(name)
+        self.sweeper.unpin(name)
+        return deleted
 
     # ── time limits, and the end ──────────────────────────────────────────────────────────────────────────────────
 

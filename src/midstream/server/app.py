@@ -26,7 +26,15 @@ from midstream.checkpoint.change_records import ChangeRecord
 from midstream.drawing.render import render
 from midstream.errors import MidstreamError
 from midstream.server.guard import Guard, failure
-from midstream.server.messages import ChangeRequest, Explained, JobState, RevertRequest, Welcome
+from midstream.server.messages import (
+    ChangeRequest,
+    Explained,
+    JobState,
+    RevertRequest,
+    SavepointRequest,
+    SavepointState,
+    Welcome,
+)
 from midstream.server.openapi import description
 from midstream.version import __version__
 
@@ -67,6 +75,9 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/history", "GET", endpoints.history),
         _route("/history/{number}", "GET", endpoints.change),
         _route("/revert", "POST", endpoints.revert),
+        _route("/savepoints", "GET", endpoints.savepoints),
+        _route("/savepoints", "POST", endpoints.savepoint),
+        _route("/savepoints/{name}", "DELETE", endpoints.delete_savepoint),
     ]
     handlers: Mapping[Any, Any] = {HTTPException: _error_reply}
     app = Starlette(routes=routes, exception_handlers=handlers)
@@ -109,6 +120,19 @@ class _Endpoints:
     async def change(self, request: Request) -> Response:
         number, wait_s = _number(request.path_params["number"]), _seconds(request.query_params.get("wait_s", "0"))
         return _json(await run_in_threadpool(self._change, number, wait_s))
+
+    async def savepoints(self, request: Request) -> Response:
+        found = await run_in_threadpool(self._job.savepoints)
+        return _json([SavepointState.of(each) for each in found])
+
+    async def savepoint(self, request: Request) -> Response:
+        wanted = await self._read(request, SavepointRequest)
+        taken = await run_in_threadpool(partial(self._job.savepoint, wanted.name, note=wanted.note, by=wanted.by))
+        return _json(SavepointState.of(taken))
+
+    async def delete_savepoint(self, request: Request) -> Response:
+        deleted = await run_in_threadpool(self._job.delete_savepoint, request.path_params["name"])
+        return _json(SavepointState.of(deleted))
 
     def _explain(self, wanted: ChangeRequest) -> Explained:
         explanation = self._job.explain(*wanted.unpacked(), scheduler=wanted.scheduler)

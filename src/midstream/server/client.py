@@ -9,7 +9,7 @@ import http.client
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
@@ -24,6 +24,8 @@ from midstream.server.messages import (
     JobState,
     MigrationFunction,
     RevertRequest,
+    SavepointRequest,
+    SavepointState,
     UpdateMessage,
     python_version,
 )
@@ -94,6 +96,18 @@ class JobClient:
         steps = tuple(MigrationFunction.of(operator, function) for operator, function in (migrate or {}).items())
         body = RevertRequest(revision, python_version(), steps, scheduler, by or whoami())
         return self._ask("POST", "/revert", ChangeRecord, body)
+
+    def savepoint(self, name: str, *, note: str | None = None, by: str | None = None) -> SavepointState:
+        """Name the last committed epoch, and keep it."""
+        return self._ask("POST", "/savepoints", SavepointState, SavepointRequest(name, note, by or whoami()))
+
+    def savepoints(self) -> list[SavepointState]:
+        """All savepoints, oldest epoch first."""
+        return self._ask("GET", "/savepoints", list[SavepointState])
+
+    def delete_savepoint(self, name: str) -> SavepointState:
+        """Delete a savepoint."""
+        return self._ask("DELETE", f"/savepoints/{quote(name, safe='')}", SavepointState)
 
     def wait(self, number: int, timeout: float | None = None) -> ChangeRecord:
         """Wait for the outcome of a change; it is still pending if the time runs out, or if the job has ended."""

@@ -8,12 +8,31 @@ from typing import Any
 import msgspec
 
 from midstream.checkpoint.change_records import ChangeRecord
-from midstream.server.messages import ChangeRequest, ErrorReply, Explained, JobState, RevertRequest, Welcome
+from midstream.server.messages import (
+    ChangeRequest,
+    ErrorReply,
+    Explained,
+    JobState,
+    RevertRequest,
+    SavepointRequest,
+    SavepointState,
+    Welcome,
+)
 from midstream.version import __version__
 
 __all__ = ["description"]
 
-_MESSAGES = (ChangeRecord, ChangeRequest, Explained, ErrorReply, JobState, RevertRequest, Welcome)
+_MESSAGES = (
+    ChangeRecord,
+    ChangeRequest,
+    Explained,
+    ErrorReply,
+    JobState,
+    RevertRequest,
+    SavepointRequest,
+    SavepointState,
+    Welcome,
+)
 _REF = "#/components/schemas/{name}"
 
 _NO_TOKEN = {"description": "The token is missing or wrong. The body is empty, whatever the path."}
@@ -53,9 +72,14 @@ def description() -> dict[str, Any]:
                     ChangeRecord,
                 )
             },
-            "/history": {"get": _history()},
+            "/history": {"get": _list("All changes, oldest first", ChangeRecord, "The history cannot be read.")},
             "/history/{number}": {"get": _change()},
             "/revert": {"post": _post("Go back to an earlier revision, as a change", RevertRequest, ChangeRecord)},
+            "/savepoints": {
+                "get": _list("All savepoints, oldest epoch first", SavepointState, "They cannot be read."),
+                "post": _post("Name the last committed epoch, and keep it", SavepointRequest, SavepointState),
+            },
+            "/savepoints/{name}": {"delete": _delete_savepoint()},
         },
     }
 
@@ -97,9 +121,15 @@ def _graph() -> dict[str, Any]:
     return {**operation, "parameters": [{"name": "format", "in": "query", "schema": styles}]}
 
 
-def _history() -> dict[str, Any]:
-    content = {"application/json": {"schema": {"type": "array", "items": _ref(ChangeRecord)}}}
-    return _operation("All changes, oldest first", content, _422="The history cannot be read.")
+def _list(summary: str, each: type, failure: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"type": "array", "items": _ref(each)}}}
+    return _operation(summary, content, _422=failure)
+
+
+def _delete_savepoint() -> dict[str, Any]:
+    operation = _operation("Delete a savepoint", _body(SavepointState), _422="There is no such savepoint.")
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {**operation, "parameters": [name]}
 
 
 def _change() -> dict[str, Any]:

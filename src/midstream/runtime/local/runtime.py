@@ -168,7 +168,7 @@ def runtime_of(
             wires = None if before is None else before.plan.numbers
             first = first_configuration(graph, location.blobs, partitions, blobs, assignments, wires)
             bases = posixpath.join(folder, "bases")
-            access = StateAccess(location.identity.job, location.states.location, bases, durable)
+            access = StateAccess(location.identity.copies, location.states.location, bases, durable)
             runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)
             undo.pop_all()  # from now on the runtime releases it
         try:

@@ -21,6 +21,7 @@ from midstream.change.change import Change
 from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request
 from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.sweeper import Sweeper, SweepThread
 from midstream.control.messages import AuditOrder, Commit
 from midstream.engine.collector import FRAME_BYTES
@@ -86,6 +87,7 @@ class Heartbeat:
             checkpoint.states.location,
             local_state,
             checkpoint.durable,
+            checkpoint.identity.copies,
         )
         self._log = OffsetLog(checkpoint.spark_location)
         self._syncer = ThreadPoolExecutor(1, "midstream-sync") if checkpoint.durable else None
@@ -168,6 +170,14 @@ class Heartbeat:
     def request(self, request: Request) -> Change:
         """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
         return self._driver.request(request)
+
+    def savepoint(self, name: str, *, by: str, note: str | None) -> Savepoint:
+        """Take a savepoint of the last committed epoch."""
+        return self._driver.savepoint(name, by=by, note=note)
+
+    def delete_savepoint(self, name: str) -> Savepoint:
+        """Delete a savepoint."""
+        return self._driver.delete_savepoint(name)
 
     def stopping(self) -> None:
         """The job is being stopped."""

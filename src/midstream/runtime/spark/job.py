@@ -22,6 +22,7 @@ from midstream.change.trial import Changes, Request
 from midstream.checkpoint.change_records import ChangeRecord, whoami
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.savepoints import Savepoint
 from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.edits import Edit
@@ -251,6 +252,30 @@ class Job:
                 back_to=undone,
             )
             return self._heartbeat.request(request)
+
+    # ── savepoints ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def savepoint(self, name: str, *, note: str | None = None, by: str | None = None) -> Savepoint:
+        """Give the last committed epoch a name, and keep all that a restart from there needs until it is deleted.
+
+        :func:`midstream.fork` begins a new job there, :func:`midstream.rewind` lets this one go back to it once it is
+        stopped. Epochs go on meanwhile.
+
+        :param name: such as ``"before tuning"``; not taken yet, and no number.
+        :param note: the reason, for people.
+        :param by: who takes it; default: the user of this process.
+        """
+        self._require_running()
+        return self._heartbeat.savepoint(name, by=by or whoami(), note=note)
+
+    def savepoints(self) -> list[Savepoint]:
+        """All savepoints of this job, oldest epoch first."""
+        return self._checkpoint.savepoints.all()
+
+    def delete_savepoint(self, name: str) -> Savepoint:
+        """Delete a savepoint. What only it needs is removed from the checkpoint with one of the next epochs."""
+        self._require_running()
+        return self._heartbeat.delete_savepoint(name)
 
     def _require_running(self) -> None:
         if self._over.is_set():
