@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from midstream.checkpoint.change_records import Outcome
     from midstream.checkpoint.savepoints import Savepoint
     from midstream.checkpoint.sink_files import committed_files
+    from midstream.observation import Observation
     from midstream.runtime.spark.job import Job
     from midstream.runtime.spark.session import local_session
 
@@ -48,6 +49,7 @@ __all__ = [
     "MemorySink",
     "MidstreamError",
     "NoopSink",
+    "Observation",
     "Outcome",
     "Savepoint",
     "Schedule",
@@ -75,6 +77,7 @@ __all__ = [
 _LOADED_WHEN_USED = {
     "Change": "midstream.change.change",
     "Job": "midstream.runtime.spark.job",
+    "Observation": "midstream.observation",
     "Outcome": "midstream.checkpoint.change_records",
     "Savepoint": "midstream.checkpoint.savepoints",
     "committed_files": "midstream.checkpoint.sink_files",

@@ -10,8 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from midstream.change.fork import ForkRecord
 from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, UpdateRecord
 from midstream.checkpoint.manifest import Identity, Manifest
+from midstream.checkpoint.rewind_record import Rewind
+from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.sink_marker import SinkMarker
 from midstream.flow.aggregations import Aggregation
 from midstream.flow.graph_format import WINDOWS
@@ -29,6 +32,9 @@ PAGE = (ROOT / "docs" / "checkpoint-format.md").read_text(encoding="utf-8")
 DOCUMENTS = {
     "Identity": Identity,
     "Manifest": Manifest,
+    "Savepoint": Savepoint,
+    "Rewind": Rewind,
+    "Fork": ForkRecord,
     "Lineage": Lineage,
     "Lineage entry": LineageEntry,
     "File reference": FileRef,

@@ -22,6 +22,7 @@ from midstream.cli.messages import errors_told, write_text
 from midstream.cli.savepoints import fork, rewind, savepoint, savepoints
 from midstream.cli.state import held_table, parse_key, state_table
 from midstream.cli.target import find, needs_session, to_flow
+from midstream.cli.top import top
 from midstream.cli.trust import TrustOption, require_trust
 from midstream.control.journal import read, tell
 from midstream.drawing.render import Style, render
@@ -180,6 +181,7 @@ def journal(
 for command in (
     jobs,
     status,
+    top,
     epoch,
     explain,
     update,

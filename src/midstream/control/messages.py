@@ -110,6 +110,8 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     began_at: float = 0.0
     """By the worker's clock."""
     ended_at: float = 0.0
+    memory: int = 0
+    """Resident memory of the worker's process at the end of the task, in bytes."""
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
@@ -328,6 +330,8 @@ class Commit(msgspec.Struct, frozen=True):
     files: dict[str, tuple[SinkFile, ...]] = {}
     spans: dict[StageIndex, tuple[float, float]] = {}
     """By stage: when its first task began and its last one ended, by the workers' clocks."""
+    worker_memory: int = 0
+    """Resident memory of the largest worker, in bytes."""
 
 
 class Reject(msgspec.Struct, frozen=True):

@@ -133,6 +133,7 @@ class RunBook:
             samples=samples,
             files=files,
             spans=spans,
+            worker_memory=max((report.memory for report in reports), default=0),
         )
 
     def _times(self, stage: StageIndex) -> EpochTimes:

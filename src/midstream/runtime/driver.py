@@ -23,6 +23,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from midstream.change.change import Change
 from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
@@ -52,9 +54,11 @@ from midstream.flow.model import Graph, Sink
 from midstream.flow.spec import SinkTable
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
+from midstream.observation import Observation
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
+from midstream.runtime.observer import Observer
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
 
 __all__ = ["Driver"]
@@ -73,7 +77,7 @@ class Driver:
         edge: Edge,
         *,
         audit: AuditOrder | None,
-        on_commit: Callable[[Commit, EpochProgress], None],
+        on_commit: Callable[[Commit, EpochProgress, Observation], None],
         wall: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -104,6 +108,7 @@ class Driver:
         self._overdue: str | None = None
         self._is_stopping = False
         self._warned_of: set[str] = set()
+        self._observer = Observer(checkpoint.identity.job)
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -238,7 +243,10 @@ class Driver:
             times = EpochMoments(self._ended, first_began, run.began, planned, computed, ended)
             self._ended = ended
             phases = phases_of(times, commit.spans)
-            self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms, phases))
+            progress = epoch_progress(ended_with.plan, commit, now, duration_ms, phases)
+            seen = self._observer.after(ended_with.graph, commit, progress, committed, run.entry.clock)
+            is_on_trial = self.changes.on_trial is not None
+            self._on_commit(commit, progress, msgspec.structs.replace(seen, is_on_trial=is_on_trial))
             self._warn_of_times_ahead(commit)
             return True
 

@@ -27,7 +27,7 @@ from midstream.engine.slices import SliceSizer
 from midstream.errors import CheckpointError, StateError
 from midstream.ids import BinId, Digest, Revision
 from midstream.planner.programs import StageProgram
-from midstream.state.access import StateAccess
+from midstream.state.access import StateAccess, resident_bytes
 from midstream.state.files import Author
 from midstream.state.lineage import Lineage
 from midstream.state.task import TaskState
@@ -150,6 +150,7 @@ class TaskRun:
             files={} if self._outlets is None else self._outlets.finish(),
             began_at=self._began_at,
             ended_at=self._clock.wall_us() / 1e6,
+            memory=resident_bytes(),
         )
 
     def _recorded(self) -> str | None:

@@ -25,6 +25,7 @@ from midstream.change.change import Change
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.drawing.render import render
 from midstream.errors import MidstreamError
+from midstream.server.exposition import OPENMETRICS, TEXT, exposition, format_wanted
 from midstream.server.guard import Guard, failure
 from midstream.server.messages import (
     ChangeRequest,
@@ -69,6 +70,8 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/", "GET", endpoints.welcome),
         _route("/openapi.json", "GET", endpoints.openapi),
         _route("/status", "GET", endpoints.status),
+        _route("/observation", "GET", endpoints.observation),
+        _route("/metrics", "GET", endpoints.metrics),
         _route("/graph", "GET", endpoints.graph),
         _route("/explain", "POST", endpoints.explain),
         _route("/update", "POST", endpoints.update),
@@ -99,6 +102,16 @@ class _Endpoints:
 
     async def status(self, request: Request) -> Response:
         return _json(await run_in_threadpool(state_of, self._job))
+
+    async def observation(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(lambda: self._job.observation))
+
+    async def metrics(self, request: Request) -> Response:
+        is_open = format_wanted(request.headers.get("accept", ""))
+        seen = await run_in_threadpool(lambda: self._job.observation)
+        text = exposition(self._job.name, self._job.id, seen, openmetrics=is_open)
+        # As it is: the charset is part of both formats' types, and Starlette would add another one.
+        return Response(text, headers={"content-type": OPENMETRICS if is_open else TEXT})
 
     async def graph(self, request: Request) -> Response:
         style: Any = request.query_params.get("format", "text")

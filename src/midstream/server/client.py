@@ -17,6 +17,7 @@ from midstream import errors
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, as_updates
+from midstream.observation import Observation
 from midstream.server.messages import (
     ChangeRequest,
     ErrorReply,
@@ -58,6 +59,10 @@ class JobClient:
     def status(self, timeout: float = ANSWER_S) -> JobState:
         """The state of the job."""
         return self._ask("GET", "/status", JobState, timeout=timeout)
+
+    def observation(self) -> Observation | None:
+        """What was observed of the last committed epoch; None before the first."""
+        return self._ask("GET", "/observation", Observation | None)  # type: ignore[arg-type]  # a union is no class
 
     def graph(self, style: str = "text") -> str:
         """The flow that runs, as a drawing."""

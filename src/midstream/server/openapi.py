@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from midstream.checkpoint.change_records import ChangeRecord
+from midstream.observation import Observation
 from midstream.server.messages import (
     ChangeRequest,
     ErrorReply,
@@ -28,6 +29,7 @@ _MESSAGES = (
     Explained,
     ErrorReply,
     JobState,
+    Observation,
     RevertRequest,
     SavepointRequest,
     SavepointState,
@@ -63,6 +65,8 @@ def description() -> dict[str, Any]:
             "/": {"get": _get("Which job this is", Welcome)},
             "/openapi.json": {"get": _operation("This description", {"application/json": {"schema": {}}})},
             "/status": {"get": _get("The state of the job, its recent epochs, and the change on trial", JobState)},
+            "/observation": {"get": _observation()},
+            "/metrics": {"get": _metrics()},
             "/graph": {"get": _graph()},
             "/explain": {"post": _post("What a change would do", ChangeRequest, Explained)},
             "/update": {
@@ -112,6 +116,16 @@ def _post(summary: str, body: type, answer: type) -> dict[str, Any]:
         _422="The job refuses: `error` is the name of a class of midstream.errors.",
     )
     return {**operation, "requestBody": {"required": True, "content": _body(body)}}
+
+
+def _observation() -> dict[str, Any]:
+    content = {"application/json": {"schema": {"anyOf": [_ref(Observation), {"type": "null"}]}}}
+    return _operation("What was observed of the last committed epoch; null before the first", content)
+
+
+def _metrics() -> dict[str, Any]:
+    content = {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")}
+    return _operation("The same as metrics for Prometheus", content)
 
 
 def _graph() -> dict[str, Any]:

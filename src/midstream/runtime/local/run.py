@@ -10,6 +10,7 @@ from midstream.checkpoint.change_records import ChangeRecord
 from midstream.flow.edits import Edit
 from midstream.ids import Revision
 from midstream.metrics import EpochProgress, JobMetrics
+from midstream.observation import Observation
 
 __all__ = ["ChangeAt", "Faults", "LocalRun"]
 
@@ -82,6 +83,8 @@ class LocalRun:
     metrics: JobMetrics
     revision: Revision
     story: tuple[str, ...]
+    observations: tuple[Observation, ...] = ()
+    """One for each committed epoch, as ``job.watch()`` gives them on Spark."""
     history: tuple[ChangeRecord, ...] = ()
     """The changes that were made."""
     audit: pa.Table | None = None

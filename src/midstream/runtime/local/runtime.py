@@ -53,6 +53,7 @@ from midstream.errors import FunctionError, JobFailed, MidstreamError
 from midstream.flow.model import Graph, Source
 from midstream.ids import Epoch, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
+from midstream.observation import Observation
 from midstream.planner.assignment import Assignment, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.planner.stages import compile_plan
@@ -206,6 +207,7 @@ class _Runtime:
         self._switched: set[TaskId] = set()
         self._progress: list[EpochProgress] = []
         self._metrics = JobMetrics()
+        self._observations: list[Observation] = []
         self._wanted = deque(sorted(changes, key=lambda each: each.epoch))
         self._eagerness = rng.choice(EAGERNESS)
         self._epoch = Epoch(0)
@@ -258,6 +260,7 @@ class _Runtime:
         self.checkpoint.release()
         self.result = LocalRun(
             progress=tuple(self._progress),
+            observations=tuple(self._observations),
             metrics=msgspec.structs.replace(self._metrics, sweep=self._driver.sweeper.stats),
             revision=self._driver.changes.configuration.revision,
             story=self.coordinator.story,
@@ -287,7 +290,8 @@ class _Runtime:
                 self._driver.ended(str(failed))  # nothing is wrong with the flow, so its user starts it again
                 self._start_driver()
 
-    def _committed(self, commit: Commit, progress: EpochProgress) -> None:
+    def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
+        self._observations.append(seen)
         self._progress.append(progress)
         self._metrics = self._metrics.after(progress)
 

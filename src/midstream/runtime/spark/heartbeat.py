@@ -28,6 +28,7 @@ from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Graph
 from midstream.ids import Epoch
 from midstream.metrics import EpochProgress, SweepStats
+from midstream.observation import Observation
 from midstream.runtime.driver import Driver
 from midstream.runtime.edge import EpochEntry, OpenRun
 from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
@@ -72,7 +73,7 @@ class Heartbeat:
         *,
         local_state: str | None,
         audit: str | None,
-        on_commit: Callable[[EpochProgress], None],
+        on_commit: Callable[[EpochProgress, Observation], None],
     ) -> None:
         self._spark = spark
         self._checkpoint = checkpoint
@@ -151,10 +152,10 @@ class Heartbeat:
         with self._marked(run), self._interruptible():
             walk(plan, engine, rows, partial(self._driver.planned, run))
 
-    def _committed(self, commit: Commit, progress: EpochProgress) -> None:
+    def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row)
-        self._on_progress(progress)
+        self._on_progress(progress, seen)
 
     @property
     def sweep_stats(self) -> SweepStats:

@@ -29,9 +29,11 @@ from midstream.flow.edits import Edit
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
+from midstream.observation import Observation, with_backlog
 from midstream.runtime.reporting import unexpected
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.heartbeat import Heartbeat
+from midstream.runtime.watch import Watch, Watches
 
 KEPT_PROGRESS = 100
 
@@ -95,6 +97,7 @@ class Job:
         self._progress: deque[EpochProgress] = deque(maxlen=KEPT_PROGRESS)
         self._metrics = JobMetrics()
         self._changed = threading.Condition()
+        self._watches = Watches(self._with_backlog)
 
     # ── inspection ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,6 +149,34 @@ class Job:
     def metrics(self) -> JobMetrics:
         """Totals since this start."""
         return msgspec.structs.replace(self._metrics, sweep=self._heartbeat.sweep_stats)
+
+    @property
+    def observation(self) -> Observation | None:
+        """What was observed of the last committed epoch of this life; None before the first."""
+        return self._watches.last
+
+    def watch(self) -> Watch:
+        """An iterator of observations: one for each epoch that is committed from now on, until the job ends.
+
+        It never holds up the job. A reader that falls more than 100 epochs behind loses the oldest, and
+        ``watch.dropped`` counts them. Leave it with ``close()``, or use it in a ``with`` block::
+
+            for seen in job.watch():
+                print(seen.epoch, seen.rows_per_s, max(seen.operators, key=lambda each: each.busy_share).operator)
+        """
+        return self._watches.watch()
+
+    def _with_backlog(self, seen: Observation) -> Observation:
+        """What Spark says of sources that are behind. Asked in the reader's thread, because it takes milliseconds."""
+        query, inlets = self._query, self._changes.configuration.plan.stages[0].inlets
+        if query is None or self._over.is_set():
+            return seen
+        try:
+            reported = query.lastProgress
+            found = [] if reported is None else [dict(each.metrics or {}) for each in reported.sources]
+        except Exception:  # the query has ended, or Spark has
+            return seen
+        return with_backlog(seen, dict(zip(inlets, found, strict=True)) if len(found) == len(inlets) else {})
 
     def state(self, operator: str) -> DataFrame:
         """The committed state of an operator as a DataFrame: its key columns, and the state of each key.
@@ -344,6 +375,7 @@ class Job:
             if self._server is not None:
                 self._server.close()  # changes have ended, so no request waits for one
             self._checkpoint.release()
+            self._watches.end()
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()
@@ -360,7 +392,8 @@ class Job:
             self._fail(error, Epoch(epoch))
             raise RuntimeError(f"midstream: epoch {epoch} of job {self.name} failed") from None
 
-    def _committed(self, progress: EpochProgress) -> None:
+    def _committed(self, progress: EpochProgress, seen: Observation) -> None:
+        self._watches.put(seen)
         with self._changed:
             self._progress.append(progress)
             self._metrics = self._metrics.after(progress)
