@@ -71,8 +71,8 @@ class Histogram(msgspec.Struct, frozen=True):
 class HeavyKeys(msgspec.Struct, frozen=True):
     """The keys with the most rows, after Misra and Gries: never more than 32 of them, however many there are.
 
-    Of counts that are exact, none is too high, and none is too low by more than ``missed``; a key that is not listed has
-    at most ``missed`` rows. Counts of a sample are estimates, so there the same holds up to chance.
+    Of counts that are exact, none is too high, and none is too low by more than ``missed``; a key that is not listed
+    has at most ``missed`` rows. Counts of a sample are estimates, so there the same holds up to chance.
 
     >>> a = HeavyKeys.of({"'ann'": 70, "'bob'": 2}, rows=72)
     >>> (a + HeavyKeys.of({"'ann'": 30}, rows=30)).heaviest

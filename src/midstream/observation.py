@@ -1,11 +1,11 @@
 """What can be observed of a running job after an epoch: the one source of ``job.watch()``, ``midstream top``, the
 metrics endpoint, and of policies that decide from it.
 
-An :class:`Observation` is a frozen value without references to the job: it can be kept, compared, sent as JSON, and made
-up in a test. Whoever decides something reads this and nothing else.
+An :class:`Observation` is a frozen value without references to the job: it can be kept, compared, sent as JSON, and
+made up in a test. Whoever decides something reads this and nothing else.
 
-Times are in milliseconds and sizes in bytes, as the names of the fields say. Shares are fractions of one core: an operator
-that kept two cores busy all the time has a busy share of 2.
+Times are in milliseconds and sizes in bytes, as the names of the fields say. Shares are fractions of one core: an
+operator that kept two cores busy all the time has a busy share of 2.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ class SourceObservation(msgspec.Struct, frozen=True, kw_only=True):
     behind_ms: float | None = None
     """From its latest event time so far to the clock of this epoch. None without event times."""
     backlog: dict[str, float] = {}
-    """What the source itself says is left to read, under the names that Spark gives it: ``numFilesOutstanding`` of files,
-    ``maxOffsetsBehindLatest`` of Kafka. As of the last epoch that Spark has reported, read when somebody asks; empty if
-    the source says nothing, and on the local runtime."""
+    """What the source itself says is left to read, under the names that Spark gives it: ``numFilesOutstanding`` of
+    files, ``maxOffsetsBehindLatest`` of Kafka. As of the last epoch that Spark has reported, read when somebody asks;
+    empty if the source says nothing, and on the local runtime."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """A job after a committed epoch.
 
-    >>> seen = Observation(flow="fraud", job="a1b2", epoch=7, revision=1, observed_at=0.0, rows_in=500, elapsed_ms=250.0)
+    >>> seen = Observation(flow="fraud", job="a1", epoch=7, revision=1, observed_at=0.0, rows_in=500, elapsed_ms=250.0)
     >>> seen.rows_per_s
     2000.0
     >>> import msgspec

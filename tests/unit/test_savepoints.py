@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from midstream import Flow, ListSource, MemorySink, agg, delete_savepoint, fork, rewind, savepoints, take_savepoint
 from midstream.checkpoint.location import Checkpoint
-from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.spark_files import SparkFiles
 from midstream.cli.app import app
 from midstream.errors import CheckpointError
@@ -202,23 +201,6 @@ def test_a_job_whose_windows_were_closed_has_no_savepoint(tmp_path):
 # ── commands, and over HTTP ───────────────────────────────────────────────────────────────────────────────────────
 
 
-class SavingJob(StandInJob):
-    """A served job with a checkpoint of its own, from which it takes savepoints."""
-
-    def __init__(self, folder: Path, checkpoint: str) -> None:
-        super().__init__(folder)
-        self._checkpoint = checkpoint
-
-    def savepoint(self, name: str, *, note: str | None = None, by: str | None = None) -> Savepoint:
-        return take_savepoint(self._checkpoint, name, note=note, by=by)
-
-    def savepoints(self) -> list[Savepoint]:
-        return savepoints(self._checkpoint)
-
-    def delete_savepoint(self, name: str) -> Savepoint:
-        return delete_savepoint(self._checkpoint, name)
-
-
 def call(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, list(arguments))
     return result.exit_code, result.output
@@ -231,7 +213,9 @@ def home(tmp_path, monkeypatch):
 
 
 def test_savepoints_of_a_served_job(job, tmp_path, home):
-    with served(SavingJob(tmp_path / "stand", job)) as server:
+    stand_in = StandInJob(tmp_path / "stand")
+    stand_in.checkpoint = job
+    with served(stand_in) as server:
         client = JobClient(server.url, server.token)
         assert client.savepoint("after ä?b", note="why", by="ann").epoch == 6
         assert [(each.name, each.epoch, each.note) for each in client.savepoints()] == [

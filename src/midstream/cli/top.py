@@ -88,6 +88,8 @@ def _operators(seen: Observation, room: int | None) -> RenderableType:
         "operator", "in/s", "out/s", "busy", "µs/row", "p50 ms", "p99 ms", "state", "hot key", justify="right"
     )
     table.columns[0].justify = "left"
+    for column in table.columns:
+        column.no_wrap = True
     for each in shown:
         table.add_row(Text(_short(each.operator, _NAME)), *_figures(each, seen.elapsed_ms))
     if len(shown) < len(seen.operators):

@@ -1,7 +1,7 @@
 """Finds the keys with the most rows in a task, from a few rows of each slice.
 
-Counting all rows would cost as much as a cheap operator does. So at most 32 rows of a slice are looked at, chosen evenly
-at random, and each stands for its share of the slice: some 20 microseconds of the 5 milliseconds that a slice takes.
+Counting all rows would cost as much as a cheap operator does. So at most 32 rows of a slice are looked at, chosen
+evenly at random, and each stands for its share of the slice.
 """
 
 from __future__ import annotations

@@ -66,9 +66,7 @@ BUSY_SHARE = _family("operator_busy_ratio", "gauge", "How many cores an operator
 LATENCY = _family("operator_latency_seconds", "histogram", "Age of rows when they left an operator.")
 STATE = _family("operator_state_bytes", "gauge", "Size of the files that make an operator's state.")
 KEYS = _family("operator_keys_limit", "gauge", "An operator has at most so many stored keys.")
-HEAVIEST = _family(
-    "operator_heaviest_key_ratio", "gauge", "Share of rows of the heaviest key of a key_by, by a sample."
-)
+HEAVIEST = _family("operator_heaviest_key_ratio", "gauge", "Share of rows of a key_by's heaviest key, by a sample.")
 SOURCE_ROWS = _family("source_rows", "gauge", "Rows that a source gave in the last epoch.")
 AHEAD = _family("source_rows_ahead", "counter", "Rows of a source that were too far in the future.")
 BEHIND = _family("source_behind_seconds", "gauge", "From a source's latest event time to the clock of the last epoch.")
