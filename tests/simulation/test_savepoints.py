@@ -44,7 +44,7 @@ from midstream.state import lineage
 from midstream.testing import ChangeAt, Faults, ManualClock, run_local
 from tests.keyed_oracle import us
 from tests.oracle import Row
-from tests.power_loss import Disk, Killed, Recorder
+from tests.power_loss import Disk, Killed, Recorder, Removed
 from tests.simulation.keyed_flows import START, at, small_thresholds
 
 SCHEMA = "k string, n int, t timestamp"
@@ -387,11 +387,21 @@ def test_a_rewind_survives_a_power_loss_at_any_step(tmp_path: Path) -> None:
     assert place.state() == oracle.state()
     assert len(recorder.operations) > begin + 15
     oracle.run(rows(x, 2, salt=5))
-    for end in range(begin, len(recorder.operations) + 1):
-        crashed = Stateful(tmp_path / f"crashed{end}")
-        Disk(str(place.root)).after(recorder.operations[:end]).crash(random.Random(end), crashed.root)
+    over = next(
+        i
+        for i, each in enumerate(recorder.operations)
+        if isinstance(each, Removed) and each.path.endswith("rewind.json")
+    )
+    last = len(recorder.operations)
+    for number, end in enumerate([*range(begin, last), *[over + 1] * 8, *[last] * 8]):
+        crashed = Stateful(tmp_path / f"crashed{number}")
+        Disk(str(place.root)).after(recorder.operations[:end]).crash(random.Random(number), crashed.root)
         checkpoint = Checkpoint.of_any_flow(crashed.checkpoint)
-        if checkpoint.rewind_under_way() is not None or checkpoint.epochs()[-1] != x - 1:
+        is_under_way = checkpoint.rewind_under_way() is not None
+        is_begun = is_under_way or checkpoint.epochs()[-1] == x - 1
+        assert is_begun or end <= over, "what was removed has come back"
+        assert not is_under_way or end < last, "a rewind that has returned is done"
+        if is_under_way or not is_begun:
             rewind(crashed.checkpoint, "x")
         crashed.run(rows(x, 2, salt=5))
         assert crashed.state() == oracle.state(), f"after {end} operations"

@@ -182,6 +182,7 @@ class Checkpoint:
         else:
             self.sync()  # what was removed must not come back, once it is no longer said that it has to go
             self._remove(self._path(REWIND))
+            self.sync()
 
     def rewind_under_way(self) -> Rewind | None:
         """The rewind that was begun here and not finished."""
