@@ -35,11 +35,12 @@ from midstream import (
     take_savepoint,
     tumbling,
 )
-from midstream.checkpoint import sink_files
+from midstream.checkpoint import sink_files, sweeper
 from midstream.checkpoint.change_records import Outcome
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
 from midstream.errors import CheckpointError
+from midstream.runtime.local import runtime as local
 from midstream.state import lineage
 from midstream.testing import ChangeAt, Faults, ManualClock, run_local
 from tests.keyed_oracle import us
@@ -146,6 +147,21 @@ class Place:
                 found["database"] = sorted(connection.execute("SELECT k, n, t, epoch FROM totals").fetchall())
             found["called"] = self.called
         return found
+
+
+class Stateful(Place):
+    """A job whose sinks keep nothing: all that it writes is recorded."""
+
+    def flow(self, epochs: Sequence[Sequence[Row]], stamp: Callable[[Row], Row]) -> Flow:
+        flow = Flow("shop")
+        source = flow.source("rows", ListSource([list(each) for each in epochs], SCHEMA, event_time="t"))
+        keyed = source.map("stamp", stamp, adds="v int").key_by("by_k", "k")
+        keyed.process("total", total).sink("out", NoopSink())
+        keyed.aggregate("windows", window=tumbling("10 seconds"), n=agg.sum("n")).sink("ended", NoopSink())
+        return flow
+
+    def state(self) -> list[list[str]]:
+        return [_sorted(read_state(self.checkpoint, name).to_pylist()) for name in STATEFUL]
 
 
 def _sorted(found: list[Row]) -> list[str]:
@@ -316,6 +332,35 @@ def test_copies_of_state_from_before_a_rewind_do_not_count(tmp_path: Path) -> No
     assert len({Checkpoint.of_any_flow(place.checkpoint).identity.job, names[0]}) == 1
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_savepoints_of_a_running_job_at_any_step_of_its_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The driver takes them between the steps of a commit, while tasks run, and while it sweeps."""
+    rng, at_step, taken = random.Random(seed), local._Runtime.at, {}
+
+    def at_saving(runtime: Any, step: str) -> None:
+        if runtime.checkpoint.newest_manifest() is not None and rng.random() < 0.1:
+            saved = runtime._driver.savepoint(f"s{len(taken)}", by="ann", note=step)
+            taken[saved.name] = saved.epoch
+        at_step(runtime, step)
+
+    monkeypatch.setattr(local._Runtime, "at", at_saving)
+    monkeypatch.setattr(sweeper, "FULL_SWEEP_EVERY", 100)  # which would find savepoints on disk
+    place = Stateful(tmp_path / "job", seed, FAULTS)
+    place.run(rows(0, 16), [ChangeAt.of(3, Update("stamp", version(2))), ChangeAt.of(6, Update("stamp", version(3)))])
+    monkeypatch.undo()
+    with small_thresholds(2):
+        place.run(rows(16, 2))
+    assert len(set(taken.values())) > 2
+    for name, epoch in taken.items():
+        new, oracle = Stateful(tmp_path / name), Stateful(tmp_path / f"oracle of {name}")
+        fork(place.checkpoint, name, new.checkpoint)
+        new.run(rows(epoch + 1, 1, salt=5))
+        oracle.run([*rows(0, epoch + 1), *rows(epoch + 1, 1, salt=5)])
+        assert new.state() == oracle.state(), f"{name} of epoch {epoch}"
+
+
 # ── crashes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -359,21 +404,6 @@ def test_a_rewind_that_is_killed_at_any_step_is_finished_by_the_next_one(tmp_pat
     assert refused > 30
 
 
-class Stateful(Place):
-    """A job whose sinks keep nothing: all that it writes is recorded."""
-
-    def flow(self, epochs: Sequence[Sequence[Row]], stamp: Callable[[Row], Row]) -> Flow:
-        flow = Flow("shop")
-        source = flow.source("rows", ListSource([list(each) for each in epochs], SCHEMA, event_time="t"))
-        keyed = source.map("stamp", stamp, adds="v int").key_by("by_k", "k")
-        keyed.process("total", total).sink("out", NoopSink())
-        keyed.aggregate("windows", window=tumbling("10 seconds"), n=agg.sum("n")).sink("ended", NoopSink())
-        return flow
-
-    def state(self) -> list[list[str]]:
-        return [_sorted(read_state(self.checkpoint, name).to_pylist()) for name in STATEFUL]
-
-
 @pytest.mark.long
 def test_a_rewind_survives_a_power_loss_at_any_step(tmp_path: Path) -> None:
     x, place, oracle = 3, Stateful(tmp_path / "job"), Stateful(tmp_path / "oracle")
@@ -387,11 +417,8 @@ def test_a_rewind_survives_a_power_loss_at_any_step(tmp_path: Path) -> None:
     assert place.state() == oracle.state()
     assert len(recorder.operations) > begin + 15
     oracle.run(rows(x, 2, salt=5))
-    over = next(
-        i
-        for i, each in enumerate(recorder.operations)
-        if isinstance(each, Removed) and each.path.endswith("rewind.json")
-    )
+    removed = [i for i, each in enumerate(recorder.operations) if isinstance(each, Removed)]
+    [over] = [i for i in removed if str(recorder.operations[i]).endswith("rewind.json')")]
     last = len(recorder.operations)
     for number, end in enumerate([*range(begin, last), *[over + 1] * 8, *[last] * 8]):
         crashed = Stateful(tmp_path / f"crashed{number}")
