@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from midstream import Flow, ListSource, NoopSink, Update
+from midstream import Flow, ListSource, NoopSink, Update, delete_savepoint, savepoints, take_savepoint
 from midstream.change.change import Change
 from midstream.change.configuration import first_configuration
 from midstream.change.explain import Explanation
@@ -19,12 +19,14 @@ from midstream.change.revert import undoing
 from midstream.change.trial import Changes, Request, RunFailure
 from midstream.checkpoint.change_log import ChangeLog
 from midstream.checkpoint.change_records import ChangeRecord, whoami
+from midstream.checkpoint.savepoints import Savepoint
 from midstream.control.messages import Commit
 from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics, OperatorStats
+from midstream.observation import Observation
 from midstream.server.serve import JobServer
 from midstream.storage.blobs import BlobStore
 
@@ -53,6 +55,9 @@ class StandInJob:
         self.exception: JobFailed | None = None
         self.progress: tuple[EpochProgress, ...] = ()
         self.metrics = JobMetrics()
+        self.observation: Observation | None = None
+        self.checkpoint = str(folder)
+        """Where savepoints are taken: of a job that is not running, because this one has no epochs."""
         self.requested = threading.Event()
         self.limits: list[float | None] = []
 
@@ -104,6 +109,15 @@ class StandInJob:
                 back_to=undone,
             )
         )
+
+    def savepoint(self, name: str, *, note: str | None = None, by: str | None = None) -> Savepoint:
+        return take_savepoint(self.checkpoint, name, note=note, by=by)
+
+    def savepoints(self) -> list[Savepoint]:
+        return savepoints(self.checkpoint)
+
+    def delete_savepoint(self, name: str) -> Savepoint:
+        return delete_savepoint(self.checkpoint, name)
 
     def commit(self, epoch: int = 0) -> None:
         """Commit an epoch under the current configuration."""

@@ -25,10 +25,15 @@ from midstream.version import __version__
 
 if TYPE_CHECKING:
     from midstream.change.change import Change
+    from midstream.change.fork import fork
     from midstream.change.migration import Migration
     from midstream.change.migration_goals import Drain, Rebalance
+    from midstream.change.rewind import rewind
+    from midstream.change.savepoint import delete_savepoint, savepoints, take_savepoint
     from midstream.checkpoint.change_records import Outcome
+    from midstream.checkpoint.savepoints import Savepoint
     from midstream.checkpoint.sink_files import committed_files
+    from midstream.observation import Observation
     from midstream.runtime.spark.job import Job
     from midstream.runtime.spark.session import local_session
 
@@ -51,9 +56,11 @@ __all__ = [
     "Migration",
     "Move",
     "NoopSink",
+    "Observation",
     "Outcome",
     "Rebalance",
     "Rescale",
+    "Savepoint",
     "Schedule",
     "SquareWave",
     "State",
@@ -64,9 +71,14 @@ __all__ = [
     "__version__",
     "agg",
     "committed_files",
+    "delete_savepoint",
+    "fork",
     "local_session",
+    "rewind",
+    "savepoints",
     "sessions",
     "sliding",
+    "take_savepoint",
     "transaction",
     "tumbling",
 ]
@@ -76,9 +88,16 @@ _LOADED_WHEN_USED = {
     "Drain": "midstream.change.migration_goals",
     "Job": "midstream.runtime.spark.job",
     "Migration": "midstream.change.migration",
+    "Observation": "midstream.observation",
     "Outcome": "midstream.checkpoint.change_records",
     "Rebalance": "midstream.change.migration_goals",
+    "Savepoint": "midstream.checkpoint.savepoints",
     "committed_files": "midstream.checkpoint.sink_files",
+    "delete_savepoint": "midstream.change.savepoint",
+    "fork": "midstream.change.fork",
+    "rewind": "midstream.change.rewind",
+    "savepoints": "midstream.change.savepoint",
+    "take_savepoint": "midstream.change.savepoint",
     "local_session": "midstream.runtime.spark.session",
 }
 

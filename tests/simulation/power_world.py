@@ -20,7 +20,8 @@ from unittest.mock import patch
 from midstream import Flow, ListSource, MemorySink, Update, agg, tumbling
 from midstream.checkpoint.change_log import ChangeLog
 from midstream.checkpoint.change_records import ChangeRecord, Outcome
-from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.manifest import Manifest
 from midstream.state import lineage
 from midstream.testing import ChangeAt, ManualClock, run_local
 from tests.keyed_oracle import KeyedOracle, us

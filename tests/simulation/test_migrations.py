@@ -12,7 +12,8 @@ from midstream import Flow, ListSource, MemorySink, Move, Rescale, Update
 from midstream.change.configuration import configuration_of
 from midstream.change.migrations import LOSSES_BEFORE_UNDOING
 from midstream.checkpoint.change_records import Outcome
-from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.manifest import Manifest
 from midstream.ids import BINS, Epoch, StageIndex
 from midstream.planner.assignment import Assignment, spread
 from midstream.planner.migration import StepStrategy

@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from midstream import FileSink, Flow, ListSource, agg, tumbling
-from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.manifest import Manifest
 from midstream.errors import CheckpointError, FlowError, JobFailed
 from midstream.runtime.spark.job import JobStatus
 

@@ -36,7 +36,7 @@ def test_weights_are_those_of_the_rows_and_files_of_a_job(kind, bins):
             runtime.run_epoch(Epoch(number), rows, closing=False)
         measures = runtime._driver.measures
         checkpoint = runtime.checkpoint
-        committed = runtime._driver._committed
+        committed = runtime._driver.committed
         assert committed is not None
         lineage = committed.lineages["work"]
         stored = contents(checkpoint.states, lineage)

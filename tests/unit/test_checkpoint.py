@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from midstream import Flow, ListSource, NoopSink
-from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.manifest import Manifest
 from midstream.errors import CheckpointError
 from midstream.flow.model import Graph
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run

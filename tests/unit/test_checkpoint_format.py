@@ -11,8 +11,11 @@ import msgspec
 import pytest
 
 from midstream.change.configuration import FIELDS as CONFIGURATION
+from midstream.change.fork import ForkRecord
 from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, MoveRecord, RescaleRecord, UpdateRecord
-from midstream.checkpoint.location import Identity, Manifest
+from midstream.checkpoint.manifest import Identity, Manifest
+from midstream.checkpoint.rewind_record import Rewind
+from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.sink_files import Committed, Merge
 from midstream.checkpoint.sink_marker import SinkMarker
 from midstream.flow.aggregations import Aggregation
@@ -35,6 +38,9 @@ PAGE = (ROOT / "docs" / "checkpoint-format.md").read_text(encoding="utf-8")
 DOCUMENTS = {
     "Identity": Identity,
     "Manifest": Manifest,
+    "Savepoint": Savepoint,
+    "Rewind": Rewind,
+    "Fork": ForkRecord,
     "Lineage": StoredLineage,
     "Lineage entry": LineageEntry,
     "File reference": FileRef,

@@ -19,7 +19,7 @@ import midstream
 from midstream import Update
 from midstream.checkpoint.change_log import ChangeLog
 from midstream.checkpoint.change_records import Outcome, whoami
-from midstream.checkpoint.location import Identity
+from midstream.checkpoint.manifest import Identity
 from midstream.cli.app import app
 from midstream.errors import JobFailed
 from midstream.metrics import EpochProgress, JobMetrics, OperatorStats, Phase, SweepStats

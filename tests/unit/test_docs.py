@@ -176,7 +176,14 @@ def test_nearly_all_blocks_are_run():
 
 
 def test_every_block_has_known_marks():
-    known = {"python": {"spark", "no-run"}, "console": {"spark"}, "text": {"output"}, "sh": set(), "mermaid": set()}
+    known = {
+        "python": {"spark", "no-run"},
+        "console": {"spark"},
+        "text": {"output"},
+        "sh": set(),
+        "mermaid": set(),
+        "yaml": set(),
+    }
     for page in PAGES:
         for block in blocks_of(page):
             language, *marks = block.words

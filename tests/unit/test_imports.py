@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 # Lowest first. A module may import its own layer and those below it.
 LAYERS = (
-    {"errors", "ids", "version", "metrics"},
+    {"errors", "ids", "version", "metrics", "observation"},
     {"data", "storage"},
     {"expressions"},
     {"flow"},

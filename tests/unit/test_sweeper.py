@@ -17,7 +17,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from midstream import Flow, ListSource, MemorySink, Update, agg
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.checkpoint.inspection import read_state
-from midstream.checkpoint.location import KEPT_JOURNALS, KEPT_MANIFESTS, Checkpoint, Manifest
+from midstream.checkpoint.location import KEPT_JOURNALS, KEPT_MANIFESTS, Checkpoint
+from midstream.checkpoint.manifest import Manifest
 from midstream.checkpoint.sweeper import RETRY_EVERY, Sweeper, SweepThread
 from midstream.data.times import Watermarks
 from midstream.ids import Digest, Epoch, PartitionId, Revision, Run

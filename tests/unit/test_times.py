@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from midstream import Flow, ListSource, MemorySink, NoopSink, agg, sessions, tumbling
 from midstream.checkpoint.committed_state import CommittedState
-from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.manifest import Manifest
 from midstream.data.times import Watermarks
 from midstream.errors import CheckpointError, FlowError, JobFailed
 from midstream.ids import Digest, Epoch, Revision

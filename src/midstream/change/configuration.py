@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from midstream.checkpoint.location import Manifest
+from midstream.checkpoint.manifest import Manifest
 from midstream.flow.graph_format import CODEC, graph_from_document, graph_to_document
 from midstream.flow.model import Graph
 from midstream.ids import BINS, Digest, Revision, StageIndex

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from midstream.change.offline import claimed
 from midstream.change.revert import TakenBack, taken_back
 from midstream.checkpoint.change_records import whoami
 from midstream.checkpoint.layouts import stored_layouts
-from midstream.checkpoint.location import Checkpoint, Manifest
-from midstream.errors import CheckpointError, FlowError
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.manifest import Manifest
+from midstream.errors import FlowError
 from midstream.flow.functions import check_callable, pack
 from midstream.ids import Digest, Revision
 
@@ -30,17 +32,11 @@ def revert_offline(
     has no locks, so the caller must know that no job runs. A refusal changes nothing, except that it may leave
     stored functions that nothing refers to.
     """
-    checkpoint = Checkpoint.of_any_flow(location)
-    try:
-        checkpoint.claim()
-    except CheckpointError as error:
-        if "holder" not in error.fields:
-            raise
-        raise CheckpointError(
-            f"a job is running on the checkpoint {location!r} ({error.fields['holder']}). Take its changes back while "
-            f"it runs: job.revert({revision}), or 'midstream revert NAME {revision}' if it is served; or stop it first"
-        ) from None
-    try:
+    instead = (
+        f"Take its changes back while it runs: job.revert({revision}), or 'midstream revert NAME {revision}' if it is "
+        f"served; or stop it first"
+    )
+    with claimed(location, instead) as checkpoint:
         newest = checkpoint.newest_manifest()
         taken = taken_back(
             checkpoint.changes.records(),
@@ -57,8 +53,6 @@ def revert_offline(
         for record in taken.changed:
             checkpoint.changes.keep(record)
         return taken
-    finally:
-        checkpoint.release()
 
 
 def _stored(

@@ -258,7 +258,8 @@ def _number_of(revision: Revision, records: Sequence[ChangeRecord]) -> int:
     if revision in known_revisions(records):
         return 0 if revision == FIRST_REVISION else next(r.number for r in in_force(records) if r.revision == revision)
     # The record of a refused change has the revision that ran at the time.
-    found = next((r for r in records if r.revision == revision and r.outcome is not Outcome.REFUSED), None)
+    gone = (Outcome.REFUSED, Outcome.REWOUND)
+    found = next((r for r in records if r.revision == revision and r.outcome not in gone), None)
     if revision == FIRST_REVISION or (found is not None and found.outcome is Outcome.APPLIED):
         raise FlowError(
             f"the job was started with changes='drop' after revision {revision}, so what ran then is no longer known; "

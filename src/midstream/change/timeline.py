@@ -25,6 +25,7 @@ __all__ = [
     "known_revisions",
     "listed",
     "migrations_of",
+    "rewound",
     "settled",
 ]
 
@@ -135,7 +136,7 @@ def settled(
         if record.migration is not None:
             found.append(record)
             continue
-        if record.drops and pending is not None:
+        if record.drops and record.outcome is not Outcome.REWOUND and pending is not None:
             _replace(found, _taken_off(pending, committed, "changes='drop' left it out"))
             pending = None
         if record.outcome is Outcome.PENDING:
@@ -157,6 +158,21 @@ def ended(records: Iterable[ChangeRecord], committed: Revision | None, why: str)
     if pending is not None:
         _replace(found, _taken_off(pending, committed, why))
     return found
+
+
+def rewound(records: Iterable[ChangeRecord], revision: Revision, why: str) -> list[ChangeRecord]:
+    """The records of a job that goes back to the end of an epoch under ``revision``: what came later counts no more.
+
+    >>> later = ChangeRecord(1, Revision(2), 0.0, "ann@host", "fries", (), "", Outcome.APPLIED)
+    >>> [str(record.outcome) for record in rewound([later], Revision(1), "to epoch 3")]
+    ['rewound']
+    """
+    return [
+        msgspec.structs.replace(record, outcome=Outcome.REWOUND, error=why)
+        if record.outcome in (Outcome.APPLIED, Outcome.PENDING) and record.revision > revision
+        else record
+        for record in records
+    ]
 
 
 def _taken_off(pending: ChangeRecord, committed: Revision | None, why: str) -> ChangeRecord:

@@ -58,6 +58,8 @@ class Outcome(enum.StrEnum):
     STOPPED = "stopped"
     """A migration that ended before its last step: it was cancelled, or a step failed again and again. The bins that
     had moved stay where they are."""
+    REWOUND = "rewound"
+    """The job was rewound to an epoch before it took effect, so it counts no more than those epochs do."""
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="update"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from midstream.checkpoint.location import Manifest
+from midstream.checkpoint.manifest import Manifest
 from midstream.control.messages import Commit
 from midstream.data.times import Watermarks
 from midstream.flow.model import Graph

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.checkpoint.layouts import StateLayout, stored_layouts
-from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.manifest import Manifest
 from midstream.data.ddl import closest
 from midstream.data.schema import columns_of
 from midstream.errors import CheckpointError, StateError

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.manifest import Manifest
 from midstream.errors import CheckpointError
 from midstream.flow.model import Operator
 from midstream.planner.programs import StageProgram

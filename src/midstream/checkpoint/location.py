@@ -5,6 +5,8 @@ Layout::
     midstream.json        identity: which flow, which sources, which job; written once
     blobs/ab/ab12…        functions, tables and stage programs, by digest
     epochs/0000000007     manifest of epoch 7, written before Spark commits the batch
+    savepoints/NAME.json  a committed epoch that has a name, and is kept
+    rewind.json           a rewind that is under way; without it no job starts
     changes/0000000001.json  an entry of the log of changes that were made while the job ran
     audit/…               in audit mode: which operator processed which row under which revision
     state/FC/…            deltas and snapshots of an operator's state
@@ -27,16 +29,21 @@ import posixpath
 import re
 import socket
 import uuid
+from collections.abc import Iterable
 from typing import IO
 
 import msgspec
 import pyarrow.fs as pafs
 
 from midstream.checkpoint.change_log import ChangeLog
+from midstream.checkpoint.manifest import Identity, Manifest
+from midstream.checkpoint.rewind_record import Rewind
+from midstream.checkpoint.savepoints import Savepoints
+from midstream.checkpoint.spark_files import SparkFiles
 from midstream.data.key_space import KeySpace, check_bins
 from midstream.errors import CheckpointError, FlowError
 from midstream.flow.model import Graph, Source
-from midstream.ids import BINS, Digest, Epoch, Revision, Run
+from midstream.ids import BINS, Digest, Epoch, Run
 from midstream.state.files import StateFiles
 from midstream.state.lineage import Lineage
 from midstream.storage import disk
@@ -54,54 +61,17 @@ from midstream.storage.blobs import (
 from midstream.storage.checksums import with_checksum, without_checksum
 from midstream.storage.documents import read_struct, unreadable, write_struct
 from midstream.storage.ownership import warn_if_others_can_write
-from midstream.storage.table_files import SinkFile
 from midstream.version import __version__
 
 _log = logging.getLogger("midstream")
 
 KEPT_MANIFESTS = 100
 KEPT_JOURNALS = 20
+IDENTITY = "midstream.json"
+REWIND = "rewind.json"
 FOLDERS = ("blobs", "changes", "epochs", "state")
 
 _UNFINISHED_IDENTITY = re.compile(r"midstream\.json\.\d+\.tmp")
-
-
-class Identity(msgspec.Struct, frozen=True):
-    """The flow that owns a checkpoint, and the version of midstream that made it."""
-
-    version: str
-    job: str
-    flow: str
-    sources: tuple[str, ...]
-    bins: int = BINS
-    """Number of bins of the job's key spaces."""
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """The record of a committed epoch: enough for a restart to continue from it."""
-
-    epoch: Epoch
-    revision: Revision
-    programs: tuple[Digest, ...]
-    configuration: Digest
-    """The document of the job's configuration: graph, functions, and the owner of each bin of each stage."""
-    committed_at: float
-    rows: dict[str, tuple[int, int]]
-    """Per operator: rows in, rows out."""
-    lineages: dict[str, bytes] = {}
-    """Per operator that keeps state: its encoded lineage."""
-    event_times: dict[str, int] = {}
-    """Per source: the latest event time seen, in microseconds."""
-    offsets: str = ""
-    """Identifies the rows of the epoch: a digest of their entry in Spark's log."""
-    heard: dict[str, int] = {}
-    """Per source: the clock of the last epoch in which it had rows, in microseconds."""
-    watermark: int | None = None
-    """The watermark after this epoch."""
-    files: dict[str, tuple[SinkFile, ...]] = {}
-    """Per file sink that got rows: its files, staged or in place already."""
-    closing: bool = False
-    """Whether this epoch closed all windows, so that no other epoch can follow."""
 
 
 class Checkpoint:
@@ -124,6 +94,8 @@ class Checkpoint:
         self.blobs = BlobStore(below(self._shared, "blobs"), durable=durable)
         self.states = StateFiles(below(self._shared, "state"), durable=durable, space=KeySpace(identity.bins))
         self.changes = ChangeLog(below(self._shared, "changes"), durable=durable)
+        self.savepoints = Savepoints(below(self._shared, "savepoints"), durable=durable)
+        self.spark_files = SparkFiles(below(self._shared, "spark"), durable=durable)
         self.audit_location = below(self._shared, "audit")
         self._lock: IO[bytes] | None = None
 
@@ -145,12 +117,13 @@ class Checkpoint:
             check_bins(bins)
         fs, root = filesystem_of(location)
         sources = tuple(sorted(op.name for op in graph.of(Source)))
-        path = posixpath.join(root, "midstream.json")
+        path = posixpath.join(root, IDENTITY)
         try:
             found = _read_identity(fs, path, location)
             if found is None:
                 _require_empty(fs, root, location)
                 found = Identity(__version__, uuid.uuid4().hex, graph.name, sources, BINS if bins is None else bins)
+            _require_settled(fs, root, location)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
         _require_same(found, graph.name, sources, location)
@@ -166,21 +139,24 @@ class Checkpoint:
         """An existing checkpoint, to be read."""
         fs, root = filesystem_of(location)
         try:
-            found = _read_identity(fs, posixpath.join(root, "midstream.json"), location)
+            found = _read_identity(fs, posixpath.join(root, IDENTITY), location)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {location!r} cannot be read: {error}") from error
         if found is None:
             raise CheckpointError(f"{location!r} is not the checkpoint of a job: it has no midstream.json")
         return cls(location, found)
 
-    def claim(self) -> None:
+    def claim(self, *, mid_rewind: bool = False) -> None:
         """Make the location this flow's own, and keep other drivers out until :meth:`release`.
 
         Also syncs to disk what an earlier process left in the kernel's cache: it may have been killed between two
-        steps, or have run without durability.
+        steps, or have run without durability. ``mid_rewind``: only to finish a rewind that is under way; else that is
+        refused.
         """
-        self._lock = _lock(self._fs, posixpath.join(self._root, "lock"), self.location, self.durable)
+        self.lock()
         try:
+            if not mid_rewind:
+                _require_settled(self._fs, self._root, self.location)
             self._settle()
         except BaseException:
             self.release()
@@ -188,7 +164,7 @@ class Checkpoint:
         self._is_claimed = True
 
     def _settle(self) -> None:
-        path = posixpath.join(self._root, "midstream.json")
+        path = self._path(IDENTITY)
         is_new = self._fs.get_file_info(path).type == pafs.FileType.NotFound
         if is_new:
             write_atomically(self._fs, path, write_struct(self.identity), durable=self.durable)
@@ -199,6 +175,40 @@ class Checkpoint:
                 disk.sync_filesystem(self._root)
             for name in FOLDERS:  # so that they exist, on disk, before workers use them
                 disk.make_folder(posixpath.join(self._root, name), durable=True)
+
+    def lock(self) -> None:
+        """Keep other drivers out until :meth:`release`, and change nothing else."""
+        self._lock = _lock(self._fs, posixpath.join(self._root, "lock"), self.location, self.durable)
+
+    def identify(self, identity: Identity) -> None:
+        """Write another identity: of a fork, or after a rewind."""
+        write_atomically(self._fs, self._path(IDENTITY), write_struct(identity), durable=self.durable)
+        self.identity = identity
+
+    def note_rewind(self, rewind: Rewind | None) -> None:
+        """Note a rewind before its first step; None when it is done. Meanwhile no job starts here."""
+        if rewind is not None:
+            data = with_checksum(write_struct(rewind))
+            write_atomically(self._fs, self._path(REWIND), data, durable=self.durable)
+        else:
+            self.sync()  # what was removed must not come back, once it is no longer said that it has to go
+            self._remove(self._path(REWIND))
+            self.sync()
+
+    def rewind_under_way(self) -> Rewind | None:
+        """The rewind that was begun here and not finished."""
+        data = _content(self._fs, self._path(REWIND))
+        if data is None:
+            return None
+        content = without_checksum(data)
+        if content is None:
+            raise CheckpointError(f"{REWIND} in {self.location!r} is damaged: its checksum does not match")
+        return read_struct(content, Rewind, f"{REWIND} in {self.location!r}")
+
+    def sync(self) -> None:
+        """On a local disk, sync all that was written or removed here by anybody."""
+        if is_local(self._fs) and self.durable:
+            disk.sync_filesystem(self._root)
 
     def release(self) -> None:
         """Release the lock for other drivers. The system does so, too, when this process dies."""
@@ -256,15 +266,11 @@ class Checkpoint:
 
     def newest_manifest(self) -> Manifest | None:
         """The manifest of the last committed epoch; after a crash, Spark may still run that epoch again."""
-        epochs = self._epochs()
+        epochs = self.epochs()
         found = self.manifest(epochs[-1]) if epochs else None
         if found is None and len(epochs) > 1:  # the newest was torn; the previous one must not be
             return self.manifest(epochs[-2])
         return found
-
-    def _epochs(self) -> list[Epoch]:
-        """The epochs that have a manifest, whole or not, ascending."""
-        return _numbered(self._fs, posixpath.join(self._root, "epochs"))
 
     def _may_run_again(self, epoch: Epoch) -> bool:
         """Whether an epoch without a manifest can simply run again: it is the newest, and Spark has not committed it.
@@ -298,13 +304,12 @@ class Checkpoint:
 
     def _way_back(self, epoch: Epoch) -> str:
         """For an epoch whose manifest is lost: from which epoch the job could continue, and what to do."""
-        for earlier in reversed([each for each in self._epochs() if each < epoch]):
+        for earlier in reversed([each for each in self.epochs() if each < epoch]):
             content = without_checksum(_content(self._fs, self._manifest_path(earlier)) or b"")
             if content is None:
                 continue
             manifest = self._decoded(earlier, content)
-            lineages = [Lineage.decode(data) for data in manifest.lineages.values()]
-            if not self.states.lacks(entry.file for lineage in lineages for entry in lineage.entries):
+            if not self.lacks(manifest, ()):
                 return (
                     f"; or go back to epoch {earlier}, the last one that is whole: remove from epochs/ and "
                     f"spark/commits/ what has a higher number, and from spark/offsets/ what is above {earlier + 1}. "
@@ -330,15 +335,37 @@ class Checkpoint:
         write_atomically(self._fs, path, data, durable=False)  # for people, not for a restart
         return path
 
+    @property
+    def root(self) -> str:
+        """The path on its file system."""
+        return self._root
+
+    def lacks(self, manifest: Manifest, digests: Iterable[Digest]) -> list[str]:
+        """The names of files of state that a manifest names, and of these blobs, that are not there."""
+        lineages = [Lineage.decode(data) for data in manifest.lineages.values()]
+        missing = self.states.lacks(entry.file for lineage in lineages for entry in lineage.entries)
+        return [*missing, *(digest for digest in digests if not self.blobs.has(digest))]
+
+    def epochs(self) -> list[Epoch]:
+        """The epochs that have a manifest, whole or not, ascending."""
+        return _numbered(self._fs, self._path("epochs"))
+
     # ── removal ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stale_manifests(self, newest: Epoch) -> list[Epoch]:
         """The epochs whose manifests are too old to keep."""
-        return [epoch for epoch in self._epochs() if epoch <= newest - KEPT_MANIFESTS]
+        return [epoch for epoch in self.epochs() if epoch <= newest - KEPT_MANIFESTS]
 
     def remove_manifest(self, epoch: Epoch) -> None:
         """Remove a manifest, if it exists."""
         self._remove(self._manifest_path(epoch))
+
+    def remove_after(self, epoch: Epoch) -> None:
+        """Remove the manifests of later epochs, newest first, and what the auditor would read of them."""
+        for folder, suffix in (("epochs", ""), ("epochs", ASIDE), ("audit", ".json")):
+            for later in reversed(_numbered(self._fs, self._path(folder), suffix)):
+                if later > epoch:
+                    self._remove(posixpath.join(self._path(folder), f"{later:010d}{suffix}"))
 
     def stale_journals(self) -> list[str]:
         """The names of journals that are too old to keep."""
@@ -354,6 +381,9 @@ class Checkpoint:
     def _remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             remove_file(self._fs, path)
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._root, name)
 
     def _manifest_path(self, epoch: Epoch) -> str:
         return posixpath.join(self._root, "epochs", f"{epoch:010d}")
@@ -377,12 +407,12 @@ def _is_whole_entry(data: bytes | None) -> bool:
         return False
 
 
-def _numbered(fs: pafs.FileSystem, folder: str) -> list[Epoch]:
+def _numbered(fs: pafs.FileSystem, folder: str, suffix: str = "") -> list[Epoch]:
     """The epochs that name files in a folder, ascending."""
-    names = (
-        posixpath.basename(info.path) for info in fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
-    )
-    return sorted(Epoch(int(name)) for name in names if name.isdigit())
+    found = fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    names = (posixpath.basename(info.path) for info in found)
+    numbers = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
+    return sorted(Epoch(int(number)) for number in numbers if number.isdigit())
 
 
 def _lock(fs: pafs.FileSystem, path: str, location: str, durable: bool) -> IO[bytes] | None:
@@ -439,6 +469,14 @@ def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
         raise CheckpointError(
             f"the checkpoint {location!r} holds other things ({', '.join(held[:5])}{', …' if len(held) > 5 else ''}) "
             f"and no midstream.json; use an empty folder, or the checkpoint of this flow"
+        )
+
+
+def _require_settled(fs: pafs.FileSystem, root: str, location: str) -> None:
+    if fs.get_file_info(posixpath.join(root, REWIND)).type != pafs.FileType.NotFound:
+        raise CheckpointError(
+            f"a rewind of the checkpoint {location!r} was begun and not finished. Run 'midstream rewind' again, to any "
+            f"epoch: that finishes the one that was begun first"
         )
 
 

@@ -12,6 +12,7 @@ epoch, or the rows of a merge twice, during the milliseconds that renames and re
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import posixpath
 import uuid
@@ -21,6 +22,7 @@ from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as papq
 
@@ -29,7 +31,7 @@ from midstream.flow.spec import SinkTable
 from midstream.storage import disk
 from midstream.storage.blobs import filesystem_of, is_local, make_folder, move_file, remove_file, write_atomically
 from midstream.storage.documents import read_struct, write_struct
-from midstream.storage.table_files import STAGED, SinkFile, epochs_of, file_name
+from midstream.storage.table_files import EPOCH_FIELD, STAGED, SinkFile, epochs_of, file_name
 from midstream.storage.table_format import FileFormat, TableFormat
 
 __all__ = ["COMMITTED", "MERGING", "SinkFolder", "SinkFolders", "committed_files", "merges_of"]
@@ -143,6 +145,39 @@ class SinkFolder:
         self.publish(epoch, found)
         self.sweep()
 
+    def rewind(self, epoch: int) -> None:
+        """Take back the rows of all later epochs. Harmless when repeated; no job may be running.
+
+        Files that a merge made of rows from both sides are written again, with the earlier rows only.
+        """
+        self._finish_merge()
+        for name, _ in _tables(self._fs, self._root):
+            first, last = epochs_of(name) or (0, 0)
+            if first <= epoch < last:
+                self._cut(name, first, epoch)
+        if self.epoch > epoch:
+            self.note(epoch)
+        self._at("rewind noted")
+        self._remove_files(lambda span: span[0] > epoch)
+        self.sweep()
+
+    def _cut(self, name: str, first: int, epoch: int) -> None:
+        """Replace a file by one with its rows up to an epoch, as a merge of a single file."""
+        with papq.ParquetFile(self._path(name), filesystem=self._fs) as file:
+            self._schemas[name] = file.schema_arrow
+        unique = hashlib.sha256(name.encode()).hexdigest()[:8]
+        cut = file_name(first, epoch, f"cut{unique}", 0, ".parquet")
+        merge = Merge(
+            staged=posixpath.join(STAGED, f"cut-{unique}.parquet"),
+            name=posixpath.join(posixpath.dirname(name), cut),
+            replaces=(name,),
+        )
+        self._write_merged(merge, until=epoch)
+        self._at("cut staged")
+        self._write(MERGING, merge)
+        self._at("cut decided")
+        self._finish_merge()
+
     def sweep(self, before: int | None = None) -> None:
         """Remove staged files: all, or those of epochs ``before`` one. No running task may still be writing them."""
         for info in self._listed(posixpath.join(self._root, STAGED)):
@@ -205,7 +240,7 @@ class SinkFolder:
             run.append(name)
         return run if len(run) >= MERGE_FILES else None
 
-    def _write_merged(self, merge: Merge) -> None:
+    def _write_merged(self, merge: Merge, until: int | None = None) -> None:
         path = self._path(merge.staged)
         make_folder(self._fs, posixpath.dirname(path), durable=self._durable)
         format = self._format
@@ -221,6 +256,8 @@ class SinkFolder:
             for name in merge.replaces:
                 with papq.ParquetFile(self._path(name), filesystem=self._fs) as file:
                     for batch in file.iter_batches():
+                        if until is not None:
+                            batch = batch.filter(pc.less_equal(batch.column(EPOCH_FIELD.name), until))
                         writer.write_batch(batch, format.rows_per_group)
         if is_local(self._fs) and self._durable:
             disk.sync_file(path)

@@ -17,7 +17,7 @@ from midstream.flow.sinks import FileSink
 from midstream.storage.blobs import filesystem_of, write_atomically
 from midstream.storage.documents import read_struct, write_struct
 
-__all__ = ["MARKER", "SinkMarker", "check_file_sinks", "mark_folders"]
+__all__ = ["MARKER", "SinkMarker", "check_file_sinks", "mark_folders", "owner_of"]
 
 MARKER = "_midstream.json"
 
@@ -61,6 +61,17 @@ def mark_folders(markers: Mapping[str, SinkMarker]) -> None:
     for path, marker in markers.items():
         fs, root = filesystem_of(path)
         write_atomically(fs, posixpath.join(root, MARKER), write_struct(marker))
+
+
+def owner_of(path: str) -> SinkMarker | None:
+    """The marker in a folder; None if there is none."""
+    fs, root = filesystem_of(path)
+    try:
+        with fs.open_input_stream(posixpath.join(root, MARKER)) as stream:
+            data = stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return read_struct(data, SinkMarker, f"{MARKER} in the folder {path!r}")
 
 
 def _is_marked(path: str, wanted: SinkMarker) -> bool:

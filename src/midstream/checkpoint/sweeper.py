@@ -25,6 +25,7 @@ import msgspec
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.checkpoint.location import KEPT_MANIFESTS, Checkpoint
 from midstream.checkpoint.retention import blobs_on_record
+from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.sink_files import SinkFolders
 from midstream.ids import Digest, Epoch
 from midstream.metrics import SweepStats
@@ -76,6 +77,10 @@ class Sweeper:
         self._kept: tuple[CommittedState, ...] = ()
         self._samples: frozenset[str] = frozenset()
         self._held: Counter[str] = Counter()
+        self._pinned: dict[str, frozenset[str]] | None = None
+        """The files of state of each savepoint; nobody knows before the first sweep."""
+        self._pins = 0
+        """How often savepoints were taken or deleted through this object."""
         self._live: frozenset[Digest] = frozenset()
         self._mark = Mark(0)
         self._looks: set[_Folder] = set()
@@ -135,6 +140,21 @@ class Sweeper:
                 self._held.subtract(names)
                 self._held += Counter()
 
+    def pin(self, savepoint: Savepoint) -> None:
+        """Keep what a savepoint needs, for as long as it exists. Call this when it is written, while it is held."""
+        with self._lock:
+            self._pins += 1
+            if self._pinned is not None:
+                self._pinned[savepoint.name] = savepoint.state_files()
+
+    def unpin(self, name: str) -> None:
+        """Remove what only a savepoint needed that was deleted."""
+        with self._lock:
+            self._pins += 1
+            if self._pinned is not None:
+                self._pinned.pop(name, None)
+            self._looks |= {_Folder.STATE, _Folder.BLOBS}
+
     # ── actions ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def sweep(self, is_wanted: Callable[[], bool] = lambda: True) -> bool:
@@ -170,8 +190,23 @@ class Sweeper:
                 self._due[leftover] = None
 
     def _is_needed(self, leftover: _Leftover) -> bool:
-        """Whether functions are, or may be, tried on it. Once it is not needed, it never will be again."""
-        return leftover.folder is _Folder.STATE and (leftover.name in self._samples or leftover.name in self._held)
+        """Whether a savepoint has it, or functions are tried on it. Once neither holds, it never will again."""
+        if leftover.folder is not _Folder.STATE:
+            return False
+        if self._pinned is None or leftover.name in self._samples or leftover.name in self._held:
+            return True
+        return any(leftover.name in names for names in self._pinned.values())
+
+    def _read_savepoints(self) -> None:
+        """Learn of savepoints from before this start, and of those that another process has deleted."""
+        while True:
+            with self._lock:
+                pins = self._pins
+            found = {each.name: each.state_files() for each in self._checkpoint.savepoints.all()}
+            with self._lock:
+                if pins == self._pins:
+                    self._pinned = found
+                    return
 
     def _attempt(self, leftover: _Leftover, do: Callable[[], bool]) -> None:
         """Do something about a file, or (without a name) about a folder; record whether a file is gone as a result."""
@@ -235,6 +270,7 @@ class Sweeper:
         found: Collection[str]
         match folder:
             case _Folder.STATE:
+                self._read_savepoints()
                 lineages = [lineage for committed in kept for lineage in committed.lineages.values()]
                 # Until Spark has moved on, the newest epoch may run again, and its attempts may still be writing.
                 settled = Epoch(kept[0].epoch)
@@ -264,7 +300,8 @@ class Sweeper:
                 del self._overdue[leftover]
         manifests = [self._checkpoint.manifest(committed.epoch) for committed in kept]
         run = {digest for each in manifests if each is not None for digest in (each.configuration, *each.programs)}
-        needed = {*live, *run, *blobs_on_record(self._checkpoint.changes.records())}
+        saved = {digest for savepoint in self._checkpoint.savepoints.all() for digest in savepoint.digests()}
+        needed = {*live, *run, *saved, *blobs_on_record(self._checkpoint.changes.records())}
         for name in store.garbage(needed):
             if not is_wanted():
                 return

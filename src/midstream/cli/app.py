@@ -20,8 +20,10 @@ from midstream.cli.change import epoch, explain, history, jobs, revert, status, 
 from midstream.cli.live import print_summary, watch
 from midstream.cli.messages import errors_told, write_text
 from midstream.cli.migrate import assignment, drain, migrate, migrations, rebalance, rescale
+from midstream.cli.savepoints import fork, rewind, savepoint, savepoints
 from midstream.cli.state import held_table, parse_key, state_table
 from midstream.cli.target import find, needs_session, to_flow
+from midstream.cli.top import top
 from midstream.cli.trust import TrustOption, require_trust
 from midstream.control.journal import read, tell
 from midstream.drawing.render import Style, render
@@ -177,10 +179,12 @@ def journal(
         typer.echo(tell(read(file.read_bytes())))
 
 
-for changing in (jobs, status, epoch, explain, update, history, revert, calibrate):
+for changing in (jobs, status, top, epoch, explain, update, history, revert, calibrate):
     app.command()(changing)
 for moving in (rescale, rebalance, drain, migrate, migrations, assignment):
     app.command()(moving)
+for keeping in (savepoint, savepoints, fork, rewind):
+    app.command()(keeping)
 
 
 def _run(

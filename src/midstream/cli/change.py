@@ -24,7 +24,7 @@ from midstream.server.client import JobClient
 from midstream.server.messages import JobState
 from midstream.server.registry import ServedEntry, served_jobs
 
-__all__ = ["epoch", "explain", "history", "jobs", "revert", "status", "update"]
+__all__ = ["client_of_job_or_folder", "epoch", "explain", "history", "jobs", "revert", "status", "update"]
 
 LOOK_S = 5.0
 
@@ -172,7 +172,7 @@ def revert(
     """Go back to an earlier revision of a job: while it runs, or if it can no longer start."""
     with errors_told():
         steps = named_functions(migrate or [])
-        client = _client_of_job_or_folder(job)
+        client = client_of_job_or_folder(job)
         if client is None:
             typer.echo(taken_back_text(revert_offline(job, revision, steps)))
             return
@@ -194,11 +194,11 @@ def _tell_outcome(client: JobClient, record: ChangeRecord, job: str, no_wait: bo
 
 
 def _records(text: str) -> list[ChangeRecord]:
-    client = _client_of_job_or_folder(text)
+    client = client_of_job_or_folder(text)
     return Checkpoint.of_any_flow(text).changes.records() if client is None else client.history()
 
 
-def _client_of_job_or_folder(text: str) -> JobClient | None:
+def client_of_job_or_folder(text: str) -> JobClient | None:
     """The client of a served job, which may be named by its checkpoint; None for the folder of a job that is not
     served.
     """

@@ -26,6 +26,7 @@ __all__ = [
     "outcome_of",
     "print_history",
     "print_state",
+    "table_of",
     "taken_back_text",
 ]
 
@@ -35,13 +36,14 @@ _STYLES = {
     Outcome.REVERTED: "bold red",
     Outcome.REFUSED: "red",
     Outcome.STOPPED: "yellow",
+    Outcome.REWOUND: "dim",
     Outcome.PENDING: "yellow",
 }
 
 
 def jobs_table(jobs: Sequence[tuple[ServedEntry, JobState | None]]) -> Table:
     """All served jobs, including those that do not answer."""
-    table = _table("name", "id", "pid", "revision", "status", "url")
+    table = table_of("name", "id", "pid", "revision", "status", "url")
     for entry, state in jobs:
         revision, status = ("", "no answer") if state is None else (str(state.revision), state.status)
         cells = (entry.name, entry.job[:SHORT], str(entry.pid), revision, status, entry.url)
@@ -78,7 +80,7 @@ def print_state(entry: ServedEntry, state: JobState, console: Console) -> None:
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if state.progress:
-        table = _table("epoch", "revision", "rows in", "rows out", "errors", "ms", "rows/s", justify="right")
+        table = table_of("epoch", "revision", "rows in", "rows out", "errors", "ms", "rows/s", justify="right")
         for epoch in state.progress:
             table.add_row(
                 str(epoch.epoch),
@@ -148,7 +150,7 @@ def taken_back_text(taken: TakenBack) -> str:
 
 def assignment_table(stage: StageShares) -> Table:
     """What each partition of a stage has."""
-    table = _table("partition", "bins", "rows/s", "busy %", "state", "executor", justify="right")
+    table = table_of("partition", "bins", "rows/s", "busy %", "state", "executor", justify="right")
     table.title = f"{stage.name}: {len(stage.owners)} bins"
     table.title_justify = "left"
     for each in stage.partitions:
@@ -165,7 +167,7 @@ def assignment_table(stage: StageShares) -> Table:
 
 def migrations_table(found: Sequence[MigrationState]) -> Table:
     """Migrations in progress."""
-    table = _table("number", "what", "strategy", "bins", "steps", "waits for")
+    table = table_of("number", "what", "strategy", "bins", "steps", "waits for")
     for state in found:
         progress, plan = state.progress, state.record.migration
         table.add_row(
@@ -179,7 +181,8 @@ def migrations_table(found: Sequence[MigrationState]) -> Table:
     return table
 
 
-def _table(*titles: str, justify: str = "left") -> Table:
+def table_of(*titles: str, justify: str = "left") -> Table:
+    """A table without lines, with these columns."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in titles:
         table.add_column(title, justify=justify)  # type: ignore[arg-type]

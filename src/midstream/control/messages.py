@@ -131,6 +131,8 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     ended_at: float = 0.0
     bin_rows: dict[StageIndex, bytes] = {}
     """By stage that rows with a key went to: how many had a key of each bin (:func:`.pack_counts`)."""
+    memory: int = 0
+    """Resident memory of the worker's process at the end of the task, in bytes."""
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
@@ -410,6 +412,8 @@ class Commit(msgspec.Struct, frozen=True):
     """Where partitions ran. Those of workers that do not know their executor are left out."""
     state_read: int = 0
     """Bytes of state files that tasks read, because the bases of their executors lacked the rows."""
+    worker_memory: int = 0
+    """Resident memory of the largest worker, in bytes."""
 
 
 class Reject(msgspec.Struct, frozen=True):

@@ -164,6 +164,7 @@ class RunBook:
             busy_us=busy_us,
             places=places,
             state_read=sum(report.state_read for report in reports),
+            worker_memory=max((report.memory for report in reports), default=0),
         )
 
     def _times(self, stage: StageIndex) -> EpochTimes:

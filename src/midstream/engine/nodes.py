@@ -13,11 +13,12 @@ from graphlib import CycleError, TopologicalSorter
 import pyarrow as pa
 
 from midstream.engine.intake import IntakeEntry, entries_of
+from midstream.engine.key_sampler import KeySampler
 from midstream.engine.parts import Parts, instantiate
 from midstream.engine.steps import OperatorInTask
 from midstream.flow.model import Operator
 from midstream.ids import Revision
-from midstream.metrics import Histogram, OperatorStats
+from midstream.metrics import HeavyKeys, Histogram, OperatorStats
 from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Wire
 
@@ -45,6 +46,8 @@ class OperatorNode:
     latest: Revision
     """The revision of the last rows that it took; initially the task's revision."""
     is_updated: bool = False
+    keys: KeySampler | None = None
+    """Of a key_by: looks at the keys of its rows."""
     sample: pa.RecordBatch | None = None
     """The first rows that it took."""
     rows_in: int = 0
@@ -81,6 +84,7 @@ class OperatorNode:
             slowest_slice_us=self.slowest_ns // 1000,
             latency_ms=Histogram.of(self.ages_ms),
             note="" if (note := self._note()) is None else note(),
+            heavy_keys=HeavyKeys() if self.keys is None else self.keys.found(),
         )
 
 
@@ -106,6 +110,7 @@ def node_of(operator: Operator, revision: Revision) -> OperatorNode:
         late=frozenset(operator.late_branches),
         aside=frozenset(operator.error_branches),
         latest=revision,
+        keys=None if (columns := operator.spec.partition_by) is None else KeySampler(columns),
     )
 
 

@@ -290,6 +290,8 @@ class StageRunner:
         step = node.versions[revision].work.entries[entry.side]
         began = self._clock.stopwatch_ns()
         results = step(batch)
+        if node.keys is not None:
+            node.keys.note(batch)
         node.note_slice(self._clock.stopwatch_ns() - began)
         if entry.operator in self._sources:
             self._note_event_time(node, batch)

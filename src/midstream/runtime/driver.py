@@ -23,15 +23,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from midstream.change.change import Change
 from midstream.change.migrations import Migrations
 from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
+from midstream.change.savepoint import savepoint_of
 from midstream.change.trial import Changes, Request, RunFailure
 from midstream.checkpoint.audit_files import keep_index
 from midstream.checkpoint.bin_measures import BinMeasures
 from midstream.checkpoint.committed_state import CommittedState
-from midstream.checkpoint.location import Checkpoint, Manifest
+from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.manifest import Manifest
+from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.sink_files import SinkFolders
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.messages import (
@@ -56,10 +61,12 @@ from midstream.flow.model import Graph, Sink
 from midstream.flow.spec import SinkTable
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
+from midstream.observation import Observation
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
 from midstream.runtime.migration_desk import MigrationDesk
+from midstream.runtime.observer import Observer
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
 
 __all__ = ["Driver"]
@@ -78,7 +85,7 @@ class Driver:
         edge: Edge,
         *,
         audit: AuditOrder | None,
-        on_commit: Callable[[Commit, EpochProgress], None],
+        on_commit: Callable[[Commit, EpochProgress, Observation], None],
         wall: Callable[[], float] = time.time,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -122,6 +129,7 @@ class Driver:
         self._overdue: str | None = None
         self._is_stopping = False
         self._warned_of: set[str] = set()
+        self._observer = Observer(checkpoint.identity.job)
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -265,7 +273,10 @@ class Driver:
             times = EpochMoments(self._ended, first_began, run.began, planned, computed, ended)
             self._ended = ended
             phases = phases_of(times, commit.spans)
-            self._on_commit(commit, epoch_progress(ended_with.plan, commit, now, duration_ms, phases))
+            progress = epoch_progress(ended_with.plan, commit, now, duration_ms, phases)
+            seen = self._observer.after(ended_with.graph, commit, progress, committed, run.entry.clock)
+            is_on_trial = self.changes.on_trial is not None
+            self._on_commit(commit, progress, msgspec.structs.replace(seen, is_on_trial=is_on_trial))
             self._warn_of_times_ahead(commit)
             return True
 
@@ -478,6 +489,26 @@ class Driver:
             raise FlowError(
                 f"executor {request.executor} cannot load ahead at {request.bytes_per_s} bytes a second; give 1 or more"
             )
+
+    # ── savepoints ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def savepoint(self, name: str, *, by: str, note: str | None) -> Savepoint:
+        """Take a savepoint of the last committed epoch, while epochs go on."""
+        with self._checkpoint.blobs.holds.preparing(), contextlib.ExitStack() as stack:
+            with self._lock:
+                self.require_not_stopping()
+                manifest = self._checkpoint.newest_manifest()
+                committed = CommittedState.of(self.changes.configuration.graph, manifest)
+                stack.enter_context(self.sweeper.holding(committed.files()))
+            savepoint = savepoint_of(self._checkpoint, manifest, name, by=by, note=note)
+            self.sweeper.pin(savepoint)
+            return savepoint
+
+    def delete_savepoint(self, name: str) -> Savepoint:
+        """Delete a savepoint; what only it needs is removed with the next sweep."""
+        deleted = self._checkpoint.savepoints.delete(name)
+        self.sweeper.unpin(name)
+        return deleted
 
     # ── time limits, and the end ──────────────────────────────────────────────────────────────────────────────────
 

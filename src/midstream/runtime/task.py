@@ -28,7 +28,7 @@ from midstream.engine.slices import SliceSizer
 from midstream.errors import CheckpointError, StateError
 from midstream.ids import BinId, Digest, Revision
 from midstream.planner.programs import StageProgram
-from midstream.state.access import StateAccess
+from midstream.state.access import StateAccess, resident_bytes
 from midstream.state.files import Author
 from midstream.state.lineage import Lineage
 from midstream.state.task import TaskState
@@ -156,6 +156,7 @@ class TaskRun:
             began_at=self._began_at,
             ended_at=self._clock.wall_us() / 1e6,
             bin_rows=report.bin_rows,
+            memory=resident_bytes(),
         )
 
     def wanted_bins(self) -> frozenset[BinId] | None:

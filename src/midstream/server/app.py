@@ -25,8 +25,18 @@ from midstream.change.change import Change
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.drawing.render import render
 from midstream.errors import MidstreamError
+from midstream.server.exposition import OPENMETRICS, TEXT, exposition, format_wanted
 from midstream.server.guard import Guard, failure
-from midstream.server.messages import EDIT_KINDS, ChangeRequest, Explained, JobState, RevertRequest, Welcome
+from midstream.server.messages import (
+    EDIT_KINDS,
+    ChangeRequest,
+    Explained,
+    JobState,
+    RevertRequest,
+    SavepointRequest,
+    SavepointState,
+    Welcome,
+)
 from midstream.server.migration_endpoints import MigrationEndpoints
 from midstream.server.migration_messages import GOAL_KINDS, FreezeRequest, MigrationTurn, MigrationWish
 from midstream.server.openapi import description
@@ -63,6 +73,8 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/", "GET", endpoints.welcome),
         _route("/openapi.json", "GET", endpoints.openapi),
         _route("/status", "GET", endpoints.status),
+        _route("/observation", "GET", endpoints.observation),
+        _route("/metrics", "GET", endpoints.metrics),
         _route("/graph", "GET", endpoints.graph),
         _route("/explain", "POST", endpoints.explain),
         _route("/update", "POST", endpoints.update),
@@ -76,6 +88,9 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/migrations/{number}", "POST", endpoints.turn),
         _route("/assignment", "GET", endpoints.assignment),
         _route("/freeze", "POST", endpoints.freeze),
+        _route("/savepoints", "GET", endpoints.savepoints),
+        _route("/savepoints", "POST", endpoints.savepoint),
+        _route("/savepoints/{name}", "DELETE", endpoints.delete_savepoint),
     ]
     handlers: Mapping[Any, Any] = {HTTPException: _error_reply}
     app = Starlette(routes=routes, exception_handlers=handlers)
@@ -98,6 +113,16 @@ class _Endpoints:
 
     async def status(self, request: Request) -> Response:
         return _json(await run_in_threadpool(state_of, self._job))
+
+    async def observation(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(lambda: self._job.observation))
+
+    async def metrics(self, request: Request) -> Response:
+        is_open = format_wanted(request.headers.get("accept", ""))
+        seen = await run_in_threadpool(lambda: self._job.observation)
+        text = exposition(self._job.name, self._job.id, seen, openmetrics=is_open)
+        # As it is: the charset is part of both formats' types, and Starlette would add another one.
+        return Response(text, headers={"content-type": OPENMETRICS if is_open else TEXT})
 
     async def graph(self, request: Request) -> Response:
         style: Any = request.query_params.get("format", "text")
@@ -145,6 +170,19 @@ class _Endpoints:
     async def freeze(self, request: Request) -> Response:
         wanted = await self._read(request, FreezeRequest)
         return _json(await run_in_threadpool(self._migrating.freeze, wanted))
+
+    async def savepoints(self, request: Request) -> Response:
+        found = await run_in_threadpool(self._job.savepoints)
+        return _json([SavepointState.of(each) for each in found])
+
+    async def savepoint(self, request: Request) -> Response:
+        wanted = await self._read(request, SavepointRequest)
+        taken = await run_in_threadpool(partial(self._job.savepoint, wanted.name, note=wanted.note, by=wanted.by))
+        return _json(SavepointState.of(taken))
+
+    async def delete_savepoint(self, request: Request) -> Response:
+        deleted = await run_in_threadpool(self._job.delete_savepoint, request.path_params["name"])
+        return _json(SavepointState.of(deleted))
 
     def _explain(self, wanted: ChangeRequest) -> Explained:
         explanation = self._job.explain(*wanted.unpacked(), scheduler=wanted.scheduler)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
@@ -20,6 +20,7 @@ from midstream.change.migration_goals import Goal
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, check_edits
+from midstream.observation import Observation
 from midstream.runtime.migration_desk import StageShares
 from midstream.server.messages import (
     ChangeRequest,
@@ -29,6 +30,8 @@ from midstream.server.messages import (
     JobState,
     MigrationFunction,
     RevertRequest,
+    SavepointRequest,
+    SavepointState,
     message_of,
     python_version,
 )
@@ -71,6 +74,10 @@ class JobClient:
         """The state of the job."""
         return self._ask("GET", "/status", JobState, timeout=timeout)
 
+    def observation(self) -> Observation | None:
+        """What was observed of the last committed epoch; None before the first."""
+        return self._ask("GET", "/observation", Observation | None)  # type: ignore[arg-type]  # a union is no class
+
     def graph(self, style: str = "text") -> str:
         """The flow that runs, as a drawing."""
         return self._send("GET", f"/graph?{urlencode({'format': style})}", b"", ANSWER_S).decode()
@@ -108,6 +115,18 @@ class JobClient:
         steps = tuple(MigrationFunction.of(operator, function) for operator, function in (migrate or {}).items())
         body = RevertRequest(revision, python_version(), steps, scheduler, by or whoami())
         return self._ask("POST", "/revert", ChangeRecord, body)
+
+    def savepoint(self, name: str, *, note: str | None = None, by: str | None = None) -> SavepointState:
+        """Name the last committed epoch, and keep it."""
+        return self._ask("POST", "/savepoints", SavepointState, SavepointRequest(name, note, by or whoami()))
+
+    def savepoints(self) -> list[SavepointState]:
+        """All savepoints, oldest epoch first."""
+        return self._ask("GET", "/savepoints", list[SavepointState])
+
+    def delete_savepoint(self, name: str) -> SavepointState:
+        """Delete a savepoint."""
+        return self._ask("DELETE", f"/savepoints/{quote(name, safe='')}", SavepointState)
 
     def wait(self, number: int, timeout: float | None = None) -> ChangeRecord:
         """Wait for the outcome of a change; it is still pending if the time runs out, or if the job has ended."""

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.checkpoint.change_records import ChangeRecord
+from midstream.checkpoint.savepoints import Savepoint
 from midstream.errors import FlowError, FunctionError
 from midstream.flow.edits import Edit, Move, Rescale, Update
 from midstream.flow.functions import pack
@@ -32,6 +33,8 @@ __all__ = [
     "MoveMessage",
     "RescaleMessage",
     "RevertRequest",
+    "SavepointRequest",
+    "SavepointState",
     "UpdateMessage",
     "Welcome",
     "message_of",
@@ -167,6 +170,35 @@ class RevertRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The migrations by operator. This runs the sender's code."""
         _require_same_python(self.python)
         return {step.operator: _load(step.function, step.operator) for step in self.migrate}
+
+
+class SavepointRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of ``POST /savepoints``."""
+
+    name: str
+    note: str | None = None
+    by: str | None = None
+
+
+class SavepointState(msgspec.Struct, frozen=True):
+    """A savepoint, without what it keeps. ``is_abandoned``: the job was rewound behind it, so only a fork begins there.
+
+    Answer of ``POST /savepoints`` and ``DELETE /savepoints/{name}``; ``GET /savepoints`` lists all.
+    """
+
+    name: str
+    epoch: int
+    revision: int
+    taken_at: float
+    by: str
+    note: str | None = None
+    is_abandoned: bool = False
+
+    @classmethod
+    def of(cls, found: Savepoint) -> SavepointState:
+        """What clients are told of a savepoint."""
+        manifest = found.manifest
+        return cls(found.name, found.epoch, manifest.revision, found.taken_at, found.by, found.note, found.is_abandoned)
 
 
 class Welcome(msgspec.Struct, frozen=True):

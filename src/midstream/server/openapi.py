@@ -8,8 +8,18 @@ from typing import Any
 import msgspec
 
 from midstream.checkpoint.change_records import ChangeRecord
+from midstream.observation import Observation
 from midstream.runtime.migration_desk import StageShares
-from midstream.server.messages import ChangeRequest, ErrorReply, Explained, JobState, RevertRequest, Welcome
+from midstream.server.messages import (
+    ChangeRequest,
+    ErrorReply,
+    Explained,
+    JobState,
+    RevertRequest,
+    SavepointRequest,
+    SavepointState,
+    Welcome,
+)
 from midstream.server.migration_messages import (
     FreezeRequest,
     Frozen,
@@ -34,7 +44,10 @@ _MESSAGES = (
     MigrationState,
     MigrationTurn,
     MigrationWish,
+    Observation,
     RevertRequest,
+    SavepointRequest,
+    SavepointState,
     StageShares,
     Welcome,
 )
@@ -68,6 +81,8 @@ def description() -> dict[str, Any]:
             "/": {"get": _get("Which job this is", Welcome)},
             "/openapi.json": {"get": _operation("This description", {"application/json": {"schema": {}}})},
             "/status": {"get": _get("The state of the job, its recent epochs, and the change on trial", JobState)},
+            "/observation": {"get": _observation()},
+            "/metrics": {"get": _metrics()},
             "/graph": {"get": _graph()},
             "/explain": {"post": _post("What a change would do", ChangeRequest, Explained)},
             "/update": {
@@ -99,6 +114,11 @@ def description() -> dict[str, Any]:
             },
             "/assignment": {"get": _list("Which partition owns which bin, and what each partition has", StageShares)},
             "/freeze": {"post": _post("Promise that the next epochs keep their assignments", FreezeRequest, Frozen)},
+            "/savepoints": {
+                "get": _list("All savepoints, oldest epoch first", SavepointState, _422="They cannot be read."),
+                "post": _post("Name the last committed epoch, and keep it", SavepointRequest, SavepointState),
+            },
+            "/savepoints/{name}": {"delete": _delete_savepoint()},
         },
     }
 
@@ -133,6 +153,16 @@ def _post(summary: str, body: type, answer: type) -> dict[str, Any]:
     return {**operation, "requestBody": {"required": True, "content": _body(body)}}
 
 
+def _observation() -> dict[str, Any]:
+    content = {"application/json": {"schema": {"anyOf": [_ref(Observation), {"type": "null"}]}}}
+    return _operation("What was observed of the last committed epoch; null before the first", content)
+
+
+def _metrics() -> dict[str, Any]:
+    content = {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")}
+    return _operation("The same as metrics for Prometheus", content)
+
+
 def _graph() -> dict[str, Any]:
     styles = {"type": "string", "enum": ["text", "mermaid", "svg"], "default": "text"}
     content = {"text/plain": {"schema": {"type": "string"}}, "image/svg+xml": {"schema": {"type": "string"}}}
@@ -143,6 +173,12 @@ def _graph() -> dict[str, Any]:
 def _list(summary: str, item: type, **failures: str) -> dict[str, Any]:
     content = {"application/json": {"schema": {"type": "array", "items": _ref(item)}}}
     return _operation(summary, content, **failures)
+
+
+def _delete_savepoint() -> dict[str, Any]:
+    operation = _operation("Delete a savepoint", _body(SavepointState), _422="There is no such savepoint.")
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {**operation, "parameters": [name]}
 
 
 _NUMBER = {"name": "number", "in": "path", "required": True, "schema": {"type": "integer"}}

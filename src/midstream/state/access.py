@@ -12,7 +12,7 @@ from midstream.state.files import StateFiles, folder_of
 from midstream.state.lineage import EMPTY, Lineage
 from midstream.state.task import TaskState
 
-__all__ = ["StateAccess", "mapped_bytes"]
+__all__ = ["StateAccess", "mapped_bytes", "resident_bytes"]
 
 
 MAPPED_LIMIT = 256 << 20
@@ -25,6 +25,15 @@ def mapped_bytes() -> int:
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[2]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 if the system does not report it."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
 

@@ -27,7 +27,7 @@ from midstream.data.key_space import BinNumbers, KeySpace
 from midstream.errors import CheckpointError
 from midstream.ids import BinId, Epoch, PartitionId, Run
 from midstream.state.file_index import BLOCK, Block, FileIndex, digest_of, index_in, write_indexed
-from midstream.storage.blobs import filesystem_of, remove_file, write_atomically
+from midstream.storage.blobs import copy_file, filesystem_of, remove_file, write_atomically
 from midstream.storage.documents import FORMAT, require_format
 
 __all__ = [
@@ -218,6 +218,17 @@ class StateFiles:
         wanted = {self._path(ref.name): ref for ref in refs}
         found = {info.path: info for info in self._fs.get_file_info(list(wanted))}
         return sorted(ref.name for path, ref in wanted.items() if found[path].size != ref.size)
+
+    def copy(self, ref: FileRef, to: StateFiles) -> None:
+        """Copy a file to another location, unless it is there."""
+        if not to.lacks([ref]):
+            return
+        try:
+            copy_file(self._fs, self._path(ref.name), to._fs, to._path(ref.name), durable=to.durable)
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"the state file {ref.name!r} is missing from {self.location!r}; restore it from a copy", file=ref.name
+            ) from error
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; files that no longer exist are ignored."""

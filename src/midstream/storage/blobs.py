@@ -191,6 +191,18 @@ def move_file(fs: pafs.FileSystem, path: str, other: str, *, durable: bool) -> N
         fs.move(path, other)
 
 
+def copy_file(fs: pafs.FileSystem, path: str, other_fs: pafs.FileSystem, other: str, *, durable: bool) -> None:
+    """Copy a file that never changes, also to another file system; on one local disk it only gets a second name.
+
+    The copy is whole or not there; an earlier one is replaced.
+    """
+    make_folder(other_fs, posixpath.dirname(other), durable=durable)
+    if is_local(fs) and is_local(other_fs) and disk.link_file(path, other, durable=durable):
+        return
+    with fs.open_input_file(path) as source:
+        write_atomically(other_fs, other, source.read_buffer(), durable=durable)
+
+
 def set_aside(fs: pafs.FileSystem, path: str, *, durable: bool = True) -> str:
     """Rename a file that is no longer of use, so that it is ignored but can be examined; return the new name."""
     other = f"{path}{ASIDE}"
@@ -311,6 +323,11 @@ class BlobStore:
                 f"writes it again; if it belongs to a change made while the job ran, start with changes='drop'"
             )
         return data
+
+    def copy(self, digest: Digest, to: BlobStore) -> None:
+        """Copy a blob to another store, unless it is there."""
+        if not to.has(digest):
+            copy_file(self._fs, self._path(digest), to._fs, to._path(digest), durable=to._durable)
 
     def digests(self) -> frozenset[Digest]:
         """The digests of all blobs in the store."""

@@ -25,6 +25,7 @@ import pyarrow as pa
 __all__ = [
     "Unsynced",
     "at_once",
+    "link_file",
     "make_folder",
     "remove_file",
     "rename_file",
@@ -35,6 +36,8 @@ __all__ = [
 
 # Some user-space and network file systems refuse to sync a folder: there it is not needed, or not possible.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
+# Another file system, one without links, or a file of another user's.
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync leaves data in the drive's cache
 
 _on_disk: set[str] = set()
@@ -147,6 +150,25 @@ def rename_file(path: str, other: str, *, durable: bool) -> None:
     if durable:  # the new name first: after a crash the file may have both names, but never none
         for folder in dict.fromkeys([os.path.dirname(other), os.path.dirname(path)]):
             _sync_folder(folder)
+
+
+def link_file(path: str, other: str, *, durable: bool) -> bool:
+    """Give a file a second name, in a folder that exists; False if that is not possible between these two places.
+
+    For files that are never changed once they are written: removing or replacing one name leaves the other.
+    """
+    try:
+        os.link(path, other)
+    except FileExistsError:
+        os.unlink(other)
+        os.link(path, other)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        return False
+    if durable:
+        _sync_folder(os.path.dirname(other))
+    return True
 
 
 def remove_file(path: str) -> None:

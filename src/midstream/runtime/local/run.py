@@ -12,6 +12,7 @@ from midstream.checkpoint.change_records import ChangeRecord
 from midstream.flow.edits import Edit, Move, Rescale
 from midstream.ids import Revision
 from midstream.metrics import EpochProgress, JobMetrics
+from midstream.observation import Observation
 
 __all__ = ["ChangeAt", "Faults", "LocalRun", "MigrateAt"]
 
@@ -118,6 +119,8 @@ class LocalRun:
     metrics: JobMetrics
     revision: Revision
     story: tuple[str, ...]
+    observations: tuple[Observation, ...] = ()
+    """One for each committed epoch, as ``job.watch()`` gives them on Spark."""
     history: tuple[ChangeRecord, ...] = ()
     """The changes that were made."""
     audit: pa.Table | None = None

@@ -56,6 +56,7 @@ from midstream.errors import FlowError, FunctionError, JobFailed, MidstreamError
 from midstream.flow.model import Graph, Source
 from midstream.ids import Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
+from midstream.observation import Observation
 from midstream.planner.assignment import Assignment, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
@@ -209,7 +210,7 @@ def runtime_of(
             own_bins = location.identity.bins
             first = first_configuration(graph, location.blobs, partitions, blobs, assignments, wires, own_bins)
             bases = posixpath.join(folder, "bases")
-            access = StateAccess(location.identity.job, location.states.location, bases, durable)
+            access = StateAccess(location.identity.copies, location.states.location, bases, durable)
             rng = random.Random(seed)
             hosts = LocalExecutors(executors, access, clock or SystemClock(), rng)
             runtime = _Runtime(first, location, hosts, rng, faults, clock, changes, audit)
@@ -254,6 +255,7 @@ class _Runtime:
         self._switched: set[TaskId] = set()
         self._progress: list[EpochProgress] = []
         self._metrics = JobMetrics()
+        self._observations: list[Observation] = []
         self._wanted = deque(sorted(_wishes(changes), key=lambda each: each.epoch))
         self._numbers: dict[int, int] = {}
         """The number of each migration that was requested, by the identity of its wish."""
@@ -312,6 +314,7 @@ class _Runtime:
         self.checkpoint.release()
         self.result = LocalRun(
             progress=tuple(self._progress),
+            observations=tuple(self._observations),
             metrics=msgspec.structs.replace(self._metrics, sweep=self._driver.sweeper.stats),
             revision=self._driver.changes.configuration.revision,
             story=self.coordinator.story,
@@ -341,7 +344,8 @@ class _Runtime:
                 self._driver.ended(str(failed))  # nothing is wrong with the flow, so its user starts it again
                 self._start_driver()
 
-    def _committed(self, commit: Commit, progress: EpochProgress) -> None:
+    def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
+        self._observations.append(seen)
         self._progress.append(progress)
         self._metrics = self._metrics.after(progress)
 

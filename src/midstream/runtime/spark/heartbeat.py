@@ -21,6 +21,7 @@ from midstream.change.change import Change
 from midstream.change.prepare import PreparedChange
 from midstream.change.trial import Changes, Request
 from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.sweeper import Sweeper, SweepThread
 from midstream.control.messages import AuditOrder, Commit
 from midstream.control.placement import ExecutorShare
@@ -28,6 +29,7 @@ from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, ExecutorId, PartitionId
 from midstream.metrics import EpochProgress, SweepStats
+from midstream.observation import Observation
 from midstream.runtime.driver import Driver
 from midstream.runtime.edge import EpochEntry, OpenRun
 from midstream.runtime.migration_desk import MigrationDesk
@@ -75,7 +77,7 @@ class Heartbeat:
         *,
         local_state: str | None,
         audit: str | None,
-        on_commit: Callable[[EpochProgress], None],
+        on_commit: Callable[[EpochProgress, Observation], None],
     ) -> None:
         self._spark = spark
         self._checkpoint = checkpoint
@@ -90,6 +92,7 @@ class Heartbeat:
             checkpoint.states.location,
             local_state,
             checkpoint.durable,
+            checkpoint.identity.copies,
         )
         self._log = OffsetLog(checkpoint.spark_location)
         self._syncer = ThreadPoolExecutor(1, "midstream-sync") if checkpoint.durable else None
@@ -157,10 +160,10 @@ class Heartbeat:
         with self._marked(run), self._interruptible():
             walk(plan, engine, rows, partial(self._driver.planned, run))
 
-    def _committed(self, commit: Commit, progress: EpochProgress) -> None:
+    def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row)
-        self._on_progress(progress)
+        self._on_progress(progress, seen)
 
     @property
     def executors(self) -> tuple[ExecutorShare, ...]:
@@ -187,6 +190,14 @@ class Heartbeat:
     def migrating(self) -> MigrationDesk:
         """Where migrations are requested."""
         return self._driver.migrating
+
+    def savepoint(self, name: str, *, by: str, note: str | None) -> Savepoint:
+        """Take a savepoint of the last committed epoch."""
+        return self._driver.savepoint(name, by=by, note=note)
+
+    def delete_savepoint(self, name: str) -> Savepoint:
+        """Delete a savepoint."""
+        return self._driver.delete_savepoint(name)
 
     def stopping(self) -> None:
         """The job is being stopped."""

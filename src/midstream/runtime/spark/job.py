@@ -22,6 +22,7 @@ from midstream.change.trial import Changes, Request
 from midstream.checkpoint.change_records import ChangeRecord, whoami
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.savepoints import Savepoint
 from midstream.control.placement import ExecutorShare
 from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
@@ -29,11 +30,13 @@ from midstream.flow.edits import Edit
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
+from midstream.observation import Observation, with_backlog
 from midstream.runtime.migrating_job import MigratingJob
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.reporting import unexpected
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.heartbeat import Heartbeat
+from midstream.runtime.watch import Watch, Watches
 
 KEPT_PROGRESS = 100
 
@@ -97,6 +100,7 @@ class Job(MigratingJob):
         self._progress: deque[EpochProgress] = deque(maxlen=KEPT_PROGRESS)
         self._metrics = JobMetrics()
         self._changed = threading.Condition()
+        self._watches = Watches(self._with_backlog)
 
     # ── inspection ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -156,6 +160,34 @@ class Job(MigratingJob):
         Where partitions stick to executors, this is also where their state is.
         """
         return self._heartbeat.executors
+
+    @property
+    def observation(self) -> Observation | None:
+        """What was observed of the last committed epoch of this life; None before the first."""
+        return self._watches.last
+
+    def watch(self) -> Watch:
+        """An iterator of observations: one for each epoch that is committed from now on, until the job ends.
+
+        It never holds up the job. A reader that falls more than 100 epochs behind loses the oldest, and
+        ``watch.dropped`` counts them. Leave it with ``close()``, or use it in a ``with`` block::
+
+            for seen in job.watch():
+                print(seen.epoch, seen.rows_per_s, max(seen.operators, key=lambda each: each.busy_share).operator)
+        """
+        return self._watches.watch()
+
+    def _with_backlog(self, seen: Observation) -> Observation:
+        """What Spark says of sources that are behind. Asked in the reader's thread, because it takes milliseconds."""
+        query, inlets = self._query, self._changes.configuration.plan.stages[0].inlets
+        if query is None or self._over.is_set():
+            return seen
+        try:
+            reported = query.lastProgress
+            found = [] if reported is None else [dict(each.metrics or {}) for each in reported.sources]
+        except Exception:  # the query has ended, or Spark has
+            return seen
+        return with_backlog(seen, dict(zip(inlets, found, strict=True)) if len(found) == len(inlets) else {})
 
     def state(self, operator: str) -> DataFrame:
         """The committed state of an operator as a DataFrame: its key columns, and the state of each key.
@@ -267,6 +299,30 @@ class Job(MigratingJob):
     def _migrating(self) -> MigrationDesk:
         return self._heartbeat.migrating
 
+    # ── savepoints ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def savepoint(self, name: str, *, note: str | None = None, by: str | None = None) -> Savepoint:
+        """Give the last committed epoch a name, and keep all that a restart from there needs until it is deleted.
+
+        :func:`midstream.fork` begins a new job there, :func:`midstream.rewind` lets this one go back to it once it is
+        stopped. Epochs go on meanwhile.
+
+        :param name: such as ``"before tuning"``; not taken yet, and no number.
+        :param note: the reason, for people.
+        :param by: who takes it; default: the user of this process.
+        """
+        self._require_running()
+        return self._heartbeat.savepoint(name, by=by or whoami(), note=note)
+
+    def savepoints(self) -> list[Savepoint]:
+        """All savepoints of this job, oldest epoch first."""
+        return self._checkpoint.savepoints.all()
+
+    def delete_savepoint(self, name: str) -> Savepoint:
+        """Delete a savepoint. What only it needs is removed from the checkpoint with one of the next epochs."""
+        self._require_running()
+        return self._heartbeat.delete_savepoint(name)
+
     def _require_running(self) -> None:
         if self._over.is_set():
             raise MidstreamError(
@@ -334,6 +390,7 @@ class Job(MigratingJob):
             if self._server is not None:
                 self._server.close()  # changes have ended, so no request waits for one
             self._checkpoint.release()
+            self._watches.end()
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()
@@ -350,7 +407,8 @@ class Job(MigratingJob):
             self._fail(error, Epoch(epoch))
             raise RuntimeError(f"midstream: epoch {epoch} of job {self.name} failed") from None
 
-    def _committed(self, progress: EpochProgress) -> None:
+    def _committed(self, progress: EpochProgress, seen: Observation) -> None:
+        self._watches.put(seen)
         with self._changed:
             self._progress.append(progress)
             self._metrics = self._metrics.after(progress)

@@ -67,6 +67,7 @@ Body = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 class Whereabouts:
     """Where to find a job's coordinator, its functions and its state.
 
+    ``copies`` is the owner of the copies of state that workers keep: the job, on its present timeline.
     ``local_state`` is a folder on the worker's own disk for its copy of state; None leaves the choice to Spark.
     ``durable``: before a task reports its files, they can survive a loss of power.
     """
@@ -77,6 +78,7 @@ class Whereabouts:
     state: str
     local_state: str | None = None
     durable: bool = True
+    copies: str | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class _Worker:
         self.resources = Resources(BlobStore(at.blobs))
         # Spark removes its own folder when the application ends, and with it our copy of the state.
         local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
-        self.state = StateAccess(at.job, at.state, own_local_folder(local, at.job), at.durable)
+        self.state = StateAccess(at.copies or at.job, at.state, own_local_folder(local, at.job), at.durable)
         self.retirement = Retirement()
         self.clock: Clock = SystemClock()
         self.name = WorkerId(socket.gethostname(), os.getpid(), executor_of_this_process())

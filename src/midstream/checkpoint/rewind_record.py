@@ -1,0 +1,39 @@
+"""The record of a rewind that is under way: all that its steps need, so that a crash between two of them can be made up
+for by running all of them again."""
+
+from __future__ import annotations
+
+import msgspec
+
+from midstream.checkpoint.manifest import Manifest
+from midstream.ids import Digest, Epoch
+
+__all__ = ["Rewind"]
+
+
+class Rewind(msgspec.Struct, frozen=True):
+    """What ``rewind.json`` holds."""
+
+    manifest: Manifest
+    """Of the epoch to which the job goes back."""
+    timeline: int
+    """The number of the job's timeline from then on."""
+    folders: tuple[str, ...]
+    """The folders of file sinks from which later rows go."""
+    by: str
+    begun_at: float
+    spark: dict[str, Digest] = {}
+    """Spark's own files of a savepoint, by their names below ``spark/``: blobs with their content."""
+    savepoint: str | None = None
+    """Its name, if the job goes back to one."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch to which the job goes back."""
+        return self.manifest.epoch
+
+    @property
+    def target(self) -> str:
+        """Where it goes back to, for people."""
+        named = "" if self.savepoint is None else f" (savepoint {self.savepoint!r})"
+        return f"epoch {self.epoch}{named}"

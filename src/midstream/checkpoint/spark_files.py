@@ -1,0 +1,124 @@
+"""Spark's own log in a checkpoint, as files: what a job needs of it to go on after an epoch.
+
+Spark keeps one small file an epoch in ``offsets`` (written before the epoch) and ``commits`` (after it), and what its
+sources remember in ``sources``. It goes on behind the last offsets, and needs those before them. Without the commit of
+the last ones it asks for that epoch again; the epoch has a manifest, so nothing is computed.
+
+``metadata`` holds the number of the query, of which a Spark application runs one at a time: it is never copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from collections.abc import Iterator, Mapping
+
+import pyarrow.fs as pafs
+
+from midstream.errors import CheckpointError
+from midstream.ids import Epoch
+from midstream.storage.blobs import ASIDE, filesystem_of, remove_file, write_atomically
+
+__all__ = ["LOGS", "SOURCES", "SparkFiles"]
+
+LOGS = ("offsets", "commits")
+SOURCES = "sources"
+ATTEMPTS = 5
+
+
+class SparkFiles:
+    """The files of Spark's log below one folder. Without a query, as on the local runtime, there are none."""
+
+    def __init__(self, location: str, *, durable: bool = True) -> None:
+        self.location = location
+        self._durable = durable
+        self._fs, self._root = filesystem_of(location)
+
+    def needed_after(self, epoch: Epoch) -> dict[str, bytes]:
+        """The files from which Spark goes on behind an epoch, by their names below this folder. It may be running."""
+        if not self._listed(""):
+            return {}
+        found = {}
+        for log in LOGS:
+            for each in (epoch - 1, epoch):
+                content = self._content(f"{log}/{each}")
+                if content is not None:
+                    found[f"{log}/{each}"] = content
+        if missing := [name for name in _wanted(epoch) if name not in found]:
+            raise CheckpointError(
+                f"Spark's log in {self.location!r} lacks {', '.join(missing)}, without which nothing can go on after "
+                f"epoch {epoch}"
+            )
+        return {**found, **self._sources()}
+
+    def leads_after(self, epoch: Epoch) -> bool:
+        """Whether the log still has what Spark needs to go on behind an epoch; so if there is no log at all."""
+        if not self._listed(""):
+            return True
+        paths = [posixpath.join(self._root, name) for name in _wanted(epoch)]
+        return all(info.type == pafs.FileType.File for info in self._fs.get_file_info(paths))
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Write those that are not there with this content."""
+        for name, content in files.items():
+            if self._content(name) != content:
+                self._remove(_sum_of(name))
+                write_atomically(self._fs, posixpath.join(self._root, name), content, durable=self._durable)
+
+    def remove_after(self, epoch: Epoch) -> None:
+        """Remove what the log has of later epochs, commits first. Must not be called while Spark runs."""
+        for log in reversed(LOGS):
+            numbered = [(_number(info), info) for info in self._listed(log)]
+            for number, info in sorted(((n, i) for n, i in numbered if n is not None), key=lambda each: -each[0]):
+                if number > epoch:
+                    self._remove(f"{log}/{posixpath.basename(info.path)}")
+
+    def _sources(self) -> dict[str, bytes]:
+        """What sources remember. Spark may replace many of these files by one while they are read."""
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(FileNotFoundError):
+                return dict(self._read_sources())
+        return dict(self._read_sources())
+
+    def _read_sources(self) -> Iterator[tuple[str, bytes]]:
+        for info in self._listed(SOURCES, recursive=True):
+            name = posixpath.relpath(info.path, self._root)
+            if info.is_file and not posixpath.basename(name).startswith(".") and not name.endswith(".tmp"):
+                with self._fs.open_input_stream(info.path) as stream:
+                    yield name, bytes(stream.read())
+
+    def _listed(self, folder: str, *, recursive: bool = False) -> list[pafs.FileInfo]:
+        path = posixpath.join(self._root, folder) if folder else self._root
+        return list(self._fs.get_file_info(pafs.FileSelector(path, allow_not_found=True, recursive=recursive)))
+
+    def _content(self, name: str) -> bytes | None:
+        try:
+            with self._fs.open_input_stream(posixpath.join(self._root, name)) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def _remove(self, name: str) -> None:
+        for each in dict.fromkeys((_sum_of(name), name)):
+            with contextlib.suppress(FileNotFoundError):
+                remove_file(self._fs, posixpath.join(self._root, each))
+
+
+def _wanted(epoch: Epoch) -> list[str]:
+    return [f"offsets/{each}" for each in (epoch - 1, epoch) if each >= 0]
+
+
+def _sum_of(name: str) -> str:
+    """The file in which Hadoop's file system keeps the checksum of another one.
+
+    >>> _sum_of("offsets/7")
+    'offsets/.7.crc'
+    """
+    folder, base = posixpath.split(name)
+    return name if base.startswith(".") else posixpath.join(folder, f".{base}.crc")
+
+
+def _number(info: pafs.FileInfo) -> int | None:
+    """The epoch of a file of the log, whole, set aside, or a checksum."""
+    name = posixpath.basename(info.path).removesuffix(ASIDE).removesuffix(".crc").removeprefix(".")
+    return int(name) if name.isdigit() else None

@@ -1,0 +1,149 @@
+"""``midstream top``: what a served job is doing, on one screen, epoch by epoch."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from midstream.cli.change import JobArgument
+from midstream.cli.messages import errors_told
+from midstream.cli.served import client_of
+from midstream.cli.tables import table_of
+from midstream.errors import MidstreamError
+from midstream.observation import Observation, OperatorObservation, SourceObservation
+from midstream.server.client import JobClient
+
+__all__ = ["screen", "top"]
+
+_NONE = "–"
+_FIXED_LINES = 6
+"""Lines of the screen that are neither operators nor sources."""
+_NAME = 20
+"""Most characters of a name, so that a line fits 80 columns."""
+
+
+def top(
+    job: JobArgument,
+    once: Annotated[bool, typer.Option("--once", help="Print the last epoch once, for scripts.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Show what a job is doing: rows, time, latency, state, heavy keys and backlog of its operators, live."""
+    with errors_told():
+        client = client_of(job)
+        console = Console()
+        seen = client.observation()
+        if once or not console.is_terminal:
+            console.print(screen(seen, None))
+            return
+        try:
+            _follow(client, seen, console, every)
+        except KeyboardInterrupt:
+            return
+
+
+def _follow(client: JobClient, seen: Observation | None, console: Console, every: float) -> None:
+    with Live(screen(seen, console.height), console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(every)
+            try:
+                seen = client.observation()
+            except MidstreamError:
+                break
+            live.update(screen(seen, console.height), refresh=True)
+    console.print(screen(seen, None))  # the last state stays on the screen
+    console.print("the job has ended", style="dim")
+
+
+def screen(seen: Observation | None, height: int | None) -> RenderableType:
+    """One screen; with a height, only the busiest operators that fit."""
+    if seen is None:
+        return Text("no epoch has been committed since the job was started", style="dim")
+    room = None if height is None else max(3, height - _FIXED_LINES - len(seen.sources))
+    return Group(_header(seen), Text(), _operators(seen, room), Text(), *map(_source, seen.sources))
+
+
+def _header(seen: Observation) -> Text:
+    text = Text.assemble((seen.flow, "bold"), f"  epoch {seen.epoch}  revision {seen.revision}")
+    if seen.is_on_trial:
+        text.append("  change on trial", style="yellow")
+    text.append(f"\n{seen.rows_per_s:,.0f} rows/s", style="bold cyan")
+    text.append(
+        f"  {seen.duration_ms:,.0f} ms of {seen.elapsed_ms:,.0f} ({100 * seen.utilisation:.0f}%)  {seen.tasks} tasks  "
+        f"workers {_size(seen.worker_memory_bytes)}  driver {_size(seen.driver_memory_bytes)}"
+    )
+    return text
+
+
+def _operators(seen: Observation, room: int | None) -> RenderableType:
+    shown = list(seen.operators)
+    if room is not None and len(shown) > room:
+        busiest = {each.operator for each in sorted(shown, key=lambda each: -each.busy_share)[:room]}
+        shown = [each for each in shown if each.operator in busiest]
+    table = table_of(
+        "operator", "in/s", "out/s", "busy", "µs/row", "p50 ms", "p99 ms", "state", "hot key", justify="right"
+    )
+    table.columns[0].justify = "left"
+    for column in table.columns:
+        column.no_wrap = True
+    for each in shown:
+        table.add_row(Text(_short(each.operator, _NAME)), *_figures(each, seen.elapsed_ms))
+    if len(shown) < len(seen.operators):
+        table.caption = f"the busiest {len(shown)} of {len(seen.operators)} operators"
+        table.caption_justify = "left"
+    return table
+
+
+def _figures(seen: OperatorObservation, elapsed_ms: float) -> tuple[str | Text, ...]:
+    def rate(rows: int) -> str:
+        return _count(1000 * rows / elapsed_ms) if elapsed_ms else _NONE
+
+    heaviest = seen.heavy_keys.heaviest
+    hot = "" if heaviest is None else f"{_short(heaviest[0], 8)} {100 * heaviest[1]:.0f}%"
+    return (
+        rate(seen.rows_in),
+        rate(seen.rows_out),
+        f"{seen.busy_share:.2f}",
+        f"{seen.us_per_row:,.1f}" if seen.rows_in else _NONE,
+        _NONE if seen.latency_p50_ms is None else _count(seen.latency_p50_ms),
+        _NONE if seen.latency_p99_ms is None else _count(seen.latency_p99_ms),
+        _size(seen.state_bytes) if seen.state_files else "",
+        Text(hot),
+    )
+
+
+def _source(seen: SourceObservation) -> Text:
+    parts = [f"source {_short(seen.source, _NAME)}: {seen.rows:,} rows"]
+    if seen.behind_ms is not None:
+        parts.append(f"{seen.behind_ms / 1000:,.1f} s behind")
+    parts += [f"{name} {value:,.0f}" for name, value in seen.backlog.items()]
+    return Text(", ".join(parts), style="dim")
+
+
+def _count(number: float) -> str:
+    """A number in at most five characters or so.
+
+    >>> _count(12.3), _count(12_345), _count(1_234_567)
+    ('12', '12.3k', '1.2M')
+    """
+    for limit, unit in ((1e6, "M"), (1e4, "k")):
+        if number >= limit:
+            return f"{number / {'M': 1e6, 'k': 1e3}[unit]:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def _size(nbytes: int) -> str:
+    """Bytes for people.
+
+    >>> _size(900), _size(123_456_789)
+    ('1 KB', '118 MB')
+    """
+    return f"{nbytes / 2**20:,.0f} MB" if nbytes >= 2**20 else f"{nbytes / 2**10:,.0f} KB"
+
+
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
