@@ -10,7 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, MoveRecord, RescaleRecord, UpdateRecord
+from midstream.checkpoint.change_records import (
+    ChangeEvent,
+    ChangeRecord,
+    MigrationRecord,
+    MoveRecord,
+    RescaleRecord,
+    StepRecord,
+    UpdateRecord,
+)
 from midstream.checkpoint.location import Identity, Manifest
 from midstream.checkpoint.sink_marker import SinkMarker
 from midstream.flow.aggregations import Aggregation
@@ -36,6 +44,8 @@ DOCUMENTS = {
     "Update": UpdateRecord,
     "Move": MoveRecord,
     "Rescale": RescaleRecord,
+    "Migration": MigrationRecord,
+    "Step": StepRecord,
     "Event of a change": ChangeEvent,
     "Program": StageProgram,
     "Stage": Stage,

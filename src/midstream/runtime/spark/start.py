@@ -12,6 +12,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from midstream.change.configuration import FIRST_REVISION, configuration_of, first_configuration
+from midstream.change.migration_restart import migrations_that_go_on, stop_migrations
 from midstream.change.restart import drop_changes, restart_of
 from midstream.change.revert import taken_back
 from midstream.change.trial import Changes
@@ -121,6 +122,12 @@ def start(
             for message in location.changes.set_damage_aside():
                 _log.warning("%s", message)
             drop_changes(first, location.changes, committed, by=whoami(), now=time.time())
+        if changes == DROP:
+            stop_migrations(location.changes, "the job was started with changes='drop'; its bins stay where they were")
+        elif partitions is not None:
+            stop_migrations(location.changes, f"the job was started with partitions={partitions}")
+        for message in migrations_that_go_on(location.changes):
+            _log.warning("%s", message)
         records = location.changes.records()
         settled: tuple[ChangeRecord, ...] = ()
         if revert_to is not None:
