@@ -12,7 +12,15 @@ import pytest
 
 from midstream.change.configuration import FIELDS as CONFIGURATION
 from midstream.change.fork import ForkRecord
-from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, MoveRecord, RescaleRecord, UpdateRecord
+from midstream.checkpoint.change_records import (
+    ChangeEvent,
+    ChangeRecord,
+    MigrationRecord,
+    MoveRecord,
+    RescaleRecord,
+    StepRecord,
+    UpdateRecord,
+)
 from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.rewind_record import Rewind
 from midstream.checkpoint.savepoints import Savepoint
@@ -48,6 +56,8 @@ DOCUMENTS = {
     "Update": UpdateRecord,
     "Move": MoveRecord,
     "Rescale": RescaleRecord,
+    "Migration": MigrationRecord,
+    "Step": StepRecord,
     "Event of a change": ChangeEvent,
     "Program": StageProgram,
     "Stage": Stage,

@@ -88,7 +88,8 @@ REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     ((Rescale(3),), {"at": "soon"}, "at='soon' is no moment; give the number of an epoch, or a datetime"),
     ((Rebalance(by="luck"),), {}, "by='luck' is not measured; allowed: work, rows, bytes"),
     ((Rebalance("by usr"),), {}, "has no stage 'by usr'"),
-    ((Drain("7"),), {}, "it is not known which partitions run on executor '7'"),
+    ((Drain("7"),), {}, "no partition runs on an executor '7'; those with partitions are 0"),
+    ((Drain("0"),), {}, "executor '0' is the only one with partitions; add another one before it is drained"),
 ]
 
 
@@ -332,3 +333,55 @@ def test_a_lost_run_is_run_again_with_its_step_and_then_without(job: SteppedJob)
     assert "was undone because runs with it failed 3 times: an executor was lost" in migration.error
     job.run()
     job.assert_gapless()
+
+
+# ── executors ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def executors(job: SteppedJob, stage: int = 1) -> list[str | None]:
+    """Where the partitions of a stage ran."""
+    return [share.executor for share in job.assignment()[stage - 1].partitions]
+
+
+def test_a_drained_executor_owns_nothing_in_any_stage_and_the_rest_stays(tmp_path: Path):
+    """Operators of all stages leave together (B1, B9)."""
+    with stepped_job(tmp_path, two=True, partitions=6, executors=3, seed=1) as job:
+        with pytest.raises(FlowError, match="it is not known which partitions run on executor '1'"):
+            job.drain("1")
+        job.run(3)
+        leaving = next(name for name in executors(job) if name)
+        before = [job.owners(stage) for stage in (1, 2)]
+        gone = [{at for at, name in enumerate(executors(job, stage)) if name == leaving} for stage in (1, 2)]
+        migration = job.drain(leaving, strategy="batched", prewarm=False)
+        job.run(45)
+        assert migration.outcome is Outcome.APPLIED
+        for stage in (0, 1):
+            after = job.owners(stage + 1)
+            assert not gone[stage] & set(after.owners)
+            pairs = zip(before[stage].owners, after.owners, strict=True)
+            assert all(new == old for old, new in pairs if old not in gone[stage])
+        with pytest.raises(FlowError, match=f"the partitions on executor '{leaving}' own nothing"):
+            job.drain(leaving)
+        job.assert_gapless()
+
+
+@pytest.mark.parametrize("partitions", [4, 3])
+def test_a_prewarmed_step_reads_only_what_has_changed_since(tmp_path: Path, partitions: int):
+    """Cold, the step reads all state of the bins; prewarmed, what the last epoch has changed (M13)."""
+    read = {}
+    for prewarm in (False, True):
+        folder = tmp_path / str(prewarm)
+        with stepped_job(folder, partitions=3, executors=3, seed=4) as job:
+            job.run(20)
+            target = job.owners().owners
+            goal = Assignment(3, tuple((owner + 1) % 3 for owner in target)) if partitions == 3 else Rescale(partitions)
+            migration = job.migrate(goal, strategy="sudden", prewarm=prewarm)
+            job.run(14)
+            assert migration.outcome is Outcome.APPLIED
+            [step] = migration.steps
+            assert step.read is not None
+            read[prewarm] = step.read
+            assert (step.waited > 0) is prewarm
+            job.run(2)
+            job.assert_gapless()
+    assert read[True] < 0.5 * read[False], read

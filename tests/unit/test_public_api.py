@@ -20,10 +20,12 @@ from midstream import errors, testing
 def test_midstream_exports_exactly_these_names():
     assert midstream.__all__ == [
         "Access",
+        "Assignment",
         "Change",
         "ConsoleSink",
         "Constant",
         "DatabaseSink",
+        "Drain",
         "FileSink",
         "Flow",
         "GeneratorSource",
@@ -32,10 +34,12 @@ def test_midstream_exports_exactly_these_names():
         "ListSource",
         "MemorySink",
         "MidstreamError",
+        "Migration",
         "Move",
         "NoopSink",
         "Observation",
         "Outcome",
+        "Rebalance",
         "Rescale",
         "Savepoint",
         "Schedule",
@@ -80,6 +84,7 @@ def test_testing_exports_exactly_these_names():
         "LocalRun",
         "ManualClock",
         "MemorySink",
+        "MigrateAt",
         "run_local",
         "run_spark",
     ]

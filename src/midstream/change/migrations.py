@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from midstream.change.bin_bytes import BinBytes
+from midstream.change.configuration import Configuration
 from midstream.change.migration import Migration, MigrationControl, MigrationProgress
 from midstream.change.migration_goal import (
     described,
@@ -40,7 +41,7 @@ from midstream.change.migration_goal import (
     targets_of,
 )
 from midstream.change.migration_request import MigrationRequest
-from midstream.change.running_migration import NoWarming, OpenStep, RunningMigration, Warming
+from midstream.change.running_migration import PATIENCE, NoWarming, OpenStep, RunningMigration, Warming
 from midstream.change.trial import Changes, RunFailure
 from midstream.checkpoint.change_log import ChangeLog
 from midstream.checkpoint.change_records import ChangeRecord, MigrationRecord, Outcome, StepRecord
@@ -54,12 +55,10 @@ from midstream.planner.migration import Budget, Itinerary, StepCost, StepStrateg
 from midstream.planner.reassignment import goal_of, unique_names
 from midstream.planner.stages import Plan
 
-__all__ = ["LOSSES_BEFORE_UNDOING", "PATIENCE", "Migrations"]
+__all__ = ["LOSSES_BEFORE_UNDOING", "Migrations"]
 
 LOSSES_BEFORE_UNDOING = 2
 """How often an epoch is run again with a new step after runs failed without a function's failing."""
-PATIENCE = 10
-"""Most epochs that a step waits for its takers to load state."""
 STEADY_EPOCHS = 20
 """Newest epochs without a step, whose median is the steady time of an epoch."""
 Assignments = Mapping[StageIndex, Assignment]
@@ -309,6 +308,19 @@ class Migrations:
             self._start_next(epoch, committed)
         if self._running is not None:
             self._make_step(self._running, epoch, committed, began)
+        else:
+            self._warm_ahead(epoch)
+
+    def _warm_ahead(self, epoch: Epoch) -> None:
+        """Have loaded what is prepared for an epoch that comes soon: its first step does not wait."""
+        near = range(epoch + 1, epoch + PATIENCE)
+        soon = [each for each in self._waiting if each.plan.prewarm and each.plan.at_epoch in near]
+        if not soon:
+            return
+        configuration = self._changes.configuration
+        first = min(soon, key=lambda each: each.plan.at_epoch or 0)
+        now = configuration.assignments
+        self._warming.want(now, (lenient_goal(configuration.plan, now, first.record.edits),))
 
     def _make_step(self, running: RunningMigration, epoch: Epoch, committed: CommittedState, began: float) -> None:
         """Make the next step, unless its takers are to load state first."""
@@ -322,25 +334,39 @@ class Migrations:
             else:
                 running.planned = running.next_step()
             running.waited = 0
-        if running.migration.plan.prewarm and not self._are_takers_warm(running, itinerary, committed):
+        now, moves = configuration.assignments, running.planned
+        then = itinerary.after_step(now, moves)
+        if running.migration.plan.prewarm and not self._is_warm(running, now, then, committed):
             running.waited += 1
             self._tell_progress(running, "takers that load state")
             return
-        moves = running.planned
-        size = sum(map(self._sizes, moves))
-        self._step = OpenStep(epoch, moves, configuration.assignments, size, 0.0, running.waited)
-        self._changes.reassign(itinerary.after_step(configuration.assignments, moves))
+        self._step = OpenStep(epoch, moves, now, sum(map(self._sizes, moves)), 0.0, running.waited)
+        self._warming.flip(now, then)
+        self._changes.reassign(then)
         self._step.step_ms = 1000 * (self._stopwatch() - began)
         running.migration.took_effect_in(epoch)
 
-    def _are_takers_warm(self, running: RunningMigration, itinerary: Itinerary, committed: CommittedState) -> bool:
-        left = itinerary.left(self._changes.configuration.assignments)
-        self._warming.want(left, running.target)
-        planned = running.planned or ()
-        if running.waited >= PATIENCE:
-            running.migration.note(f"{len(planned)} bins move although their takers have not loaded all of their state")
+    def _is_warm(
+        self, running: RunningMigration, now: Assignments, then: Assignments, committed: CommittedState
+    ) -> bool:
+        """Have what comes next loaded, and everything else that is left; whether the next step need not wait for it."""
+        self._warming.want(now, (then, {**now, **running.target}))
+        if self._warming.are_warm(now, then, committed):
             return True
-        return self._warming.are_warm(planned, committed)
+        if running.waited < running.patience:
+            return False
+        running.migration.note(f"{len(running.planned or ())} bins move although their state is not loaded yet")
+        return True
+
+    def foreseen(self) -> Configuration | None:
+        """The configuration of the step after the one that was just made, if that is known, so that what it needs can
+        be stored while an epoch is computed. Nothing depends on it."""
+        running, configuration = self._running, self._changes.configuration
+        ahead = None if running is None or self._step is None else running.peek()
+        if running is None or ahead is None:
+            return None
+        then = Itinerary(running.target).after_step(configuration.assignments, ahead)
+        return configuration.with_assignments(then)
 
     def committed(self, epoch: Epoch, epoch_ms: float, read: int | None = None) -> None:
         """An epoch is committed, after ``epoch_ms``; its tasks have read so many bytes of state from the checkpoint."""
@@ -354,7 +380,7 @@ class Migrations:
         assert running is not None, "a step belongs to a migration"
         steady = self.steady_ms or 0.0
         running.cost = StepCost(len(step.moves), step.bytes, epoch_ms, steady)
-        running.planned = None
+        running.planned, running.patience = None, PATIENCE
         if running.steps_left is not None:
             running.steps_left -= 1
         done = StepRecord(
@@ -446,6 +472,8 @@ class Migrations:
         running = RunningMigration(
             migration, stages_of(self._plan, migration.plan), targets_of(self._plan, documents), fluid(()), 0
         )
+        if is_scheduled(migration.plan) and not migration.steps:
+            running.patience = 0  # it takes effect exactly then
         self._running = running
         if Itinerary(running.target).is_over(now):  # the driver died before it could say so
             self._arrived()
@@ -470,7 +498,7 @@ class Migrations:
     def _end_running(self, outcome: Outcome, error: str | None) -> None:
         assert self._running is not None
         migration, self._running = self._running.migration, None
-        self._warming.want((), {})
+        self._warming.want(self._changes.configuration.assignments, ())
         migration.end(outcome, error, self._log.keep)
 
     # ── telling ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -22,8 +22,10 @@ from midstream.planner.migration import (
     steps_of,
 )
 
-__all__ = ["NoWarming", "OpenStep", "RunningMigration", "Warming", "default_budget"]
+__all__ = ["PATIENCE", "NoWarming", "OpenStep", "RunningMigration", "Warming", "default_budget"]
 
+PATIENCE = 10
+"""Most epochs that a step waits for state to be loaded where it will be."""
 SHARE_OF_EPOCH = 0.2
 """The budget of a migration that names none: this share of the steady time of an epoch."""
 
@@ -33,23 +35,29 @@ Assignments = Mapping[StageIndex, Assignment]
 class Warming(Protocol):
     """Loads the state of bins where they will be, before they are moved. Nothing depends on it but time."""
 
-    def want(self, moves: Sequence[BinMove], target: Assignments) -> None:
-        """From now on, takers are to load these bins, and nothing else."""
+    def want(self, now: Assignments, later: Sequence[Assignments]) -> None:
+        """From now on, load what will be elsewhere under any of these assignments, and nothing else."""
 
-    def are_warm(self, moves: Sequence[BinMove], committed: CommittedState) -> bool:
-        """Whether takers have all they can have of these bins: at most what newer epochs changed is missing. True where
-        it is not known who takes them, so that nobody waits for nothing."""
+    def are_warm(self, now: Assignments, then: Assignments, committed: CommittedState) -> bool:
+        """Whether what will be elsewhere is loaded there, but for what the last epoch has changed. True where it is not
+        known, so that nobody waits for nothing."""
+
+    def flip(self, now: Assignments, then: Assignments) -> None:
+        """The next epoch begins with these assignments."""
 
 
 class NoWarming:
     """Where all tasks share their state, there is nothing to load."""
 
-    def want(self, moves: Sequence[BinMove], target: Assignments) -> None:
+    def want(self, now: Assignments, later: Sequence[Assignments]) -> None:
         """Nothing to do."""
 
-    def are_warm(self, moves: Sequence[BinMove], committed: CommittedState) -> bool:
+    def are_warm(self, now: Assignments, then: Assignments, committed: CommittedState) -> bool:
         """There is nothing to wait for."""
         return True
+
+    def flip(self, now: Assignments, then: Assignments) -> None:
+        """Nothing to do."""
 
 
 @dataclass
@@ -77,10 +85,23 @@ class RunningMigration:
     cost: StepCost | None = None
     planned: tuple[BinMove, ...] | None = None
     waited: int = 0
+    patience: int = PATIENCE
+    """Most epochs that the next step waits; the first one of what was prepared for a certain time does not."""
     is_cancelled: bool = False
+    ahead: tuple[BinMove, ...] | None = None
+    """The next step, if somebody has looked at it already."""
+
+    def peek(self) -> tuple[BinMove, ...] | None:
+        """The next step, if it does not depend on what the one before costs."""
+        if self.steps_left is not None and self.ahead is None:
+            self.ahead = next(self.steps, None)
+        return self.ahead
 
     def next_step(self) -> tuple[BinMove, ...]:
         """The next step, which may depend on what the one before has cost."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None:
+            return ahead
         cost, self.cost = self.cost, None
         if inspect.getgeneratorstate(self.steps) == inspect.GEN_CREATED:
             cost = None
@@ -91,7 +112,7 @@ class RunningMigration:
         moves = Itinerary(self.target).left(now)
         plan, budget = self.migration.plan, self.budget(steady_ms)
         steps = steps_of(StepStrategy(plan.strategy), moves, sizes, budget)
-        self.steps_left = None
+        self.steps_left, self.ahead = None, None
         if plan.strategy != StepStrategy.BUDGETED:  # they are known, whatever they cost
             known = list(steps)
             steps, self.steps_left = _each(known), len(known)

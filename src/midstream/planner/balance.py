@@ -13,6 +13,8 @@ ACCEPTED = 1.1
 """The heaviest partition may have so many times the mean."""
 CLOSE_ENOUGH = 1.02
 """From here on another move is not worth it."""
+LEAST = 0.1
+"""A bin weighs at least so much of the mean where bins are dealt out: one that is empty now may get keys."""
 
 
 def imbalance(assignment: Assignment, weights: Sequence[float]) -> float:
@@ -54,6 +56,8 @@ def drained(assignment: Assignment, partitions: Collection[int], weights: Sequen
     """
     weights = [1.0] * assignment.bins if weights is None else weights
     _check(assignment, weights)
+    least = LEAST * sum(weights) / assignment.bins or 1.0
+    weights = [max(least, weight) for weight in weights]
     loads = _loads(assignment, weights)
     others = [each for each in range(assignment.partitions) if each not in set(partitions)]
     if not others:

@@ -65,6 +65,7 @@ from midstream.observation import Observation
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
+from midstream.runtime.executor_warming import ExecutorWarming
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.observer import Observer
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
@@ -118,6 +119,7 @@ class Driver:
             checkpoint.changes,
             self.migrating,
             next_epoch=Epoch(self._found + 1),
+            warming=ExecutorWarming(self.placement, edge, self.prefetch),
             stopwatch=stopwatch,
             wall=wall,
         )
@@ -196,6 +198,8 @@ class Driver:
             )
             self._open = run
             self._start_timer()
+            if (foreseen := self.migrations.foreseen()) is not None:
+                self._edge.meanwhile(lambda: foreseen.store(self._checkpoint.blobs))
             return run
 
     def _commit(self, run: OpenRun, duration_ms: float, first_began: float) -> bool:
@@ -259,7 +263,7 @@ class Driver:
             self._edge.at("published")
             # 7.
             self.changes.committed(commit, run.configuration)
-            self.migrations.committed(commit.epoch, duration_ms)
+            self.migrations.committed(commit.epoch, duration_ms, commit.state_read)
             # 8.
             self._samples = self._samples.after(commit)
             owners = ended_with.assignments

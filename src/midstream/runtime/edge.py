@@ -72,6 +72,9 @@ class Edge(Protocol):
     def adopt_places(self, partitions: int) -> None:
         """From the next run on, stages with so many partitions run where the newest proposal says."""
 
+    def meanwhile(self, call: Callable[[], object]) -> None:
+        """Call this in the background, while epochs are computed; or at once, where nothing runs in the background."""
+
     def sweep(self, sweeper: Sweeper) -> None:
         """Have the sweeper remove what is due, now or during the next epochs."""
 

@@ -138,11 +138,12 @@ class MigrationDesk:
             for number in range(assignment.partitions):
                 bins = assignment.owned_by(PartitionId(number))
                 rows, work, _, size = (0.0,) * 4 if measured is None else measured.of(bins)
-                at = places.get(stage, {}).get(PartitionId(number))
+                at = places.get(stage, {}).get(number)
                 partitions.append(PartitionShare(number, len(bins), rows, work, size, at))
             found.append(StageShares(name, assignment.owners, tuple(partitions)))
         return tuple(found)
 
     def _places(self) -> Mapping[StageIndex, Mapping[int, str]]:
         """Where partitions run, as far as that is known."""
-        return {}
+        found = self._driver.placement.places or {}
+        return {stage: {int(number): str(at) for number, at in places.items()} for stage, places in found.items()}

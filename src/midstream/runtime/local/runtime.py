@@ -387,6 +387,10 @@ class _Runtime:
         """Use what was proposed last."""
         self.executors.adopt(partitions)
 
+    def meanwhile(self, call: Callable[[], object]) -> None:
+        """Call it at once, so that a seed replays exactly."""
+        call()
+
     def sweep(self, sweeper: Sweeper) -> None:
         """Sweep at once, so that a seed replays exactly."""
         sweeper.sweep()

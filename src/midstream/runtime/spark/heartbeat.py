@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,8 @@ from midstream.runtime.spark.worker import RUN_PROPERTY, Whereabouts, run_proper
 from midstream.runtime.walk import walk
 
 __all__ = ["Heartbeat"]
+
+_log = logging.getLogger("midstream")
 
 CANCEL_AGAIN_S = 0.1
 INTERRUPT_AFTER_S = 1.0
@@ -97,6 +100,7 @@ class Heartbeat:
         self._log = OffsetLog(checkpoint.spark_location)
         self._syncer = ThreadPoolExecutor(1, "midstream-sync") if checkpoint.durable else None
         self._synced: Future[None] | None = None
+        self._background = ThreadPoolExecutor(1, "midstream-background")
         self._user_limits = is_chosen_by_user(spark)
         self._limit = BatchLimit()
         self._columns = columns_for(spark)
@@ -207,6 +211,7 @@ class Heartbeat:
         """The job has ended; end its changes."""
         self._driver.ended(why)
         self._sweep_thread.close()
+        self._background.shutdown(cancel_futures=True)
         self._anchors.close()
         if self._syncer is not None:
             self._syncer.shutdown()
@@ -309,6 +314,10 @@ class Heartbeat:
         """Use what was proposed last."""
         self._anchors.adopt(partitions)
 
+    def meanwhile(self, call: Callable[[], object]) -> None:
+        """Call it in a thread; what goes wrong is logged, because nothing depends on it."""
+        self._background.submit(_logged, call)
+
     def sweep(self, sweeper: Sweeper) -> None:
         """Sweep in a thread, during the next epochs."""
         self._sweep_thread.wake()
@@ -320,6 +329,13 @@ class Heartbeat:
 
     def at(self, step: str) -> None:
         """Nothing to do here: real processes are killed from outside."""
+
+
+def _logged(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except Exception:
+        _log.warning("work in the background failed; an epoch does it instead", exc_info=True)
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

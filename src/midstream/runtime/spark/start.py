@@ -11,6 +11,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from midstream.change.configuration import FIRST_REVISION, configuration_of, first_configuration
+from midstream.change.migration_restart import migrations_that_go_on, stop_migrations
 from midstream.change.trial import Changes
 from midstream.checkpoint.audit_files import check_audit
 from midstream.checkpoint.location import Checkpoint
@@ -105,6 +106,12 @@ def start(
             bins=location.identity.bins,
         )
         restart = job_start.restart(first, location, drops=changes == DROP, revert_to=revert_to)
+        if changes == DROP:
+            stop_migrations(location.changes, "the job was started with changes='drop'; its bins stay where they were")
+        elif partitions is not None:
+            stop_migrations(location.changes, f"the job was started with partitions={partitions}")
+        for message in migrations_that_go_on(location.changes):
+            _log.warning("%s", message)
         for message in restart.messages:
             _log.warning("%s", message)
         # 4. Run.
