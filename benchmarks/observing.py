@@ -9,10 +9,8 @@ rounds, in turn.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
-import json
 import os
 import statistics
 import tempfile
@@ -22,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.report import arguments, closing_line, table
 from midstream import Flow, ListSource, NoopSink, agg
 from midstream.change.configuration import FIRST_REVISION, Configuration, first_configuration
 from midstream.checkpoint.committed_state import CommittedState
@@ -128,18 +127,19 @@ def _same(row: dict[str, int]) -> dict[str, int]:
 
 def main() -> None:
     """Measure, and print the figures; the last line is JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rows and rounds")
-    quick = parser.parse_args().quick
-    rows, rounds = (200_000, 5) if quick else (1_000_000, 9)
+    quick = arguments(__doc__ or "").parse_args().quick
+    rows, rounds = (200_000, 15) if quick else (1_000_000, 40)
     figures = {
         "sampling_ratio_aggregate": round(sampling_ratio(False, rows, rounds), 4),
         "sampling_ratio_process": round(sampling_ratio(True, rows, rounds), 4),
         "observation_ms": round(observation_ms(200), 3),
     }
-    for name, value in figures.items():
-        print(f"{name:28} {value}")
-    print(json.dumps({"benchmark": "observing", "quick": quick, **figures}))
+    table(
+        f"first stage, {rows:,} rows of {KEYS:,} keys; {OPERATORS} operators on the driver",
+        ("", "figure"),
+        [(name, f"{value}") for name, value in figures.items()],
+    )
+    closing_line("observing", figures, quick=quick)
 
 
 if __name__ == "__main__":
