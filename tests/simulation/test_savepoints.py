@@ -338,7 +338,7 @@ def test_savepoints_of_a_running_job_at_any_step_of_its_epochs(
 ) -> None:
     """The driver takes them between the steps of a commit, while tasks run, and while it sweeps."""
     rng, at_step = random.Random(seed), local._Runtime.at
-    taken: dict[str, Any] = {}
+    taken: dict[str, int] = {}
 
     def at_saving(runtime: Any, step: str) -> None:
         if runtime.checkpoint.newest_manifest() is not None and rng.random() < 0.1:

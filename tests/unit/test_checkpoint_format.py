@@ -71,7 +71,7 @@ DOCUMENTS = {
     "Numbers of wires": WireNumbers,
     "Numbered wire": NumberedWire,
     "Place": Place,
-    "Migration": StateMigration,
+    "State migration": StateMigration,
     "Column of a table": Column,
     "Table of a sink": SinkTable,
     "Layout of files": TableFormat,

@@ -57,13 +57,13 @@ def test_counts_are_never_too_high_and_too_low_by_what_was_missed_at_most(tasks)
 def test_a_sampler_counts_small_slices_exactly_and_estimates_large_ones():
     rng = random.Random(3)
     small, large, exact = KeySampler(["k", "m"]), KeySampler(["k", "m"]), Counter[str]()
-    for _ in range(300):
+    for number in range(300):
         keys = [0 if rng.random() < 0.3 else rng.randrange(1, 3000) for _ in range(500)]
         exact.update(f"{key}, 'x'" for key in keys)
         batch = pa.record_batch({"k": keys, "m": ["x"] * 500})
-        large.note(batch)
+        large.note(batch, 1_000_000 * number)  # one slice in three is looked at
         for start in range(0, 500, LOOKED_AT):
-            small.note(batch.slice(start, LOOKED_AT))
+            small.note(batch.slice(start, LOOKED_AT), 10**7 * (1000 * number + start))
     for sampler, tolerance in ((small, 0.0), (large, 0.03)):
         found = sampler.found()
         assert found.rows == 150_000
@@ -75,9 +75,16 @@ def test_a_sampler_counts_small_slices_exactly_and_estimates_large_ones():
         assert found.missed < 0.05 * found.rows
 
 
+def test_rows_since_the_last_look_are_taken_to_be_like_those_before():
+    sampler = KeySampler(["k"])
+    for _ in range(10):
+        sampler.note(pa.record_batch({"k": ["a", "a", "b"]}), 0)
+    assert sampler.found() == HeavyKeys(30, {"'a'": 20, "'b'": 10})
+
+
 def test_long_keys_and_nulls_are_counted_within_bounds():
     sampler = KeySampler(["k"])
-    sampler.note(pa.record_batch({"k": ["x" * 10_000, None, None]}))
+    sampler.note(pa.record_batch({"k": ["x" * 10_000, None, None]}), 0)
     counts = sampler.found().counts
     assert counts["None"] == 2
     assert max(map(len, counts)) == 80

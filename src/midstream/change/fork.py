@@ -142,6 +142,8 @@ def _copy(source: Checkpoint, savepoint: Savepoint, target: Checkpoint) -> None:
         if change.number not in known:
             target.changes.keep(change)
     target.spark_files.write({name: source.blobs.get(digest) for name, digest in savepoint.spark.items()})
+    if savepoint.spark:
+        target.spark_files.number(target.identity.job)
     target.commit(manifest)
     target.sync()
     target.identify(target.identity)

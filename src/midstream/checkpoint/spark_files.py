@@ -4,15 +4,17 @@ Spark keeps one small file an epoch in ``offsets`` (written before the epoch) an
 sources remember in ``sources``. It goes on behind the last offsets, and needs those before them. Without the commit of
 the last ones it asks for that epoch again; the epoch has a manifest, so nothing is computed.
 
-``metadata`` holds the number of the query, of which a Spark application runs one at a time: it is never copied.
+``metadata`` holds the number of the query, of which a Spark application runs one at a time: a fork gets another one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import posixpath
+import uuid
 from collections.abc import Iterator, Mapping
 
+import msgspec
 import pyarrow.fs as pafs
 
 from midstream.errors import CheckpointError
@@ -50,6 +52,11 @@ class SparkFiles:
                 f"epoch {epoch}"
             )
         return {**found, **self._sources()}
+
+    def number(self, query: str) -> None:
+        """Give the query a number (a UUID in hex). Without one, Spark refuses a log with entries."""
+        data = msgspec.json.encode({"id": str(uuid.UUID(query))})
+        write_atomically(self._fs, posixpath.join(self._root, "metadata"), data, durable=self._durable)
 
     def leads_after(self, epoch: Epoch) -> bool:
         """Whether the log still has what Spark needs to go on behind an epoch; so if there is no log at all."""

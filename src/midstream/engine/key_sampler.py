@@ -1,7 +1,8 @@
 """Finds the keys with the most rows in a task, from a few rows of each slice.
 
 Counting all rows would cost as much as a cheap operator does. So at most 32 rows of a slice are looked at, chosen
-evenly at random, and each stands for its share of the slice.
+evenly at random, which takes 20 microseconds; and after the first few slices of a task only one every 10 ms. Each row
+stands for its share of those that came since the last look.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ __all__ = ["KeySampler"]
 
 LOOKED_AT = 32
 """Most rows of a slice that are looked at."""
+FIRST_LOOKS = 4
+"""Slices at the beginning of a task that are all looked at."""
+BETWEEN_LOOKS_NS = 10_000_000
 HELD = 512
 """Most keys that are counted at a time."""
 TEXT = 80
@@ -24,10 +28,10 @@ TEXT = 80
 
 
 class KeySampler:
-    """Of one key_by in one task. The same rows in the same slices give the same counts.
+    """Of one key_by in one task.
 
     >>> sampler = KeySampler(["k"])
-    >>> sampler.note(pa.record_batch({"k": ["a", "b", "a"]}))
+    >>> sampler.note(pa.record_batch({"k": ["a", "b", "a"]}), now_ns=0)
     >>> sampler.found().counts
     {"'a'": 2, "'b'": 1}
     """
@@ -36,21 +40,28 @@ class KeySampler:
         self._columns = tuple(columns)
         self._counts: dict[str, float] = {}
         self._rows = 0
+        self._unseen = 0
+        """Rows since the last look."""
+        self._looks = 0
+        self._next_ns = 0
         self._missed = 0.0
         self._random = np.random.default_rng(7)
 
-    def note(self, batch: pa.RecordBatch) -> None:
-        """Look at some rows of a slice."""
+    def note(self, batch: pa.RecordBatch, now_ns: int) -> None:
+        """Take note of a slice, and perhaps look at some of its rows. ``now_ns`` is a time that only goes on."""
         rows = batch.num_rows
-        if not rows:
+        self._rows += rows
+        self._unseen += rows
+        if not rows or (now_ns < self._next_ns and self._looks >= FIRST_LOOKS):
             return
+        self._looks += 1
+        self._next_ns = now_ns + BETWEEN_LOOKS_NS
         columns = [batch.column(name) for name in self._columns]
-        weight = 1.0
         if rows > LOOKED_AT:
             chosen = pa.array(self._random.integers(0, rows, LOOKED_AT))
             columns = [column.take(chosen) for column in columns]
-            weight = rows / LOOKED_AT
-        self._rows += rows
+        weight = self._unseen / min(rows, LOOKED_AT)
+        self._unseen = 0
         counts = self._counts
         for values in zip(*(column.to_pylist() for column in columns), strict=True):
             key = ", ".join(map(repr, values))[:TEXT]
@@ -59,9 +70,10 @@ class KeySampler:
             self._shrink()
 
     def found(self) -> HeavyKeys:
-        """The heaviest keys so far."""
-        counts = {key: round(count) for key, count in self._counts.items()}
-        return HeavyKeys.of(counts, self._rows, round(self._missed))
+        """The heaviest keys so far. Rows since the last look are taken to be like those before."""
+        scale = self._rows / max(1, self._rows - self._unseen)
+        counts = {key: round(scale * count) for key, count in self._counts.items()}
+        return HeavyKeys.of(counts, self._rows, round(scale * self._missed))
 
     def _shrink(self) -> None:
         """Take as much from all counts as makes half of them nothing (Misra and Gries)."""

@@ -291,7 +291,7 @@ class StageRunner:
         began = self._clock.stopwatch_ns()
         results = step(batch)
         if node.keys is not None:
-            node.keys.note(batch)
+            node.keys.note(batch, began)
         node.note_slice(self._clock.stopwatch_ns() - began)
         if entry.operator in self._sources:
             self._note_event_time(node, batch)
