@@ -20,12 +20,14 @@ from midstream.planner.assignment import spread
 from midstream.runtime.local.data import source_epochs
 from midstream.runtime.local.run import Faults
 from midstream.runtime.local.runtime import run_graph, runtime_of
+from midstream.state.lineage import Lineage
 from midstream.state.retirement import GRACE_EPOCHS, Retirement
 from midstream.testing import run_local
 
 STAGE = StageIndex(1)
 PARTITIONS = 5
 KEYS = 60
+COUNT = Lineage.start("count")
 FAST = 1 << 40
 
 
@@ -70,7 +72,7 @@ def owned(runtime: Any) -> dict[str, frozenset[BinId]]:
 
 
 def held(runtime: Any) -> dict[str, frozenset[BinId]]:
-    return {executor.name: executor.state.held("count") for executor in runtime.executors.all}
+    return {executor.name: executor.state.held(COUNT) for executor in runtime.executors.all}
 
 
 def requests_for(places: Mapping[PartitionId, ExecutorId], bytes_per_s: int = FAST) -> list[PrefetchRequest]:

@@ -17,8 +17,10 @@ from midstream.ids import BinId, ExecutorId, PartitionId, StageIndex
 from midstream.planner.assignment import spread
 from midstream.runtime.spark.job import Job
 from midstream.state.access import StateAccess
+from midstream.state.lineage import Lineage
 
 KEYS = 40
+COUNT = Lineage.start("count")
 PARTITIONS = 4
 
 
@@ -146,7 +148,7 @@ def move(folder: str, ahead: str) -> None:
         driver.prefetch([])
         assert job.await_epoch(flipped + 8, 100)
         held = {
-            path.parent.parent.parent.name: sorted(StateAccess(job.id, "", str(path.parent)).held("count"))
+            path.parent.parent.parent.name: sorted(StateAccess(job.id, "", str(path.parent)).held(COUNT))
             for path in Path(os.environ["SPARK_HOME"], "work").glob(f"app-*/*/midstream-state/{job.id}/count")
         }
         after = driver.placement.of(stage)

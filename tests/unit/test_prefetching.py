@@ -39,6 +39,7 @@ from midstream.state.files import Author, FileKind, StateFiles, table_of
 from midstream.state.lineage import Lineage
 
 STAGE = StageIndex(1)
+COUNT = Lineage.start("count")
 A, B = ExecutorId("a"), ExecutorId("b")
 WANTED = PrefetchRequest(A, STAGE, (BinId(3), BinId(5)), bytes_per_s=1_000)
 
@@ -192,7 +193,7 @@ def test_it_loads_what_is_asked_and_then_only_what_is_new(world: World):
     world.prefetcher.take(world.message(2))
     [first] = world.work()
     assert (first.bins, first.epoch, first.error) == ((3, 5), 2, None)
-    assert world.state.held("count") == {3, 5}
+    assert world.state.held(COUNT) == {3, 5}
     world.prefetcher.take(world.message(3))
     world.prefetcher.take(world.message(3))
     [second] = world.work()

@@ -21,6 +21,7 @@ from midstream.runtime.reporting import failure_of
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
+from midstream.state.lineage import Lineage
 from midstream.state.retirement import Retirement
 
 __all__ = ["TaskHost", "run_attempt"]
@@ -81,15 +82,16 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
         raise error from None
     host.ask(report)
     if (wanted := work.wanted_bins()) is not None:
-        _retire(host, task.epoch, work.operators, wanted)
+        _retire(host, task.epoch, work.lineages, wanted)
     host.after_task(assignment.program)
 
 
-def _retire(host: TaskHost, epoch: Epoch, operators: Collection[str], wanted: Collection[BinId]) -> None:
+def _retire(host: TaskHost, epoch: Epoch, lineages: Collection[Lineage], wanted: Collection[BinId]) -> None:
     """Free bins that this host has had no use for. The task is over, so what goes wrong here must not fail it."""
-    for operator in operators:
+    for lineage in lineages:
+        name = lineage.operator
         try:
-            due = host.retirement.due(operator, epoch, wanted, partial(host.state.held, operator))
-            host.state.drop(operator, due)
+            due = host.retirement.due(name, epoch, wanted, partial(host.state.held, lineage))
+            host.state.drop(lineage, due)
         except (MidstreamError, OSError) as error:
-            _log.warning("bins of %r that no partition here owns any more could not be freed: %s", operator, error)
+            _log.warning("bins of %r that no partition here owns any more could not be freed: %s", name, error)

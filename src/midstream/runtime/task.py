@@ -164,9 +164,9 @@ class TaskRun:
         return frozenset(chain(self._own, self._awaited, *self._beside))
 
     @property
-    def operators(self) -> tuple[str, ...]:
-        """Those of its operators that have state."""
-        return tuple(self._states)
+    def lineages(self) -> tuple[Lineage, ...]:
+        """The committed state that it began with, of each operator that has any."""
+        return tuple(state.lineage for state in self._states.values())
 
     def _recorded(self) -> str | None:
         if self._recorder is None or self._audit is None:

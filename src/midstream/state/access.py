@@ -81,13 +81,13 @@ class StateAccess:
         wanted, held = lineage.positions(bins), self._base(lineage.operator).positions()
         return frozenset(number for number, position in wanted.items() if held.get(number, EMPTY) == position)
 
-    def held(self, operator: str) -> frozenset[BinId]:
+    def held(self, lineage: Lineage) -> frozenset[BinId]:
         """The bins of an operator of which this host's base has anything."""
-        return frozenset(self._base(operator).positions())
+        return frozenset(self._base(lineage.operator).positions())
 
-    def drop(self, operator: str, bins: Iterable[BinId]) -> None:
+    def drop(self, lineage: Lineage, bins: Iterable[BinId]) -> None:
         """Free what this host's base has of these bins."""
-        self._base(operator).drop(bins)
+        self._base(lineage.operator).drop(bins)
 
     def _base(self, operator: str) -> Base:
         folder = os.path.join(self.local, folder_of(operator))

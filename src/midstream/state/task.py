@@ -64,6 +64,11 @@ class TaskState:
         return self._view.bins
 
     @property
+    def lineage(self) -> Lineage:
+        """What the task began with."""
+        return self._lineage
+
+    @property
     def bytes_read(self) -> int:
         """Bytes of files that the base had to read first."""
         return self._view.bytes_read
