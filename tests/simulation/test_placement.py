@@ -27,6 +27,7 @@ from midstream.testing import run_local
 STAGE = StageIndex(1)
 PARTITIONS = 5
 KEYS = 60
+COUNT = Lineage.start("count")
 FAST = 1 << 40
 
 

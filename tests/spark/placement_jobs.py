@@ -20,6 +20,7 @@ from midstream.state.access import StateAccess
 from midstream.state.lineage import Lineage
 
 KEYS = 40
+COUNT = Lineage.start("count")
 PARTITIONS = 4
 
 

@@ -91,6 +91,7 @@ def test_an_anchor_costs_one_call_an_exchange_and_changes_no_result(
     assert in_order(found) == in_order(expected)
 
 
+@pytest.mark.usefixtures("without_adaptive_execution")
 def test_anchors_are_kept_apart_and_freed(spark: Any, anchors: Anchors, pinned: None) -> None:
     other = Anchors(spark)
     for each in (anchors, other):

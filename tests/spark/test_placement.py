@@ -13,7 +13,8 @@ from tests.spark import placement_jobs
 from tests.spark.conftest import PATIENCE_S, Driver
 from tests.spark.test_cluster import spark_home
 
-pytestmark = pytest.mark.timeout(3 * PATIENCE_S)  # three JVMs have to start first
+# Three JVMs have to start first.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE_S)]
 
 RunJob = Callable[..., dict[str, Any]]
 
@@ -46,7 +47,6 @@ def test_partitions_stay_on_their_executors(run_job: RunJob) -> None:
     assert "stick" not in found["log"]
 
 
-@pytest.mark.slow
 def test_a_session_without_the_setting_works_and_is_told_once(run_job: RunJob) -> None:
     found = run_job(placement_jobs.stay, "true")
     assert found["exact"]
@@ -54,7 +54,6 @@ def test_a_session_without_the_setting_works_and_is_told_once(run_job: RunJob) -
     assert "spark.shuffle.reduceLocality.enabled=false" in found["log"]
 
 
-@pytest.mark.slow
 def test_partitions_of_a_lost_executor_go_on_elsewhere_and_stay_there(run_job: RunJob) -> None:
     found = run_job(placement_jobs.lose)
     assert found["exact"]
@@ -70,7 +69,6 @@ def test_partitions_of_a_lost_executor_go_on_elsewhere_and_stay_there(run_job: R
     assert lost not in {each["name"] for each in found["after"]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ahead", ["true", "false"])
 def test_partitions_move_together_with_bins_that_were_loaded_ahead(run_job: RunJob, ahead: str) -> None:
     found = run_job(placement_jobs.move, ahead)

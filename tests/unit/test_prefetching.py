@@ -39,6 +39,7 @@ from midstream.state.files import Author, FileKind, StateFiles, table_of
 from midstream.state.lineage import Lineage
 
 STAGE = StageIndex(1)
+COUNT = Lineage.start("count")
 A, B = ExecutorId("a"), ExecutorId("b")
 WANTED = PrefetchRequest(A, STAGE, (BinId(3), BinId(5)), bytes_per_s=1_000)
 

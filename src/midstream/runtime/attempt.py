@@ -89,9 +89,9 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
 def _retire(host: TaskHost, epoch: Epoch, lineages: Collection[Lineage], wanted: Collection[BinId]) -> None:
     """Free bins that this host has had no use for. The task is over, so what goes wrong here must not fail it."""
     for lineage in lineages:
-        operator = lineage.operator
+        name = lineage.operator
         try:
-            due = host.retirement.due(operator, epoch, wanted, partial(host.state.held, lineage))
+            due = host.retirement.due(name, epoch, wanted, partial(host.state.held, lineage))
             host.state.drop(lineage, due)
         except (MidstreamError, OSError) as error:
-            _log.warning("bins of %r that no partition here owns any more could not be freed: %s", operator, error)
+            _log.warning("bins of %r that no partition here owns any more could not be freed: %s", name, error)

@@ -71,7 +71,7 @@ class Base:
 
     >>> import tempfile
     >>> from midstream.ids import Epoch, PartitionId, Run
-    >>> from midstream.state.files import Author, FileKind
+    >>> from midstream.state.files import Author, FileKind, table_of
     >>> files = StateFiles(tempfile.mkdtemp())
     >>> author = Author("count", Epoch(0), Run(0), PartitionId(0), attempt=0)
     >>> delta = files.write(table_of([b"\\x07\\x00ann"], [b"5"]), FileKind.DELTA, author)
