@@ -82,8 +82,8 @@ class SourceObservation(msgspec.Struct, frozen=True, kw_only=True):
     """From its latest event time so far to the clock of this epoch. None without event times."""
     backlog: dict[str, float] = {}
     """What the source itself says is left to read, under the names that Spark gives it, such as Kafka's
-    ``maxOffsetsBehindLatest``. As of the last epoch that Spark has reported, read when somebody asks; empty if the source
-    says nothing, as files do, and on the local runtime."""
+    ``maxOffsetsBehindLatest``. As of the last epoch that Spark has reported, read when somebody asks; empty if the
+    source says nothing, as files do, and on the local runtime."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
