@@ -81,9 +81,9 @@ class SourceObservation(msgspec.Struct, frozen=True, kw_only=True):
     behind_ms: float | None = None
     """From its latest event time so far to the clock of this epoch. None without event times."""
     backlog: dict[str, float] = {}
-    """What the source itself says is left to read, under the names that Spark gives it: ``numFilesOutstanding`` of
-    files, ``maxOffsetsBehindLatest`` of Kafka. As of the last epoch that Spark has reported, read when somebody asks;
-    empty if the source says nothing, and on the local runtime."""
+    """What the source itself says is left to read, under the names that Spark gives it, such as Kafka's
+    ``maxOffsetsBehindLatest``. As of the last epoch that Spark has reported, read when somebody asks; empty if the
+    source says nothing, as files do, and on the local runtime."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,8 +148,8 @@ def with_backlog(seen: Observation, reported: Mapping[str, Mapping[str, str]]) -
     >>> seen = Observation(
     ...     flow="f", job="j", epoch=0, revision=1, observed_at=0.0, sources=(SourceObservation(source="in"),)
     ... )
-    >>> with_backlog(seen, {"in": {"numFilesOutstanding": "3", "state": "ok"}}).sources[0].backlog
-    {'numFilesOutstanding': 3.0}
+    >>> with_backlog(seen, {"in": {"maxOffsetsBehindLatest": "3", "state": "ok"}}).sources[0].backlog
+    {'maxOffsetsBehindLatest': 3.0}
     """
     sources = []
     for source in seen.sources:

@@ -217,7 +217,7 @@ def full() -> Observation:
                 heavy_keys=HeavyKeys.of({"'ann'": 300}, 500),
             ),
         ),
-        sources=(SourceObservation(source="in", rows=500, behind_ms=1500.0, backlog={"numFilesOutstanding": 3.0}),),
+        sources=(SourceObservation(source="in", rows=500, behind_ms=1500.0, backlog={"maxOffsetsBehindLatest": 3.0}),),
         totals=JobMetrics(epochs=2, rows_in=1000, rows_out=900, busy_ms=600.0, operators=(source, stats)),
     )
 
@@ -250,7 +250,7 @@ def test_a_parser_of_others_reads_the_metrics(openmetrics):
         ("midstream_operator_heaviest_key_ratio", (ODD,), 0.6),
         ("midstream_source_rows_ahead_total", ("in",), 4),
         ("midstream_source_behind_seconds", ("in",), 1.5),
-        ("midstream_source_backlog", ("in", "numFilesOutstanding"), 3),
+        ("midstream_source_backlog", ("in", "maxOffsetsBehindLatest"), 3),
         ("midstream_operator_latency_seconds_count", ("FM",), 101),
     ):
         assert values[name, labels] == value, name
@@ -317,7 +317,7 @@ def test_top_shows_one_screen_of_80_columns(job):
     assert lines[1].startswith("1,000 rows/s  250 ms of 500 (50%)  4 tasks  workers 300 MB  driver 200 MB")
     [busy] = [line for line in lines if line.startswith("FM")]
     assert busy.split()[:4] == ["FM", "1000", "990", "1.80"]
-    assert lines[-1] == "source in: 500 rows, 1.5 s behind, numFilesOutstanding 3"
+    assert lines[-1] == "source in: 500 rows, 1.5 s behind, maxOffsetsBehindLatest 3"
     assert "'ann' 60%" in result.output
 
 
