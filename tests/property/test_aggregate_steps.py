@@ -7,6 +7,8 @@ random steps.
 from __future__ import annotations
 
 import datetime as dt
+import math
+import statistics
 from collections import Counter
 from decimal import Decimal
 from typing import Any
@@ -42,6 +44,25 @@ TAKES = pa.schema(
         pa.field("number", pa.int64()),
     ]
 )
+
+
+class Pairs:
+    """Counts the rows in which both columns are there, and adds up the first of them."""
+
+    def zero(self):
+        return [0, 0]
+
+    def add(self, total, rows):
+        found = [x for x, f in zip(rows["x"].to_pylist(), rows["f"].to_pylist(), strict=True) if None not in (x, f)]
+        return [total[0] + len(found), total[1] + sum(found)]
+
+    def merge(self, one, other):
+        return [one[0] + other[0], one[1] + other[1]]
+
+    def result(self, total):
+        return {"both": total[0], "sum": total[1]}
+
+
 COLUMNS = (
     ("rows", agg.count()),
     ("xs", agg.count("x")),
@@ -59,6 +80,17 @@ COLUMNS = (
     ("about", agg.approx_distinct("x")),
     ("last_x", agg.last("x", 3)),
     ("last_t", agg.last("t", 1)),
+    ("var_x", agg.variance("x")),
+    ("sd_x", agg.stddev_pop("x")),
+    ("all_x", agg.collect("x", limit=4)),
+    ("set_s", agg.collect_set("s", limit=2)),
+    ("set_t", agg.collect_set("t", limit=3)),
+    ("early_s", agg.first_by("s", "t")),
+    ("late_t", agg.last_by("t", "t")),
+    ("late_d", agg.last_by("d", "t")),
+    ("half_x", agg.approx_quantile("x", 0.5)),
+    ("some_x", agg.approx_quantile("x", [0, 0.9, 1])),
+    ("pairs", agg.custom(Pairs(), "x", "f", returns="struct<both: bigint, sum: bigint>")),
 )
 PLAIN = tuple((name, one) for name, one in COLUMNS if name in ("rows", "xs", "sum_x", "min_x", "max_x", "mean_x"))
 EPOCH0 = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -127,6 +159,25 @@ def runs(world: Epochs, make, history):
         before = watermark
 
 
+def near(value, relative=1e-9):
+    return pytest.approx(value, rel=relative, abs=1e-12)
+
+
+def timed(found, name):
+    """The times and values of a column, in order of arrival."""
+    return [(row["t"], row[name]) for row in found if row[name] is not None]
+
+
+def quantile(values, q):
+    """The smallest value that has a share of q of all values at or below it."""
+    return sorted(values)[max(math.ceil(q * len(values)), 1) - 1]
+
+
+def pairs_of(found):
+    both = [row["x"] for row in found if None not in (row["x"], row["f"])]
+    return {"both": len(both), "sum": sum(both)}
+
+
 def totals(found, columns=COLUMNS):
     """The results over rows in order of arrival."""
     xs = [row["x"] for row in found if row["x"] is not None]
@@ -151,6 +202,17 @@ def totals(found, columns=COLUMNS):
         "about": len(set(xs)),
         "last_x": xs[-3:],
         "last_t": times[-1:],
+        "var_x": near(statistics.variance(xs)) if len(xs) > 1 else None,
+        "sd_x": near(statistics.pstdev(xs)) if xs else None,
+        "all_x": xs[:4],
+        "set_s": list(dict.fromkeys(ss))[:2],
+        "set_t": list(dict.fromkeys(times))[:3],
+        "early_s": min(timed(found, "s"), key=lambda one: one[0], default=(None, None))[1],
+        "late_t": max(times, default=None),
+        "late_d": max(reversed(timed(found, "d")), key=lambda one: one[0], default=(None, None))[1],
+        "half_x": near(quantile(xs, 0.5), 0.01) if xs else None,
+        "some_x": [near(quantile(xs, q), 0.01) for q in (0, 0.9, 1)] if xs else None,
+        "pairs": pairs_of(found),
     }
     return {name: whole[name] for name, _ in columns}
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream import MemorySink
+from midstream import Flow, ListSource, MemorySink
 from midstream.errors import CheckpointError
 from midstream.flow.graph_format import CODEC, graph_from_document, graph_to_document
 from midstream.flow.model import Graph, Operator
@@ -105,13 +105,19 @@ def test_an_operator_of_any_kind_survives_a_round_trip(operator):
 
 
 def graph_of(rng: random.Random) -> Graph:
-    """Graphs of all three simulations, which together have all operators."""
-    which = rng.randrange(3)
+    """Graphs of all simulations, and one of the operators on columns, which together have all operators."""
+    which = rng.randrange(4)
     if which == 0:
         return random_case(rng).flow.graph
     if which == 1:
         return keyed_case_of(rng.randrange(10**6), Path("nowhere")).flow.graph
-    return bank([[]], MemorySink(), domain=rng.choice([None, "region"])).graph
+    if which == 2:
+        return bank([[]], MemorySink(), domain=rng.choice([None, "region"])).graph
+    flow = Flow("columns")
+    rows = flow.source("in", ListSource([[]], "k string, n int, m int"))
+    chosen = rows.with_columns("sums", s="n + m").where("some", f"s > {rng.randrange(9)}").select("few", "k", "s")
+    chosen.rename("named", {"s": "sum"}).drop("only", "k").sink("out", MemorySink())
+    return flow.graph
 
 
 @examples(60)

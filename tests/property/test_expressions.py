@@ -136,7 +136,8 @@ LEAVES = {
 def expressions(draw: st.DrawFn, kind: type, depth: int) -> Pair:
     """An expression of this depth and type."""
     if not depth:
-        return draw(st.sampled_from(LEAVES[kind]))
+        leaf: Pair = draw(st.sampled_from(LEAVES[kind]))
+        return leaf
     inner = expressions(kind, depth - 1)
     condition = expressions(bool, depth - 1)
     if kind is bool:

@@ -15,7 +15,7 @@ from tests.simulation.changing_flows import CONSISTENT
 
 Row = dict[str, Any]
 BAD_LUCK = Faults(crash=0.05, speculate=0.05, repeat=0.3, give_up=0.002, crash_driver=0.002, lose=0.3, lose_output=0.05)
-EPOCHS = [[{"id": 150 * epoch + i, "user": f"u{i % 7}"} for i in range(150)] for epoch in range(3)]
+EPOCHS: list[list[Row]] = [[{"id": 150 * epoch + i, "user": f"u{i % 7}"} for i in range(150)] for epoch in range(3)]
 KEPT = [row for epoch in EPOCHS for row in epoch if row["id"] % 5 != 0]
 
 

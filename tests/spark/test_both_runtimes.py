@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable
 from decimal import Decimal
@@ -450,3 +451,50 @@ def test_bad_rows_go_to_the_errors_branch_and_a_finite_run_closes_its_windows(ru
     errors = {stats.operator: stats.errors for stats in metrics.operators if stats.errors}
     aside = {"parse": "seven", "windows": "lacking", "count": "refused", "by_name": "nobody"}
     assert errors == {operator: len(sinks[name].rows) for operator, name in aside.items()}
+
+
+# ── expressions and what they keep ────────────────────────────────────────────────────────────────────────────────
+
+
+class Span:
+    """The distance between the smallest and the largest number."""
+
+    def zero(self) -> Any:
+        return None
+
+    def add(self, total: Any, rows: pa.RecordBatch) -> Any:
+        found = rows["n"].to_pylist()
+        return self.merge(total, (min(found), max(found)) if found else None)
+
+    def merge(self, one: Any, other: Any) -> Any:
+        return one or other if None in (one, other) else (min(one[0], other[0]), max(one[1], other[1]))
+
+    def result(self, total: Any) -> Any:
+        return total[1] - total[0]
+
+
+def test_expressions_between_a_key_and_its_totals(run: Run) -> None:
+    flow, out, all_rows = Flow("expressions"), MemorySink(), MemorySink()
+    keyed = flow.source("numbers", numbers()).where("named", "user IS NOT NULL").key_by("by_user", "user")
+    rows = keyed.with_columns("more", square="n * n", parity="CASE WHEN n % 2 = 0 THEN 'even' ELSE 'odd' END")
+    rows = rows.where("large", "square >= 100").rename("names", {"user": "who"}).drop("less", "parity")
+    totals = rows.aggregate(
+        "totals", n=agg.count(), span=agg.custom(Span(), "n", returns="bigint"), sd=agg.stddev_pop("n")
+    )
+    totals.select("shown", "upper(who) AS who", "n", "span", sd="round(sd, 3)").sink("out", out)
+    rows.aggregate_all("whole", n=agg.count(), top=agg.approx_quantile("square", 1.0)).sink("all", all_rows)
+
+    run(flow)
+
+    large = [row for row in NUMBERS if row["user"] and row["n"] >= 10]
+    last = [row["user"] for row in NUMBERS[25:] if row["user"]]
+    by_user = {user: [row["n"] for row in large if row["user"] == user] for user in last}
+    assert same(
+        out.tables[2].to_pylist(),
+        [
+            {"who": user.upper(), "n": len(ns), "span": max(ns) - min(ns), "sd": round(statistics.pstdev(ns), 3)}
+            for user, ns in by_user.items()
+        ],
+    )
+    [found] = all_rows.tables[2].to_pylist()
+    assert found == {"n": len(large), "top": pytest.approx(max(row["n"] for row in large) ** 2, rel=0.01)}

@@ -10,8 +10,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, CharType, DataType, MapType, StringType, StructField, StructType, VarcharType
 
+from midstream import Flow, ListSource, MemorySink, Update
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import SchemaError
+from midstream.flow.edits import revise
+from midstream.testing import run_local
 
 FLAT = [
     "boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long", "float", "real", "double",
@@ -125,3 +128,30 @@ def test_batches_that_spark_hands_to_python_have_the_schema_we_read(spark):
     ours = parse_ddl(ddl)
     expected = ours.set(4, ours.field("e").with_type(pa.timestamp("us", zone)))
     assert seen.equals(expected)
+
+
+def test_a_struct_type_is_taken_wherever_ddl_is() -> None:
+    from pyspark.sql import types as T
+
+    flow, out = Flow("structs"), MemorySink()
+    point = T.StructType([T.StructField("x y", T.IntegerType())])
+    declared = T.StructType([T.StructField("user id", T.StringType(), nullable=False), T.StructField("point", point)])
+    rows = flow.source("in", ListSource([[{"user id": "ann", "point": {"x y": 1}}]], declared))
+    assert to_ddl(rows.schema) == "`user id` string NOT NULL, point struct<`x y`: int>"
+    added = rows.map("add", lambda row: {**row, "n": 1}, adds=T.StructType([T.StructField("n", T.LongType())]))
+    number = T.StructType([T.StructField("n", T.LongType())])
+    added.map("same", lambda row: {"n": row["n"]}, returns=number).sink("out", out)
+    run_local(flow)
+    assert out.rows == [{"n": 1}]
+    day = T.StructType([T.StructField("m", T.DateType())])
+    wider = revise(flow.graph, [Update("same", lambda row: row, returns=day)])
+    assert to_ddl(wider["same"].schema) == "m date"
+
+
+@pytest.mark.parametrize("kind", ["VariantType", "DayTimeIntervalType", "YearMonthIntervalType"])
+def test_a_type_without_a_place_in_arrow_is_refused_with_what_to_use_instead(kind: str) -> None:
+    from pyspark.sql import types as T
+
+    declared = T.StructType([T.StructField("a", getattr(T, kind)())])
+    with pytest.raises(SchemaError, match=r"Spark has the type '(variant|interval)', midstream does not; (use|store)"):
+        ListSource([], declared)

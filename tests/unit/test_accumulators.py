@@ -55,6 +55,12 @@ def over(values, aggregation: Aggregation, kind: pa.DataType | None = None):
         (agg.mean("v"), None),
         (agg.approx_distinct("v"), 0),
         (agg.last("v", 2), []),
+        (agg.stddev("v"), None),
+        (agg.variance_pop("v"), None),
+        (agg.collect("v"), []),
+        (agg.collect_set("v"), []),
+        (agg.approx_quantile("v", 0.5), None),
+        (agg.approx_quantile("v", [0.5]), None),
     ],
 )
 @pytest.mark.parametrize("kind", [pa.int32(), pa.decimal128(5, 2)])
@@ -104,12 +110,14 @@ def test_sums_of_decimals_are_exact_up_to_38_digits():
             over(values, agg.sum("v"), pa.decimal128(38, 3))
 
 
-def test_nan_spoils_sums_but_not_extremes():
+def test_nan_spoils_sums_and_is_the_largest_number():
     nan, inf = math.nan, math.inf
     assert math.isnan(over([1.0, nan, 2.0], agg.sum("v")))
     assert math.isnan(over([inf, 1.0, -inf], agg.mean("v")))
     assert over([nan, 2.0, nan, 1.0, inf], agg.min("v")) == 1.0
-    assert over([nan, 2.0, nan, -inf], agg.max("v")) == 2.0
+    assert math.isnan(over([nan, 2.0, nan, inf], agg.max("v")))
+    assert over([None, 2.0, None, -inf], agg.max("v")) == 2.0
+    assert over([None, -inf], agg.max("v")) == -inf
     assert math.isnan(over([nan, None, nan], agg.max("v")))
 
 

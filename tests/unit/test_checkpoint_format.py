@@ -82,6 +82,9 @@ DOCUMENTS = {
 ROOTS = (
     Identity,
     Manifest,
+    Savepoint,
+    Rewind,
+    ForkRecord,
     ChangeRecord,
     StoredLineage,
     SinkMarker,

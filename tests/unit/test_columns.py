@@ -15,13 +15,13 @@ from midstream.errors import FlowError, JobFailed, SchemaError
 from midstream.flow.edits import revise
 from midstream.flow.model import Port
 from midstream.flow.spec import Contract
-from midstream.planner.change_plan import plan_change
+from midstream.planner.change_plan import Scheduler, plan_change
 from midstream.planner.stages import compile_plan
 from midstream.testing import ChangeAt, run_local
 
 Row = dict[str, Any]
 DDL = "user string, eur double, qty int"
-ROWS = [
+ROWS: list[Row] = [
     {"user": "ann", "eur": 2.5, "qty": 4},
     {"user": "bob", "eur": None, "qty": 0},
     {"user": None, "eur": 10.0, "qty": 1},
@@ -199,7 +199,7 @@ def test_contracts_are_known_to_the_planner():
     rows.sink("out", MemorySink())
     graph = flow.graph
     assert {graph[name].contract for name in "scwrd"} == {Contract.ONE_TO_ONE}
-    plan = plan_change(graph, {"w"}, "fries")
+    plan = plan_change(graph, {"w"}, Scheduler.FRIES)
     assert [component.operators for component in plan.components] == [("w",)]
 
 
@@ -319,8 +319,8 @@ def test_a_map_that_breaks_its_promise_to_only_add_columns_fails_if_state_depend
     with pytest.raises(JobFailed, match=r"map 'm' changed 'user' from 'ann' to 'ANN'; operators behind it keep state"):
         result(shouted.distinct("d"))
     alone = Flow("f")
-    shouted = rows_in(alone).key_by("by_user", "user").map("m", shout, adds="n int")
-    assert {row["user"] for row in result(shouted)} == {"ANN", "BOB", "NONE"}, "without state behind it, it may"
+    unkeyed = rows_in(alone).key_by("by_user", "user").map("m", shout, adds="n int")
+    assert {row["user"] for row in result(unkeyed)} == {"ANN", "BOB", "NONE"}, "without state behind it, it may"
 
 
 def test_a_key_is_kept_on_the_way_to_a_deeper_stage():

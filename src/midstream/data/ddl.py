@@ -10,13 +10,13 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Never
+from typing import Any, Never, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from midstream.errors import SchemaError
 
-__all__ = ["parse_ddl", "quote_name", "to_ddl", "type_name"]
+__all__ = ["Declared", "SparkStruct", "ddl_of", "parse_ddl", "quote_name", "to_ddl", "type_name"]
 
 _SIMPLE: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -82,8 +82,48 @@ class _Token:
         return "the end" if self.kind == "end" else repr(self.text)
 
 
-def parse_ddl(ddl: str) -> pa.Schema:
-    """Read a schema written in Spark's DDL.
+@runtime_checkable
+class SparkStruct(Protocol):
+    """A ``pyspark.sql.types.StructType``. The local runtime needs no pyspark, so it is known by what it has."""
+
+    @property
+    def fields(self) -> Any:
+        """Its fields, each with a name, a type, and whether it may be null."""
+
+    def simpleString(self) -> str:
+        """Its text, in which names are not quoted."""
+
+
+Declared = str | SparkStruct
+"""Columns as users declare them: Spark's DDL, or a StructType."""
+
+
+def ddl_of(declared: Declared) -> str:
+    """The DDL of columns that a user declares."""
+    if not isinstance(declared, SparkStruct):
+        return declared
+    return ", ".join(f"{quote_name(f.name)} {spark_type(f.dataType)}{_not_null(f)}" for f in declared.fields)
+
+
+def spark_type(kind: Any, *, not_null: bool = True) -> str:
+    """The DDL of one of pyspark's types, with or without NOT NULL; ``simpleString()`` would not quote names."""
+    if hasattr(kind, "fields"):
+        fields = [
+            f"{quote_name(field.name)}: {spark_type(field.dataType, not_null=not_null)}"
+            f"{_not_null(field) if not_null else ''}"
+            for field in kind.fields
+        ]
+        return f"struct<{', '.join(fields)}>"
+    if hasattr(kind, "elementType"):
+        return f"array<{spark_type(kind.elementType, not_null=not_null)}>"
+    if hasattr(kind, "keyType"):
+        key, value = (spark_type(each, not_null=not_null) for each in (kind.keyType, kind.valueType))
+        return f"map<{key}, {value}>"
+    return str(kind.simpleString())
+
+
+def parse_ddl(ddl: Declared) -> pa.Schema:
+    """Read a schema written in Spark's DDL, or given as a StructType.
 
     Accepts what Spark accepts: ``name type`` or ``name: type``, backticks, ``NOT NULL``, ``COMMENT '…'`` (dropped:
     streams do not use it), any nesting, and the ``struct<…>`` form of ``df.schema.simpleString()``. Unlike
@@ -101,9 +141,11 @@ def parse_ddl(ddl: str) -> pa.Schema:
       user strng
            ^
     """
+    ddl = ddl_of(ddl)
     if not isinstance(ddl, str):
         raise SchemaError(
-            f"a schema must be Spark DDL, for example 'user string, p double'; found {type(ddl).__name__} {ddl!r}"
+            f"a schema must be Spark DDL, for example 'user string, p double', or a StructType; found "
+            f"{type(ddl).__name__} {ddl!r}"
         )
     return _Parser(ddl).schema()
 
@@ -384,7 +426,7 @@ def _struct_names(kind: Iterable[pa.Field]) -> str:
     return ", ".join(f"{quote_name(f.name)}: {type_name(f.type)}{_not_null(f)}" for f in kind)
 
 
-def _not_null(field: pa.Field) -> str:
+def _not_null(field: Any) -> str:
     return "" if field.nullable else " NOT NULL"
 
 

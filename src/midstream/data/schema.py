@@ -13,13 +13,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.data.ddl import closest, is_list_like, parse_ddl, quote_name, to_ddl, type_name
+from midstream.data.ddl import (
+    Declared,
+    closest,
+    ddl_of,
+    is_list_like,
+    parse_ddl,
+    quote_name,
+    spark_type,
+    to_ddl,
+    type_name,
+)
 from midstream.errors import SchemaError
 
 __all__ = [
+    "Declared",
     "check_key_columns",
     "columns_of",
     "conform",
+    "ddl_of",
     "from_spark",
     "parse_ddl",
     "quote_name",
@@ -54,17 +66,8 @@ def from_spark(schema: Any) -> pa.Schema:
 
     Uses duck typing, because this package must not import pyspark. ``simpleString()`` would not quote names.
     """
-    return parse_ddl(", ".join(f"{quote_name(field.name)} {_spark_type(field.dataType)}" for field in schema.fields))
-
-
-def _spark_type(kind: Any) -> str:
-    if hasattr(kind, "fields"):
-        return f"struct<{', '.join(f'{quote_name(f.name)}: {_spark_type(f.dataType)}' for f in kind.fields)}>"
-    if hasattr(kind, "elementType"):
-        return f"array<{_spark_type(kind.elementType)}>"
-    if hasattr(kind, "keyType"):
-        return f"map<{_spark_type(kind.keyType)}, {_spark_type(kind.valueType)}>"
-    return str(kind.simpleString())
+    columns = (f"{quote_name(field.name)} {spark_type(field.dataType, not_null=False)}" for field in schema.fields)
+    return parse_ddl(", ".join(columns))
 
 
 def columns_of(schema: pa.Schema, names: Iterable[str]) -> pa.Schema:

@@ -41,13 +41,14 @@ INTEGERS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
 _RANK = list(INTEGERS)
 _MOST_DIGITS = 38
 _LEAST_SCALE = 6
-_Value = pa.Array | pa.Scalar
+_Value = Any
+"""An array, or a scalar that stands for all rows."""
 
 
 class Fail(Protocol):
     """Refuses an expression, at the place that is being compiled."""
 
-    def __call__(self, message: str) -> Any:
+    def __call__(self, message: str, /) -> Any:
         """Raise a :class:`~midstream.errors.SchemaError`."""
 
 

@@ -407,7 +407,8 @@ class _Reader:
 
     def _decimal(self, here: Lexeme, text: str, sign: int) -> Literal:
         value = Decimal(text) * sign
-        scale = max(-value.as_tuple().exponent, 0) if isinstance(value.as_tuple().exponent, int) else 0
+        exponent = value.as_tuple().exponent
+        scale = max(-exponent, 0) if isinstance(exponent, int) else 0
         digits = max(len(value.as_tuple().digits), scale)
         if digits > 38:
             self._fail(here, f"{here.text} has more than 38 digits")

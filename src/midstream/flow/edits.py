@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from midstream.data.ddl import closest
+from midstream.data.ddl import Declared, closest
 from midstream.data.schema import parse_ddl
 from midstream.errors import FlowError
 from midstream.flow.functions import check_callable
@@ -54,7 +54,7 @@ class Update(Edit):
     operator: str
     function: Any
     migrate: Callable[[Any, Any], None] | None = None
-    returns: str | None = None
+    returns: Declared | None = None
     local: Callable[[pa.Table], pa.Table] | None = None
 
 

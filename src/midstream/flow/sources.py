@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from midstream.data.schema import conform, parse_ddl, require_columns, type_name
+from midstream.data.schema import Declared, conform, ddl_of, parse_ddl, require_columns, type_name
 from midstream.errors import SchemaError, SourceError
 from midstream.flow.schedules import NEVER_US, Constant, Indexes, Schedule, SquareWave, Step
 
@@ -60,7 +60,7 @@ class GeneratorSource:
     """
 
     make: Make
-    returns: str
+    returns: Declared
     rate: Schedule | float
     _: KW_ONLY
     seed: int = 0
@@ -72,6 +72,7 @@ class GeneratorSource:
     def __post_init__(self) -> None:
         if not callable(self.make):
             raise SourceError(f"GeneratorSource: make is {self.make!r}; give a function of (indexes, rng)")
+        object.__setattr__(self, "returns", ddl_of(self.returns))  # workers need no pyspark to read it
         _require_at_least(0, self.seed, "GeneratorSource: seed")
         _require_at_least(1, self.partitions, "GeneratorSource: partitions")
         for name in ("limit", "max_rows_per_epoch"):
@@ -179,7 +180,7 @@ class ListSource:
     def __init__(
         self,
         epochs: Sequence[Sequence[Mapping[str, Any]]],
-        schema: str,
+        schema: Declared,
         *,
         event_time: str | None = None,
         partitions: int = 1,
@@ -205,7 +206,7 @@ class ListSource:
         cls,
         rows: Sequence[Mapping[str, Any]],
         *,
-        schema: str,
+        schema: Declared,
         epoch_rows: int,
         event_time: str | None = None,
         partitions: int = 1,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,13 +24,13 @@ from midstream.engine.aggregation.windows import Windows
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import OperatorInTask
 from midstream.errors import FlowError, SchemaError
-from midstream.flow.aggregations import Aggregation, AggregationKind, result_type
+from midstream.flow.aggregations import Aggregation, result_type
 from midstream.flow.graph_format import CODEC
-from midstream.flow.model import Operator
+from midstream.flow.model import KeyBy, Operator
 from midstream.flow.spec import LATE, Contract, InputChange, Spec
 from midstream.flow.validate import check_name
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
-from midstream.operators.rows import KeyedRows
+from midstream.operators.rows import KeyedRows, StreamRows, checked_time
 from midstream.state.contents import in_namespace, keys_of
 from midstream.state.key_arrays import decode_keys, split_timers
 from midstream.state.keys import Namespace
@@ -78,8 +78,7 @@ class Aggregate(TaskSpec):
     @property
     def combinable(self) -> bool:
         """Whether senders may pre-aggregate rows: not with windows, nor when the order of rows matters."""
-        kinds = {aggregation.kind for _, aggregation in self.columns}
-        return self.window is None and AggregationKind.LAST not in kinds
+        return self.window is None and not any(aggregation.kind.depends_on_order for _, aggregation in self.columns)
 
     def begins(self, branch: str) -> bool:
         """Totals are new source rows; late rows leave unchanged."""
@@ -202,28 +201,75 @@ class AggregateMethods(KeyedRows):
         [{'user': 'ann', 'n': 2, 'eur': 7}]
         """
         what = f"aggregate {check_name(name, 'aggregate')!r}"
-        if not columns:
-            raise FlowError(f"{what}: name at least one aggregation, e.g. n=agg.count()")
-        fields = [self.schema.field(key).with_nullable(False) for key in self.keys]
-        if window is not None:
-            if not isinstance(window, Tumbling | Sliding | Session):
-                raise FlowError(
-                    f"{what}: window must be made by tumbling(…), sliding(…) or sessions(…), found {window!r:.60}"
-                )
-            time = self._time(time, what)
-            fields += [pa.field(column, self.schema.field(time).type, nullable=False) for column in WINDOW_COLUMNS]
-        elif time is not None:
-            raise FlowError(f"{what}: time={time!r} needs a window; add window=, or leave out time=")
-        for column, aggregation in columns.items():
-            if not isinstance(aggregation, Aggregation):
-                raise FlowError(
-                    f"{what}: {column}= must be an aggregation like agg.count() or agg.sum('amount'), found "
-                    f"{aggregation!r:.60}"
-                )
-            fields.append(pa.field(column, result_type(aggregation, self.schema, f"{what}, {column}")))
-        _refuse_twice([field.name for field in fields], what)
-        spec = Aggregate(self.keys, tuple(columns.items()), window, time)
-        return self._flow._add(name, spec, (self._port,), pa.schema(fields), on_error=on_error)
+        spec, schema = _described(self.schema, self.keys, columns, window, time, self.event_time, what)
+        return self._flow._add(name, spec, (self._port,), schema, on_error=on_error)
+
+
+class AggregateAllMethods(StreamRows):
+    """Add an aggregate of all rows to a stream."""
+
+    def aggregate_all(
+        self,
+        name: str,
+        *,
+        window: Window | None = None,
+        time: str | None = None,
+        on_error: str = "fail",
+        **columns: Aggregation,
+    ) -> Stream:
+        """Aggregate all rows of the stream, in one task: like :meth:`KeyedStream.aggregate`, without a key.
+
+        Senders add up their rows first where the order of rows does not matter and there is no window, so that the one
+        task gets a row from each of them. It adds two operators: ``name`` and, before it, the key_by ``name.all``.
+
+        >>> from midstream import Flow, ListSource, MemorySink, agg
+        >>> from midstream.testing import run_local
+        >>> flow, out = Flow("sales"), MemorySink()
+        >>> sales = flow.source("sales", ListSource([[{"eur": 3}, {"eur": 4}], [{"eur": 5}]], "eur int"))
+        >>> sales.aggregate_all("total", n=agg.count(), eur=agg.sum("eur")).sink("out", out)
+        >>> _ = run_local(flow)
+        >>> out.rows
+        [{'n': 2, 'eur': 7}, {'n': 3, 'eur': 12}]
+        """
+        what = f"aggregate {check_name(name, 'aggregate')!r}"
+        self._flow._require_free(name)
+        event_time = self._flow._event_time_of(self._port)
+        spec, schema = _described(self.schema, (), columns, window, time, event_time, what)
+        together = self._flow._add(f"{name}.all", KeyBy(()), (self._port,), self.schema)
+        return self._flow._add(name, spec, (together._port,), schema, on_error=on_error)
+
+
+def _described(
+    takes: pa.Schema,
+    keys: tuple[str, ...],
+    columns: Mapping[str, Aggregation],
+    window: Window | None,
+    time: str | None,
+    event_time: str | None,
+    what: str,
+) -> tuple[Aggregate, pa.Schema]:
+    """The description and the columns of an aggregate; refuses what does not fit."""
+    if not columns:
+        raise FlowError(f"{what}: name at least one aggregation, e.g. n=agg.count()")
+    fields = [takes.field(key).with_nullable(False) for key in keys]
+    if window is not None:
+        if not isinstance(window, Tumbling | Sliding | Session):
+            raise FlowError(
+                f"{what}: window must be made by tumbling(…), sliding(…) or sessions(…), found {window!r:.60}"
+            )
+        time = checked_time(takes, time or event_time, what)
+        fields += [pa.field(column, takes.field(time).type, nullable=False) for column in WINDOW_COLUMNS]
+    elif time is not None:
+        raise FlowError(f"{what}: time={time!r} needs a window; add window=, or leave out time=")
+    for column, aggregation in columns.items():
+        if not isinstance(aggregation, Aggregation):
+            raise FlowError(
+                f"{what}: {column}= must be an aggregation like agg.count() or agg.sum('amount'), found "
+                f"{aggregation!r:.60}"
+            )
+        fields.append(pa.field(column, result_type(aggregation, takes, f"{what}, {column}")))
+    _refuse_twice([field.name for field in fields], what)
+    return Aggregate(keys, tuple(columns.items()), window, time), pa.schema(fields)
 
 
 def _refuse_twice(names: list[str], what: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from midstream.data.rows import from_rows, to_rows
-from midstream.data.schema import conform
+from midstream.data.schema import Declared, conform
 from midstream.engine.bad_rows import batch_step, tolerant_rows
 from midstream.engine.failure import USER_ERRORS, failed, row_at
 from midstream.engine.steps import ONLY, OperatorStep
@@ -91,8 +91,8 @@ class FlatMapMethods(FunctionMethods):
         name: str,
         function: Callable[[Row], Iterable[Row]],
         *,
-        returns: str | None = None,
-        adds: str | None = None,
+        returns: Declared | None = None,
+        adds: Declared | None = None,
         on_error: str = "fail",
     ) -> Stream:
         """Call the function on each row; it returns any number of rows, and may be a generator."""
@@ -103,8 +103,8 @@ class FlatMapMethods(FunctionMethods):
         name: str,
         function: BatchFunction,
         *,
-        returns: str | None = None,
-        adds: str | None = None,
+        returns: Declared | None = None,
+        adds: Declared | None = None,
         on_error: str = "fail",
     ) -> Stream:
         """Call the function on each slice of rows; it returns any number of rows."""

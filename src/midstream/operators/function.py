@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from midstream.data.schema import parse_ddl, to_ddl
+from midstream.data.schema import Declared, ddl_of, parse_ddl, to_ddl
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import OperatorInTask, OperatorStep
 from midstream.errors import FlowError
@@ -60,8 +60,8 @@ class FunctionMethods(StreamRows):
         name: str,
         spec: FunctionSpec,
         function: Any,
-        returns: str | None = None,
-        adds: str | None = None,
+        returns: Declared | None = None,
+        adds: Declared | None = None,
         on_error: str = "fail",
     ) -> Stream:
         name = check_name(name, "operator")
@@ -70,9 +70,9 @@ class FunctionMethods(StreamRows):
         schema = self._returned(name, returns, adds)
         return self._flow._add(name, spec, (self._port,), schema, function, on_error)
 
-    def _returned(self, name: str, returns: str | None, adds: str | None) -> pa.Schema:
+    def _returned(self, name: str, returns: Declared | None, adds: Declared | None) -> pa.Schema:
         if adds is None:
             return self.schema if returns is None else parse_ddl(returns)
         if returns is not None:
             raise FlowError(f"operator {name!r}: give returns= (all columns) or adds= (the new ones), not both")
-        return parse_ddl(f"{to_ddl(self.schema)}, {adds}")
+        return parse_ddl(f"{to_ddl(self.schema)}, {ddl_of(adds)}")

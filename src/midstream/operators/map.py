@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.data.rows import from_rows
-from midstream.data.schema import conform
+from midstream.data.schema import Declared, conform
 from midstream.engine.bad_rows import batch_step, tolerant_rows
 from midstream.engine.failure import failed, row_at
 from midstream.engine.steps import ONLY, OperatorStep, call_on_rows
@@ -100,26 +100,42 @@ def _check_kept(name: str, before: pa.Array, after: pa.Array, what: str) -> None
 class MapMethods(FunctionMethods):
     """Add a map to a stream."""
 
+    @overload
+    def map(self, name: str, function: RowFunction, *, adds: Declared, on_error: str = "fail") -> Self: ...
+
+    @overload
+    def map(
+        self, name: str, function: RowFunction, *, returns: Declared | None = None, on_error: str = "fail"
+    ) -> Stream: ...
+
     def map(
         self,
         name: str,
         function: RowFunction,
         *,
-        returns: str | None = None,
-        adds: str | None = None,
+        returns: Declared | None = None,
+        adds: Declared | None = None,
         on_error: str = "fail",
-    ) -> Stream:
+    ) -> Any:
         """Call the function on each row; it returns exactly one row."""
         return self._function(name, Map(Form.ROWS, adds is not None), function, returns, adds, on_error)
+
+    @overload
+    def map_batches(self, name: str, function: BatchFunction, *, adds: Declared, on_error: str = "fail") -> Self: ...
+
+    @overload
+    def map_batches(
+        self, name: str, function: BatchFunction, *, returns: Declared | None = None, on_error: str = "fail"
+    ) -> Stream: ...
 
     def map_batches(
         self,
         name: str,
         function: BatchFunction,
         *,
-        returns: str | None = None,
-        adds: str | None = None,
+        returns: Declared | None = None,
+        adds: Declared | None = None,
         on_error: str = "fail",
-    ) -> Stream:
+    ) -> Any:
         """Call the function on each slice of rows; it returns as many rows in the same order. The number is checked."""
         return self._function(name, Map(Form.BATCHES, adds is not None), function, returns, adds, on_error)

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.data.durations import duration
-from midstream.data.schema import columns_of, parse_ddl
+from midstream.data.schema import Declared, columns_of, parse_ddl
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import OperatorInTask
 from midstream.errors import StateError
@@ -174,7 +174,7 @@ class ProcessMethods(KeyedRows):
         name: str,
         function: Callable[[Any, Row, Any], Row | Iterable[Row] | None],
         *,
-        returns: str | None = None,
+        returns: Declared | None = None,
         one_to_one: bool = False,
         unique: bool = False,
         ttl: str | None = None,
@@ -215,7 +215,7 @@ class ProcessMethods(KeyedRows):
         name: str,
         function: Callable[[Any, pa.RecordBatch, Any], pa.RecordBatch],
         *,
-        returns: str | None = None,
+        returns: Declared | None = None,
         one_to_one: bool = False,
         unique: bool = False,
         ttl: str | None = None,
@@ -236,7 +236,7 @@ class ProcessMethods(KeyedRows):
         name: str,
         form: Form,
         function: Any,
-        returns: str | None,
+        returns: Declared | None,
         one_to_one: bool,
         unique: bool,
         ttl: str | None,

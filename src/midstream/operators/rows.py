@@ -42,14 +42,18 @@ class KeyedRows(StreamRows):
 
     def _time(self, time: str | None, what: str) -> str:
         """The event-time column of this stream: the named one, or the source's if the rows still have it."""
-        time = time or self.event_time
-        if time is None:
-            raise FlowError(
-                f"{what}: which column is the event time? Name it with time=, or give the source event_time=; the rows "
-                f"have {', '.join(self.schema.names)}"
-            )
-        require_columns(self.schema, [time], f"{what}: time")
-        found = self.schema.field(time).type
-        if not pa.types.is_timestamp(found):
-            raise SchemaError(f"{what}: the event time {time!r} must be a timestamp, found {type_name(found)}")
-        return time
+        return checked_time(self.schema, time or self.event_time, what)
+
+
+def checked_time(schema: pa.Schema, time: str | None, what: str) -> str:
+    """A column of event times; refuses one that is missing or no timestamp."""
+    if time is None:
+        raise FlowError(
+            f"{what}: which column is the event time? Name it with time=, or give the source event_time=; the rows "
+            f"have {', '.join(schema.names)}"
+        )
+    require_columns(schema, [time], f"{what}: time")
+    found = schema.field(time).type
+    if not pa.types.is_timestamp(found):
+        raise SchemaError(f"{what}: the event time {time!r} must be a timestamp, found {type_name(found)}")
+    return time

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from midstream.data.schema import (
+    Declared,
     check_key_columns,
     parse_ddl,
     to_ddl,
@@ -34,7 +35,7 @@ from midstream.flow.sinks import (
     check_columns,
 )
 from midstream.flow.validate import check_name
-from midstream.operators.aggregate import AggregateMethods
+from midstream.operators.aggregate import AggregateAllMethods, AggregateMethods
 from midstream.operators.branches import error_port, late_port, not_keyed
 from midstream.operators.distinct import DistinctMethods
 from midstream.operators.drop import DropMethods
@@ -67,6 +68,7 @@ class Stream(
     RouteMethods,
     LookupMethods,
     TransactMethods,
+    AggregateAllMethods,
 ):
     """The rows that leave an operator. Each method adds one operator that reads them and returns *its* rows.
 
@@ -159,7 +161,7 @@ class Stream(
         name: str,
         function: Callable[[Any], Any],
         *,
-        returns: str | None = None,
+        returns: Declared | None = None,
         local: Callable[[pa.Table], pa.Table] | None = None,
     ) -> Stream:
         """Run any DataFrame → DataFrame function on the epoch's rows: Spark SQL, joins with tables, ML pipelines.

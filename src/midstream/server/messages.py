@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.checkpoint.savepoints import Savepoint
+from midstream.data.schema import ddl_of
 from midstream.errors import FlowError, FunctionError
 from midstream.flow.edits import Edit, Move, Rescale, Update
 from midstream.flow.functions import pack
@@ -73,7 +74,7 @@ class UpdateMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
             function=None if is_table else pack(update.function, name).data,
             table=_table_to_bytes(update.function, name) if is_table else None,
             migrate=None if update.migrate is None else pack(update.migrate, name).data,
-            returns=update.returns,
+            returns=None if update.returns is None else ddl_of(update.returns),
         )
 
     def edit(self) -> Update:

@@ -260,6 +260,10 @@ def distinct_keys(
     >>> found.first_row.tolist(), found.group_of_row.tolist()
     ([0, 1], [0, 1, 0])
     """
+    if not columns:  # all rows have one key, in the first bin
+        first = np.zeros(min(batch.num_rows, 1), np.int64)
+        stored = pa.array([bytes([0, namespace])] * len(first), pa.binary())
+        return DistinctKeys(stored, first, np.zeros(batch.num_rows, np.int64))
     check_key_columns(batch.schema, columns, what)
     codes = _codes(batch, columns, what)
     first = np.empty(int(codes.max()) + 1 if len(codes) else 0, np.int64)

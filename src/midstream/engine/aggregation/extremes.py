@@ -18,15 +18,15 @@ __all__ = ["ArrowExtreme", "NumberExtreme"]
 class NumberExtreme(Accumulator):
     """The smallest or largest of numbers, dates or timestamps.
 
-    A NaN counts only if there is nothing else.
+    NaN is larger than all other numbers, as in Spark.
     """
 
     def __init__(self, kind: pa.DataType, *, largest: bool) -> None:
         self._kind = kind
         self._is_float = bool(pa.types.is_floating(kind))
         if self._is_float:
-            self._better: np.ufunc = np.fmax if largest else np.fmin  # these prefer numbers to NaN
-            self._nothing: Any = np.nan
+            self._better: np.ufunc = np.maximum if largest else np.fmin  # of a number and NaN: NaN; the number
+            self._nothing: Any = -np.inf if largest else np.nan
         else:
             self._better = np.maximum if largest else np.minimum
             self._nothing = np.iinfo(np.int64).min if largest else np.iinfo(np.int64).max
@@ -42,6 +42,8 @@ class NumberExtreme(Accumulator):
     def combined(self, columns: Columns, runs: Runs) -> Columns:
         """See :class:`Accumulator`."""
         best, seen = columns
+        if self._is_float:
+            best = np.where(seen, best, self._nothing)  # earlier versions stored another value for nothing
         return (
             self._better.reduceat(best[runs.order], runs.starts),
             np.logical_or.reduceat(seen[runs.order], runs.starts),

@@ -11,7 +11,7 @@ import pyarrow as pa
 from midstream.engine.aggregation.base import Columns, LooseAccumulator, integers, valid
 from midstream.engine.aggregation.runs import Integers, Runs
 
-__all__ = ["Last"]
+__all__ = ["Last", "flattened", "numbered_lists"]
 
 
 class Last(LooseAccumulator):
@@ -35,23 +35,13 @@ class Last(LooseAccumulator):
 
     def combined(self, columns: Columns, runs: Runs) -> Columns:
         """See :class:`Accumulator`."""
-        values, numbers = columns
-        offsets = values.offsets.to_numpy()
-        number_offsets = numbers.offsets.to_numpy()
-        flat = numbers.values.to_numpy()
-        sizes = np.diff(offsets)[runs.order]
-        inside = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        number = flat[np.repeat(number_offsets[:-1][runs.order], sizes) + inside]
-        run = np.repeat(runs.run_of, sizes)
+        run, number, source, values = flattened(columns, runs)
         order = np.lexsort((number, run))
         counts = np.bincount(run, minlength=len(runs))
         # How many of the same run come after each element, in that order.
         behind = np.repeat(np.cumsum(counts), counts) - 1 - np.arange(len(order))
         kept = order[behind < self._limit]
-        source = (np.repeat(offsets[:-1][runs.order], sizes) + inside)[kept]
-        ends = np.cumsum(np.minimum(counts, self._limit))
-        ends_with_zero = np.concatenate([np.zeros(1, np.int64), ends])
-        return _lists(ends_with_zero, values.values.take(pa.array(source)), number[kept])
+        return numbered_lists(np.minimum(counts, self._limit), values.take(pa.array(source[kept])), number[kept])
 
     def results(self, columns: Columns) -> pa.Array:
         """See :class:`Accumulator`."""
@@ -73,6 +63,22 @@ class Last(LooseAccumulator):
         offsets = lists.offsets.to_numpy() if len(lists) else np.zeros(1, np.int64)
         # Row numbers are not negative, so these come before all of them.
         return _lists(offsets, lists.flatten(), np.arange(-int(offsets[-1]), 0))
+
+
+def flattened(columns: Columns, runs: Runs) -> tuple[Integers, Integers, Integers, pa.Array]:
+    """For each value in lists, run by run: its run, its number, its place; and all values."""
+    values, numbers = columns
+    offsets = values.offsets.to_numpy()
+    number_offsets = numbers.offsets.to_numpy()
+    sizes = np.diff(offsets)[runs.order]
+    inside = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    number = numbers.values.to_numpy()[np.repeat(number_offsets[:-1][runs.order], sizes) + inside]
+    return np.repeat(runs.run_of, sizes), number, np.repeat(offsets[:-1][runs.order], sizes) + inside, values.values
+
+
+def numbered_lists(sizes: Integers, values: pa.Array, numbers: Integers) -> Columns:
+    """Lists of these lengths, of values and of their numbers."""
+    return _lists(np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]), values, numbers)
 
 
 def _lists(offsets: Integers, values: pa.Array, numbers: Integers) -> Columns:

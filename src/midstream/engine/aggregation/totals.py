@@ -13,13 +13,18 @@ import pyarrow as pa
 
 from midstream.data.schema import type_name
 from midstream.engine.aggregation.base import Accumulator, Columns, DoesNotFit, LooseAccumulator
+from midstream.engine.aggregation.collected import Collected
+from midstream.engine.aggregation.custom import Custom
 from midstream.engine.aggregation.extremes import ArrowExtreme, NumberExtreme
+from midstream.engine.aggregation.moments import Moments
+from midstream.engine.aggregation.quantiles import Quantiles
 from midstream.engine.aggregation.recent import Last
 from midstream.engine.aggregation.runs import Integers, Runs, runs_of
 from midstream.engine.aggregation.sketches import ApproxDistinct
 from midstream.engine.aggregation.sums import Count, ExactSum, FloatSum
+from midstream.engine.aggregation.timed import AtTime
 from midstream.errors import StateError
-from midstream.flow.aggregations import Aggregation, AggregationKind
+from midstream.flow.aggregations import Aggregation, AggregationKind, aggregator_of, type_of
 from midstream.state.values import PackedCodec
 
 __all__ = ["Totals", "TotalsOf", "accumulator_of"]
@@ -49,6 +54,19 @@ def accumulator_of(aggregation: Aggregation, takes: pa.Schema) -> Accumulator:
             return ApproxDistinct()
         case AggregationKind.LAST:
             return Last(kind, aggregation.limit)
+        case AggregationKind.COLLECT | AggregationKind.COLLECT_SET:
+            is_set = aggregation.kind is AggregationKind.COLLECT_SET
+            return Collected(kind, aggregation.limit, distinct=is_set)
+        case AggregationKind.FIRST_BY | AggregationKind.LAST_BY:
+            return AtTime(kind, latest=aggregation.kind is AggregationKind.LAST_BY)
+        case AggregationKind.APPROX_QUANTILE:
+            return Quantiles(aggregation.fractions, many=aggregation.many)
+        case AggregationKind.CUSTOM:
+            return Custom(aggregator_of(aggregation), aggregation.inputs, type_of(aggregation.returns))
+        case AggregationKind.VARIANCE | AggregationKind.VARIANCE_POP:
+            return Moments(sample=aggregation.kind is AggregationKind.VARIANCE, root=False)
+        case AggregationKind.STDDEV | AggregationKind.STDDEV_POP:
+            return Moments(sample=aggregation.kind is AggregationKind.STDDEV, root=True)
 
 
 class TotalsOf:
@@ -78,7 +96,8 @@ class TotalsOf:
     ) -> None:
         self._what = what
         self._names = [name for name, _ in columns]
-        self._inputs = [aggregation.column for _, aggregation in columns]
+        self._inputs = [aggregation.inputs for _, aggregation in columns]
+        self._takes_several = [aggregation.takes_several for _, aggregation in columns]
         self._all = [accumulator_of(aggregation, takes) for _, aggregation in columns]
         self._times = list(times)
         self._layout = _layout([aggregation for _, aggregation in columns], takes, purpose)
@@ -90,7 +109,7 @@ class TotalsOf:
     @property
     def inputs(self) -> list[str]:
         """The columns of rows that are used."""
-        return list(dict.fromkeys(name for name in self._inputs if name is not None))
+        return list(dict.fromkeys(name for names in self._inputs for name in names))
 
     @property
     def width(self) -> int:
@@ -99,7 +118,10 @@ class TotalsOf:
 
     def of_rows(self, rows: pa.RecordBatch, numbers: Integers, runs: Runs) -> Totals:
         """The totals of each run of rows; ``numbers`` grow in order of arrival."""
-        inputs: list[Any] = [None if name is None else rows.column(name) for name in self._inputs]
+        inputs: list[Any] = [
+            tuple(map(rows.column, names)) if several else rows.column(names[0]) if names else None
+            for names, several in zip(self._inputs, self._takes_several, strict=True)
+        ]
         return tuple(one.of_rows(values, numbers, runs) for one, values in zip(self._all, inputs, strict=True))
 
     def combined(self, totals: Totals, runs: Runs) -> Totals:
@@ -185,6 +207,12 @@ class TotalsOf:
         ]
 
 
+def _more(one: Aggregation, takes: pa.Schema) -> str:
+    """What else decides the stored bytes, of the kinds that have more; their text on disk must not change either."""
+    columns = "".join(f", {name} {type_name(takes.field(name).type)}" for name in one.also)
+    return columns + (f", returns {one.returns}" if one.returns else "")
+
+
 def _concatenated(arrays: Sequence[npt.NDArray[Any] | pa.Array]) -> npt.NDArray[Any] | pa.Array:
     return np.concatenate(arrays) if isinstance(arrays[0], np.ndarray) else pa.concat_arrays(arrays)
 
@@ -192,7 +220,8 @@ def _concatenated(arrays: Sequence[npt.NDArray[Any] | pa.Array]) -> npt.NDArray[
 def _layout(aggregations: Sequence[Aggregation], takes: pa.Schema, purpose: str) -> int:
     """A digest that differs if the meaning of the state differs."""
     texts = [
-        f"{one.kind}({one.column} {'' if one.column is None else type_name(takes.field(one.column).type)}, {one.limit})"
+        f"{one.kind}({one.column} {'' if one.column is None else type_name(takes.field(one.column).type)}, {one.limit}"
+        f"{_more(one, takes)})"
         for one in aggregations
     ]
     return zlib.crc32("; ".join([purpose, *texts]).encode())
