@@ -290,6 +290,11 @@ class Spec:
         return ()
 
     @property
+    def keys_by_input(self) -> tuple[tuple[str, ...], ...]:
+        """The columns by which the rows of each input must be brought together; empty without state."""
+        return (self.keyed_by,) if self.is_stateful else ()
+
+    @property
     def shared_tables(self) -> tuple[Table, ...]:
         """The tables that its state consists of, if it consists of tables."""
         return ()

@@ -165,8 +165,7 @@ def runtime_of(
             graph = claim_tables(graph, location.identity.job)
             newest = location.newest_manifest()
             before = None if newest is None else configuration_of(newest, location.blobs)
-            wires = None if before is None else before.plan.numbers
-            first = first_configuration(graph, location.blobs, partitions, blobs, assignments, wires)
+            first = first_configuration(graph, location.blobs, partitions, blobs, assignments, before)
             bases = posixpath.join(folder, "bases")
             access = StateAccess(location.identity.job, location.states.location, bases, durable)
             runtime = _Runtime(first, location, access, random.Random(seed), faults, clock, changes, audit)

@@ -107,7 +107,7 @@ def start(
             partitions or parallelism,
             blobs,
             recorded={} if before is None else _going_on(before.assignments, partitions, parallelism),
-            wires=None if before is None else before.plan.numbers,
+            before=before,
         )
         committed = None if newest is None else newest.revision
         if changes == DROP:
