@@ -156,8 +156,8 @@ def first_configuration(
 ) -> Configuration:
     """Store and return the configuration of a flow as written. ``blobs`` may have been packed before.
 
-    Stages whose assignment is ``recorded`` keep it; the others spread their bins over ``partitions``. ``before`` is what
-    the job ran when it stopped: ``recorded`` are stages of that.
+    Stages whose assignment is ``recorded`` keep it; the others spread their bins over ``partitions``. ``before`` is
+    what the job ran when it stopped: ``recorded`` are stages of that.
     """
     packed = pack_blobs(graph) if blobs is None else blobs
     digests = {name: store.put(blob) for name, blob in packed.items()}

@@ -226,6 +226,11 @@ class ChangeRecord(msgspec.Struct, frozen=True):
         return tuple(update.operator for update in self.updates)
 
     @property
+    def new_functions(self) -> tuple[str, ...]:
+        """The operators that were updated or inserted."""
+        return (*self.operators, *(edit.operator for edit in self.edits if isinstance(edit, InsertRecord)))
+
+    @property
     def plan_edits(self) -> tuple[PlanRecord, ...]:
         """The edits that changed the plan of the flow."""
         return tuple(edit for edit in self.edits if isinstance(edit, PlanRecord))
