@@ -158,10 +158,7 @@ def _leaving(prepared: PreparedChange, port: Port, samples: Samples, resources: 
             return found
     if op.spec.is_stateful or op.spec.is_outlet:
         return None
-    if not op.inputs:
-        found = _sampled(samples, op.name)
-    else:
-        found = _entering(prepared, op.name, samples, resources)
+    found = _entering(prepared, op.name, samples, resources) if op.inputs else _sampled(samples, op.name)
     if found is None or not op.spec.is_updatable:
         return found
     program = resources.program(prepared.after.programs[stage_of(prepared.after.plan)[op.name]])

@@ -342,8 +342,8 @@ class Changes:
         """Prepare a change. ``number`` is given if the log has it already; what a revert undoes is then found again."""
         if request.back_to is not None:
             records = [record for record in self._log.records() if number is None or record.number < number]
-            undone = request.back_to.again(records)
-            request = replace(request, edits=undone.updates, stored=undone.stored)
+            undone = request.back_to.again(records, base.graph)
+            request = replace(request, edits=undone.edits, stored=undone.stored)
         return prepare(
             base,
             request.edits,

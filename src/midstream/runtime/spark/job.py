@@ -243,7 +243,7 @@ class Job:
         with store.holds.preparing():  # otherwise blobs found here could be removed before they are on record
             undone = undoing(self.history(), Revision(revision), self._changes.newest(), store, migrate)
             request = Request(
-                undone.updates,
+                undone.edits,
                 scheduler_of(scheduler),
                 by or whoami(),
                 stored=undone.stored,
