@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
-from midstream.flow.edits import Move, Rescale, Update
+from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Update
 from midstream.flow.schedules import Schedule
 from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
@@ -38,6 +38,7 @@ __all__ = [
     "FileSink",
     "Flow",
     "GeneratorSource",
+    "Insert",
     "Job",
     "KeyedStream",
     "ListSource",
@@ -46,7 +47,9 @@ __all__ = [
     "Move",
     "NoopSink",
     "Outcome",
+    "Remove",
     "Rescale",
+    "Rewire",
     "Schedule",
     "SquareWave",
     "State",
