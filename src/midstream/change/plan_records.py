@@ -141,7 +141,31 @@ def undone_plan(records: Sequence[ChangeRecord]) -> tuple[PlanRecord, ...]:
                     functions[edit.operator] = (edit.function, None)
                 case RewireRecord(operator=name, before=before, after=after):
                     found.append(RewireRecord(name, after, before))
-    return tuple(_as_it_was(edit, functions) for edit in found)
+    return tuple(_as_it_was(edit, functions) for edit in _net(found))
+
+
+def _net(edits: Iterable[PlanRecord]) -> list[PlanRecord]:
+    """Fewest edits with the same end: what came and went again is left out."""
+    ends: dict[str, list[InsertRecord | RemoveRecord]] = {}
+    chains: dict[str, list[tuple[str, ...]]] = {}
+    for edit in edits:
+        if isinstance(edit, RewireRecord):
+            chains.setdefault(edit.operator, [edit.before]).append(edit.after)
+        else:
+            ends.setdefault(edit.operator, []).append(edit)
+            chains.setdefault(edit.operator, []).append(tuple(map(str, described_operator(edit).inputs)))
+    found: list[PlanRecord] = []
+    for name, changes in ends.items():
+        first, last = changes[0], changes[-1]
+        was_there, is_there = isinstance(first, RemoveRecord), isinstance(last, InsertRecord)
+        if was_there and is_there and _kind_of(described_operator(first)) == _kind_of(described_operator(last)):
+            continue  # only its inputs may differ
+        found += [first] if was_there else []
+        found += [last] if is_there else []
+        inputs, own = chains.pop(name)[-1], tuple(map(str, described_operator(last).inputs))
+        if is_there and inputs != own:
+            found.append(RewireRecord(name, own, inputs))
+    return found + [RewireRecord(name, one[0], one[-1]) for name, one in chains.items() if one[0] != one[-1]]
 
 
 def _as_it_was(edit: PlanRecord, functions: Mapping[str, tuple[Digest, str | None]]) -> PlanRecord:
