@@ -271,9 +271,15 @@ class SinkFolders:
     def _folder(self, table: SinkTable) -> SinkFolder:
         return SinkFolder(table, durable=self._durable, at=self._at)
 
+    def add(self, tables: Iterable[SinkTable]) -> None:
+        """A change has given the flow more sinks."""
+        for table in tables:
+            if table.location not in self._folders:
+                self._folders[table.location] = self._folder(table)
+
     def publish(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
         """Put the files of a committed epoch in place."""
-        for location, folder in self._folders.items():
+        for location, folder in list(self._folders.items()):
             folder.publish(epoch, files.get(location, ()))
 
     def recover(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
@@ -284,7 +290,7 @@ class SinkFolders:
 
     def tidy(self) -> None:
         """Beside epochs, see :meth:`SinkFolder.tidy`."""
-        for folder in self._folders.values():
+        for folder in list(self._folders.values()):
             folder.tidy()
 
 

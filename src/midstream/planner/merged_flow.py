@@ -54,6 +54,13 @@ class MergedFlow:
     difference: PlanDifference = PlanDifference()
     old: Mapping[str, str] = field(default_factory=dict)
     """The operators that are there twice: the name of the one before the change, and its own."""
+    functions: frozenset[str] = frozenset()
+    """The operators that get another function."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All operators, in order."""
+        return tuple(op.name for op in self.graph)
 
     def role(self, name: str) -> str:
         """What a change of the plan does to an operator of the merged flow, in a word; empty if nothing."""
@@ -81,7 +88,8 @@ def merge(before: Graph, after: Graph, updated: Collection[str], replaced: Colle
     """
     difference = difference_of(before, after, replaced)
     if not difference:
-        return MergedFlow(after, tuple(op.name for op in after if op.name in set(updated)))
+        names = tuple(op.name for op in after if op.name in set(updated))
+        return MergedFlow(after, names, functions=frozenset(updated))
     twice = set(replaced)
     while True:
         old = {name: _free(f"{name} (before)", before, after) for name in twice}
@@ -97,7 +105,7 @@ def merge(before: Graph, after: Graph, updated: Collection[str], replaced: Colle
     changed |= {name for name in kept if _leads_to(before, name, twice) or _leads_to(after, name, twice)}
     graph = Graph(after.name, _sorted(operators, [*(op.name for op in before), *(op.name for op in after)]))
     names = tuple(op.name for op in graph if op.name in changed)
-    return MergedFlow(graph, names, difference, {new: name for name, new in old.items()})
+    return MergedFlow(graph, names, difference, {new: name for name, new in old.items()}, frozenset(updated))
 
 
 def _free(name: str, *graphs: Graph) -> str:

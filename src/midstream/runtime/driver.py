@@ -22,6 +22,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from midstream.change.change import Change
 from midstream.change.preflight import Samples, changed_transforms, run_preflight
@@ -31,6 +32,7 @@ from midstream.checkpoint.audit_files import keep_index
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.checkpoint.location import Checkpoint, Manifest
 from midstream.checkpoint.sink_files import SinkFolders
+from midstream.checkpoint.sink_marker import check_file_sinks, mark_folders
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.messages import (
     AuditOrder,
@@ -44,8 +46,9 @@ from midstream.control.messages import (
     Reject,
     TaskFailed,
 )
-from midstream.errors import CheckpointError, MidstreamError, ProtocolError
+from midstream.errors import CheckpointError, FlowError, MidstreamError, ProtocolError
 from midstream.flow.model import Graph, Sink
+from midstream.flow.sinks import DatabaseSink
 from midstream.flow.spec import SinkTable
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
@@ -354,6 +357,7 @@ class Driver:
             prepared = self.changes.check(request)
             if request.preflight:
                 self._try(prepared)
+            self._claim_sinks(prepared)
             while True:
                 with self._lock:
                     self._require_not_stopping()
@@ -374,6 +378,21 @@ class Driver:
                 stack.enter_context(self.sweeper.holding(samples.files()))
             for note in run_preflight(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
                 _log.info("%s", note)
+
+    def _claim_sinks(self, prepared: PreparedChange) -> None:
+        """Check and claim the folders of sinks that a change adds. A folder with other data is refused."""
+        difference = prepared.merged.difference
+        graph, names = prepared.after.graph, {*difference.added, *difference.replaced}
+        sinks = tuple(op for op in graph.of(Sink) if op.name in names)
+        for op in sinks:
+            if isinstance(graph.payloads.get(op.name), DatabaseSink):
+                raise FlowError(
+                    f"sink {op.name!r} is a DatabaseSink, which takes its table when a job starts; it cannot be added "
+                    f"while the job runs: stop the job, and start the script that has it on the same checkpoint"
+                )
+        if tables := _tables(replace(graph, operators=sinks)):
+            mark_folders(check_file_sinks(graph, self._checkpoint.identity.job))
+            self._folders.add(tables.values())
 
     def _take(self, request: Request, prepared: PreparedChange, preparation_ms: float) -> Change:
         change = self.changes.request(request, prepared, preparation_ms)

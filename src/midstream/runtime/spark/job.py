@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from midstream.change.change import Change
+from midstream.change.deployment import Deployment, deployment_of
 from midstream.change.explain import Explanation
 from midstream.change.prepare import scheduler_of
 from midstream.change.revert import undoing
@@ -23,11 +24,12 @@ from midstream.checkpoint.change_records import ChangeRecord, whoami
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
 from midstream.data.durations import duration
-from midstream.errors import JobFailed, MidstreamError
+from midstream.errors import FlowError, JobFailed, MidstreamError
 from midstream.flow.edits import Edit
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
+from midstream.operators.builder import Flow
 from midstream.runtime.reporting import unexpected
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.heartbeat import Heartbeat
@@ -175,7 +177,7 @@ class Job:
         by: str | None = None,
         note: str | None = None,
     ) -> Change:
-        """Replace functions while the job runs: consistently, all or none, and rolled back automatically if they fail.
+        """Change the job while it runs: consistently, all or none, and rolled back automatically if it fails.
 
         Returns as soon as running tasks have been notified; :meth:`Change.wait` waits for the outcome. No row ever
         meets the old version of one updated operator and the new version of another. A change that cannot work is
@@ -187,7 +189,8 @@ class Job:
         is rolled back and the epoch run again without it; nothing is lost or doubled. Only one change is in progress at
         a time; others wait for their turn.
 
-        :param edits: what to change together: each a :class:`midstream.Update` with the new function of an operator.
+        :param edits: what to change together, in any mixture: :class:`midstream.Update` gives an operator another
+            function, :class:`midstream.Insert`, :class:`midstream.Remove` and :class:`midstream.Rewire` change the plan.
         :param scheduler: how the change is enacted, see :class:`~midstream.planner.change_plan.Scheduler`.
         :param time_limit: an epoch on trial must be done within this time (``"5 seconds"``) after the change has taken
             effect in it, or the change is rolled back.
@@ -207,12 +210,60 @@ class Job:
         self._require_running()
         return self._heartbeat.request(request)
 
-    def explain(self, *edits: Edit, scheduler: str = "fries") -> Explanation:
+    def deploy(
+        self,
+        flow: Flow | Graph,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+        time_limit: str | None = None,
+        preflight: bool = True,
+        by: str | None = None,
+        note: str | None = None,
+    ) -> Change | None:
+        """Run what a script says: the difference to what runs becomes one change, with a trial and a way back.
+
+        Operators are compared by their names: those that the script adds, removes, rewires or gives other functions
+        change, and all others stay as they are, with their state. Returns None if the job runs all of it already.
+        ``print(job.explain(flow))`` shows what would happen.
+
+        :param flow: the flow as the script now says, of the same name.
+        :param migrate: by operator, functions that convert the state of processes whose function changes.
+        """
+        deployment = self._deployment(flow, migrate)
+        if not deployment.edits:
+            return None
+        return self.update(
+            *deployment.edits,
+            scheduler=scheduler,
+            time_limit=time_limit,
+            preflight=preflight,
+            by=by,
+            note=note or "deployed",
+        )
+
+    def _deployment(
+        self, flow: Flow | Graph, migrate: Mapping[str, Callable[[Any, Any], None]] | None = None
+    ) -> Deployment:
+        graph = flow.graph if isinstance(flow, Flow) else flow
+        return deployment_of(self._changes.newest(), graph, migrate)
+
+    def explain(self, *edits: Edit | Flow | Graph, scheduler: str = "fries") -> Explanation:
         """Explain a change without making it: what changes together, where it begins, and when it takes effect.
 
-        Makes the same checks as :meth:`update`. ``print`` the result, or draw it: :meth:`Explanation.to_svg`.
+        Makes the same checks as :meth:`update`. A flow stands for what :meth:`deploy` would do. ``print`` the result, or
+        draw it: :meth:`Explanation.to_svg`.
         """
-        request = Request(edits, scheduler_of(scheduler), whoami())
+        found: list[Edit] = []
+        for each in edits:
+            if isinstance(each, Flow | Graph):
+                deployed = self._deployment(each).edits
+                if not deployed:
+                    raise FlowError(f"job {self.name!r} runs what the script says already: there is nothing to deploy")
+                found += deployed
+            else:
+                found.append(each)
+        request = Request(tuple(found), scheduler_of(scheduler), whoami())
         recent = [progress.duration_ms for progress in self.progress]
         return Explanation(self._heartbeat.check(request), statistics.median(recent) if recent else None)
 
