@@ -133,6 +133,6 @@ def _check_sources(graph: Graph, script: Graph) -> None:
     for names, what in ((new, "adds"), (gone, "removes"), (other, "changes")):
         if names:
             raise FlowError(
-                f"the script {what} the source {', '.join(map(repr, names))}, and Spark fixes the sources of a query "
-                f"when it starts: stop the job, and start the script on the same checkpoint"
+                f"the script {what} the source {', '.join(map(repr, names))}, and Spark fixes the sources of a query, "
+                f"by their number, in its log: a flow with other sources needs a checkpoint of its own"
             )

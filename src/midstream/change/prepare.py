@@ -102,7 +102,7 @@ class PreparedChange:
         text = self.plan.describe()
         lines = [text, *(f"  {line}" for line in described_plan(self.before, self.after, self.merged))]
         lines += [f"  {line}" for line in _described_moves(self.before, self.after)]
-        if self.waits_for is not None:
+        if self.waits_for is not None and not self.plan.from_next_epoch:
             lines.append(f"  but waits for the next epoch: {self.waits_for}")
         return "\n".join(lines)
 

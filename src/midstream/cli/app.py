@@ -176,7 +176,7 @@ def journal(
         typer.echo(tell(read(file.read_bytes())))
 
 
-for command in (jobs, status, epoch, explain, update, history, revert, calibrate):
+for command in (jobs, status, epoch, explain, update, deploy, history, revert, calibrate):
     app.command()(command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import ModuleType
@@ -9,10 +10,11 @@ from typing import Any
 
 import cloudpickle
 
-from midstream.cli.target import TargetError, calling_user_code, find
+from midstream.cli.target import TargetError, calling_user_code, find, needs_session, to_flow
 from midstream.flow.edits import Update
+from midstream.operators.builder import Flow
 
-__all__ = ["Functions", "named_functions", "updates_of"]
+__all__ = ["Functions", "named_functions", "script_of", "updates_of"]
 
 _HOW = "Write MODULE:FUNCTION, e.g. models.new:score or models/new.py:score; MODULE:make() calls make first."
 
@@ -42,6 +44,20 @@ class Functions:
         if not callable(found):
             raise TargetError(f"{name} is a {type(found).__name__} and cannot be called; leave out the ().")
         return calling_user_code(found)
+
+
+def script_of(text: str) -> Flow:
+    """The flow of ``MODULE:FLOW``, whose functions travel to the job by value; sources need no session."""
+    target = find(text)
+    found = target.load()
+    module = sys.modules[target.module]
+    cloudpickle.register_pickle_by_value(module)
+    if needs_session(found):
+        raise TargetError(
+            f"{text} is a function that takes the SparkSession, which the job has and this command has not; name a "
+            f"flow, or a function without parameters, or call job.deploy(flow) in the job's process."
+        )
+    return to_flow(found, target)
 
 
 def updates_of(pairs: Sequence[str], migrate: Sequence[str], returns: Sequence[str]) -> tuple[Update, ...]:

@@ -19,6 +19,7 @@ _MEANINGS = {
     "added": "comes with the change",
     "removed": "goes with the change",
     "rewired": "reads something else",
+    "before": "its place until now",
     "decides": "its rows have other readers",
     "crossed": "blocks: next epoch",
     "pruned": "emits several rows per row, but need not take part",
@@ -95,7 +96,7 @@ def _subjects(plan: ChangePlan, merged: MergedFlow | None) -> list[str]:
     if merged is None or not merged.difference:
         return list(plan.updated)
     signs = {"added": "+", "removed": "-"}
-    names = [name for name in merged.names if name in merged.functions or merged.role(name)]
+    names = [name for name in merged.names if name in merged.functions or merged.role(name) not in ("", "before")]
     return [signs.get(merged.role(name), "") + name for name in names]
 
 
@@ -108,13 +109,16 @@ def _marked(box: Box, name: str, plan: ChangePlan, merged: MergedFlow | None) ->
         "added": role == "added",
         "removed": role == "removed",
         "rewired": role == "rewired",
+        "before": role == "before",
         "decides": name in plan.updated and decides,
         "crossed": name in plan.crosses,
         "pruned": any(name == each.operator for each in plan.pruned),
     }
     badges = tuple(badge for badge, holds in parts.items() if holds)
     strong = parts["updated"] or parts["added"]
-    return replace(box, badges=badges, strong=strong, faint=parts["pruned"] or parts["removed"])
+    return replace(
+        box, badges=badges, strong=strong, faint=any(parts[each] for each in ("pruned", "removed", "before"))
+    )
 
 
 def _is_updated(name: str, merged: MergedFlow | None) -> bool:

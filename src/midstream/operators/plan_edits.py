@@ -189,8 +189,8 @@ def parse_operator(name: object, graph: Graph, what: str) -> str:
 
 def _no_sources(op: Operator) -> FlowError:
     return FlowError(
-        f"source {op.name!r} cannot be removed while the job runs: Spark fixes the sources of a query when it starts. "
-        f"Stop the job, and start the changed script on the same checkpoint"
+        f"source {op.name!r} cannot be removed: Spark fixes the sources of a query, by their number, in its log. To do "
+        f"without its rows, rewire what reads it and end it in a NoopSink"
     )
 
 

@@ -64,7 +64,9 @@ class MergedFlow:
 
     def role(self, name: str) -> str:
         """What a change of the plan does to an operator of the merged flow, in a word; empty if nothing."""
-        if name in self.old or name in self.difference.removed:
+        if name in self.old:
+            return "removed" if self.old[name] in self.difference.replaced else "before"
+        if name in self.difference.removed:
             return "removed"
         if name in self.difference.added or name in self.difference.replaced:
             return "added"

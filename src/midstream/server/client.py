@@ -17,8 +17,11 @@ from midstream import errors
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, check_edits
+from midstream.operators.builder import Flow
 from midstream.server.messages import (
     ChangeRequest,
+    Deployed,
+    DeployRequest,
     EditMessage,
     ErrorReply,
     Explained,
@@ -95,6 +98,32 @@ class JobClient:
         steps = tuple(MigrationFunction.of(operator, function) for operator, function in (migrate or {}).items())
         body = RevertRequest(revision, python_version(), steps, scheduler, by or whoami())
         return self._ask("POST", "/revert", ChangeRecord, body)
+
+    def deploy(
+        self,
+        flow: Flow,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+        time_limit: str | None = None,
+        by: str | None = None,
+        note: str | None = None,
+        plan_only: bool = False,
+    ) -> Deployed:
+        """Run what a script says; or with ``plan_only`` only say what that would change. See :meth:`wait`."""
+        described, payloads = DeployRequest.packed(flow.graph)
+        body = DeployRequest(
+            described,
+            payloads,
+            python_version(),
+            tuple(MigrationFunction.of(operator, function) for operator, function in (migrate or {}).items()),
+            scheduler,
+            time_limit,
+            by or whoami(),
+            note,
+            plan_only,
+        )
+        return self._ask("POST", "/deploy", Deployed, body)
 
     def wait(self, number: int, timeout: float | None = None) -> ChangeRecord:
         """Wait for the outcome of a change; it is still pending if the time runs out, or if the job has ended."""

@@ -8,12 +8,31 @@ from typing import Any
 import msgspec
 
 from midstream.checkpoint.change_records import ChangeRecord
-from midstream.server.messages import ChangeRequest, ErrorReply, Explained, JobState, RevertRequest, Welcome
+from midstream.server.messages import (
+    ChangeRequest,
+    Deployed,
+    DeployRequest,
+    ErrorReply,
+    Explained,
+    JobState,
+    RevertRequest,
+    Welcome,
+)
 from midstream.version import __version__
 
 __all__ = ["description"]
 
-_MESSAGES = (ChangeRecord, ChangeRequest, Explained, ErrorReply, JobState, RevertRequest, Welcome)
+_MESSAGES = (
+    ChangeRecord,
+    ChangeRequest,
+    DeployRequest,
+    Deployed,
+    Explained,
+    ErrorReply,
+    JobState,
+    RevertRequest,
+    Welcome,
+)
 _REF = "#/components/schemas/{name}"
 
 _NO_TOKEN = {"description": "The token is missing or wrong. The body is empty, whatever the path."}
@@ -52,6 +71,9 @@ def description() -> dict[str, Any]:
                     ChangeRequest,
                     ChangeRecord,
                 )
+            },
+            "/deploy": {
+                "post": _post("Run what a script says, as one change; or only plan that", DeployRequest, Deployed)
             },
             "/history": {"get": _history()},
             "/history/{number}": {"get": _change()},

@@ -24,7 +24,7 @@ from midstream.checkpoint.change_records import ChangeRecord, whoami
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
 from midstream.data.durations import duration
-from midstream.errors import FlowError, JobFailed, MidstreamError
+from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.edits import Edit
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
@@ -190,7 +190,8 @@ class Job:
         a time; others wait for their turn.
 
         :param edits: what to change together, in any mixture: :class:`midstream.Update` gives an operator another
-            function, :class:`midstream.Insert`, :class:`midstream.Remove` and :class:`midstream.Rewire` change the plan.
+            function; :class:`midstream.Insert`, :class:`midstream.Remove` and :class:`midstream.Rewire` change the
+            plan.
         :param scheduler: how the change is enacted, see :class:`~midstream.planner.change_plan.Scheduler`.
         :param time_limit: an epoch on trial must be done within this time (``"5 seconds"``) after the change has taken
             effect in it, or the change is rolled back.
@@ -225,7 +226,7 @@ class Job:
 
         Operators are compared by their names: those that the script adds, removes, rewires or gives other functions
         change, and all others stay as they are, with their state. Returns None if the job runs all of it already.
-        ``print(job.explain(flow))`` shows what would happen.
+        ``print(job.explain_deployment(flow))`` shows what would happen.
 
         :param flow: the flow as the script now says, of the same name.
         :param migrate: by operator, functions that convert the state of processes whose function changes.
@@ -248,22 +249,23 @@ class Job:
         graph = flow.graph if isinstance(flow, Flow) else flow
         return deployment_of(self._changes.newest(), graph, migrate)
 
-    def explain(self, *edits: Edit | Flow | Graph, scheduler: str = "fries") -> Explanation:
+    def explain_deployment(
+        self,
+        flow: Flow | Graph,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+    ) -> Explanation | None:
+        """Explain what :meth:`deploy` would do, without doing it; None if the job runs what the script says."""
+        deployment = self._deployment(flow, migrate)
+        return self.explain(*deployment.edits, scheduler=scheduler) if deployment.edits else None
+
+    def explain(self, *edits: Edit, scheduler: str = "fries") -> Explanation:
         """Explain a change without making it: what changes together, where it begins, and when it takes effect.
 
-        Makes the same checks as :meth:`update`. A flow stands for what :meth:`deploy` would do. ``print`` the result, or
-        draw it: :meth:`Explanation.to_svg`.
+        Makes the same checks as :meth:`update`. ``print`` the result, or draw it: :meth:`Explanation.to_svg`.
         """
-        found: list[Edit] = []
-        for each in edits:
-            if isinstance(each, Flow | Graph):
-                deployed = self._deployment(each).edits
-                if not deployed:
-                    raise FlowError(f"job {self.name!r} runs what the script says already: there is nothing to deploy")
-                found += deployed
-            else:
-                found.append(each)
-        request = Request(tuple(found), scheduler_of(scheduler), whoami())
+        request = Request(edits, scheduler_of(scheduler), whoami())
         recent = [progress.duration_ms for progress in self.progress]
         return Explanation(self._heartbeat.check(request), statistics.median(recent) if recent else None)
 
