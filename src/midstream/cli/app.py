@@ -16,7 +16,7 @@ from rich.text import Text
 
 from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.cli.calibrate import calibrate
-from midstream.cli.change import epoch, explain, history, jobs, revert, status, update
+from midstream.cli.change import deploy, epoch, explain, history, jobs, revert, status, update
 from midstream.cli.live import print_summary, watch
 from midstream.cli.messages import errors_told, write_text
 from midstream.cli.state import held_table, parse_key, state_table

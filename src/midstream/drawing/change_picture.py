@@ -116,9 +116,8 @@ def _marked(box: Box, name: str, plan: ChangePlan, merged: MergedFlow | None) ->
     }
     badges = tuple(badge for badge, holds in parts.items() if holds)
     strong = parts["updated"] or parts["added"]
-    return replace(
-        box, badges=badges, strong=strong, faint=any(parts[each] for each in ("pruned", "removed", "before"))
-    )
+    faint = parts["pruned"] or parts["removed"] or parts["before"]
+    return replace(box, badges=badges, strong=strong, faint=faint)
 
 
 def _is_updated(name: str, merged: MergedFlow | None) -> bool:

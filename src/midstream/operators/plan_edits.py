@@ -62,7 +62,7 @@ def _inserted(graph: Graph, edit: Insert) -> list[Step]:
     if edit.between is not None:
         if after is not None or before is not None:
             raise FlowError(f"{what}: between= says both ends; leave out after= and before=")
-        if not isinstance(edit.between, tuple) or len(edit.between) != 2:
+        if len(_several(edit.between)) != 2:
             raise FlowError(f"{what}: between= is a pair, (after, before); found {edit.between!r:.60}")
         after, before = edit.between
     if after is None:
