@@ -163,26 +163,26 @@ def deploy(
     with errors_told():
         steps = named_functions(migrate or [])
         client = _client_of_job_or_folder(job)
-        script = script_of(flow)
-        if client is None:
-            if not plan:
-                raise failed(
-                    f"no job is running on {job!r}, so there is nothing to deploy to: start the script on this "
-                    f"checkpoint. --plan shows what would change.",
-                    1,
-                )
-            typer.echo(restart_plan(job, script.graph))
-            return
-        planned = client.deploy(script, migrate=steps, scheduler=scheduler, plan_only=True)
-        if not planned.text:
-            typer.echo("The job runs what the script says: nothing to change.")
-            return
-        typer.echo(planned.text)
-        if svg is not None:
-            write_text(svg, planned.svg)
-        if plan:
-            return
-        found = client.deploy(script, migrate=steps, scheduler=scheduler, time_limit=time_limit, note=note)
+        with script_of(flow) as script:
+            if client is None:
+                if not plan:
+                    raise failed(
+                        f"no job is running on {job!r}, so there is nothing to deploy to: start the script on this "
+                        f"checkpoint. --plan shows what would change.",
+                        1,
+                    )
+                typer.echo(restart_plan(job, script))
+                return
+            planned = client.deploy(script, migrate=steps, scheduler=scheduler, plan_only=True)
+            if not planned.text:
+                typer.echo("The job runs what the script says: nothing to change.")
+                return
+            typer.echo(planned.text)
+            if svg is not None:
+                write_text(svg, planned.svg)
+            if plan:
+                return
+            found = client.deploy(script, migrate=steps, scheduler=scheduler, time_limit=time_limit, note=note)
         if found.change is not None:
             _tell_outcome(client, found.change, job, no_wait)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,8 @@ import cloudpickle
 
 from midstream.cli.target import TargetError, calling_user_code, find, needs_session, to_flow
 from midstream.flow.edits import Update
-from midstream.operators.builder import Flow
+from midstream.flow.model import Graph
+from midstream.runtime.spark.session import local_session
 
 __all__ = ["Functions", "named_functions", "script_of", "updates_of"]
 
@@ -46,18 +48,23 @@ class Functions:
         return calling_user_code(found)
 
 
-def script_of(text: str) -> Flow:
-    """The flow of ``MODULE:FLOW``, whose functions travel to the job by value; sources need no session."""
+@contextmanager
+def script_of(text: str) -> Iterator[Graph]:
+    """The flow of ``MODULE:FLOW``, whose functions travel to the job by value.
+
+    A function that takes the SparkSession gets one of its own, with which it only describes its sources.
+    """
     target = find(text)
     found = target.load()
-    module = sys.modules[target.module]
-    cloudpickle.register_pickle_by_value(module)
-    if needs_session(found):
-        raise TargetError(
-            f"{text} is a function that takes the SparkSession, which the job has and this command has not; name a "
-            f"flow, or a function without parameters, or call job.deploy(flow) in the job's process."
-        )
-    return to_flow(found, target)
+    cloudpickle.register_pickle_by_value(sys.modules[target.module])
+    if not needs_session(found):
+        yield to_flow(found, target).graph
+        return
+    spark = local_session("local[1]")
+    try:
+        yield to_flow(found, target, spark).graph
+    finally:
+        spark.stop()
 
 
 def updates_of(pairs: Sequence[str], migrate: Sequence[str], returns: Sequence[str]) -> tuple[Update, ...]:

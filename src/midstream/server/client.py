@@ -17,6 +17,7 @@ from midstream import errors
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, check_edits
+from midstream.flow.model import Graph
 from midstream.operators.builder import Flow
 from midstream.server.messages import (
     ChangeRequest,
@@ -101,7 +102,7 @@ class JobClient:
 
     def deploy(
         self,
-        flow: Flow,
+        flow: Flow | Graph,
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
         scheduler: str = "fries",
@@ -111,7 +112,7 @@ class JobClient:
         plan_only: bool = False,
     ) -> Deployed:
         """Run what a script says; or with ``plan_only`` only say what that would change. See :meth:`wait`."""
-        described, payloads = DeployRequest.packed(flow.graph)
+        described, payloads = DeployRequest.packed(flow.graph if isinstance(flow, Flow) else flow)
         body = DeployRequest(
             described,
             payloads,
