@@ -209,10 +209,14 @@ rows.sink("out", NoopSink())
         assert deployed.exit_code == 0, deployed.output
         assert "even" in [op.name for op in job.graph]
         assert job.revision == 2
-    (tmp_path / "script.py").write_text(script.format(middle='rows = rows.map("all", lambda row: row)'))
+    (tmp_path / "script.py").write_text(
+        script.format(
+            middle='rows = rows.filter("even", lambda row: row["n"] % 2 == 0).map("all", lambda row: row)'
+        )
+    )
     offline = runner.invoke(app, ["deploy", at, "script.py:flow", "--plan"])
     assert offline.exit_code == 0, offline.output
-    assert "all" in offline.output
+    assert "adds map 'all' behind even" in offline.output
     refused = runner.invoke(app, ["deploy", at, "script.py:flow"])
     assert refused.exit_code == 1
     assert "no job is running" in refused.output

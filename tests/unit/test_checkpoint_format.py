@@ -10,7 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstream.checkpoint.change_records import ChangeEvent, ChangeRecord, MoveRecord, RescaleRecord, UpdateRecord
+from midstream.checkpoint.change_records import (
+    ChangeEvent,
+    ChangeRecord,
+    InsertRecord,
+    MoveRecord,
+    RemoveRecord,
+    RescaleRecord,
+    RewireRecord,
+    UpdateRecord,
+)
 from midstream.checkpoint.location import Identity, Manifest
 from midstream.checkpoint.sink_marker import SinkMarker
 from midstream.flow.aggregations import Aggregation
@@ -36,6 +45,9 @@ DOCUMENTS = {
     "Update": UpdateRecord,
     "Move": MoveRecord,
     "Rescale": RescaleRecord,
+    "Insert": InsertRecord,
+    "Remove": RemoveRecord,
+    "Rewire": RewireRecord,
     "Event of a change": ChangeEvent,
     "Program": StageProgram,
     "Stage": Stage,

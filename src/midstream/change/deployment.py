@@ -14,7 +14,7 @@ from midstream.data.schema import to_ddl
 from midstream.errors import FlowError, FunctionError, MidstreamError
 from midstream.flow.edits import Edit, Redraw, Update
 from midstream.flow.functions import likeness
-from midstream.flow.model import Graph, Operator, Sink, Source, Transform
+from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Add, Connect, Drop, Step
 from midstream.flow.sinks import CallSink, DatabaseSink, MemorySink
 
@@ -82,13 +82,13 @@ _ANOTHER = Update("", None)
 
 def _update(old: Operator, new: Operator, before: Any, after: Any, migrate: Any) -> Update | None:
     """The update that turns an operator into the one of the script; None if they are the same."""
-    if isinstance(new.spec, Sink):
+    if new.delivery is not None:
         return None if _is_same_sink(old, new, before, after) else _ANOTHER
     if old.kind != new.kind or old.on_error != new.on_error:
         return _ANOTHER
     if not new.spec.is_updatable:
         return None if old.spec == new.spec else _ANOTHER
-    function, local = after if isinstance(new.spec, Transform) else (after, None)
+    function, local = after if new.spec.divides else (after, None)
     is_same = old.spec == new.spec and _is_alike(old.name, before, after)
     declares = new.spec.declares_columns
     if is_same and (not declares or old.schema.equals(new.schema)):
@@ -128,7 +128,7 @@ def _check_sources(graph: Graph, script: Graph) -> None:
     mine, theirs = graph.sources, script.sources
     other = [name for name in mine if name in theirs and mine[name] != theirs[name]]
     other += [name for name in mine if name in theirs and not graph[name].schema.equals(script[name].schema)]
-    new = [op.name for op in script.of(Source) if op.name not in mine]
+    new = [name for name in theirs if name not in mine]
     gone = [name for name in mine if name not in theirs]
     for names, what in ((new, "adds"), (gone, "removes"), (other, "changes")):
         if names:

@@ -6,6 +6,7 @@ Pure but for ``load``, which gets users' objects back from the store. Restarts a
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ from midstream.flow.plan_steps import Add, Connect, Drop, Step
 from midstream.ids import Digest
 from midstream.planner.merged_flow import difference_of
 
-__all__ = ["Load", "described_operator", "plan_records", "steps_towards", "undone_plan"]
+__all__ = ["Load", "described_operator", "loaded_payload", "plan_records", "steps_towards", "undone_plan"]
 
 Load = Callable[[Operator, Digest], Any]
 """The user's object of an operator, from the digest of its blob."""
@@ -72,6 +73,14 @@ def described_operator(record: InsertRecord | RemoveRecord) -> Operator:
 def _port(text: str) -> Port:
     name, _, branch = text.partition("[")
     return Port(name, branch.removesuffix("]"))
+
+
+def loaded_payload(op: Operator, data: bytes) -> Any:
+    """What an operator runs, or a sink's target, from its blob. Raises whatever the user's modules raise."""
+    if op.delivery is not None:
+        return pickle.loads(data)
+    loaded = op.spec.loaded(data)
+    return (loaded, None) if op.spec.divides else loaded
 
 
 def steps_towards(graph: Graph, edits: Iterable[PlanRecord], load: Load) -> tuple[Step, ...]:

@@ -31,7 +31,7 @@ from midstream.flow.edits import (
     updates_in,
 )
 from midstream.flow.functions import label_of, pack
-from midstream.flow.model import Graph, Operator, Sink
+from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Add
 from midstream.flow.sinks import MemorySink
 from midstream.flow.transactions import Transaction
@@ -343,7 +343,7 @@ def _stored(
 def _packed_payload(graph: Graph, name: str) -> Blob | None:
     """What an inserted operator runs, or the target of an inserted sink, if it can be stored."""
     op, payload = graph[name], graph.payloads.get(name)
-    if not isinstance(op.spec, Sink):
+    if op.delivery is None:
         return op.spec.packed(payload, name)
     if isinstance(payload, MemorySink):  # what it holds belongs to this process
         return None

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.change.configuration import FIRST_REVISION, Configuration, state_kept
-from midstream.change.plan_records import steps_towards
+from midstream.change.plan_records import loaded_payload, steps_towards
 from midstream.change.prepare import PreparedChange, prepare
 from midstream.change.timeline import Course, RevisionStep, courses, known_revisions, listed, migrations_of, settled
 from midstream.checkpoint.change_log import ChangeLog
@@ -26,7 +26,7 @@ from midstream.checkpoint.change_records import (
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import CheckpointError, MidstreamError
 from midstream.flow.edits import Edit, Move, Redraw, Rescale, Update, added_by, revise
-from midstream.flow.model import Graph, Operator, Sink, Transform
+from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Add, Drop, Step, outlined
 from midstream.ids import Digest, Revision
 from midstream.planner.carried_assignments import carried
@@ -196,8 +196,7 @@ def _steps(
 
     def load(op: Operator, digest: Digest) -> Any:
         try:
-            data = store.get(newest.get(op.name, digest))
-            return pickle.loads(data) if isinstance(op.spec, Sink) else op.spec.loaded(data)
+            return loaded_payload(op, store.get(newest.get(op.name, digest)))
         except Exception as error:  # a user's module may raise anything when it is imported
             [revision, *_] = [
                 record.revision
@@ -212,7 +211,7 @@ def _steps(
     found = [edit for record in _since_drop(edits) for edit in record.plan_edits]
     steps = steps_towards(before.graph, found, load)
     for step in steps:
-        if isinstance(step, Add) and isinstance(step.operator.spec, Sink | Transform) and step.payload is None:
+        if isinstance(step, Add) and step.operator.spec.is_outlet and step.payload is None:
             raise CheckpointError(
                 f"{step.operator.kind} {step.operator.name!r} was inserted while the job ran, and its object could not "
                 f"be stored. Put it into the script under that name; or start with changes='drop', which runs the "

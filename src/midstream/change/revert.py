@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from midstream.change.configuration import FIRST_REVISION, Configuration
-from midstream.change.plan_records import Load, steps_towards, undone_plan
+from midstream.change.plan_records import Load, loaded_payload, steps_towards, undone_plan
 from midstream.change.timeline import Course, courses, ended, in_force, known_revisions, listed
 from midstream.checkpoint.change_records import (
     NOT_STORED,
@@ -22,7 +21,7 @@ from midstream.checkpoint.change_records import (
 from midstream.checkpoint.retention import KEPT_REVISIONS
 from midstream.errors import CheckpointError, FlowError
 from midstream.flow.edits import Edit, Redraw, Update
-from midstream.flow.model import Graph, Operator, Sink
+from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Step
 from midstream.ids import Digest, Revision
 from midstream.planner.change_plan import Scheduler
@@ -186,6 +185,8 @@ def undoing(
     for operator, each in back.items():
         spec = current.graph[operator].spec
         function = load(current.graph[operator], each.function)
+        if spec.divides:
+            function = function[0]
         returns = each.returns if spec.declares_columns else None
         updates.append(Update(operator, function, migrate=given.get(operator), returns=returns))
     return Undoing(
@@ -215,8 +216,7 @@ def _returning(undone: Iterable[PlanRecord]) -> dict[str, Digest]:
 
 def _loaded(op: Operator, digest: Digest, revision: Revision, store: BlobStore) -> Any:
     try:
-        data = store.get(digest)
-        return pickle.loads(data) if isinstance(op.spec, Sink) else op.spec.loaded(data)
+        return loaded_payload(op, store.get(digest))
     except CheckpointError:
         raise
     except Exception as error:  # a user's module may raise anything when it is imported

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from midstream.data.ddl import closest
 from midstream.errors import FlowError, MidstreamError
-from midstream.flow.model import Graph, KeyBy, Operator, Port, port_schema
+from midstream.flow.model import Graph, Operator, Port, port_schema
 from midstream.flow.validate import validate
 
 __all__ = ["Add", "Connect", "Drop", "Step", "outlined", "parse_port", "require_keys"]
@@ -161,12 +161,13 @@ def require_keys(graph: Graph) -> None:
     for op in graph:
         for keys, port in zip(op.spec.keys_by_input, op.inputs, strict=False):
             producer = graph[port.operator]
-            if isinstance(producer.spec, KeyBy) and not port.branch and producer.spec.columns == keys:
+            columns = producer.spec.partition_by
+            if columns == keys and not port.branch:
                 continue
             wanted = f"rows brought together by ({', '.join(keys)})" if keys else "all rows in one task"
             found = (
-                f"{str(port)!r}, which brings them together by ({', '.join(producer.spec.columns)})"
-                if isinstance(producer.spec, KeyBy)
+                f"{str(port)!r}, which brings them together by ({', '.join(columns)})"
+                if columns is not None
                 else f"{str(port)!r}, a {producer.kind}"
             )
             raise FlowError(

@@ -166,6 +166,9 @@ class Spec:
     error_branches: ClassVar[tuple[str, ...]] = (ERRORS,)
     """The branches for bad rows, one for each input, if the operator has ``on_error="branch"``."""
 
+    inputs_are_alike: ClassVar[bool] = False
+    """Whether it takes any number of inputs, in any order."""
+
     requires: ClassVar[tuple[str, ...]] = ()
     """Packages that workers need for this operator, beyond those that midstream always needs."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, Insert, Redraw, Remove, Rewire
 from midstream.flow.functions import check_callable
-from midstream.flow.model import Graph, Operator, Port, Sink, Source, Union
+from midstream.flow.model import Graph, Operator, Port
 from midstream.flow.plan_steps import Add, Connect, Drop, Step, outlined, parse_port
 from midstream.operators.builder import Flow
 from midstream.operators.stream import Stream
@@ -87,7 +87,7 @@ def _inserted(graph: Graph, edit: Insert) -> list[Step]:
         Add(op, tuple(_schema(flow, port) for port in op.inputs), flow._payloads.get(op.name)) for op in added
     ]
     if made is None:
-        if not any(isinstance(op.spec, Sink) for op in added):
+        if not any(op.delivery is not None for op in added):
             raise FlowError(f"{what}: return the stream that the readers of {_listed(ports)} get, or end it in a sink")
         if before is not None:
             raise FlowError(f"{what}: before= names readers, but the function returns no stream for them")
@@ -103,7 +103,7 @@ def _inserted(graph: Graph, edit: Insert) -> list[Step]:
         raise FlowError(f"{what}: it reads {_listed(ports)}, so say whose input it becomes, with before='reader'")
     for name in readers:
         inputs = [made._port if port in ports else port for port in graph[name].inputs]
-        if isinstance(graph[name].spec, Union):
+        if graph[name].spec.inputs_are_alike:
             inputs = list(dict.fromkeys(inputs))
         steps.append(Connect(name, tuple(inputs)))
     return steps
@@ -130,7 +130,7 @@ def _removed(graph: Graph, edit: Remove) -> list[Step]:
     what = "Remove"
     op = _operator(graph, edit.operator, what)
     what = f"{what} of {op.kind} {op.name!r}"
-    if isinstance(op.spec, Source):
+    if not op.inputs:
         raise _no_sources(op)
     steps: list[Step] = []
     for port in op.ports:
@@ -145,7 +145,7 @@ def _removed(graph: Graph, edit: Remove) -> list[Step]:
             )
         for name in readers:
             inputs = [op.inputs[0] if each == port else each for each in graph[name].inputs]
-            if isinstance(graph[name].spec, Union):
+            if graph[name].spec.inputs_are_alike:
                 inputs = list(dict.fromkeys(inputs))
             steps.append(Connect(name, tuple(inputs)))
     return [*steps, Drop(op.name)]
@@ -155,10 +155,10 @@ def _rewired(graph: Graph, edit: Rewire) -> list[Step]:
     what = "Rewire"
     op = _operator(graph, edit.operator, what)
     what = f"{what} of {op.kind} {op.name!r}"
-    if isinstance(op.spec, Source):
+    if not op.inputs:
         raise FlowError(f"{what}: a source has no inputs")
     ports = tuple(parse_port(each, graph, what) for each in _several(edit.to))
-    if isinstance(op.spec, Union) and edit.input is None:
+    if op.spec.inputs_are_alike and edit.input is None:
         inputs = ports
     elif len(ports) != 1:
         raise FlowError(f"{what}: only a union takes several inputs at once; found to={edit.to!r:.60}")

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from midstream.flow.model import Graph, Operator, Port, Union
+from midstream.flow.model import Graph, Operator, Port
 
 __all__ = ["MergedFlow", "difference_of", "merge"]
 
@@ -134,7 +134,7 @@ def _united(before: Graph, after: Graph, old: Mapping[str, str]) -> dict[str, Op
 def _readers(graph: Graph, name: str) -> set[tuple[Port, str, int]]:
     """Who reads an operator's outputs; the inputs of a union are all alike."""
     return {
-        (port, op.name, 0 if isinstance(op.spec, Union) else side)
+        (port, op.name, 0 if op.spec.inputs_are_alike else side)
         for op in graph
         for side, port in enumerate(op.inputs)
         if port.operator == name

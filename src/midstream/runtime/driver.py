@@ -383,7 +383,7 @@ class Driver:
         """Check and claim the folders of sinks that a change adds. A folder with other data is refused."""
         difference = prepared.merged.difference
         graph, names = prepared.after.graph, {*difference.added, *difference.replaced}
-        sinks = tuple(op for op in graph.of(Sink) if op.name in names)
+        sinks = tuple(op for op in graph if op.delivery is not None and op.name in names)
         for op in sinks:
             if isinstance(graph.payloads.get(op.name), DatabaseSink):
                 raise FlowError(

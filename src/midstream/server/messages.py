@@ -15,13 +15,14 @@ from typing import Any, get_args
 import msgspec
 import pyarrow as pa
 
+from midstream.change.plan_records import loaded_payload
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.errors import FlowError, FunctionError
 from midstream.flow.edits import Edit, Insert, Move, Remove, Rescale, Rewire, Update
 from midstream.flow.functions import pack
 from midstream.flow.graph_format import graph_from_document, graph_to_document
 from midstream.flow.inputs import describe_table
-from midstream.flow.model import Graph, Operator, Sink, Transform
+from midstream.flow.model import Graph, Operator
 from midstream.metrics import EpochProgress, SweepStats
 from midstream.storage.documents import read_document, write_document
 
@@ -236,7 +237,7 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         payloads = {}
         for op in graph:
             payload = graph.payloads.get(op.name)
-            if isinstance(op.spec, Sink):
+            if op.delivery is not None:
                 with contextlib.suppress(FunctionError):
                     payloads[op.name] = pack(payload, op.name).data
             elif (blob := op.spec.packed(payload, op.name)) is not None:
@@ -252,8 +253,7 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for op in graph:
             data = self.payloads.get(op.name)
             if data is not None:
-                loaded = _load(data, op.name) if isinstance(op.spec, Sink) else _payload(op, data)
-                payloads[op.name] = (loaded, None) if isinstance(op.spec, Transform) else loaded
+                payloads[op.name] = _payload(op, data)
         return Graph(graph.name, graph.operators, payloads, graph.written_for)
 
     def migrations(self) -> Mapping[str, Any]:
@@ -263,7 +263,7 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _payload(op: Operator, data: bytes) -> Any:
     try:
-        return op.spec.loaded(data)
+        return loaded_payload(op, data)
     except Exception as error:
         raise FunctionError(
             f"operator {op.name!r}: the job cannot load what it is to run ({type(error).__name__}: {error}); packages "
