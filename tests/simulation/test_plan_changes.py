@@ -10,6 +10,7 @@ import pytest
 from midstream import Flow, Insert, ListSource, MemorySink, Remove, Rewire, State, Update, agg, tumbling
 from midstream.change.offline_revert import revert_offline
 from midstream.checkpoint.change_records import Outcome
+from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.errors import FlowError
 from midstream.testing import ChangeAt, Faults, ManualClock, run_local
 from tests.naive import naive_scheduler
@@ -54,7 +55,7 @@ def numbers(epochs: int = 4, first: int = 0) -> tuple[Flow, MemorySink]:
 
 
 def fifth(row: Row) -> bool:
-    return row["n"] % 5 == 0
+    return bool(row["n"] % 5 == 0)
 
 
 FIFTH = Insert(lambda rows: rows.filter("every 5th", fifth), between=("numbers", "m"))
@@ -158,6 +159,9 @@ def test_also_after_a_restart_with_a_script_that_does_not_have_it(tmp_path: Path
     flow, out = keyed(2, with_count=False)
     run_local(flow, checkpoint=at, clock=ManualClock())
     assert counts(out) == [0, 0]
+    [held] = StateReader.at(at).overview()
+    assert (held.operator, held.kind, held.is_kept) == ("count", "process", True)
+    assert read_state(at, "count").num_rows == 1
     flow, out = keyed(3, with_count=False)
     run_local(flow, checkpoint=at, changes=[ChangeAt.of(5, BACK, scheduler="epoch")], clock=ManualClock())
     assert counts(out)[-1] == 3 + 3 - counts(out).count(0)

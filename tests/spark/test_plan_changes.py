@@ -36,7 +36,7 @@ class Waiting:
 
 
 def every_5th(row: Row) -> bool:
-    return row["n"] % 5 == 0
+    return bool(row["n"] % 5 == 0)
 
 
 def count_up(key: int, row: Row, state: State) -> Row:
@@ -210,9 +210,7 @@ rows.sink("out", NoopSink())
         assert "even" in [op.name for op in job.graph]
         assert job.revision == 2
     (tmp_path / "script.py").write_text(
-        script.format(
-            middle='rows = rows.filter("even", lambda row: row["n"] % 2 == 0).map("all", lambda row: row)'
-        )
+        script.format(middle='rows = rows.filter("even", lambda row: row["n"] % 2 == 0).map("all", lambda row: row)')
     )
     offline = runner.invoke(app, ["deploy", at, "script.py:flow", "--plan"])
     assert offline.exit_code == 0, offline.output

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import pyarrow as pa
-
+from midstream.checkpoint.layouts import StateLayout
 from midstream.checkpoint.location import Manifest
 from midstream.flow.graph_format import CODEC, graph_from_document, graph_to_document
-from midstream.flow.model import Graph, Operator
+from midstream.flow.model import Graph
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.planner.assignment import Assignment, assign
 from midstream.planner.carried_assignments import carried
@@ -22,7 +21,6 @@ from midstream.storage.documents import read_document, write_document
 __all__ = [
     "FIRST_REVISION",
     "Configuration",
-    "KeptState",
     "configuration_of",
     "first_configuration",
     "read_configuration",
@@ -30,14 +28,6 @@ __all__ = [
 ]
 
 FIRST_REVISION = Revision(1)
-
-
-@dataclass(frozen=True)
-class KeptState:
-    """The state that an operator left when it was removed: what the operator was, and the columns of its inputs."""
-
-    operator: Operator
-    takes: tuple[pa.Schema, ...]
 
 
 _WHAT = "the configuration of a revision"
@@ -48,7 +38,7 @@ _FIELDS = {
     "wires": WireNumbers,
 }
 """Fields of a configuration's document, in addition to the graph's."""
-_LATER_FIELDS = {"partitions": int, "kept": Mapping[str, KeptState]}
+_LATER_FIELDS = {"partitions": int, "kept": Mapping[str, StateLayout]}
 """Fields that documents of older versions lack."""
 
 
@@ -68,7 +58,7 @@ class Configuration:
     blobs: Mapping[str, Digest] = field(default_factory=dict)
     migrations: Mapping[str, tuple[StateMigration, ...]] = field(default_factory=dict)
     partitions: int = 1
-    kept: Mapping[str, KeptState] = field(default_factory=dict)
+    kept: Mapping[str, StateLayout] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -171,11 +161,11 @@ def first_configuration(
     return Configuration(plan, FIRST_REVISION, assignments, digests, partitions=partitions, kept=kept).store(store)
 
 
-def state_kept(before: Configuration, after: Graph) -> dict[str, KeptState]:
+def state_kept(before: Configuration, after: Graph) -> dict[str, StateLayout]:
     """The state that operators have left which ``after`` does not have: it is there for operators of their names."""
     graph = before.graph
     left = {
-        op.name: KeptState(op, tuple(graph.schema_of(port) for port in op.inputs))
+        op.name: StateLayout(op, tuple(graph.schema_of(port) for port in op.inputs))
         for op in graph
         if op.spec.is_stateful
     }

@@ -56,7 +56,7 @@ def deployment_of(
             added.append(addition)
             continue
         old = graph[op.name]
-        update = _update(old, op, graph.payloads.get(op.name), payload, migrations.pop(op.name, None))
+        update = _update(old, op, graph.payloads.get(op.name), payload, migrations.get(op.name))
         if update is _ANOTHER:
             dropped.append(Drop(op.name))
             added.append(addition)
@@ -67,9 +67,9 @@ def deployment_of(
             updates.append(update)
         elif old.inputs == op.inputs:
             untouched.append(op.name)
-    if migrations:
+    if strangers := sorted(set(migrations) - {update.operator for update in updates}):
         raise FlowError(
-            f"migrate= names {', '.join(sorted(migrations))}, which the script does not change; it changes "
+            f"migrate= names {', '.join(strangers)}, which the script does not change; it changes "
             f"{', '.join(update.operator for update in updates) or 'no function'}"
         )
     steps = (*dropped, *added, *connected)
