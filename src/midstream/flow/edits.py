@@ -177,6 +177,9 @@ class Redraw(Edit):
 
     steps: tuple[Step, ...]
 
+    def __str__(self) -> str:
+        return f"plan: {', '.join(map(str, self.steps))}"
+
 
 Reassignment = Move | Rescale
 """An edit that changes which partition owns which bin, and nothing else."""

@@ -30,12 +30,18 @@ class Add:
     takes: tuple[pa.Schema, ...]
     payload: Any = field(default=None, compare=False, repr=False)
 
+    def __str__(self) -> str:
+        return f"+{self.operator.name}"
+
 
 @dataclass(frozen=True)
 class Drop:
     """An operator is dropped."""
 
     name: str
+
+    def __str__(self) -> str:
+        return f"-{self.name}"
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,9 @@ class Connect:
 
     name: str
     inputs: tuple[Port, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} reads {', '.join(map(str, self.inputs))}"
 
 
 Step = Add | Drop | Connect
