@@ -66,6 +66,11 @@ def test_the_same_script_changes_nothing(running):
     assert found.untouched == ("in", "m", "f", "rates", "by k", "count", "out")
 
 
+def test_a_table_with_the_same_rows_in_other_memory_is_the_same(running):
+    apart = pa.table({"k": ["b", "a"], "rate": [2.0, 1.0]}).slice(1)
+    assert deployment_of(running, script(lambda stream: chain(stream, rates=apart))).untouched.count("rates") == 1
+
+
 def test_a_function_that_moved_to_another_line_is_the_same():
     one: dict[str, Any] = {}
     other: dict[str, Any] = {}

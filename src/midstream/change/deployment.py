@@ -89,7 +89,7 @@ def _update(old: Operator, new: Operator, before: Any, after: Any, migrate: Any)
     if not new.spec.is_updatable:
         return None if old.spec == new.spec else _ANOTHER
     function, local = after if new.spec.divides else (after, None)
-    is_same = old.spec == new.spec and _is_alike(old.name, before, after)
+    is_same = old.spec == new.spec and (_packs_alike(new, before, after) or _is_alike(old.name, before, after))
     declares = new.spec.declares_columns
     if is_same and (not declares or old.schema.equals(new.schema)):
         return None
@@ -100,6 +100,15 @@ def _update(old: Operator, new: Operator, before: Any, after: Any, migrate: Any)
     if spec != new.spec:
         return _ANOTHER
     return Update(new.name, function, migrate, to_ddl(new.schema) if declares else None, local)
+
+
+def _packs_alike(op: Operator, before: Any, after: Any) -> bool:
+    """Whether two objects, such as tables, are the same as blobs."""
+    try:
+        blobs = [op.spec.packed(payload, op.name) for payload in (before, after)]
+    except MidstreamError:
+        return False
+    return blobs[0] is not None and blobs[0] == blobs[1]
 
 
 def _is_alike(name: str, before: Any, after: Any) -> bool:
