@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from midstream import Flow, ListSource, NoopSink, Update, delete_savepoint, savepoints, take_savepoint
+from midstream import Flow, ListSource, NoopSink, delete_savepoint, savepoints, take_savepoint
 from midstream.change.change import Change
 from midstream.change.configuration import first_configuration
+from midstream.change.deployment import deployment_of
 from midstream.change.explain import Explanation
 from midstream.change.prepare import scheduler_of
 from midstream.change.revert import undoing
@@ -23,6 +24,7 @@ from midstream.checkpoint.savepoints import Savepoint
 from midstream.control.messages import Commit
 from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
+from midstream.flow.edits import Edit
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics, OperatorStats
@@ -75,7 +77,7 @@ class StandInJob:
 
     def update(
         self,
-        *updates: Update,
+        *updates: Edit,
         scheduler: str = "fries",
         time_limit: str | None = None,
         by: str | None = None,
@@ -84,8 +86,27 @@ class StandInJob:
         self.limits.append(None if time_limit is None else duration(time_limit, "time_limit") / 1e6)
         return self._request(Request(updates, scheduler_of(scheduler), by or whoami(), note=note))
 
-    def explain(self, *updates: Update, scheduler: str = "fries") -> Explanation:
+    def explain(self, *updates: Edit, scheduler: str = "fries") -> Explanation:
         return Explanation(self.changes.check(Request(updates, scheduler_of(scheduler), whoami())), 250.0)
+
+    def deploy(
+        self,
+        flow: Graph,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+        time_limit: str | None = None,
+        by: str | None = None,
+        note: str | None = None,
+    ) -> Change | None:
+        edits = deployment_of(self.changes.newest(), flow, migrate).edits
+        return self.update(*edits, scheduler=scheduler, time_limit=time_limit, by=by, note=note) if edits else None
+
+    def explain_deployment(
+        self, flow: Graph, *, migrate: Mapping[str, Any] | None = None, scheduler: str = "fries"
+    ) -> Explanation | None:
+        edits = deployment_of(self.changes.newest(), flow, migrate).edits
+        return self.explain(*edits, scheduler=scheduler) if edits else None
 
     def history(self) -> list[ChangeRecord]:
         return self._log.records()
@@ -101,7 +122,7 @@ class StandInJob:
         undone = undoing(self.history(), Revision(revision), self.changes.newest(), self._store, migrate)
         return self._request(
             Request(
-                undone.updates,
+                undone.edits,
                 scheduler_of(scheduler),
                 by or whoami(),
                 stored=undone.stored,

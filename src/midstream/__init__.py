@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
-from midstream.flow.edits import Move, Rescale, Update
+from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Update
 from midstream.flow.schedules import Schedule
 from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
@@ -48,6 +48,7 @@ __all__ = [
     "FileSink",
     "Flow",
     "GeneratorSource",
+    "Insert",
     "Job",
     "KeyedStream",
     "ListSource",
@@ -59,7 +60,9 @@ __all__ = [
     "Observation",
     "Outcome",
     "Rebalance",
+    "Remove",
     "Rescale",
+    "Rewire",
     "Savepoint",
     "Schedule",
     "SquareWave",

@@ -29,9 +29,10 @@ from midstream.operators.route import Route
 from midstream.testing import LocalRun
 from tests.ledger import Add
 from tests.oracle import Row
-from tests.simulation.changing_flows import Broken, ChangingCase, Planned, Remember, since_timer
+from tests.simulation.changing_flows import Broken, ChangingCase, Pass, Planned, Remember, since_timer
 from tests.simulation.keyed_flows import assert_counted
 from tests.simulation.keyed_state import left_of, process_state
+from tests.simulation.plan_flows import Inserted, replanned
 
 COLUMNS = ("id", "n", "k", "w", "trace")
 TAKEN_BACK = (Outcome.ROLLED_BACK, Outcome.REVERTED)
@@ -49,15 +50,18 @@ class Configuration:
 
     functions: Mapping[str, Any]
     number: int
+    graph: Graph
 
 
 def configurations(case: ChangingCase, history: Sequence[ChangeRecord]) -> list[Configuration]:
     """All that the job has run, in order. What was rolled back was in force for a while, and then no more."""
-    current = Configuration(case.functions, 0)
+    current = Configuration(case.functions, 0, case.flow.graph)
     found = [current]
     for record, change in zip(history, case.changes, strict=True):
         if record.outcome in (Outcome.APPLIED, *TAKEN_BACK):
-            changed = Configuration({**current.functions, **change.functions}, record.number)
+            inserted = {edit.name: edit.function for edit in change.plan if isinstance(edit, Inserted)}
+            functions = {**current.functions, **change.functions, **inserted}
+            changed = Configuration(functions, record.number, replanned(current.graph, change.plan))
             current = changed if record.outcome is Outcome.APPLIED else current
             found += [changed] if record.outcome is Outcome.APPLIED else [changed, current]
     return found
@@ -98,6 +102,8 @@ def expected(graph: Graph, began: Beginning, functions: Mapping[str, Any], epoch
                     continue
                 case Source():
                     given = {"": [first] if op.name == began.operator else []}
+                case Process() if isinstance(functions[op.name], Pass):
+                    given = {"": [functions[op.name].marked(each) for each in taken[0]]}
                 case Process() if isinstance(functions[op.name], Add):
                     given = {}  # what it gives is compared with its state
                 case Process():
@@ -204,7 +210,7 @@ def beginnings(case: ChangingCase) -> Iterator[tuple[int, Beginning]]:
 
 def mixtures(case: ChangingCase, run: LocalRun) -> list[str]:
     """Rows that did not go wholly through one configuration, or not in the order of configurations."""
-    graph, seen, had = case.flow.graph, found(case), configurations(case, run.history)
+    seen, had = found(case), configurations(case, run.history)
     wrong: list[str] = []
     by_epoch: dict[int, list[Beginning]] = defaultdict(list)
     for epoch, began in beginnings(case):
@@ -216,7 +222,7 @@ def mixtures(case: ChangingCase, run: LocalRun) -> list[str]:
             row = began.given(case.functions)
             assert row is not None
             got = seen.pop(row["id"], Counter())
-            wanted = [expected(graph, began, each.functions, epoch) for each in had]
+            wanted = [expected(each.graph, began, each.functions, epoch) for each in had]
             fitting = [number for number, answer in enumerate(wanted) if answer == got and number >= oldest]
             if not fitting:
                 wrong.append(f"epoch {epoch}: row {row['id']} of {began.operator} gave {dict(got)}")
@@ -233,7 +239,7 @@ def mixtures(case: ChangingCase, run: LocalRun) -> list[str]:
 def audited(run: LocalRun) -> Verdict:
     """What the auditor says."""
     assert run.audit is not None
-    changes = {each.revision: each.operators for each in run.history if each.outcome is not Outcome.REFUSED}
+    changes = {each.revision: each.decided_at for each in run.history if each.outcome is not Outcome.REFUSED}
     return decide(run.audit, changes)
 
 
@@ -276,7 +282,7 @@ def check_history(case: ChangingCase, run: LocalRun) -> None:
         if is_hurried or case.faults.lose_run:
             allowed.update(TAKEN_BACK)
         assert record.outcome in allowed, f"{record.outcome}: {record.error}"
-        was_tried = record.outcome is Outcome.REFUSED and not record.operators
+        was_tried = record.outcome is Outcome.REFUSED and not record.edits
         assert was_tried or set(record.operators) == set(change.functions), record
         if record.outcome in TAKEN_BACK or was_tried:
             assert record.error is not None

@@ -32,6 +32,7 @@ from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, run_local
 from tests.ledger import Add, Ledger
 from tests.oracle import Row
 from tests.simulation.flows import small_frames
+from tests.simulation.plan_flows import PlanEdit, Planner, edits_of
 
 DDL = "id bigint, n int, k string, w bigint, trace string, at timestamp"
 RIGHT = "rid bigint, rtrace string, rat timestamp"
@@ -242,6 +243,7 @@ class Planned:
     """If it is broken."""
     preflight: bool = False
     time_limit: str | None = None
+    plan: list[PlanEdit] = field(default_factory=list)
 
     def request(self) -> ChangeAt:
         updates = [
@@ -253,7 +255,8 @@ class Planned:
             )
             for name, function in self.functions.items()
         ]
-        return ChangeAt(self.epoch, tuple(updates), self.scheduler, self.preflight, self.time_limit)
+        edits = (*edits_of(self.plan), *updates)
+        return ChangeAt(self.epoch, edits, self.scheduler, self.preflight, self.time_limit)
 
 
 @dataclass
@@ -621,11 +624,14 @@ def changing_case_of(
     schedulers: Sequence[str] = CONSISTENT,
     faults: bool = True,
     broken: bool = True,
+    plans: bool = False,
 ) -> ChangingCase:
-    """The case that a seed stands for."""
+    """The case that a seed stands for; with ``plans`` its changes change the flow's plan as well."""
     rng = random.Random(seed)
     case = _Builder(rng, str(folder / "checkpoint"), schedulers, broken).build()
     keep_ledger(case, random.Random(f"ledger {seed}"), broken)
+    if plans:
+        change_plans(case, random.Random(f"plans {seed}"))
     if faults and rng.random() < 0.7:
         case.faults = changing_faults(rng)
         set_limits(case, random.Random(f"limits {seed}"))
@@ -643,6 +649,31 @@ def set_limits(case: ChangingCase, rng: random.Random) -> None:
     case.faults = replace(case.faults, overdue=rng.choice((0.0, 0.01)))
     if not any(change.moves for change in case.changes):
         case.faults = replace(case.faults, lose_run=rng.choice((0.0, 0.002, 0.01)))
+
+
+@dataclass(frozen=True)
+class Pass(Versioned):
+    """A process that comes with a change of the plan: it counts the rows of each key, and passes them on."""
+
+    def __call__(self, key: Any, row: Row, state: State) -> Row:
+        state.set(state.get(0) + 1)
+        return self.marked(row)
+
+
+def inserted_function(kind: str, name: str, version: int) -> Any:
+    return {"map": Mark, "filter": Keep, "process": Pass}[kind](name, version)
+
+
+def change_plans(case: ChangingCase, rng: random.Random) -> None:
+    """Let every change change the plan, most together with functions, some alone."""
+    graph = case.flow.graph
+    fixed = {name for change in case.changes for name in (*change.functions, *change.returns)}
+    apart = {op.inputs[0] for op in graph if op.name in case.totals.values()}
+    planner = Planner(rng, graph, fixed, apart)
+    for number, change in enumerate(case.changes, 1):
+        change.plan = planner.change(inserted_function, number)
+        if change.plan and change.how is None and rng.random() < 0.4 and not change.moves and not change.returns:
+            change.functions.clear()
 
 
 def keep_ledger(case: ChangingCase, rng: random.Random, broken: bool) -> None:

@@ -15,9 +15,12 @@ from midstream.change.fork import ForkRecord
 from midstream.checkpoint.change_records import (
     ChangeEvent,
     ChangeRecord,
+    InsertRecord,
     MigrationRecord,
     MoveRecord,
+    RemoveRecord,
     RescaleRecord,
+    RewireRecord,
     StepRecord,
     UpdateRecord,
 )
@@ -58,6 +61,9 @@ DOCUMENTS = {
     "Rescale": RescaleRecord,
     "Migration": MigrationRecord,
     "Step": StepRecord,
+    "Insert": InsertRecord,
+    "Remove": RemoveRecord,
+    "Rewire": RewireRecord,
     "Event of a change": ChangeEvent,
     "Program": StageProgram,
     "Stage": Stage,

@@ -284,6 +284,45 @@ def test_update_sends_a_function_by_value(job, function, gives):
     assert runs(job) == gives
 
 
+SCRIPT = """
+    import pyarrow as pa
+    from midstream import Flow, ListSource, NoopSink
+
+    flow = Flow("NAME")
+    stream = flow.source("in", ListSource([[{"n": 1, "k": "a"}]], "n bigint, k string"))
+    rates = pa.table({"k": ["a"], "rate": [1.0]})
+    tail = stream.map("FM", lambda row: row).map("tail", lambda row: row)
+    tail.lookup("rates", rates, on="k").sink("out", NoopSink())
+"""
+
+
+def test_deploy_plans_and_changes_a_served_job(job, here):
+    (here / "script.py").write_text(dedent(SCRIPT.replace("NAME", "fraud")), encoding="utf-8")
+    planned = call("deploy", "fraud", "script.py:flow", "--plan", "--svg", "plan.svg")
+    assert planned.exit_code == 0, planned.output
+    assert "adds map 'tail' behind FM" in planned.stdout
+    assert (here / "plan.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert job.revision == 1
+    done = call_with_outcome(job, Outcome.APPLIED, "deploy", "fraud", "script.py:flow", "--note", "of May")
+    assert done.exit_code == 0, done.output
+    assert "+tail" in done.stdout
+    assert [op.name for op in job.graph] == ["in", "FM", "tail", "rates", "out"]
+    assert job.history()[0].note == "of May"
+    again = call("deploy", "fraud", "script.py:flow")
+    assert again.exit_code == 0
+    assert "nothing to change" in again.stdout
+
+
+def test_deploy_that_is_rolled_back_or_refused_exits_with_1(job, here):
+    (here / "script.py").write_text(dedent(SCRIPT.replace("NAME", "fraud")), encoding="utf-8")
+    failed = call_with_outcome(job, Outcome.ROLLED_BACK, "deploy", "fraud", "script.py:flow")
+    assert failed.exit_code == 1
+    (here / "other.py").write_text(dedent(SCRIPT.replace("NAME", "bank")), encoding="utf-8")
+    refused = call("deploy", "fraud", "other.py:flow")
+    assert refused.exit_code == 1
+    assert "the script is of flow 'bank', and the job runs flow 'fraud'" in refused.stderr
+
+
 def test_update_waits_and_prints_outcome_and_delay(job):
     result = call_with_outcome(job, Outcome.APPLIED, "update", "fraud", "FM", "models/new.py:triple")
     assert result.exit_code == 0, result.output

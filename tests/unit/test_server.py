@@ -435,10 +435,10 @@ def test_an_update_has_a_function_or_a_table(idle, more):
 
 
 def test_an_edit_of_an_unknown_kind_is_refused(idle, job):
-    body = {"edits": [{"kind": "insert", "operator": "FM", "between": ["a", "b"]}], "python": python_version()}
+    body = {"edits": [{"kind": "swap", "operator": "FM", "between": ["a", "b"]}], "python": python_version()}
     status, _, text = told(ask(idle, "POST", "/update", json.dumps(body)))
     assert status == 400
-    assert "'insert'" in text
+    assert "'swap'" in text
     assert "Edits may be of the kinds 'update', 'move', 'rescale'" in text
     assert job.history() == []
 

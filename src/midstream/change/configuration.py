@@ -6,19 +6,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from midstream.checkpoint.layouts import StateLayout
 from midstream.checkpoint.manifest import Manifest
 from midstream.flow.graph_format import CODEC, graph_from_document, graph_to_document
 from midstream.flow.model import Graph
 from midstream.ids import BINS, Digest, Revision, StageIndex
 from midstream.planner.assignment import Assignment, assign
+from midstream.planner.carried_assignments import carried
 from midstream.planner.programs import StateMigration, link, pack_blobs
 from midstream.planner.stages import Plan, WireNumbers, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
 from midstream.storage.documents import read_document, write_document
 
-__all__ = ["FIELDS", "FIRST_REVISION", "Configuration", "configuration_of", "first_configuration", "read_configuration"]
+__all__ = [
+    "FIELDS",
+    "FIRST_REVISION",
+    "Configuration",
+    "configuration_of",
+    "first_configuration",
+    "read_configuration",
+    "state_kept",
+]
 
 FIRST_REVISION = Revision(1)
+
 
 _WHAT = "the configuration of a revision"
 FIELDS = {
@@ -26,8 +37,12 @@ FIELDS = {
     "blobs": Mapping[str, Digest],
     "migrations": Mapping[str, tuple[StateMigration, ...]],
     "wires": WireNumbers,
+    "partitions": int,
+    "kept": Mapping[str, StateLayout],
 }
 """Fields of a configuration's document, in addition to the graph's."""
+_LATER_FIELDS = ("partitions", "kept")
+"""Fields that documents of older versions lack."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,8 @@ class Configuration:
     """A compiled plan, the functions and tables of its operators, and the assignment of bins in each stage.
 
     ``assignments`` has the stages behind an exchange. ``blobs`` holds the digest of each operator's function or table,
-    ``migrations`` the migrations that bring its state up to date. The programs and the document follow from
+    ``migrations`` the migrations that bring its state up to date. ``partitions`` is how many a new stage gets,
+    ``kept`` has the operators that left state when they were removed. The programs and the document follow from
     these; :meth:`store` puts them into the blob store.
     """
 
@@ -44,6 +60,8 @@ class Configuration:
     assignments: Mapping[StageIndex, Assignment]
     blobs: Mapping[str, Digest] = field(default_factory=dict)
     migrations: Mapping[str, tuple[StateMigration, ...]] = field(default_factory=dict)
+    partitions: int = 1
+    kept: Mapping[str, StateLayout] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -66,6 +84,8 @@ class Configuration:
             "blobs": self.blobs,
             "migrations": self.migrations,
             "wires": self.plan.numbers,
+            "partitions": self.partitions,
+            "kept": self.kept,
         }
         return {name: CODEC.encode(values[name], hint) for name, hint in FIELDS.items()}
 
@@ -97,11 +117,21 @@ class Configuration:
 def read_configuration(data: bytes, revision: Revision) -> Configuration:
     """Read a configuration from its document. The user's objects are not loaded: the graph has no payloads."""
     found = read_document(data, _WHAT)
-    own = {name: found.pop(name) for name in FIELDS if name in found}
-    fields = CODEC.decode_fields(own, FIELDS, _WHAT)
+    hints = {name: hint for name, hint in FIELDS.items() if name in found or name not in _LATER_FIELDS}
+    own = {name: found.pop(name) for name in hints if name in found}
+    fields = CODEC.decode_fields(own, hints, _WHAT)
     graph = graph_from_document(found, _WHAT)
     plan = compile_plan(graph, fields["wires"])
-    return Configuration(plan, revision, fields["assignments"], fields["blobs"], fields["migrations"])
+    partitions = max((each.partitions for each in fields["assignments"].values()), default=1)
+    return Configuration(
+        plan,
+        revision,
+        fields["assignments"],
+        fields["blobs"],
+        fields["migrations"],
+        fields.get("partitions", partitions),
+        fields.get("kept", {}),
+    )
 
 
 def configuration_of(manifest: Manifest, store: BlobStore) -> Configuration:
@@ -115,17 +145,36 @@ def first_configuration(
     partitions: int,
     blobs: Mapping[str, Blob] | None = None,
     recorded: Mapping[StageIndex, Assignment] | None = None,
-    wires: WireNumbers | None = None,
+    before: Configuration | None = None,
     bins: int = BINS,
 ) -> Configuration:
     """Store and return the configuration of a flow as written. ``blobs`` may have been packed before.
 
-    Stages whose assignment is ``recorded`` keep it; the others spread their ``bins`` over ``partitions``. ``wires``
-    are the wire numbers that the job had before.
+    Stages whose assignment is ``recorded`` keep it; the others spread their ``bins`` over ``partitions``. ``before`` is
+    what the job ran when it stopped: ``recorded`` are stages of that.
     """
     packed = pack_blobs(graph) if blobs is None else blobs
-    plan = compile_plan(graph, wires or WireNumbers())
-    assignments = assign(plan.exchanged, partitions, recorded or {}, bins)
+    kept: Mapping[str, StateLayout] = {}
+    if before is None:
+        plan = compile_plan(graph)
+        assignments = assign(plan.exchanged, partitions, recorded or {}, bins)
+    else:
+        plan = compile_plan(graph, before.plan.numbers)
+        assignments = carried(before.plan, recorded or {}, plan, partitions, bins)
+        kept = state_kept(before, graph)
     with store.together():
         digests = {name: store.put(blob) for name, blob in packed.items()}
-        return Configuration(plan, FIRST_REVISION, assignments, digests).store(store)
+        first = Configuration(plan, FIRST_REVISION, assignments, digests, partitions=partitions, kept=kept)
+        return first.store(store)
+
+
+def state_kept(before: Configuration, after: Graph) -> dict[str, StateLayout]:
+    """The state that operators have left which ``after`` does not have: it is there for operators of their names."""
+    graph = before.graph
+    left = {
+        op.name: StateLayout(op, tuple(graph.schema_of(port) for port in op.inputs))
+        for op in graph
+        if op.spec.is_stateful
+    }
+    stateful = {op.name for op in after if op.spec.is_stateful}
+    return {name: each for name, each in {**before.kept, **left}.items() if name not in stateful}

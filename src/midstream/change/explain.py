@@ -40,13 +40,17 @@ class Explanation:
 
     def to_svg(self) -> str:
         """A picture of the flow, with the operators that change together in colour."""
-        return change_to_svg(self.prepared.after.graph, self.plan)
+        return change_to_svg(self.prepared.merged.graph, self.plan, self.prepared.merged)
 
     def __str__(self) -> str:
-        crossed = crossings(self.prepared.after.plan, self.plan)
+        crossed = () if self.prepared.from_next_epoch else crossings(self.prepared.after.plan, self.plan)
         least, most = self.expected_wait_ms
         until = "the time that the running epoch still takes" if most is None else f"{most:.0f} ms"
         wait = f"about {least:.0f} ms" if most == least else f"up to {until}"
-        lines = [change_to_text(self.prepared.after.graph, self.plan), "", self.prepared.describe()]
+        lines = [
+            change_to_text(self.prepared.merged.graph, self.plan, self.prepared.merged),
+            "",
+            self.prepared.describe(),
+        ]
         lines += [f"  travels with the rows of {wire.port} to stage {wire.target}" for wire in crossed]
         return "\n".join([*lines, f"  expected wait: {wait}"])

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from midstream.change.configuration import FIRST_REVISION
 from midstream.change.prepare import PreparedChange, stage_of
-from midstream.checkpoint.change_records import UpdateRecord
+from midstream.checkpoint.change_records import InsertRecord, UpdateRecord
 from midstream.control.messages import Commit
 from midstream.data.rows import to_rows
 from midstream.data.times import EpochTimes
@@ -24,7 +24,7 @@ from midstream.engine.frames import decode_rows
 from midstream.engine.parts import Parts, instantiate
 from midstream.engine.resources import Resources
 from midstream.errors import CheckpointError, FunctionError, MidstreamError, OperatorFailed, StateError
-from midstream.flow.model import Operator, Transform
+from midstream.flow.model import Operator, Port, Transform
 from midstream.flow.spec import ERROR_COLUMN, ERRORS
 from midstream.ids import Epoch, Revision
 from midstream.planner.programs import StageProgram
@@ -72,7 +72,8 @@ def changed_transforms(prepared: PreparedChange) -> tuple[str, ...]:
     return tuple(
         op.name
         for op in after.of(Transform)
-        if op.name in prepared.plan.updated
+        if op.name in _new_functions(prepared)
+        or op.name not in before
         or not after.schema_of(op.inputs[0]).equals(before.schema_of(before[op.name].inputs[0]))
     )
 
@@ -85,7 +86,7 @@ def run_preflight(prepared: PreparedChange, samples: Samples, store: BlobStore, 
     unchecked = []
     resources = Resources(store)
     try:
-        for name in prepared.plan.updated:
+        for name in _new_functions(prepared):
             if not prepared.after.graph[name].spec.has_preflight:
                 continue
             if (why := _check(prepared, name, samples, resources, files)) is not None:
@@ -98,9 +99,10 @@ def run_preflight(prepared: PreparedChange, samples: Samples, store: BlobStore, 
 def _check(
     prepared: PreparedChange, name: str, samples: Samples, resources: Resources, files: StateFiles
 ) -> str | None:
-    if name not in samples.rows:
-        return "it has processed no row yet"
-    rows = decode_rows(pa.py_buffer(samples.rows[name]))
+    is_new = name not in prepared.before.graph
+    rows = _entering(prepared, name, samples, resources) if is_new else _sampled(samples, name)
+    if rows is None:
+        return "nothing that it reads has had a row yet" if is_new else "it has processed no row yet"
     after = prepared.after
     program = _since(resources.program(after.programs[stage_of(after.plan)[name]]), samples.revision)
     operator = program.operator(name)
@@ -128,8 +130,50 @@ def _check(
     return None
 
 
+def _new_functions(prepared: PreparedChange) -> tuple[str, ...]:
+    """The operators that a change updates or inserts, in the flow's order."""
+    new = {edit.operator for edit in prepared.edits if isinstance(edit, UpdateRecord | InsertRecord)}
+    return tuple(op.name for op in prepared.after.graph if op.name in new)
+
+
+def _sampled(samples: Samples, name: str) -> pa.RecordBatch | None:
+    found = samples.rows.get(name)
+    return None if found is None else decode_rows(pa.py_buffer(found))
+
+
+def _entering(prepared: PreparedChange, name: str, samples: Samples, resources: Resources) -> pa.RecordBatch | None:
+    """The rows that an inserted operator would have taken first: what leaves the outputs that it reads, for real rows
+    of the operators above it. None if that is not known."""
+    rows = [_leaving(prepared, port, samples, resources) for port in prepared.after.graph[name].inputs]
+    return rows[0] if len(rows) == 1 else None
+
+
+def _leaving(prepared: PreparedChange, port: Port, samples: Samples, resources: Resources) -> pa.RecordBatch | None:
+    graph, was = prepared.after.graph, prepared.before.graph
+    op, schema = graph[port.operator], graph.schema_of(port)
+    readers = [each for each in was.consumers(port) if len(was[each].inputs) == 1] if port.operator in was else []
+    for reader in readers:
+        found = _sampled(samples, reader)
+        if found is not None and found.num_rows and found.schema.equals(schema):
+            return found
+    if op.spec.is_stateful or op.spec.is_outlet:
+        return None
+    found = _entering(prepared, op.name, samples, resources) if op.inputs else _sampled(samples, op.name)
+    if found is None or not op.spec.is_updatable:
+        return found
+    program = resources.program(prepared.after.programs[stage_of(prepared.after.plan)[op.name]])
+    parts = Parts(program, resources, {}, EpochTimes(clock=0), FIRST_REVISION)
+    try:
+        left = instantiate(op, parts).entries[0](found).get(port.branch)
+    except OperatorFailed:  # it is checked by itself
+        return None
+    return left if left is not None and left.num_rows and left.schema.equals(schema) else None
+
+
 def _was_bad(prepared: PreparedChange, name: str, samples: Samples, resources: Resources, files: StateFiles) -> bool:
     """Whether the current function cannot take any of the rows either."""
+    if name not in prepared.before.graph:
+        return False
     rows, before = decode_rows(pa.py_buffer(samples.rows[name])), prepared.before
     program = _since(resources.program(before.programs[stage_of(before.plan)[name]]), samples.revision)
     with _state_of(name, program.operator(name), samples, files) as states:
@@ -190,8 +234,9 @@ def _state_of(name: str, operator: Operator, samples: Samples, files: StateFiles
 
 def _refusal(prepared: PreparedChange, name: str, samples: Samples, rows: int, error: OperatorFailed) -> MidstreamError:
     hint = "Fix it and request the change again; preflight=False sends a function that can only run on workers."
-    record = next(edit for edit in prepared.edits if isinstance(edit, UpdateRecord) and edit.operator == name)
-    if prepared.after.graph[name].spec.keeps_user_state:
+    kinds = UpdateRecord | InsertRecord
+    record = next(edit for edit in prepared.edits if isinstance(edit, kinds) and edit.operator == name)
+    if isinstance(record, UpdateRecord) and prepared.after.graph[name].spec.keeps_user_state:
         hint = (
             "If it expects its state in another layout, pass migrate=, a function that converts a key's state"
             if record.migrate is None

@@ -6,20 +6,40 @@ import contextlib
 import inspect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from midstream.change.configuration import Configuration
+from midstream.change.configuration import Configuration, state_kept
+from midstream.change.plan_records import plan_records
+from midstream.change.plan_wait import described_plan, plan_that_waits
 from midstream.checkpoint.change_records import NOT_STORED, EditRecord, MoveRecord, RescaleRecord, UpdateRecord
 from midstream.control.messages import ChangeBegun
 from midstream.data.schema import to_ddl
-from midstream.errors import FlowError, SchemaError
-from midstream.flow.edits import Edit, Move, Rescale, Update, check_edits, reassignments_in, revise, updates_in
+from midstream.errors import FlowError, FunctionError, SchemaError
+from midstream.flow.edits import (
+    Edit,
+    Move,
+    Redraw,
+    Rescale,
+    Update,
+    added_by,
+    check_edits,
+    dropped_by,
+    reassignments_in,
+    revise,
+    steps_in,
+    updates_in,
+)
 from midstream.flow.functions import label_of, pack
 from midstream.flow.model import Graph, Operator
+from midstream.flow.plan_steps import Add
+from midstream.flow.sinks import MemorySink
 from midstream.flow.transactions import Transaction
 from midstream.ids import Digest, Revision, StageIndex
+from midstream.operators.plan_edits import resolved
+from midstream.planner.carried_assignments import carried
 from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
+from midstream.planner.merged_flow import MergedFlow, merge
 from midstream.planner.programs import StateMigration
 from midstream.planner.reassignment import reassigned, stage_names
 from midstream.planner.stages import Plan, compile_plan
@@ -39,6 +59,7 @@ class PreparedChange:
     after: Configuration
     plan: ChangePlan
     edits: tuple[EditRecord, ...]
+    merged: MergedFlow
     waits_for: str | None = None
 
     @property
@@ -50,11 +71,12 @@ class PreparedChange:
     def begun(self) -> ChangeBegun:
         """The event for the coordinator."""
         stages = stage_of(self.after.plan)
+        # What the change removes is in no stage any more, and sinks never are.
         followers = [
             name
             for component in self.plan.components
             for name in component.updated
-            if any(stages[head] != stages[name] for head in component.heads)
+            if name in stages and any(stages[head] != stages[name] for head in component.heads)
         ]
         return ChangeBegun(
             revision=self.after.revision,
@@ -67,7 +89,7 @@ class PreparedChange:
 
     def _has_side_entrance(self) -> bool:
         """Whether rows enter a component behind its heads. They do where streams meet, which is not updated itself."""
-        graph = self.after.graph
+        graph = self.merged.graph
         return any(
             (port.operator, name) not in component.edges
             for component in self.plan.components
@@ -79,8 +101,9 @@ class PreparedChange:
     def describe(self) -> str:
         """The plan, and the reason if it waits."""
         text = self.plan.describe()
-        lines = [text, *(f"  {line}" for line in _described_moves(self.before, self.after))]
-        if self.waits_for is not None:
+        lines = [text, *(f"  {line}" for line in described_plan(self.before, self.after, self.merged))]
+        lines += [f"  {line}" for line in _described_moves(self.before, self.after)]
+        if self.waits_for is not None and not self.plan.from_next_epoch:
             lines.append(f"  but waits for the next epoch: {self.waits_for}")
         return "\n".join(lines)
 
@@ -113,8 +136,8 @@ def store_edits(
     Separate from :func:`prepare` because only this runs the user's code (``__getstate__``, a table's Spark job), which
     may take long. Raises :class:`FlowError` and stores nothing if the edits do not fit.
     """
-    checked = check_edits(edits)
-    return _stored(revise(graph, checked), updates_in(checked), store, stored or {}, migrates or {})
+    checked = resolved(graph, check_edits(edits))
+    return _stored(revise(graph, checked), checked, store, stored or {}, migrates or {})
 
 
 def apply(
@@ -124,7 +147,7 @@ def apply(
 
     Raises :class:`FlowError` if the edits do not fit.
     """
-    edits = check_edits(edits)
+    edits = resolved(configuration.graph, check_edits(edits))
     return _applied(configuration, revise(configuration.graph, edits), edits, stored, revision)
 
 
@@ -132,17 +155,24 @@ def _applied(
     configuration: Configuration, graph: Graph, edits: Sequence[Edit], stored: StoredEdits, revision: Revision
 ) -> Configuration:
     # An operator whose function could not be stored must not keep the digest of its old function.
-    blobs = {**configuration.blobs, **stored.functions}
+    added, dropped = added_by(edits), dropped_by(edits)
+    others = {name: digest for name, digest in configuration.blobs.items() if name not in {*added, *dropped}}
+    blobs = {**others, **stored.functions}
     migrations = dict(configuration.migrations)
     for name, function in stored.migrations.items():
         migrations[name] = (*migrations.get(name, ()), StateMigration(revision, function))
     plan = compile_plan(graph, configuration.plan.numbers)
-    return Configuration(
-        plan,
-        revision,
-        reassigned(plan, configuration.assignments, reassignments_in(edits)),
-        {name: digest for name, digest in blobs.items() if digest != NOT_STORED},
-        migrations,
+    assignments = configuration.assignments
+    if added or dropped or steps_in(edits):
+        assignments = carried(configuration.plan, assignments, plan, configuration.partitions)
+    return replace(
+        configuration,
+        plan=plan,
+        revision=revision,
+        assignments=reassigned(plan, assignments, reassignments_in(edits)),
+        blobs={name: digest for name, digest in blobs.items() if digest != NOT_STORED},
+        migrations=migrations,
+        kept=state_kept(configuration, graph),
     )
 
 
@@ -161,19 +191,53 @@ def prepare(
     ``stored`` and ``migrates`` are functions and migrations that are in the store already, by operator (see
     :func:`store_edits`). Raises :class:`FlowError` and stores nothing if the change does not fit.
     """
-    edits = check_edits(edits)
-    updates = updates_in(edits)
+    edits = resolved(current.graph, check_edits(edits))
     graph = revise(current.graph, edits)
-    plan = plan_change(graph, [update.operator for update in updates], scheduler)
-    waits_for = _state_that_waits(current.graph, graph)
+    if graph == current.graph and not (updates_in(edits) or reassignments_in(edits)):
+        raise FlowError("the change changes nothing: the flow has this plan already")
+    replaced = frozenset(added_by(edits)) & frozenset(dropped_by(edits))
+    _require_fitting_state(current, graph)
+    merged = merge(current.graph, graph, [update.operator for update in updates_in(edits)], replaced)
+    plan = plan_change(merged.graph, merged.changed, scheduler)
+    plan_waits = None if not merged.difference else plan_that_waits(current, graph, merged)
+    waits_for = plan_waits or _state_that_waits(current.graph, graph)
     if reassignments_in(edits):
         waits_for = waits_for or "bins get other owners, and an epoch's rows have one owner each"
     if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
         _check_outlets(current.graph, graph)
-    kept = _stored(graph, updates, store, stored or {}, migrates or {})
+    kept = _stored(graph, edits, store, stored or {}, migrates or {})
     after = _applied(current, graph, edits, kept, revision).store(store)
-    records = tuple(_record(edit, current, after, kept) for edit in edits)
-    return PreparedChange(current, after, plan, records, waits_for)
+    sources = {
+        step.operator.name: (_described_payload(step.operator, step.payload), _source(step.payload))
+        for step in steps_in(edits)
+        if isinstance(step, Add)
+    }
+    records = (
+        *(_record(edit, current, after, kept) for edit in edits if not isinstance(edit, Redraw)),
+        *plan_records(current, after, replaced, sources),
+    )
+    return PreparedChange(current, after, plan, records, merged, waits_for)
+
+
+def _require_fitting_state(current: Configuration, graph: Graph) -> None:
+    """Refuse an operator that could not read the state which is kept under its name, or was until now."""
+    for name, found in state_kept(current, Graph("", ())).items():
+        if name not in graph or not graph[name].spec.is_stateful:
+            continue
+        op = graph[name]
+        layouts = [found.operator.spec.state_layout(found.takes), op.spec.state_layout(_takes(graph, op))]
+        if name not in current.graph and layouts[0] != layouts[1]:
+            raise FlowError(
+                f"the state that {found.operator.kind} {name!r} left when it was removed does not fit the new "
+                f"{op.kind} of that name: it was kept by\n  {layouts[0]}\nbut the new one has\n  {layouts[1]}\nGive "
+                f"it another name, or drop the state first"
+            )
+
+
+def _described_payload(op: Operator, payload: Any) -> str:
+    if payload is None or not op.spec.is_updatable:
+        return op.kind
+    return f"{op.kind} {_label(payload[0] if op.spec.divides else payload)}"
 
 
 def _record(edit: Edit, before: Configuration, after: Configuration, stored: StoredEdits) -> EditRecord:
@@ -194,12 +258,14 @@ def _record(edit: Edit, before: Configuration, after: Configuration, stored: Sto
             return MoveRecord(dict(bins), stage)
         case Rescale(partitions=partitions, stage=stage):
             return RescaleRecord(partitions, stage)
-    raise AssertionError(f"check_edits lets no {type(edit).__name__} pass")
+    raise AssertionError(f"nobody resolved the {type(edit).__name__}")
 
 
 def _described_moves(before: Configuration, after: Configuration) -> list[str]:
     """A line for each stage whose bins get other owners."""
     names, lines = stage_names(after.plan), []
+    if len(before.plan.stages) != len(after.plan.stages):
+        return []  # their numbers mean other stages now
     for stage, now in after.assignments.items():
         was = before.assignments.get(stage)
         if was is None or was == now:
@@ -218,6 +284,8 @@ def _declared(op: Operator) -> str | None:
 def _state_that_waits(before: Graph, after: Graph) -> str | None:
     """Why a change must wait for a built-in operator with state, which takes one layout of rows per epoch."""
     for op in before:
+        if op.name not in after:
+            continue
         has_layout = op.spec.is_stateful and not op.spec.keeps_user_state
         if has_layout and _takes(before, op) != _takes(after, after[op.name]):
             return f"{op.kind} {op.name!r} gets other columns, and can have only one kind of rows in an epoch"
@@ -227,7 +295,7 @@ def _state_that_waits(before: Graph, after: Graph) -> str | None:
 def _check_outlets(before: Graph, after: Graph) -> None:
     """Refuse new columns for what Spark itself reads within an epoch: its plan is made when the epoch begins."""
     for op in before:
-        if op.spec.is_outlet and _takes(before, op) != _takes(after, after[op.name]):
+        if op.name in after and op.spec.is_outlet and _takes(before, op) != _takes(after, after[op.name]):
             [found] = _takes(after, after[op.name])
             raise SchemaError(
                 f"the change gives {op.kind} {op.name!r} other columns, ({to_ddl(found)}), within an epoch; "
@@ -241,17 +309,22 @@ def _takes(graph: Graph, op: Operator) -> list[Any]:
 
 def _stored(
     graph: Graph,
-    updates: Sequence[Update],
+    edits: Sequence[Edit],
     store: BlobStore,
     stored: Mapping[str, Digest],
     migrates: Mapping[str, Digest],
 ) -> StoredEdits:
-    """Pack the functions or tables of updates, and their migrations, then store what is not stored already.
+    """Pack the functions or tables of updates and of what is inserted, and migrations, then store what is not stored.
 
     ``graph`` is the one after the change.
     """
     blobs: dict[str, Blob | Digest] = {}
     steps: dict[str, Blob | Digest] = {}
+    updates = updates_in(edits)
+    for name in added_by(edits):
+        packed = stored.get(name) or _packed_payload(graph, name)
+        if packed is not None:
+            blobs[name] = packed
     for update in updates:
         name, spec = update.operator, graph[update.operator].spec
         if name in stored:
@@ -266,6 +339,18 @@ def _stored(
         {name: _kept(store, blob) for name, blob in blobs.items()},
         {name: _kept(store, blob) for name, blob in steps.items()},
     )
+
+
+def _packed_payload(graph: Graph, name: str) -> Blob | None:
+    """What an inserted operator runs, or the target of an inserted sink, if it can be stored."""
+    op, payload = graph[name], graph.payloads.get(name)
+    if op.delivery is None:
+        return op.spec.packed(payload, name)
+    if isinstance(payload, MemorySink):  # what it holds belongs to this process
+        return None
+    with contextlib.suppress(FunctionError):
+        return pack(payload, name)
+    return None
 
 
 def _kept(store: BlobStore, blob: Blob | Digest) -> Digest:

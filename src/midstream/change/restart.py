@@ -5,21 +5,33 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from midstream.change.configuration import FIRST_REVISION, Configuration
+from midstream.change.configuration import FIRST_REVISION, Configuration, state_kept
+from midstream.change.plan_records import loaded_payload, steps_towards
 from midstream.change.prepare import PreparedChange, prepare
 from midstream.change.timeline import Course, RevisionStep, courses, known_revisions, listed, migrations_of, settled
 from midstream.checkpoint.change_log import ChangeLog
-from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, MoveRecord, Outcome, RescaleRecord
+from midstream.checkpoint.change_records import (
+    NOT_STORED,
+    ChangeRecord,
+    InsertRecord,
+    MoveRecord,
+    Outcome,
+    RescaleRecord,
+)
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import CheckpointError, MidstreamError
-from midstream.flow.edits import Edit, Move, Rescale, Update, revise
-from midstream.flow.model import Graph
-from midstream.ids import Revision
+from midstream.flow.edits import Edit, Move, Redraw, Rescale, Update, added_by, revise
+from midstream.flow.model import Graph, Operator
+from midstream.flow.plan_steps import Add, Drop, Step, outlined
+from midstream.ids import Digest, Revision
+from midstream.planner.carried_assignments import carried
 from midstream.planner.change_plan import Scheduler
+from midstream.planner.merged_flow import difference_of
 from midstream.planner.stages import compile_plan
 from midstream.storage.blobs import BlobStore
 
@@ -61,8 +73,9 @@ def restart_of(
     revision = max([FIRST_REVISION, *(record.revision for record in applied)])
     if not is_committed:
         revision = Revision(max(revision, committed or 0))
-    known = {name: course for name, course in courses(applied).items() if name in first.graph}
-    configuration = _in_force(first, store, known, applied, revision)
+    steps = _steps(first, applied, store, applied)
+    known = {name: course for name, course in courses(applied).items() if _is_left(name, first, steps)}
+    configuration = _in_force(first, store, known, applied, revision, steps)
     resumed = None
     if pending is not None:
         try:
@@ -78,7 +91,8 @@ def restart_of(
             outcomes = [ended if record.number == pending.number else record for record in outcomes]
             configuration = configuration.as_revision(Revision(max(revision, committed or 0)))
     changed = tuple(after for before, after in zip(records, outcomes, strict=True) if before != after)
-    return Restart(configuration, resumed, _warnings(first, known, resumed), changed)
+    warnings = (*_plan_warnings(first, configuration, applied), *_warnings(first, known, resumed))
+    return Restart(configuration, resumed, warnings, changed)
 
 
 def _in_force(
@@ -87,28 +101,115 @@ def _in_force(
     known: Mapping[str, Course],
     applied: Sequence[ChangeRecord],
     revision: Revision,
+    steps: tuple[Step, ...],
 ) -> Configuration:
-    """The script's configuration with the newest function of each operator that was changed."""
+    """The script's configuration with the plan of the newest change, and the newest function of each operator."""
     if not applied:
         return first.as_revision(revision)
     stored = {name: course for name, course in known.items() if course.newest.update.function != NOT_STORED}
-    updates = []
+    edits: list[Edit] = [Redraw(steps)] if steps else []
+    try:
+        outline = outlined(first.graph, steps) if steps else first.graph
+    except MidstreamError as error:
+        raise _no_longer_fits(known, applied, error) from error
     for course in stored.values():
         returns = course.newest.update.returns if course.changed_columns else None
-        updates.append(_load(course.newest, first.graph, store, returns, applied))
+        edits.append(_load(course.newest, outline, store, returns, applied))
     try:
-        graph = revise(first.graph, updates) if updates else first.graph
+        graph = revise(first.graph, edits) if edits else first.graph
         graph = replace(graph, written_for={**graph.written_for, **_written_for(graph, stored)})
-        blobs = {**first.blobs, **{name: course.newest.update.function for name, course in stored.items()}}
+        inserted = {name: digest for name, digest in _inserted(applied).items() if name in added_by(edits)}
+        own = {name: digest for name, digest in first.blobs.items() if name not in added_by(edits) and name in graph}
+        blobs = {**own, **inserted, **{name: course.newest.update.function for name, course in stored.items()}}
         plan = compile_plan(graph, first.plan.numbers)
-        return Configuration(plan, revision, first.assignments, blobs, migrations_of(applied)).store(store)
+        changed = replace(
+            first,
+            plan=plan,
+            revision=revision,
+            assignments=carried(first.plan, first.assignments, plan, first.partitions) if steps else first.assignments,
+            blobs=blobs,
+            migrations=migrations_of(applied),
+            kept=state_kept(first, graph),
+        )
+        return changed.store(store)
     except MidstreamError as error:
-        steps = [course.newest for course in known.values()]
-        what = ", ".join(f"{step.update.operator} by revision {step.record.revision}" for step in steps)
-        raise CheckpointError(
-            f"the changes made while the job ran ({what}) no longer fit the flow: {error}. Start a flow that "
-            f"they fit; {_ways_out(applied, min(step.record.revision for step in steps))}"
-        ) from error
+        raise _no_longer_fits(known, applied, error) from error
+
+
+def _no_longer_fits(
+    known: Mapping[str, Course], applied: Sequence[ChangeRecord], error: MidstreamError
+) -> CheckpointError:
+    steps = [course.newest for course in known.values()]
+    found = {step.update.operator: step.record.revision for step in steps}
+    found |= {edit.subject: record.revision for record in applied for edit in record.plan_edits}
+    what = ", ".join(f"{name} by revision {revision}" for name, revision in found.items())
+    return CheckpointError(
+        f"the changes made while the job ran ({what}) no longer fit the flow: {error}. Start a flow that "
+        f"they fit; {_ways_out(applied, min(found.values()))}"
+    )
+
+
+def _is_left(name: str, first: Configuration, steps: tuple[Step, ...]) -> bool:
+    """Whether an operator is there when these steps are made."""
+    is_there = name in first.graph
+    for step in steps:
+        match step:
+            case Add(operator=op) if op.name == name:
+                is_there = True
+            case Drop(name=gone) if gone == name:
+                is_there = False
+            case _:
+                pass
+    return is_there
+
+
+def _since_drop(records: Sequence[ChangeRecord]) -> list[ChangeRecord]:
+    """The changes since the script alone was last in force."""
+    found: list[ChangeRecord] = []
+    for record in records:
+        found = [] if record.drops else [*found, record]
+    return found
+
+
+def _inserted(records: Sequence[ChangeRecord]) -> dict[str, Digest]:
+    """The digests of what inserted operators run."""
+    edits = [edit for record in _since_drop(records) for edit in record.plan_edits]
+    return {
+        edit.operator: edit.function for edit in edits if isinstance(edit, InsertRecord) and edit.function != NOT_STORED
+    }
+
+
+def _steps(
+    before: Configuration, edits: Sequence[ChangeRecord], store: BlobStore, records: Sequence[ChangeRecord]
+) -> tuple[Step, ...]:
+    """The steps of the plan's changes that a flow does not have yet."""
+    # What an inserted operator ran at first may be gone, if it was updated since.
+    newest = {name: course.newest.update.function for name, course in courses(edits).items()}
+
+    def load(op: Operator, digest: Digest) -> Any:
+        try:
+            return loaded_payload(op, store.get(newest.get(op.name, digest)))
+        except Exception as error:  # a user's module may raise anything when it is imported
+            [revision, *_] = [
+                record.revision
+                for record in edits
+                if any(edit.operator == op.name for edit in record.plan_edits if isinstance(edit, InsertRecord))
+            ]
+            raise CheckpointError(
+                f"{op.kind} {op.name!r} was inserted while the job ran, and what it runs can no longer be loaded: "
+                f"{type(error).__name__}: {error}. Bring back what it needs; {_ways_out(records, revision)}"
+            ) from error
+
+    found = [edit for record in _since_drop(edits) for edit in record.plan_edits]
+    steps = steps_towards(before.graph, found, load)
+    for step in steps:
+        if isinstance(step, Add) and step.operator.spec.is_outlet and step.payload is None:
+            raise CheckpointError(
+                f"{step.operator.kind} {step.operator.name!r} was inserted while the job ran, and its object could not "
+                f"be stored. Put it into the script under that name; or start with changes='drop', which runs the "
+                f"script alone"
+            )
+    return steps
 
 
 def _written_for(graph: Graph, stored: Mapping[str, Course]) -> dict[str, tuple[pa.Schema, ...]]:
@@ -146,13 +247,20 @@ def _resumed(
     If an epoch with it is committed, its bins have moved: they start where the manifest says.
     """
     record = msgspec.structs.replace(pending, revision=Revision(max(pending.revision, configuration.revision + 1)))
+    steps = _steps(configuration, [record], store, records)
     known = [
-        update for update in record.updates if update.operator in configuration.graph and update.function != NOT_STORED
+        update
+        for update in record.updates
+        if _is_left(update.operator, configuration, steps) and update.function != NOT_STORED
     ]
     reassignments = () if is_committed else _reassignments(record)
-    if not known and not reassignments:
-        raise _NothingToResume("the flow lacks its operators now")
+    if not known and not reassignments and not steps:
+        raise _NothingToResume(
+            "the flow lacks its operators now" if record.updates else "the flow has this plan already"
+        )
     edits: list[Edit] = [*reassignments]
+    if steps:
+        edits.append(Redraw(steps))
     for each in known:
         returns = None if each.returns == each.returned else each.returns
         edits.append(_load(RevisionStep(record, each), configuration.graph, store, returns, records))
@@ -163,11 +271,11 @@ def _resumed(
             store,
             revision=record.revision,
             scheduler=Scheduler(record.scheduler),
-            stored={update.operator: update.function for update in known},
+            stored={**_inserted([record]), **{update.operator: update.function for update in known}},
             migrates={update.operator: update.migrate for update in known if update.migrate is not None},
         )
     except MidstreamError as error:
-        if not known:
+        if not known and not steps:
             raise _NothingToResume(f"the job was started with other assignments: {error}") from error
         raise CheckpointError(
             f"the change to revision {record.revision} ({record.subjects}), which was in progress when the driver "
@@ -194,7 +302,7 @@ def _reassignments(record: ChangeRecord) -> tuple[Move | Rescale, ...]:
 def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | None, *, by: str, now: float) -> None:
     """Record that the job runs its script from now on. Migrations of state stay in force."""
     records = log.records()
-    if not any(record.updates and not record.drops for record in records):
+    if not any((record.updates or record.plan_edits) and not record.drops for record in records):
         return
     highest = max([committed or 0, first.revision, *(record.revision for record in records)])
     log.keep(
@@ -243,6 +351,8 @@ def _ways_out(records: Iterable[ChangeRecord], revision: Revision) -> str:
 def _is_scripts(first: Configuration, operator: str, course: Course) -> bool:
     """Whether changes have led an operator back to the script's function."""
     update = course.newest.update
+    if operator not in first.graph:
+        return False
     ddl = to_ddl(first.graph[operator].schema)
     return update.function == first.blobs.get(operator) and (not course.changed_columns or update.returns == ddl)
 
@@ -255,9 +365,35 @@ def _warnings(first: Configuration, known: Mapping[str, Course], resumed: Pendin
         for update in resumed.record.updates:
             if update.operator in on_trial:
                 found[update.operator] = _goes_on_trial(RevisionStep(resumed.record, update))
-            elif update.operator in first.graph:
+            elif update.operator in first.graph and update.function == NOT_STORED:
                 found.setdefault(update.operator, _not_stored(RevisionStep(resumed.record, update)))
     return tuple(found.values())
+
+
+def _plan_warnings(first: Configuration, now: Configuration, applied: Sequence[ChangeRecord]) -> tuple[str, ...]:
+    """One sentence for each operator that changes have added to the script's plan, or removed from it."""
+    difference = difference_of(first.graph, now.graph)
+    by = {edit.operator: f"{record.by}, revision {record.revision}" for record in applied for edit in record.plan_edits}
+    way_out = "put that into the script, or start with changes='drop' to go by the script"
+    found = [
+        f"{now.graph[name].kind} {name!r} runs although the script does not have it: it was inserted while the job ran "
+        f"({by.get(name, 'by a change')}): {way_out}"
+        for name in difference.added
+    ]
+    found += [
+        f"{first.graph[name].kind} {name!r} of the script does not run: it was removed while the job ran "
+        f"({by.get(name, 'by a change')}): {way_out}"
+        for name in difference.removed
+    ]
+    told = {*difference.added, *difference.removed}
+    for name in difference.rewired:
+        ends = {port.operator for port in (*first.graph[name].inputs, *now.graph[name].inputs)}
+        if not ends & told:
+            found.append(
+                f"{now.graph[name].kind} {name!r} reads {', '.join(map(str, now.graph[name].inputs))}, to which it was "
+                f"rewired while the job ran ({by.get(name, 'by a change')}), not what the script says: {way_out}"
+            )
+    return tuple(found)
 
 
 def _differs(step: RevisionStep) -> str:

@@ -7,11 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from midstream.change.configuration import FIRST_REVISION, Configuration
+from midstream.change.plan_records import Load, loaded_payload, steps_towards, undone_plan
 from midstream.change.timeline import Course, courses, ended, in_force, known_revisions, listed
-from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, Outcome, UpdateRecord
+from midstream.checkpoint.change_records import (
+    NOT_STORED,
+    ChangeRecord,
+    InsertRecord,
+    Outcome,
+    PlanRecord,
+    RewireRecord,
+    UpdateRecord,
+)
 from midstream.checkpoint.retention import KEPT_REVISIONS
 from midstream.errors import CheckpointError, FlowError
-from midstream.flow.edits import Update
+from midstream.flow.edits import Edit, Redraw, Update
+from midstream.flow.model import Graph, Operator
+from midstream.flow.plan_steps import Step
 from midstream.ids import Digest, Revision
 from midstream.planner.change_plan import Scheduler
 from midstream.storage.blobs import BlobStore
@@ -77,11 +88,12 @@ def _layouts(course: Course) -> list[int]:
 
 @dataclass(frozen=True)
 class Undoing:
-    """The updates that lead back to a revision, and where their functions are stored.
+    """The edits that lead back to a revision, and where their functions are stored.
 
     ``number`` is the change that led to the revision, 0 for the script; ``migrated`` has the layouts from which the
-    updates migrate state back, by operator. While a revert waits for its turn, earlier changes may fail or get another
-    revision: :meth:`again` returns what is left to undo.
+    updates migrate state back, by operator. ``steps`` undo changes of the plan, with what ``load`` gets for operators
+    that come back. While a revert waits for its turn, earlier changes may fail or get another revision: :meth:`again`
+    returns what is left to undo.
     """
 
     revision: Revision
@@ -89,9 +101,17 @@ class Undoing:
     updates: tuple[Update, ...]
     stored: Mapping[str, Digest]
     migrated: Mapping[str, int]
+    steps: tuple[Step, ...] = ()
+    load: Load | None = None
 
-    def again(self, records: Iterable[ChangeRecord]) -> Undoing:
-        """The same, given the outcomes known now; ``records`` are those of the changes before the revert.
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits of the revert."""
+        return (*([Redraw(self.steps)] if self.steps else []), *self.updates)
+
+    def again(self, records: Iterable[ChangeRecord], graph: Graph) -> Undoing:
+        """The same, given the outcomes known now; ``records`` are those of the changes before the revert, and ``graph``
+        is what they lead to.
 
         Runs none of the user's code. Raises :class:`FlowError` if nothing is left to undo, the change to the revision
         failed, or state is not in the layout that ``migrate=`` was written for.
@@ -107,9 +127,13 @@ class Undoing:
                 f"{', '.join(strangers)} changed while the way back to revision {self.revision} was being prepared; "
                 f"revert again"
             )
-        _require_work(back, self.revision)
+        undone = undone_plan(_since(records, self.number))
+        assert self.load is not None
+        steps = steps_towards(graph, undone, self.load)
+        _require_work(back, self.revision, steps)
         updates = tuple(self._again(given[operator], each) for operator, each in back.items())
-        return replace(self, updates=updates, stored={operator: each.function for operator, each in back.items()})
+        stored = {operator: each.function for operator, each in back.items()}
+        return replace(self, updates=updates, stored={**_returning(undone), **stored}, steps=steps)
 
     def _again(self, update: Update, back: _Back) -> Update:
         migrate, now = update.migrate, back.migrated_by
@@ -139,35 +163,67 @@ def undoing(
     """
     records = list(records)
     number = _number_of(revision, records)
+    undone = undone_plan(_since(records, number))
+    loaded: dict[tuple[str, Digest], Any] = {}
+
+    def load(op: Operator, digest: Digest) -> Any:
+        """Each object once: later nothing of the user's may run."""
+        if (op.name, digest) not in loaded:
+            loaded[op.name, digest] = _loaded(op, digest, revision, store)
+        return loaded[op.name, digest]
+
+    steps = steps_towards(current.graph, undone, load)
     back = {name: each for name, each in _way_back(records, number).items() if name in current.graph}
     for operator, each in back.items():
         if each.function == NOT_STORED:
             raise _not_stored(operator, revision)
-    _require_work(back, revision)
+    _require_work(back, revision, steps)
     _require_stored(back, revision, records, store)
-    steps = dict(migrate or {})
-    _check_steps(steps, back)
+    given = dict(migrate or {})
+    _check_steps(given, back)
     updates = []
     for operator, each in back.items():
         spec = current.graph[operator].spec
-        try:
-            function = spec.loaded(store.get(each.function))
-        except CheckpointError:
-            raise
-        except Exception as error:  # a user's module may raise anything when it is imported
-            raise FlowError(
-                f"what {operator!r} ran at revision {revision} can no longer be loaded: {type(error).__name__}: "
-                f"{error}. Bring back what it needs, or update the operator to something else"
-            ) from error
+        function = load(current.graph[operator], each.function)
+        if spec.divides:
+            function = function[0]
         returns = each.returns if spec.declares_columns else None
-        updates.append(Update(operator, function, migrate=steps.get(operator), returns=returns))
+        updates.append(Update(operator, function, migrate=given.get(operator), returns=returns))
     return Undoing(
         revision,
         number,
         tuple(updates),
-        stored={operator: each.function for operator, each in back.items()},
+        stored={**_returning(undone), **{operator: each.function for operator, each in back.items()}},
         migrated={name: each.layout for name, each in back.items() if each.migrated_by is not None},
+        steps=steps,
+        load=load,
     )
+
+
+def _since(records: Iterable[ChangeRecord], number: int) -> list[ChangeRecord]:
+    """The changes in force after a change."""
+    return [record for record in in_force(records) if record.number > number]
+
+
+def _returning(undone: Iterable[PlanRecord]) -> dict[str, Digest]:
+    """The digests of what operators run that come back."""
+    return {
+        edit.operator: edit.function
+        for edit in undone
+        if isinstance(edit, InsertRecord) and edit.function != NOT_STORED
+    }
+
+
+def _loaded(op: Operator, digest: Digest, revision: Revision, store: BlobStore) -> Any:
+    try:
+        return loaded_payload(op, store.get(digest))
+    except CheckpointError:
+        raise
+    except Exception as error:  # a user's module may raise anything when it is imported
+        raise FlowError(
+            f"what {op.name!r} ran at revision {revision} can no longer be loaded: {type(error).__name__}: "
+            f"{error}. Bring back what it needs, or update the operator to something else"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -202,6 +258,7 @@ def taken_back(
     settled = ended(records, committed, f"{by} reverted it: {note}")
     number = _number_of(revision, settled)
     back = _way_back(settled, number)
+    undone = undone_plan(_since(settled, number))
     if all(each.is_there for each in back.values()):
         back = {}
     ran = courses(record for record in in_force(settled) if record.number <= number)
@@ -211,7 +268,7 @@ def taken_back(
     _require_stored(back, revision, settled, store)
     _check_steps(migrates, back)
     changed = [after for before, after in zip(records, settled, strict=True) if before != after]
-    if not (back or any(record.outcome is Outcome.ROLLED_BACK for record in changed)):
+    if not (back or undone or any(record.outcome is Outcome.ROLLED_BACK for record in changed)):
         return TakenBack(tuple(settled), tuple(changed), None)
     highest = max([committed or FIRST_REVISION, *(record.revision for record in settled)])
     record = ChangeRecord(
@@ -220,7 +277,10 @@ def taken_back(
         requested_at=now,
         by=by,
         scheduler=str(Scheduler.EPOCH),
-        edits=tuple(_update_back(operator, each, migrates.get(operator), settled) for operator, each in back.items()),
+        edits=(
+            *undone,
+            *(_update_back(operator, each, migrates.get(operator), settled) for operator, each in back.items()),
+        ),
         plan=f"while the job was not running: it starts with what revision {revision} ran",
         outcome=Outcome.APPLIED,
         note=note,
@@ -249,8 +309,11 @@ def _update_back(operator: str, back: _Back, migrate: Digest | None, records: It
 
 
 def _way_back(records: Iterable[ChangeRecord], number: int) -> dict[str, _Back]:
+    """What operators ran that were there at a change and have been since; for the others see :func:`undone_plan`."""
+    records = list(records)
     found = {operator: _Back.of(course, number) for operator, course in courses(in_force(records)).items()}
-    return {operator: each for operator, each in found.items() if each is not None}
+    came = {edit.operator for edit in undone_plan(_since(records, number)) if not isinstance(edit, RewireRecord)}
+    return {operator: each for operator, each in found.items() if each is not None and operator not in came}
 
 
 def _number_of(revision: Revision, records: Sequence[ChangeRecord]) -> int:
@@ -279,8 +342,8 @@ def _no_revision(revision: Revision, records: Iterable[ChangeRecord], found: Cha
     )
 
 
-def _require_work(back: Mapping[str, _Back], revision: Revision) -> None:
-    if all(each.is_there for each in back.values()):
+def _require_work(back: Mapping[str, _Back], revision: Revision, steps: Sequence[Step] = ()) -> None:
+    if not steps and all(each.is_there for each in back.values()):
         raise FlowError(f"the job runs what it ran at revision {revision}; there is nothing to revert")
 
 
@@ -293,6 +356,7 @@ def reachable_revisions(records: Sequence[ChangeRecord], is_stored: Callable[[Di
             each.function != NOT_STORED and is_stored(each.function)
             for each in _way_back(records, _number_of(revision, records)).values()
         )
+        and all(map(is_stored, _returning(undone_plan(_since(records, _number_of(revision, records)))).values()))
     }
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from midstream.change.advice import never_sent
 from midstream.change.configuration import FIRST_REVISION
-from midstream.checkpoint.change_records import ChangeRecord, Outcome, UpdateRecord
+from midstream.checkpoint.change_records import ChangeRecord, Outcome, RewireRecord, UpdateRecord
 from midstream.ids import Revision
 from midstream.planner.programs import StateMigration
 
@@ -75,11 +75,14 @@ def in_force(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:
 
 
 def courses(records: Iterable[ChangeRecord]) -> dict[str, Course]:
-    """The updates of each operator since the script alone was last in force."""
+    """The updates of each operator since the script alone was last in force, and since the operator came."""
     found: dict[str, list[RevisionStep]] = {}
     for record in records:
         if record.drops:
             found.clear()
+        for edit in record.plan_edits:
+            if not isinstance(edit, RewireRecord):
+                found.pop(edit.operator, None)  # another operator from here on, or none
         for update in record.updates:
             found.setdefault(update.operator, []).append(RevisionStep(record, update))
     return {operator: Course(tuple(steps)) for operator, steps in found.items()}

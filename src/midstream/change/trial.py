@@ -43,6 +43,8 @@ TRIAL_EPOCHS = 10
 """Most epochs that a change is on trial for, if an operator that it updates processes no rows."""
 LOSSES_BEFORE_BLAME = 2
 """How often an epoch is run again under a change after a run failed without a function's failing."""
+PLAN_SHOWN = 500
+"""Characters that the record of a refused change has of its edits."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Changes:
             by=request.by,
             scheduler=str(request.scheduler),
             edits=(),
-            plan=", ".join(str(getattr(edit, "operator", edit)) for edit in request.edits),
+            plan=", ".join(str(getattr(edit, "operator", edit)) for edit in request.edits)[:PLAN_SHOWN],
             outcome=Outcome.REFUSED,
             error=str(error),
         )
@@ -292,7 +294,7 @@ class Changes:
         self._highest = Revision(self._highest + 1)
         self.configuration = change.prepared.before.as_revision(self._highest).store(self._store)
         self._trial = None
-        advice = after_roll_back(failure, change.record.operators, self._highest, is_committed=trial.is_committed)
+        advice = after_roll_back(failure, change.record.new_functions, self._highest, is_committed=trial.is_committed)
         outcome = Outcome.REVERTED if trial.is_committed else Outcome.ROLLED_BACK
         self._end(change, outcome, f"{failure.why}\n\n{advice}")
         self._next()
@@ -310,10 +312,12 @@ class Changes:
             self._end(self._queue.popleft().change, Outcome.REFUSED, never_sent(why))
 
     def _unmet(self, trial: _Trial) -> tuple[str, ...]:
-        """Updated operators that have processed no rows. Rows of transforms are not counted: Catalyst runs them."""
+        """Updated operators that have processed no rows. What Catalyst runs counts no rows; what is gone has none."""
         graph = trial.change.prepared.after.graph
         return tuple(
-            name for name in trial.change.plan.updated if name not in trial.met and not graph[name].spec.divides
+            name
+            for name in trial.change.plan.updated
+            if name not in trial.met and name in graph and not graph[name].spec.is_outlet
         )
 
     def _tell_progress(self, trial: _Trial) -> None:
@@ -366,8 +370,8 @@ class Changes:
         """Prepare a change. ``number`` is given if the log has it already; what a revert undoes is then found again."""
         if request.back_to is not None:
             records = [record for record in self._log.records() if number is None or record.number < number]
-            undone = request.back_to.again(records)
-            request = replace(request, edits=undone.updates, stored=undone.stored)
+            undone = request.back_to.again(records, base.graph)
+            request = replace(request, edits=undone.edits, stored=undone.stored)
         return prepare(
             base,
             request.edits,

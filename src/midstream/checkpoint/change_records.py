@@ -18,10 +18,14 @@ __all__ = [
     "ChangeEvent",
     "ChangeRecord",
     "EditRecord",
+    "InsertRecord",
     "MigrationRecord",
     "MoveRecord",
     "Outcome",
+    "PlanRecord",
+    "RemoveRecord",
     "RescaleRecord",
+    "RewireRecord",
     "StepRecord",
     "UpdateRecord",
     "whoami",
@@ -119,7 +123,65 @@ class RescaleRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="rescale"
         return f"{self.subject}: {self.partitions}"
 
 
-EditRecord = UpdateRecord | MoveRecord | RescaleRecord
+class InsertRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="insert"):
+    """An operator that a change added to the flow.
+
+    ``described`` is the operator as documents of graphs have it, ``takes`` the columns of each of its inputs for which
+    its function was written. The function is in the blob store, by digest.
+    """
+
+    operator: str
+    described: dict[str, Any]
+    function: Digest
+    takes: tuple[str, ...]
+    label: str = ""
+    source: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What it changes, in a few words."""
+        return f"+{self.operator}"
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.label}"
+
+
+class RemoveRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="remove"):
+    """An operator that a change removed from the flow; the fields are those of :class:`InsertRecord`."""
+
+    operator: str
+    described: dict[str, Any]
+    function: Digest
+    takes: tuple[str, ...]
+
+    @property
+    def subject(self) -> str:
+        """What it changes, in a few words."""
+        return f"-{self.operator}"
+
+    def __str__(self) -> str:
+        return self.subject
+
+
+class RewireRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="rewire"):
+    """An operator that reads other inputs since a change: what it read ``before`` and ``after``, as ``split[left]``."""
+
+    operator: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    @property
+    def subject(self) -> str:
+        """What it changes, in a few words."""
+        return f"inputs of {self.operator}"
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {', '.join(self.after)}"
+
+
+PlanRecord = InsertRecord | RemoveRecord | RewireRecord
+"""The record of an edit of the plan."""
+EditRecord = UpdateRecord | MoveRecord | RescaleRecord | InsertRecord | RemoveRecord | RewireRecord
 """The record of an edit, by its ``kind``. Each says what its ``subject`` is, and as text what it does."""
 
 
@@ -216,6 +278,32 @@ class ChangeRecord(msgspec.Struct, frozen=True):
     def operators(self) -> tuple[str, ...]:
         """The updated operators."""
         return tuple(update.operator for update in self.updates)
+
+    @property
+    def new_functions(self) -> tuple[str, ...]:
+        """The operators that were updated or inserted."""
+        return (*self.operators, *(edit.operator for edit in self.edits if isinstance(edit, InsertRecord)))
+
+    @property
+    def plan_edits(self) -> tuple[PlanRecord, ...]:
+        """The edits that changed the plan of the flow."""
+        return tuple(edit for edit in self.edits if isinstance(edit, PlanRecord))
+
+    @property
+    def decided_at(self) -> tuple[str, ...]:
+        """The operators at which a row meets the change: for :func:`midstream.audit.decide`.
+
+        Those that were updated, came or went, and those whose readers are others since.
+        """
+        found = dict.fromkeys(self.operators)
+        for edit in self.plan_edits:
+            if isinstance(edit, RewireRecord):
+                ends = set(edit.before) ^ set(edit.after)
+            else:
+                found[edit.operator] = None
+                ends = {f"{each['operator']}[" for each in edit.described["inputs"]}
+            found.update(dict.fromkeys(sorted(end.partition("[")[0] for end in ends)))
+        return tuple(found)
 
     @property
     def subjects(self) -> str:

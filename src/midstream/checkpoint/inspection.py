@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.checkpoint.layouts import StateLayout, stored_layouts
+from midstream.checkpoint.layouts import StateLayout, kept_layouts, stored_layouts
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.manifest import Manifest
 from midstream.data.ddl import closest
@@ -33,6 +33,8 @@ class HeldState:
     keys: tuple[str, ...]
     files: int
     nbytes: int
+    is_kept: bool = False
+    """Whether the operator is gone: its state is kept for one of its name."""
 
 
 def read_state(location: str, operator: str, key: tuple[Any, ...] | None = None) -> pa.Table:
@@ -68,10 +70,13 @@ class StateReader:
     def overview(self) -> list[HeldState]:
         """A summary for each operator that keeps state."""
         found = []
-        for name, layout in self._layouts().items():
+        layouts = self._layouts()
+        assert self.manifest is not None
+        kept = kept_layouts(self.checkpoint, self.manifest)
+        for name, layout in layouts.items():
             files = [entry.file for entry in self._lineage(name).entries]
             size = sum(file.size for file in files)
-            found.append(HeldState(name, layout.operator.kind, layout.keys, len(files), size))
+            found.append(HeldState(name, layout.operator.kind, layout.keys, len(files), size, name in kept))
         return found
 
     def table(self, operator: str, key: tuple[Any, ...] | None = None) -> pa.Table:

@@ -10,9 +10,11 @@ import pyarrow as pa
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.manifest import Manifest
 from midstream.errors import CheckpointError
+from midstream.flow.graph_format import CODEC
 from midstream.flow.model import Operator
 from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Plan
+from midstream.storage.documents import read_document
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,19 @@ def _tables(operator: Operator) -> dict[str, str]:
 
 
 def stored_layouts(checkpoint: Checkpoint, manifest: Manifest) -> dict[str, StateLayout]:
-    """The layouts of the operators of a committed epoch that keep state."""
+    """The layouts of the operators of a committed epoch that keep state, and of those that left some when they went."""
+    return {**kept_layouts(checkpoint, manifest), **_layouts_in_use(checkpoint, manifest)}
+
+
+def kept_layouts(checkpoint: Checkpoint, manifest: Manifest) -> dict[str, StateLayout]:
+    """The layouts of state that removed operators have left; older versions did not write them down."""
+    what = "the configuration of a revision"
+    found = read_document(checkpoint.blobs.get(manifest.configuration), what).get("kept", {})
+    layouts: dict[str, StateLayout] = CODEC.decode(found, Mapping[str, StateLayout], what)
+    return layouts
+
+
+def _layouts_in_use(checkpoint: Checkpoint, manifest: Manifest) -> dict[str, StateLayout]:
     programs = [StageProgram.from_bytes(checkpoint.blobs.get(digest)) for digest in manifest.programs]
     return {
         op.name: StateLayout(op, program.inputs[op.name])

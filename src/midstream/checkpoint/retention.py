@@ -19,7 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from midstream.checkpoint.change_records import NOT_STORED, ChangeRecord, Outcome
+from midstream.checkpoint.change_records import (
+    NOT_STORED,
+    ChangeRecord,
+    InsertRecord,
+    Outcome,
+    RemoveRecord,
+    UpdateRecord,
+)
 from midstream.ids import Digest
 
 __all__ = ["KEPT_REVISIONS", "blobs_on_record"]
@@ -33,12 +40,16 @@ def blobs_on_record(records: Iterable[ChangeRecord], kept: int = KEPT_REVISIONS)
     records = list(records)
     pending = [record for record in records if record.outcome is Outcome.PENDING]
     applied = _applied(records)
-    newest = {update.operator: update.function for record in applied for update in record.updates}
+    newest: dict[str, Digest] = {}
+    for record in applied:  # an operator that was inserted runs that function until it is updated
+        for edit in record.edits:
+            if isinstance(edit, InsertRecord | UpdateRecord):
+                newest[edit.operator] = edit.function
     recent = [*pending, *applied[-kept:]]
     configurations = {record.configuration for record in recent if record.configuration is not None}
     functions = {
         digest for record in recent for update in record.updates for digest in (update.function, update.before)
-    }
+    } | {edit.function for record in recent for edit in record.edits if isinstance(edit, InsertRecord | RemoveRecord)}
     migrations = {
         update.migrate for record in [*pending, *applied] for update in record.updates if update.migrate is not None
     }

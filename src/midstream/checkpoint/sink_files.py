@@ -322,13 +322,20 @@ class SinkFolders:
     def _folder(self, table: SinkTable) -> SinkFolder:
         return SinkFolder(table, durable=self._durable, at=self._at)
 
+    def add(self, tables: Iterable[SinkTable]) -> None:
+        """A change has given the flow more sinks."""
+        for table in tables:
+            if table.location not in self._folders:
+                self._folders[table.location] = self._folder(table)
+
     def publish(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
         """Put the files of a committed epoch in place: those of all sinks at once, which costs as much as one sink."""
         unsynced = disk.Unsynced()
-        for location, folder in self._folders.items():
+        folders = dict(self._folders)
+        for location, folder in folders.items():
             folder.place(epoch, files.get(location, ()), unsynced)
         unsynced.sync()
-        written = [folder for location, folder in self._folders.items() if files.get(location) and epoch > folder.epoch]
+        written = [folder for location, folder in folders.items() if files.get(location) and epoch > folder.epoch]
         disk.at_once([partial(folder.note, epoch) for folder in written])
 
     def recover(self, epoch: int, files: Mapping[str, Sequence[SinkFile]]) -> None:
@@ -339,7 +346,7 @@ class SinkFolders:
 
     def tidy(self) -> None:
         """See :meth:`SinkFolder.tidy`."""
-        for folder in self._folders.values():
+        for folder in list(self._folders.values()):
             folder.tidy()
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.cli.calibrate import calibrate
-from midstream.cli.change import epoch, explain, history, jobs, revert, status, update
+from midstream.cli.change import deploy, epoch, explain, history, jobs, revert, status, update
 from midstream.cli.live import print_summary, watch
 from midstream.cli.messages import errors_told, write_text
 from midstream.cli.migrate import assignment, drain, migrate, migrations, rebalance, rescale
@@ -179,7 +179,7 @@ def journal(
         typer.echo(tell(read(file.read_bytes())))
 
 
-for changing in (jobs, status, top, epoch, explain, update, history, revert, calibrate):
+for changing in (jobs, status, top, epoch, explain, update, deploy, history, revert, calibrate):
     app.command()(changing)
 for moving in (rescale, rebalance, drain, migrate, migrations, assignment):
     app.command()(moving)

@@ -11,9 +11,10 @@ import typer
 from rich.console import Console
 
 from midstream.change.offline_revert import revert_offline
+from midstream.change.restart_plan import restart_plan
 from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.checkpoint.location import Checkpoint
-from midstream.cli.functions import named_functions, updates_of
+from midstream.cli.functions import named_functions, script_of, updates_of
 from midstream.cli.messages import errors_told, failed, write_text
 from midstream.cli.served import NONE_SERVED, NoSuchJob, client_of, find_job
 from midstream.cli.tables import jobs_table, outcome_of, print_history, print_state, taken_back_text
@@ -24,7 +25,7 @@ from midstream.server.client import JobClient
 from midstream.server.messages import JobState
 from midstream.server.registry import ServedEntry, served_jobs
 
-__all__ = ["client_of_job_or_folder", "epoch", "explain", "history", "jobs", "revert", "status", "update"]
+__all__ = ["client_of_job_or_folder", "deploy", "epoch", "explain", "history", "jobs", "revert", "status", "update"]
 
 LOOK_S = 5.0
 
@@ -136,6 +137,54 @@ def update(
         wanted = updates_of(updates, migrate or [], returns or [])
         record = client.update(*wanted, scheduler=scheduler, time_limit=time_limit, note=note)
         _tell_outcome(client, record, job, no_wait)
+
+
+def deploy(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|CHECKPOINT",
+            help="A served job; or, with --plan, the folder of a job that is not running.",
+            show_default=False,
+        ),
+    ],
+    flow: Annotated[str, typer.Argument(metavar="MODULE:FLOW", help="The script as it now is.", show_default=False)],
+    plan: Annotated[bool, typer.Option("--plan", help="Only show what would change.")] = False,
+    migrate: MigrateOption = None,
+    scheduler: SchedulerOption = Scheduler.FRIES,
+    time_limit: Annotated[
+        str | None, typer.Option(help="Roll back if an epoch on trial takes longer than this, e.g. '5 seconds'.")
+    ] = None,
+    note: Annotated[str | None, typer.Option(help="The reason, for the history.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="File for a drawing of the change.", show_default=False)] = None,
+    no_wait: NoWaitOption = False,
+) -> None:
+    """Run what a script says: what differs from the running flow becomes one change, rolled back if it fails."""
+    with errors_told():
+        steps = named_functions(migrate or [])
+        client = client_of_job_or_folder(job)
+        with script_of(flow) as script:
+            if client is None:
+                if not plan:
+                    raise failed(
+                        f"no job is running on {job!r}, so there is nothing to deploy to: start the script on this "
+                        f"checkpoint. --plan shows what would change.",
+                        1,
+                    )
+                typer.echo(restart_plan(job, script))
+                return
+            planned = client.deploy(script, migrate=steps, scheduler=scheduler, plan_only=True)
+            if not planned.text:
+                typer.echo("The job runs what the script says: nothing to change.")
+                return
+            typer.echo(planned.text)
+            if svg is not None:
+                write_text(svg, planned.svg)
+            if plan:
+                return
+            found = client.deploy(script, migrate=steps, scheduler=scheduler, time_limit=time_limit, note=note)
+        if found.change is not None:
+            _tell_outcome(client, found.change, job, no_wait)
 
 
 def history(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
-from midstream.cli.target import TargetError, calling_user_code, find
+from midstream.cli.target import TargetError, calling_user_code, find, needs_session, to_flow
 from midstream.flow.edits import Update
+from midstream.flow.model import Graph
+from midstream.runtime.spark.session import local_session
 
-__all__ = ["Functions", "named_functions", "updates_of"]
+__all__ = ["Functions", "named_functions", "script_of", "updates_of"]
 
 _HOW = "Write MODULE:FUNCTION, e.g. models.new:score or models/new.py:score; MODULE:make() calls make first."
 
@@ -42,6 +46,25 @@ class Functions:
         if not callable(found):
             raise TargetError(f"{name} is a {type(found).__name__} and cannot be called; leave out the ().")
         return calling_user_code(found)
+
+
+@contextmanager
+def script_of(text: str) -> Iterator[Graph]:
+    """The flow of ``MODULE:FLOW``, whose functions travel to the job by value.
+
+    A function that takes the SparkSession gets one of its own, with which it only describes its sources.
+    """
+    target = find(text)
+    found = target.load()
+    cloudpickle.register_pickle_by_value(sys.modules[target.module])
+    if not needs_session(found):
+        yield to_flow(found, target).graph
+        return
+    spark = local_session("local[1]")
+    try:
+        yield to_flow(found, target, spark).graph
+    finally:
+        spark.stop()
 
 
 def updates_of(pairs: Sequence[str], migrate: Sequence[str], returns: Sequence[str]) -> tuple[Update, ...]:

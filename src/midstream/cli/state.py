@@ -20,7 +20,8 @@ def held_table(epoch: Epoch | None, found: Sequence[HeldState]) -> Table:
     for name, justify in (("operator", "left"), ("kind", "left"), ("key", "left"), ("files", "right"), ("KB", "right")):
         grid.add_column(name, justify=justify)  # type: ignore[arg-type]
     for held in found:
-        grid.add_row(held.operator, held.kind, ", ".join(held.keys), str(held.files), f"{held.nbytes / 1024:,.0f}")
+        kind = f"{held.kind}, removed" if held.is_kept else held.kind
+        grid.add_row(held.operator, kind, ", ".join(held.keys), str(held.files), f"{held.nbytes / 1024:,.0f}")
     return grid
 
 

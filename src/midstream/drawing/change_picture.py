@@ -9,19 +9,27 @@ from midstream.drawing.svg import svg
 from midstream.drawing.text import text
 from midstream.flow.model import Graph
 from midstream.planner.change_plan import ChangePlan, Scheduler
+from midstream.planner.merged_flow import MergedFlow
 
 __all__ = ["change_to_svg", "change_to_text"]
 
 _MEANINGS = {
     "head": "the change begins here",
     "updated": "gets a new function",
+    "added": "comes with the change",
+    "removed": "goes with the change",
+    "rewired": "reads something else",
+    "before": "its place until now",
+    "decides": "its rows have other readers",
     "crossed": "blocks: next epoch",
     "pruned": "emits several rows per row, but need not take part",
 }
 
 
-def change_to_text(graph: Graph, plan: ChangePlan) -> str:
+def change_to_text(graph: Graph, plan: ChangePlan, merged: MergedFlow | None = None) -> str:
     """The flow for a terminal, with each operator's component and role in the change.
+
+    For a change of the plan, ``graph`` is the merged flow of ``merged``.
 
     >>> import pyarrow as pa
     >>> from midstream.flow.model import Operator, Port, Sink, Source
@@ -45,27 +53,28 @@ def change_to_text(graph: Graph, plan: ChangePlan) -> str:
     │ ■  alerts    sink
     ■    archive   sink                                 ← payments
     """
-    return text(_drawn(graph, plan))
+    return text(_drawn(graph, plan, merged))
 
 
-def change_to_svg(graph: Graph, plan: ChangePlan) -> str:
+def change_to_svg(graph: Graph, plan: ChangePlan, merged: MergedFlow | None = None) -> str:
     """The same as a self-contained SVG document, for light and dark backgrounds.
 
     Each component has a colour, which the arrows along which the change travels share. Updated operators have thick
     frames, pruned ones dashed frames.
     """
-    return svg(_drawn(graph, plan))
+    return svg(_drawn(graph, plan, merged))
 
 
-def _drawn(graph: Graph, plan: ChangePlan) -> Picture:
+def _drawn(graph: Graph, plan: ChangePlan, merged: MergedFlow | None) -> Picture:
     groups = {
         name: f"component {number}"
         for number, component in enumerate(plan.components, 1)
         for name in component.operators
     }
     scheduler = "" if plan.scheduler is Scheduler.FRIES else f" ({plan.scheduler})"
-    plain = picture(graph, groups, f"{graph.name}: change of {', '.join(plan.updated)}{scheduler}")
-    boxes = tuple(_marked(box, op.name, plan) for box, op in zip(plain.boxes, graph, strict=True))
+    what = ", ".join(_subjects(plan, merged))
+    plain = picture(graph, groups, f"{graph.name}: change of {what}{scheduler}")
+    boxes = tuple(_marked(box, op.name, plan, merged) for box, op in zip(plain.boxes, graph, strict=True))
     names = [op.name for op in graph]
     inside = {edge for component in plan.components for edge in component.edges}
 
@@ -82,12 +91,34 @@ def _drawn(graph: Graph, plan: ChangePlan) -> Picture:
     )
 
 
-def _marked(box: Box, name: str, plan: ChangePlan) -> Box:
+def _subjects(plan: ChangePlan, merged: MergedFlow | None) -> list[str]:
+    """What a change is about: with signs for what comes and goes."""
+    if merged is None or not merged.difference:
+        return list(plan.updated)
+    signs = {"added": "+", "removed": "-"}
+    names = [name for name in merged.names if name in merged.functions or merged.role(name) not in ("", "before")]
+    return [signs.get(merged.role(name), "") + name for name in names]
+
+
+def _marked(box: Box, name: str, plan: ChangePlan, merged: MergedFlow | None) -> Box:
+    role = "" if merged is None else merged.role(name)
+    decides = merged is not None and bool(merged.difference) and name not in merged.functions and not role
     parts = {
         "head": name in plan.heads,
-        "updated": name in plan.updated,
+        "updated": name in plan.updated and not decides and role in ("", "rewired") and _is_updated(name, merged),
+        "added": role == "added",
+        "removed": role == "removed",
+        "rewired": role == "rewired",
+        "before": role == "before",
+        "decides": name in plan.updated and decides,
         "crossed": name in plan.crosses,
         "pruned": any(name == each.operator for each in plan.pruned),
     }
     badges = tuple(badge for badge, holds in parts.items() if holds)
-    return replace(box, badges=badges, strong=parts["updated"], faint=parts["pruned"])
+    strong = parts["updated"] or parts["added"]
+    faint = parts["pruned"] or parts["removed"] or parts["before"]
+    return replace(box, badges=badges, strong=strong, faint=faint)
+
+
+def _is_updated(name: str, merged: MergedFlow | None) -> bool:
+    return merged is None or not merged.difference or name in merged.functions

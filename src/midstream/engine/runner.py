@@ -146,7 +146,8 @@ class StageRunner:
             known = node.versions[self._revision] if is_same else None
             version = version_of(op, parts, None if known is None else known.work)
             node.versions[revised.revision] = known if known is not None and known == version else version
-            node.is_updated = not is_same
+            # Also if it only has other readers: there a row meets a change of the plan.
+            node.is_updated = node.versions[revised.revision] is not known
         self._nodes = {name: self._nodes[name] for name in in_order(self._program, revised.program)}
         self.at_work_under = self._revision
 
@@ -271,7 +272,7 @@ class StageRunner:
             samples={
                 name: encode_rows(node.sample).to_pybytes()
                 for name, node in self._nodes.items()
-                if node.sample is not None and name in self._program.blobs
+                if node.sample is not None and (name in self._program.blobs or name in self._program.stage.inlets)
             },
             bin_rows=self._collector.bin_rows,
         )

@@ -6,6 +6,10 @@ edit       gives                                        decided by
 `Update`   an operator another function                 :func:`revise`
 `Move`     bins of a stage other owners                 :mod:`midstream.planner.reassignment`
 `Rescale`  a stage another number of partitions         :mod:`midstream.planner.reassignment`
+`Insert`   the flow operators that it did not have      :mod:`midstream.operators.plan_edits`
+`Remove`   the flow one operator less                   :mod:`midstream.operators.plan_edits`
+`Rewire`   an operator other inputs                     :mod:`midstream.operators.plan_edits`
+`Redraw`   the flow the plan that the three stand for   :func:`revise`
 ========== ============================================ =====================================
 
 :func:`revise` is pure: it turns a graph and edits into a new graph, or raises an error that says what does not fit.
@@ -24,10 +28,27 @@ from midstream.data.schema import parse_ddl
 from midstream.errors import FlowError
 from midstream.flow.functions import check_callable
 from midstream.flow.model import Graph, Operator, port_schema
+from midstream.flow.plan_steps import Add, Drop, Step, outlined, require_keys
 from midstream.flow.spec import InputChange, OnError, Spec
 from midstream.flow.validate import check_error_column
 
-__all__ = ["Edit", "Move", "Rescale", "Update", "check_edits", "reassignments_in", "revise", "updates_in"]
+__all__ = [
+    "Edit",
+    "Insert",
+    "Move",
+    "Redraw",
+    "Remove",
+    "Rescale",
+    "Rewire",
+    "Update",
+    "added_by",
+    "check_edits",
+    "dropped_by",
+    "reassignments_in",
+    "revise",
+    "steps_in",
+    "updates_in",
+]
 
 
 @dataclass(frozen=True)
@@ -90,6 +111,76 @@ class Rescale(Edit):
     stage: str | None = None
 
 
+@dataclass(frozen=True)
+class Insert(Edit):
+    """Operators that are inserted into a running flow, written as in a script.
+
+    ``build`` gets the stream of an output and returns the stream that its readers get instead; a function that ends in
+    a sink returns nothing, and the readers keep what they read. It may add any operators: ``key_by`` and ``process`` as
+    well, whose state starts empty, or with what an operator of this name and layout left when it was removed.
+
+    :param build: called with one stream for each output in ``after``. It may be called several times.
+    :param after: the output to read: the name of an operator, with a branch as ``"split:left"``; a tuple of several for
+        a function of several streams.
+    :param before: the readers that get the new stream; default: all readers of the output.
+    :param between: ``(after, before)`` as a pair: one edge.
+
+    >>> from midstream import Flow, Insert, ListSource, MemorySink, Update
+    >>> from midstream.testing import ChangeAt, run_local
+    >>> flow, out = Flow("numbers"), MemorySink()
+    >>> flow.source("in", ListSource([[{"n": 1}, {"n": 2}]] * 2, "n bigint")).sink("out", out)
+    >>> even = Insert(lambda rows: rows.filter("even", lambda row: row["n"] % 2 == 0), after="in")
+    >>> run = run_local(flow, changes=[ChangeAt.of(0, even, scheduler="epoch")])
+    >>> out.rows
+    [{'n': 1}, {'n': 2}, {'n': 2}]
+    """
+
+    build: Callable[..., Any]
+    after: str | tuple[str, ...] | None = None
+    before: str | tuple[str, ...] | None = None
+    between: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Remove(Edit):
+    """An operator that is removed from a running flow; its readers read its input instead.
+
+    Its state is kept under its name, and found again by an operator of that name and layout.
+
+    >>> Remove("even").operator
+    'even'
+    """
+
+    operator: str
+
+
+@dataclass(frozen=True)
+class Rewire(Edit):
+    """Other inputs for an operator of a running flow.
+
+    :param operator: the operator that gets other inputs.
+    :param to: the output to read, as in :class:`Insert`; for a union a tuple with all of its inputs.
+    :param input: which input of a join, 0 for the left or 1 for the right one.
+
+    >>> Rewire("alerts", to="split:left").to
+    'split:left'
+    """
+
+    operator: str
+    to: str | tuple[str, ...]
+    input: int | None = None
+
+
+@dataclass(frozen=True)
+class Redraw(Edit):
+    """The steps that the inserts, removals and rewirings of a change stand for, taken together."""
+
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return f"plan: {', '.join(map(str, self.steps))}"
+
+
 Reassignment = Move | Rescale
 """An edit that changes which partition owns which bin, and nothing else."""
 
@@ -100,14 +191,14 @@ def check_edits(edits: Iterable[Edit]) -> tuple[Edit, ...]:
     >>> check_edits(["FM"])
     Traceback (most recent call last):
     ...
-    midstream.errors.FlowError: a change is made of edits, found str 'FM'; allowed: Update, Move and Rescale, e.g. Up...
+    midstream.errors.FlowError: a change is made of edits, found str 'FM'; allowed: Update, Insert, Remove, Rewire, M...
     """
     known = tuple(edits)
     for edit in known:
-        if not isinstance(edit, Update | Move | Rescale):
+        if type(edit) is Edit or not isinstance(edit, Edit):
             raise FlowError(
-                f"a change is made of edits, found {type(edit).__name__} {edit!r:.60}; allowed: Update, Move and "
-                f"Rescale, e.g. Update('FM', function)"
+                f"a change is made of edits, found {type(edit).__name__} {edit!r:.60}; allowed: Update, Insert, "
+                f"Remove, Rewire, Move and Rescale, e.g. Update('FM', function)"
             )
     if not known:
         raise FlowError("a change needs at least one edit, e.g. job.update(Update('FM', new_function))")
@@ -124,27 +215,48 @@ def reassignments_in(edits: Iterable[Edit]) -> tuple[Reassignment, ...]:
     return tuple(edit for edit in edits if isinstance(edit, Move | Rescale))
 
 
+def steps_in(edits: Iterable[Edit]) -> tuple[Step, ...]:
+    """The steps of a change of the plan, in order."""
+    return tuple(step for edit in edits if isinstance(edit, Redraw) for step in edit.steps)
+
+
+def added_by(edits: Iterable[Edit]) -> tuple[str, ...]:
+    """The operators that a change adds."""
+    return tuple(step.operator.name for step in steps_in(edits) if isinstance(step, Add))
+
+
+def dropped_by(edits: Iterable[Edit]) -> tuple[str, ...]:
+    """The operators that a change drops."""
+    return tuple(step.name for step in steps_in(edits) if isinstance(step, Drop))
+
+
 def revise(graph: Graph, edits: Sequence[Edit]) -> Graph:
     """The graph after a change. Raises :class:`FlowError` when the change does not fit the graph.
 
     An operator that is not updated keeps its function, so its inputs must still have all the columns they had when the
     operator got that function; they may have more. A join keeps whole rows in state, so its inputs may not change at
-    all.
+    all. Steps of the plan come first: an update may be of an operator that they add.
     """
-    wanted = _by_operator(graph, updates_in(edits))
-    if not wanted:
+    steps = steps_in(edits)
+    outline = outlined(graph, steps) if steps else graph
+    wanted = _by_operator(outline, updates_in(edits))
+    if not wanted and not steps:
         return graph
+    require_keys(outline)
+    added = set(added_by(edits))
     revised: dict[str, Operator] = {}
-    payloads = dict(graph.payloads)
+    payloads = dict(outline.payloads)
     written_for: dict[str, tuple[pa.Schema, ...]] = {}
-    for op in graph:
+    for op in outline:
         spec = op.spec
         if (update := wanted.get(op.name)) is not None:
             spec, payloads[op.name] = _updated(op, update)
         inputs = [port_schema(revised, port) for port in op.inputs]
-        before = [graph.schema_of(port) for port in op.inputs]
-        needed = graph.written_for.get(op.name, before)
-        _check_inputs(op, before, inputs, None if update is not None else needed)
+        is_old = op.name in graph and op.name not in added
+        before = [graph.schema_of(port) for port in graph[op.name].inputs] if is_old else outline.written_for[op.name]
+        needed = outline.written_for.get(op.name, before)
+        if len(inputs) == len(before):  # a union takes any number
+            _check_inputs(op, before, inputs, None if update is not None else needed)
         if update is None and inputs != list(needed):
             written_for[op.name] = tuple(needed)
         if op.on_error is OnError.BRANCH:

@@ -26,6 +26,7 @@ from typing import Any
 import cloudpickle
 
 from midstream.errors import FunctionError
+from midstream.ids import Digest
 from midstream.storage.blobs import Blob
 
 
@@ -114,6 +115,39 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if isinstance(obj, _NAMED) and _is_midstreams(obj):
             return _by_public_name(obj)
         return super().reducer_override(obj)
+
+
+class _Likening(_Pickler):
+    """Pickles for comparison only: where a function stands, its file and its lines, does not count."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.CodeType):
+            names = ("code", "consts", "names", "varnames", "freevars", "cellvars", "flags", "argcount")
+            more = ("posonlyargcount", "kwonlyargcount", "name", "exceptiontable")
+            return tuple, ([_comparable(getattr(obj, f"co_{name}", None)) for name in (*names, *more)],)
+        return super().reducer_override(obj)
+
+
+def _comparable(value: Any) -> Any:
+    # The order in a set of texts is another one in each process.
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else value
+
+
+def likeness(value: Any, operator: str) -> Digest:
+    """A digest that two functions share if they do the same in the same way, wherever they stand.
+
+    >>> likeness(lambda row: row["n"] > 1, "a") == likeness(lambda row: row["n"] > 1, "a")
+    True
+    >>> likeness(lambda row: row["n"] > 1, "a") == likeness(lambda row: row["n"] > 2, "a")
+    False
+    """
+    buffer = io.BytesIO()
+    with _user_modules_by_value():
+        try:
+            _Likening(buffer, protocol=5).dump(value)
+        except Exception as error:
+            raise FunctionError(f"operator {operator!r}: it cannot be compared ({_short(error)})") from error
+    return Blob.of(buffer.getvalue()).digest
 
 
 _NAMED = type | types.FunctionType | types.ModuleType

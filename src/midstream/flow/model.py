@@ -86,6 +86,7 @@ class Union(Spec):
     """Merges several streams with the same schema into one."""
 
     kind: ClassVar[str] = "union"
+    inputs_are_alike: ClassVar[bool] = True
 
     def check_input(self, change: InputChange) -> None:
         """Accept any columns: :meth:`derived` checks that all inputs have the same ones."""

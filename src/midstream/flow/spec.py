@@ -166,6 +166,9 @@ class Spec:
     error_branches: ClassVar[tuple[str, ...]] = (ERRORS,)
     """The branches for bad rows, one for each input, if the operator has ``on_error="branch"``."""
 
+    inputs_are_alike: ClassVar[bool] = False
+    """Whether it takes any number of inputs, in any order."""
+
     requires: ClassVar[tuple[str, ...]] = ()
     """Packages that workers need for this operator, beyond those that midstream always needs."""
 
@@ -300,6 +303,11 @@ class Spec:
     def keyed_by(self) -> tuple[str, ...]:
         """The key columns of its state, as its (left) input has them."""
         return ()
+
+    @property
+    def keys_by_input(self) -> tuple[tuple[str, ...], ...]:
+        """The columns by which the rows of each input must be brought together; empty without state."""
+        return (self.keyed_by,) if self.is_stateful else ()
 
     @property
     def shared_tables(self) -> tuple[Table, ...]:

@@ -50,6 +50,23 @@ class Flow:
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, operators={list(self._operators)})"
 
+    @classmethod
+    def _continuing(cls, graph: Graph) -> Flow:
+        """A flow that has all operators of a graph, to add others."""
+        flow = cls(graph.name)
+        flow._operators.update((op.name, op) for op in graph)
+        flow._payloads.update(graph.payloads)
+        flow._tables.update((table.name, table) for op in graph for table in op.spec.shared_tables)
+        return flow
+
+    def _stream_of(self, port: Port) -> Stream:
+        """The stream of an operator that exists; with a key behind a key_by."""
+        schema = port_schema(self._operators, port)
+        keys = self._operators[port.operator].spec.partition_by
+        if keys is None or port.branch:
+            return Stream(self, port, schema)
+        return KeyedStream(self, port, schema, keys)
+
     @property
     def graph(self) -> Graph:
         """The graph built so far, checked and frozen."""

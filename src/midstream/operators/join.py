@@ -56,6 +56,11 @@ class Join(TaskSpec):
         return self.left_keys
 
     @property
+    def keys_by_input(self) -> tuple[tuple[str, ...], ...]:
+        """Each side has its own names for the key."""
+        return (self.left_keys, self.right_keys)
+
+    @property
     def late_branches(self) -> tuple[str, ...]:
         """One for each side."""
         return (LATE, LATE_RIGHT)

@@ -15,8 +15,9 @@ The vocabulary, from large to small:
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from midstream.flow.model import Graph, Operator, Port
@@ -80,6 +81,8 @@ class NumberedWire:
     target: Place | None
     is_written: bool
     id: WireId
+    consumers: tuple[str, ...] = ()
+    """Who reads it; not known of wires that older versions numbered."""
 
 
 @dataclass(frozen=True)
@@ -261,12 +264,10 @@ def lay_wires(
 ) -> tuple[tuple[Wire, ...], WireNumbers]:
     """Pass 3: one wire for each port and each later place that consumes it, in the graph's order.
 
-    An existing wire keeps its number; a new wire gets the next number that was never used.
+    An existing wire keeps its number. So does a wire whose port is another one now, while its readers are the same: the
+    rows on it belong to them, whoever sent them. A new wire gets the next number that was never used.
     """
-    known = {(each.port, each.target, each.is_written): each.id for each in before.wires}
-    used = before.used
-    wires: list[Wire] = []
-    numbered: list[NumberedWire] = []
+    drafts: list[tuple[Port, Place | None, bool, Wire]] = []
     for op in graph:
         if op.name not in runs_at:
             continue
@@ -284,21 +285,48 @@ def lay_wires(
                 needs_key = graph.is_keyed(port) or any(_comes_with_key(graph, port, graph[name]) for name in names)
                 key = graph.key_of(port) if needs_key else None
                 target = None if end is None else places[names[0]]
-                if (number := known.get((port, target, is_written))) is None:
-                    number, used = WireId(used), used + 1
-                numbered.append(NumberedWire(port, target, is_written, number))
-                wires.append(
-                    Wire(
-                        id=number,
-                        port=port,
-                        origin=origin,
-                        target=end,
-                        consumers=tuple(names),
-                        key=None if end is None else key,
-                        segment=segment,
-                        is_written=is_written,
-                    )
+                wire = Wire(
+                    id=WireId(-1),
+                    port=port,
+                    origin=origin,
+                    target=end,
+                    consumers=tuple(names),
+                    key=None if end is None else key,
+                    segment=segment,
+                    is_written=is_written,
                 )
+                drafts.append((port, target, is_written, wire))
+    return _numbered(drafts, before)
+
+
+def _numbered(
+    drafts: Iterable[tuple[Port, Place | None, bool, Wire]], before: WireNumbers
+) -> tuple[tuple[Wire, ...], WireNumbers]:
+    """Give wires their numbers; see :func:`lay_wires`."""
+    drafts = list(drafts)
+    known = {(each.port, each.target, each.is_written): each.id for each in before.wires}
+    staying = {(port, target, is_written) for port, target, is_written, _ in drafts}
+    # The one wire of an operator that is gone, in favour of another one, whose rows go to the same readers.
+    left: dict[tuple[Place | None, bool, tuple[str, ...]], list[WireId]] = {}
+    for each in before.wires:
+        if (each.port, each.target, each.is_written) not in staying and each.consumers:
+            left.setdefault((each.target, each.is_written, each.consumers), []).append(each.id)
+    coming = Counter(
+        (target, is_written, wire.consumers)
+        for port, target, is_written, wire in drafts
+        if (port, target, is_written) not in known
+    )
+    used = before.used
+    wires, numbered = [], []
+    for port, target, is_written, wire in drafts:
+        number = known.get((port, target, is_written))
+        end = (target, is_written, wire.consumers)
+        if number is None and coming[end] == 1 and len(left.get(end, ())) == 1:
+            [number] = left[end]
+        if number is None:
+            number, used = WireId(used), used + 1
+        wires.append(replace(wire, id=number))
+        numbered.append(NumberedWire(port, target, is_written, number, wire.consumers))
     return tuple(wires), WireNumbers(tuple(numbered), used)
 
 

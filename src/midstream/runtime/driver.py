@@ -22,6 +22,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -38,6 +39,7 @@ from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.manifest import Manifest
 from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.sink_files import SinkFolders
+from midstream.checkpoint.sink_marker import check_file_sinks, mark_folders
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.messages import (
     AuditOrder,
@@ -58,6 +60,7 @@ from midstream.control.placement import Placement
 from midstream.errors import CheckpointError, FlowError, MidstreamError, ProtocolError
 from midstream.flow.edits import reassignments_in
 from midstream.flow.model import Graph, Sink
+from midstream.flow.sinks import DatabaseSink
 from midstream.flow.spec import SinkTable
 from midstream.ids import Epoch, Run
 from midstream.metrics import EpochProgress
@@ -403,6 +406,7 @@ class Driver:
                 prepared = self.changes.check(request)
                 if request.preflight:
                     self._try(prepared)
+                self._claim_sinks(prepared)
             while True:
                 with self._lock:
                     self.require_not_stopping()
@@ -425,6 +429,21 @@ class Driver:
                 stack.enter_context(self.sweeper.holding(samples.files()))
             for note in run_preflight(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
                 _log.info("%s", note)
+
+    def _claim_sinks(self, prepared: PreparedChange) -> None:
+        """Check and claim the folders of sinks that a change adds. A folder with other data is refused."""
+        difference = prepared.merged.difference
+        graph, names = prepared.after.graph, {*difference.added, *difference.replaced}
+        sinks = tuple(op for op in graph if op.delivery is not None and op.name in names)
+        for op in sinks:
+            if isinstance(graph.payloads.get(op.name), DatabaseSink):
+                raise FlowError(
+                    f"sink {op.name!r} is a DatabaseSink, which takes its table when a job starts; it cannot be added "
+                    f"while the job runs: stop the job, and start the script that has it on the same checkpoint"
+                )
+        if tables := _tables(replace(graph, operators=sinks)):
+            mark_folders(check_file_sinks(graph, self._checkpoint.identity.job))
+            self._folders.add(tables.values())
 
     def _take(self, request: Request, prepared: PreparedChange, preparation_ms: float) -> Change:
         change = self.changes.request(request, prepared, preparation_ms)

@@ -30,6 +30,8 @@ from midstream.server.guard import Guard, failure
 from midstream.server.messages import (
     EDIT_KINDS,
     ChangeRequest,
+    Deployed,
+    DeployRequest,
     Explained,
     JobState,
     RevertRequest,
@@ -78,6 +80,7 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/graph", "GET", endpoints.graph),
         _route("/explain", "POST", endpoints.explain),
         _route("/update", "POST", endpoints.update),
+        _route("/deploy", "POST", endpoints.deploy),
         _route("/history", "GET", endpoints.history),
         _route("/history/{number}", "GET", endpoints.change),
         _route("/revert", "POST", endpoints.revert),
@@ -134,6 +137,9 @@ class _Endpoints:
 
     async def update(self, request: Request) -> Response:
         return _json(await run_in_threadpool(self._update, await self._read(request, ChangeRequest)))
+
+    async def deploy(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._deploy, await self._read(request, DeployRequest)))
 
     async def revert(self, request: Request) -> Response:
         return _json(await run_in_threadpool(self._revert, await self._read(request, RevertRequest)))
@@ -197,6 +203,21 @@ class _Endpoints:
             note=wanted.note,
         )
         return self._remember(change)
+
+    def _deploy(self, wanted: DeployRequest) -> Deployed:
+        graph, migrate = wanted.unpacked(), wanted.migrations()
+        if wanted.plan_only:
+            explanation = self._job.explain_deployment(graph, migrate=migrate, scheduler=wanted.scheduler)
+            return Deployed() if explanation is None else Deployed(None, str(explanation), explanation.to_svg())
+        change = self._job.deploy(
+            graph,
+            migrate=migrate,
+            scheduler=wanted.scheduler,
+            time_limit=wanted.time_limit,
+            by=wanted.by,
+            note=wanted.note,
+        )
+        return Deployed() if change is None else Deployed(self._remember(change), change.record.plan)
 
     def _revert(self, wanted: RevertRequest) -> ChangeRecord:
         change = self._job.revert(wanted.revision, migrate=wanted.unpacked(), scheduler=wanted.scheduler, by=wanted.by)

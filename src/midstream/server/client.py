@@ -20,10 +20,14 @@ from midstream.change.migration_goals import Goal
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, check_edits
+from midstream.flow.model import Graph
 from midstream.observation import Observation
+from midstream.operators.builder import Flow
 from midstream.runtime.migration_desk import StageShares
 from midstream.server.messages import (
     ChangeRequest,
+    Deployed,
+    DeployRequest,
     EditMessage,
     ErrorReply,
     Explained,
@@ -127,6 +131,32 @@ class JobClient:
     def delete_savepoint(self, name: str) -> SavepointState:
         """Delete a savepoint."""
         return self._ask("DELETE", f"/savepoints/{quote(name, safe='')}", SavepointState)
+
+    def deploy(
+        self,
+        flow: Flow | Graph,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+        time_limit: str | None = None,
+        by: str | None = None,
+        note: str | None = None,
+        plan_only: bool = False,
+    ) -> Deployed:
+        """Run what a script says; or with ``plan_only`` only say what that would change. See :meth:`wait`."""
+        described, payloads = DeployRequest.packed(flow.graph if isinstance(flow, Flow) else flow)
+        body = DeployRequest(
+            described,
+            payloads,
+            python_version(),
+            tuple(MigrationFunction.of(operator, function) for operator, function in (migrate or {}).items()),
+            scheduler,
+            time_limit,
+            by or whoami(),
+            note,
+            plan_only,
+        )
+        return self._ask("POST", "/deploy", Deployed, body)
 
     def wait(self, number: int, timeout: float | None = None) -> ChangeRecord:
         """Wait for the outcome of a change; it is still pending if the time runs out, or if the job has ended."""

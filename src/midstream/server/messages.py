@@ -6,6 +6,7 @@ token was checked, and only by a Python version that can run what the client's P
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 from collections.abc import Mapping
@@ -14,26 +15,35 @@ from typing import Any, get_args
 import msgspec
 import pyarrow as pa
 
+from midstream.change.plan_records import loaded_payload
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.checkpoint.savepoints import Savepoint
 from midstream.data.schema import ddl_of
 from midstream.errors import FlowError, FunctionError
-from midstream.flow.edits import Edit, Move, Rescale, Update
+from midstream.flow.edits import Edit, Insert, Move, Remove, Rescale, Rewire, Update
 from midstream.flow.functions import pack
+from midstream.flow.graph_format import graph_from_document, graph_to_document
 from midstream.flow.inputs import describe_table
+from midstream.flow.model import Graph, Operator
 from midstream.metrics import EpochProgress, SweepStats
+from midstream.storage.documents import read_document, write_document
 
 __all__ = [
     "EDIT_KINDS",
     "ChangeRequest",
+    "DeployRequest",
+    "Deployed",
     "EditMessage",
     "ErrorReply",
     "Explained",
+    "InsertMessage",
     "JobState",
     "MigrationFunction",
     "MoveMessage",
+    "RemoveMessage",
     "RescaleMessage",
     "RevertRequest",
+    "RewireMessage",
     "SavepointRequest",
     "SavepointState",
     "UpdateMessage",
@@ -112,7 +122,51 @@ class RescaleMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
         return Rescale(self.partitions, self.stage)
 
 
-EditMessage = UpdateMessage | MoveMessage | RescaleMessage
+class InsertMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="insert"):
+    """An :class:`~midstream.Insert` as a message; ``build`` is its function, pickled by value."""
+
+    build: bytes
+    after: tuple[str, ...]
+    before: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, edit: Insert) -> InsertMessage:
+        """Pack an insert; raises :class:`FunctionError` if that is impossible."""
+        after, before = edit.between or (edit.after, edit.before)
+        return cls(pack(edit.build, "Insert").data, _names(after), None if before is None else _names(before))
+
+    def edit(self) -> Insert:
+        """Unpack it. This runs the sender's code."""
+        return Insert(_load(self.build, "Insert"), after=self.after, before=self.before)
+
+
+class RemoveMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="remove"):
+    """A :class:`~midstream.Remove` as a message."""
+
+    operator: str
+
+    def edit(self) -> Remove:
+        """The edit."""
+        return Remove(self.operator)
+
+
+class RewireMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="rewire"):
+    """A :class:`~midstream.Rewire` as a message."""
+
+    operator: str
+    to: tuple[str, ...]
+    input: int | None = None
+
+    def edit(self) -> Rewire:
+        """The edit."""
+        return Rewire(self.operator, self.to, self.input)
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    return tuple(given) if isinstance(given, tuple | list) else () if given is None else (given,)
+
+
+EditMessage = UpdateMessage | MoveMessage | RescaleMessage | InsertMessage | RemoveMessage | RewireMessage
 """An edit on its way, by its ``kind``."""
 EDIT_KINDS = tuple(repr(kind.__struct_config__.tag) for kind in get_args(EditMessage))
 """The kinds of edits, for messages to people."""
@@ -127,7 +181,13 @@ def message_of(edit: Edit) -> EditMessage:
             return MoveMessage(dict(bins), stage)
         case Rescale(partitions=partitions, stage=stage):
             return RescaleMessage(partitions, stage)
-    raise AssertionError(f"check_edits lets no {type(edit).__name__} pass")
+        case Insert():
+            return InsertMessage.of(edit)
+        case Remove(operator=operator):
+            return RemoveMessage(operator)
+        case Rewire(operator=operator, to=to, input=number):
+            return RewireMessage(operator, _names(to), number)
+    raise FlowError(f"a {type(edit).__name__} cannot be sent to a job; deploy the whole script")
 
 
 class ChangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -156,6 +216,73 @@ class MigrationFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def of(cls, operator: str, function: Any) -> MigrationFunction:
         """Pack a migration."""
         return cls(operator, pack(function, operator).data)
+
+
+class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of ``POST /deploy``: a script's flow, as graphs are kept in checkpoints.
+
+    ``payloads`` has what operators run, in the form of blobs, and the targets of sinks that can be pickled. With
+    ``plan_only`` nothing is changed.
+    """
+
+    flow: bytes
+    payloads: dict[str, bytes]
+    python: str
+    migrate: tuple[MigrationFunction, ...] = ()
+    scheduler: str = "fries"
+    time_limit: str | None = None
+    by: str | None = None
+    note: str | None = None
+    plan_only: bool = False
+
+    @staticmethod
+    def packed(graph: Graph) -> tuple[bytes, dict[str, bytes]]:
+        """The fields ``flow`` and ``payloads`` for a flow; sources stay where they are."""
+        payloads = {}
+        for op in graph:
+            payload = graph.payloads.get(op.name)
+            if op.delivery is not None:
+                with contextlib.suppress(FunctionError):
+                    payloads[op.name] = pack(payload, op.name).data
+            elif (blob := op.spec.packed(payload, op.name)) is not None:
+                payloads[op.name] = blob.data
+        return write_document(graph_to_document(graph)), payloads
+
+    def unpacked(self) -> Graph:
+        """The flow. This runs the sender's code."""
+        _require_same_python(self.python)
+        what = "the flow that was sent"
+        graph = graph_from_document(read_document(self.flow, what), what)
+        payloads: dict[str, Any] = {}
+        for op in graph:
+            data = self.payloads.get(op.name)
+            if data is not None:
+                payloads[op.name] = _payload(op, data)
+        return Graph(graph.name, graph.operators, payloads, graph.written_for)
+
+    def migrations(self) -> Mapping[str, Any]:
+        """The migrations by operator. This runs the sender's code."""
+        return {step.operator: _load(step.function, step.operator) for step in self.migrate}
+
+
+def _payload(op: Operator, data: bytes) -> Any:
+    try:
+        return loaded_payload(op, data)
+    except Exception as error:
+        raise FunctionError(
+            f"operator {op.name!r}: the job cannot load what it is to run ({type(error).__name__}: {error}); packages "
+            f"that it uses must be installed where the job runs, too",
+            operator=op.name,
+        ) from error
+
+
+class Deployed(msgspec.Struct, frozen=True):
+    """Answer of ``POST /deploy``. ``change`` is null if nothing was changed: the job runs all of it, or only the plan
+    was asked for, which ``text`` and ``svg`` have."""
+
+    change: ChangeRecord | None = None
+    text: str = ""
+    svg: str = ""
 
 
 class RevertRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,8 @@ from midstream.observation import Observation
 from midstream.runtime.migration_desk import StageShares
 from midstream.server.messages import (
     ChangeRequest,
+    Deployed,
+    DeployRequest,
     ErrorReply,
     Explained,
     JobState,
@@ -35,6 +37,8 @@ __all__ = ["description"]
 _MESSAGES = (
     ChangeRecord,
     ChangeRequest,
+    DeployRequest,
+    Deployed,
     Explained,
     ErrorReply,
     FreezeRequest,
@@ -91,6 +95,9 @@ def description() -> dict[str, Any]:
                     ChangeRequest,
                     ChangeRecord,
                 )
+            },
+            "/deploy": {
+                "post": _post("Run what a script says, as one change; or only plan that", DeployRequest, Deployed)
             },
             "/history": {"get": _list("All changes, oldest first", ChangeRecord, _422="The history cannot be read.")},
             "/history/{number}": {

@@ -206,9 +206,8 @@ def runtime_of(
             graph = job_start.claim(graph, location, free_folders)
             newest = location.newest_manifest()
             before = None if newest is None else configuration_of(newest, location.blobs)
-            wires = None if before is None else before.plan.numbers
-            own_bins = location.identity.bins
-            first = first_configuration(graph, location.blobs, partitions, blobs, assignments, wires, own_bins)
+            bins = location.identity.bins
+            first = first_configuration(graph, location.blobs, partitions, blobs, assignments, before, bins)
             bases = posixpath.join(folder, "bases")
             access = StateAccess(location.identity.copies, location.states.location, bases, durable)
             rng = random.Random(seed)

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from midstream.change.change import Change
+from midstream.change.deployment import Deployment, deployment_of
 from midstream.change.explain import Explanation
 from midstream.change.prepare import scheduler_of
 from midstream.change.revert import undoing
@@ -31,6 +32,7 @@ from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation, with_backlog
+from midstream.operators.builder import Flow
 from midstream.runtime.migrating_job import MigratingJob
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.reporting import unexpected
@@ -218,7 +220,7 @@ class Job(MigratingJob):
         by: str | None = None,
         note: str | None = None,
     ) -> Change:
-        """Replace functions while the job runs: consistently, all or none, and rolled back automatically if they fail.
+        """Change the job while it runs: consistently, all or none, and rolled back automatically if it fails.
 
         Returns as soon as running tasks have been notified; :meth:`Change.wait` waits for the outcome. No row ever
         meets the old version of one updated operator and the new version of another. A change that cannot work is
@@ -230,7 +232,9 @@ class Job(MigratingJob):
         is rolled back and the epoch run again without it; nothing is lost or doubled. Only one change is in progress at
         a time; others wait for their turn.
 
-        :param edits: what to change together: each a :class:`midstream.Update` with the new function of an operator.
+        :param edits: what to change together, in any mixture: :class:`midstream.Update` gives an operator another
+            function; :class:`midstream.Insert`, :class:`midstream.Remove` and :class:`midstream.Rewire` change the
+            plan.
         :param scheduler: how the change is enacted, see :class:`~midstream.planner.change_plan.Scheduler`.
         :param time_limit: an epoch on trial must be done within this time (``"5 seconds"``) after the change has taken
             effect in it, or the change is rolled back.
@@ -249,6 +253,55 @@ class Job(MigratingJob):
         )
         self._require_running()
         return self._heartbeat.request(request)
+
+    def deploy(
+        self,
+        flow: Flow | Graph,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+        time_limit: str | None = None,
+        preflight: bool = True,
+        by: str | None = None,
+        note: str | None = None,
+    ) -> Change | None:
+        """Run what a script says: the difference to what runs becomes one change, with a trial and a way back.
+
+        Operators are compared by their names: those that the script adds, removes, rewires or gives other functions
+        change, and all others stay as they are, with their state. Returns None if the job runs all of it already.
+        ``print(job.explain_deployment(flow))`` shows what would happen.
+
+        :param flow: the flow as the script now says, of the same name.
+        :param migrate: by operator, functions that convert the state of processes whose function changes.
+        """
+        deployment = self._deployment(flow, migrate)
+        if not deployment.edits:
+            return None
+        return self.update(
+            *deployment.edits,
+            scheduler=scheduler,
+            time_limit=time_limit,
+            preflight=preflight,
+            by=by,
+            note=note or "deployed",
+        )
+
+    def _deployment(
+        self, flow: Flow | Graph, migrate: Mapping[str, Callable[[Any, Any], None]] | None = None
+    ) -> Deployment:
+        graph = flow.graph if isinstance(flow, Flow) else flow
+        return deployment_of(self._changes.newest(), graph, migrate)
+
+    def explain_deployment(
+        self,
+        flow: Flow | Graph,
+        *,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        scheduler: str = "fries",
+    ) -> Explanation | None:
+        """Explain what :meth:`deploy` would do, without doing it; None if the job runs what the script says."""
+        deployment = self._deployment(flow, migrate)
+        return self.explain(*deployment.edits, scheduler=scheduler) if deployment.edits else None
 
     def explain(self, *edits: Edit, scheduler: str = "fries") -> Explanation:
         """Explain a change without making it: what changes together, where it begins, and when it takes effect.
@@ -286,7 +339,7 @@ class Job(MigratingJob):
         with store.holds.preparing():  # otherwise blobs found here could be removed before they are on record
             undone = undoing(self.history(), Revision(revision), self._changes.newest(), store, migrate)
             request = Request(
-                undone.updates,
+                undone.edits,
                 scheduler_of(scheduler),
                 by or whoami(),
                 stored=undone.stored,

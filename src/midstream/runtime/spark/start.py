@@ -102,7 +102,7 @@ def start(
             partitions or parallelism,
             blobs,
             recorded={} if before is None else _kept_assignments(before.assignments, partitions, parallelism),
-            wires=None if before is None else before.plan.numbers,
+            before=before,
             bins=location.identity.bins,
         )
         restart = job_start.restart(first, location, drops=changes == DROP, revert_to=revert_to)

@@ -1,0 +1,35 @@
+"""The assignments of a job's stages after a change of its plan: state stays with its owner where that is possible.
+
+Pure. A stage is known again by the operators with state that it hosts, else by any operator. State lies in the
+checkpoint by bin, so where two stages become one, one of their assignments is as good as the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from midstream.ids import BINS, StageIndex
+from midstream.planner.assignment import Assignment, spread
+from midstream.planner.stages import Plan
+
+__all__ = ["carried"]
+
+
+def carried(
+    before: Plan, assignments: Mapping[StageIndex, Assignment], after: Plan, partitions: int, bins: int = BINS
+) -> dict[StageIndex, Assignment]:
+    """The assignments of ``after``. Stages that ``before`` does not have spread their bins over ``partitions``.
+
+    New stages have as many bins as the others, because state is addressed by bin; ``bins`` if there are no others.
+    """
+    host = {name: stage.index for stage in before.stages for name in stage.operators}
+    found: dict[StageIndex, Assignment] = {}
+    for index in after.exchanged:
+        operators = after.stages[index].operators
+        stateful = [name for name in operators if after.graph[name].spec.is_stateful]
+        for name in (*stateful, *operators):
+            if host.get(name) in assignments:
+                found[index] = assignments[host[name]]
+                break
+    bins = next((each.bins for each in assignments.values()), bins)
+    return {index: found.get(index) or spread(partitions, bins) for index in after.exchanged}
