@@ -17,11 +17,16 @@ import pyarrow as pa
 
 from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Transform, Union
 from midstream.flow.spec import ERRORS, LATE, LATE_RIGHT, Form, How, OnError
+from midstream.operators.drop import Drop
 from midstream.operators.filter import Filter
 from midstream.operators.flat_map import FlatMap
 from midstream.operators.lookup import Lookup
 from midstream.operators.map import Map
+from midstream.operators.rename import Rename
 from midstream.operators.route import Route
+from midstream.operators.select import Select
+from midstream.operators.where import Where
+from midstream.operators.with_columns import WithColumns
 
 Row = dict[str, Any]
 Multiset = Counter[tuple[tuple[str, str, Any], ...]]
@@ -115,6 +120,8 @@ def _outgoing(
         case Lookup() as spec:
             good, bad = divided(op, incoming, [mine for mine, _ in spec.on])
             return {"": _joined(spec, good, graph.payloads[op.name].to_pylist()), ERRORS: bad}
+        case Select() | WithColumns() | Where() | Rename() | Drop():  # what their text means is up to the test
+            return {"": [row for one in incoming if (row := meanings[op.name](one)) is not None]}
         case Map(form) | Filter(form) | FlatMap(form) | Route(form, _):
             function = meanings[op.name] if form is Form.BATCHES else graph.payloads[op.name]
             answers, bad = _answers(op, incoming, function)

@@ -252,6 +252,7 @@ class _Builder:
                 self.union: 4,
                 self.route: 2,
                 self.lookup: 2,
+                self.columns: 2,
                 self.transform: 2,
                 self.bypass: 1,
             }
@@ -336,6 +337,34 @@ class _Builder:
         for branch in branches:
             self.add(routed[branch], expansions)
         self.add_errors(routed[branches[0]], expansions)
+
+    def columns(self) -> None:
+        """An operator with expressions, beside what its text means."""
+        stream, expansions = self.pick()
+        kind = self.rng.choice(("select", "with_columns", "where", "rename", "drop"))
+        column = self.column(stream, NUMBER)
+        texts = [each.name for each in stream.schema if each.type.equals(TEXT)]
+        if not column or len(texts) < 2:
+            return
+        name, text, new = self.name(kind), self.rng.choice(texts[1:]), self.name("column")
+        meaning: Callable[[Row], Row | None]
+        if kind == "select":
+            made: Stream = stream.select(name, "*", f"upper({text}) AS {new}")
+            meaning = lambda row: {**row, new: row[text] and row[text].upper()}  # noqa: E731
+        elif kind == "with_columns":
+            made = stream.with_columns(name, {column: f"CASE WHEN {column} > 3 THEN NULL ELSE {column} END"})
+            meaning = lambda row: {**row, column: None if (row[column] or 0) > 3 else row[column]}  # noqa: E731
+        elif kind == "where":
+            made = stream.where(name, f"{column} > 0 OR {text} IS NULL")
+            meaning = lambda row: row if (row[column] or 0) > 0 or row[text] is None else None  # noqa: E731
+        elif kind == "rename":
+            made = stream.rename(name, {text: new})
+            meaning = lambda row: {new if each == text else each: value for each, value in row.items()}  # noqa: E731
+        else:
+            made = stream.drop(name, text)
+            meaning = lambda row: {each: value for each, value in row.items() if each != text}  # noqa: E731
+        self.case.meanings[name] = meaning
+        self.add(made, expansions)
 
     def lookup(self) -> None:
         stream, expansions = self.pick()
