@@ -11,7 +11,7 @@ from midstream.testing import MigrateAt
 
 
 def random_migrations(rng: random.Random, epochs: int) -> list[MigrateAt]:
-    """A few migrations of every stage. What cannot be, because there is nothing to move, is refused, and that is all."""
+    """A few migrations of every stage. What cannot be, because there is nothing to move, is refused, and no more."""
     found = []
     for _ in range(rng.randint(1, 3)):
         epoch = rng.randrange(max(1, epochs - 1))
