@@ -170,6 +170,22 @@ def test_more_than_one_life_goes_on_where_the_last_one_ended(tmp_path: Path):
     assert world.newest() == rescaled(spread(2), 4)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_an_epoch_that_runs_again_has_the_same_step(seed: int, tmp_path: Path, owners: dict[int, Assignment]):
+    """Runs are given up and drivers die, but no epoch has two steps (M8)."""
+    world = World(tmp_path, 10)
+    bins = range(0, 12, 2)
+    run = world.run(
+        MigrateAt.of(1, Move(dict.fromkeys(bins, 1)), strategy="fluid"),
+        seed=seed,
+        faults=Faults(give_up=0.05, crash_driver=0.01, lose_run=0.01),
+    )
+    assert max(moves(owners[epoch], owners[epoch + 1]) for epoch in range(9)) == 1
+    [record] = run.history
+    assert record.outcome is Outcome.APPLIED
+    world.assert_gapless()
+
+
 # ── cancel and reverse ────────────────────────────────────────────────────────────────────────────────────────────
 
 
