@@ -22,13 +22,14 @@ import pyarrow as pa
 
 from midstream import Flow, ListSource, MemorySink, State, Stream, Update, agg
 from midstream.change import prepare
+from midstream.checkpoint.change_records import ChangeRecord
 from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.model import Port
 from midstream.operators.stream import KeyedStream
 from midstream.runtime.local import runtime as local
 from midstream.runtime.local import tasks as local_tasks
 from midstream.runtime.local.tasks import MAX_SLICE
-from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, run_local
+from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, MigrateAt, run_local
 from tests.ledger import Add, Ledger
 from tests.oracle import Row
 from tests.simulation.flows import small_frames
@@ -272,6 +273,9 @@ class ChangingCase:
     totals: dict[str, str] = field(default_factory=dict)
     """Sinks of aggregates, and the sink that has the rows which were added up."""
     changes: list[Planned] = field(default_factory=list)
+    migrations: list[MigrateAt] = field(default_factory=list)
+    moved: list[ChangeRecord] = field(default_factory=list)
+    """What became of the migrations; the history of the run has the changes only."""
     partitions: int = 1
     seed: int = 0
     faults: Faults = field(default_factory=Faults)
@@ -306,16 +310,18 @@ class ChangingCase:
             patch.object(local._Runtime, "_start_driver", restarted),
             patch.object(prepare, "_source", lambda function: ""),
         ):
-            return run_local(
+            run = run_local(
                 self.flow,
                 partitions=self.partitions,
                 seed=self.seed,
                 faults=self.faults,
                 clock=ManualClock(int(AT.timestamp() * 1e6)),
                 checkpoint=self.checkpoint,
-                changes=[change.request() for change in self._as_given()],
+                changes=[*(change.request() for change in self._as_given()), *self.migrations],
                 audit="id",
             )
+        self.moved = [record for record in run.history if record.migration is not None]
+        return replace(run, history=tuple(record for record in run.history if record.migration is None))
 
     def _as_given(self) -> list[Planned]:
         """A batch operator is given the batch form of its function."""

@@ -37,7 +37,7 @@ from midstream.runtime.local import control as local_control
 from midstream.runtime.local import runtime as local
 from midstream.runtime.local.runtime import run_graph
 from midstream.state import lineage, mapped
-from midstream.testing import Faults, LocalRun, ManualClock
+from midstream.testing import Faults, LocalRun, ManualClock, MigrateAt
 from tests.assignments import uneven
 from tests.epochs import small_blocks
 from tests.keyed_oracle import KeyedOracle, us
@@ -290,6 +290,8 @@ class KeyedCase:
     seen: dict[str, dict[int, list[Row]]] = field(default_factory=dict)
     """What plain readers saw in these folders when a driver had last started."""
     ledger: Ledger | None = None
+    migrations: list[MigrateAt] = field(default_factory=list)
+    executors: int = 1
     drivers: int = 0
     """How many there were: one in each life, and one after each crash."""
     disagreements: list[str] = field(default_factory=list)
@@ -343,6 +345,8 @@ class KeyedCase:
                         clock=clock,
                         checkpoint=self.checkpoint,
                         close_windows=self.closes and number == len(self.lives) - 1,
+                        changes=[each for each in self.migrations if start <= each.epoch < start + life.epochs],
+                        executors=self.executors,
                     )
                 )
                 start += life.epochs

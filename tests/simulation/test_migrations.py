@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ from midstream.planner.reassignment import rescaled
 from midstream.runtime.local.runtime import run_graph
 from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, MigrateAt, run_local
 from tests.migrated import bin_of
+from tests.simulation.changing_check import check_changes
+from tests.simulation.changing_flows import changing_case_of
+from tests.simulation.keyed_flows import check_keyed, keyed_case_of
+from tests.simulation.moving import random_migrations
 
 BAD_LUCK = Faults(crash=0.02, speculate=0.02, repeat=0.2, give_up=0.01, crash_driver=0.01, lose=0.2, lose_output=0.02)
 STAGE = StageIndex(1)
@@ -164,6 +169,22 @@ def test_more_than_one_life_goes_on_where_the_last_one_ended(tmp_path: Path):
     world.assert_gapless()
     assert [record.outcome for record in second.history] == [Outcome.APPLIED]
     assert world.newest() == rescaled(spread(2), 4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_epoch_that_runs_again_has_the_same_step(seed: int, tmp_path: Path, owners: dict[int, Assignment]):
+    """Runs are given up and drivers die, but no epoch has two steps (M8)."""
+    world = World(tmp_path, 10)
+    bins = range(0, 12, 2)
+    run = world.run(
+        MigrateAt.of(1, Move(dict.fromkeys(bins, 1)), strategy="fluid"),
+        seed=seed,
+        faults=Faults(give_up=0.05, crash_driver=0.01, lose_run=0.01),
+    )
+    assert max(moves(owners[epoch], owners[epoch + 1]) for epoch in range(9)) == 1
+    [record] = run.history
+    assert record.outcome is Outcome.APPLIED
+    world.assert_gapless()
 
 
 # ── cancel and reverse ────────────────────────────────────────────────────────────────────────────────────────────
@@ -330,3 +351,28 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path):
         run = world.run(MigrateAt.of(1, Rescale(4)), update, seed=5, faults=BAD_LUCK)
         stories.append((world.out.rows, [record.outcome for record in run.history], run.story))
     assert stories[0] == stories[1]
+
+
+# ── every operator with state, and every kind of change ───────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_operators_remember_moves_with_its_bin(seed: int, tmp_path: Path):
+    """Values, lists, maps, timers, windows, sessions, joins: rows and what is left of state are the oracle's, with
+    several executors that have copies of their own, and tasks, drivers and executors that are lost (M9, M10)."""
+    case = keyed_case_of(3000 + seed, tmp_path)
+    rng = random.Random(f"migrations {seed}")
+    case.migrations, case.executors = random_migrations(rng, case.length), rng.choice((1, 2, 3))
+    if case.executors > 1 and rng.random() < 0.5:
+        case.faults = replace(case.faults, lose_executor=0.002)
+    runs = check_keyed(case)
+    assert any(record.migration for record in runs[-1].history)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_migrations_beside_changes_of_random_flows(seed: int, tmp_path: Path):
+    """Rows never meet a mixture of functions, whatever moves meanwhile; failing changes are taken back alone."""
+    case = changing_case_of(4000 + seed, tmp_path)
+    case.migrations = random_migrations(random.Random(f"migrations {seed}"), case.length)
+    check_changes(case)
+    assert case.moved

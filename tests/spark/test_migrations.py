@@ -18,9 +18,8 @@ DATA = [[{"id": ROWS * epoch + i, "k": f"user {(7 * epoch + i) % 50}"} for i in 
 
 def numbered(key: Any, row: Any, state: Any) -> dict[str, Any]:
     state.set(state.get(0) + 1)
-    context = TaskContext.get()
-    assert context is not None
-    return {**row, "n": state.get(), "partition": context.partitionId()}
+    context = TaskContext.get()  # none in preflight, on the driver
+    return {**row, "n": state.get(), "partition": -1 if context is None else context.partitionId()}
 
 
 def numbered_anew(key: Any, row: Any, state: Any) -> dict[str, Any]:

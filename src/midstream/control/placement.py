@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import msgspec
 
 from midstream.control.messages import Commit, Places, Prefetched, PrefetchRequest
+from midstream.errors import FlowError
 from midstream.ids import BinId, Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.planner.assignment import Assignment
 
-__all__ = ["ExecutorShare", "Placement", "Warmth"]
+__all__ = ["ExecutorShare", "Placement", "Warmth", "require_possible"]
 
 
 class ExecutorShare(msgspec.Struct, frozen=True):
@@ -122,3 +123,19 @@ class Placement:
                 partitions[stage] = tuple(own)
                 bins[stage] = sum(len(assignment.owned_by(partition)) for partition in own)
         return ExecutorShare(str(name), partitions, bins)
+
+
+def require_possible(request: PrefetchRequest, assignments: Mapping[StageIndex, Assignment]) -> None:
+    """Refuse a request for a stage or a bin that does not exist. Raises :class:`FlowError`."""
+    assignment = assignments.get(request.stage)
+    if assignment is None:
+        raise FlowError(
+            f"executor {request.executor} cannot load ahead for stage {request.stage}: stages behind an exchange "
+            f"are {', '.join(map(str, sorted(assignments))) or 'none'}"
+        )
+    if unknown := [number for number in request.bins if not 0 <= number < assignment.bins]:
+        raise FlowError(f"there is no bin {unknown[0]}; the bins of a stage are 0 to {assignment.bins - 1}")
+    if request.bytes_per_s < 1:
+        raise FlowError(
+            f"executor {request.executor} cannot load ahead at {request.bytes_per_s} bytes a second; give 1 or more"
+        )

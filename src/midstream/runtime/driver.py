@@ -56,8 +56,8 @@ from midstream.control.messages import (
     Reject,
     TaskFailed,
 )
-from midstream.control.placement import Placement
-from midstream.errors import CheckpointError, FlowError, MidstreamError, ProtocolError
+from midstream.control.placement import Placement, require_possible
+from midstream.errors import CheckpointError, MidstreamError, ProtocolError
 from midstream.flow.edits import reassignments_in
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import DatabaseSink
@@ -494,24 +494,9 @@ class Driver:
         requests = tuple(requests)
         with self._lock:
             for request in requests:
-                self._require_possible(request)
+                require_possible(request, self.changes.configuration.assignments)
             self.placement.wanted(requests)
             self.hear(self._control.tell(PrefetchWanted(requests)))
-
-    def _require_possible(self, request: PrefetchRequest) -> None:
-        assignments = self.changes.configuration.assignments
-        assignment = assignments.get(request.stage)
-        if assignment is None:
-            raise FlowError(
-                f"executor {request.executor} cannot load ahead for stage {request.stage}: stages behind an exchange "
-                f"are {', '.join(map(str, sorted(assignments))) or 'none'}"
-            )
-        if unknown := [number for number in request.bins if not 0 <= number < assignment.bins]:
-            raise FlowError(f"there is no bin {unknown[0]}; the bins of a stage are 0 to {assignment.bins - 1}")
-        if request.bytes_per_s < 1:
-            raise FlowError(
-                f"executor {request.executor} cannot load ahead at {request.bytes_per_s} bytes a second; give 1 or more"
-            )
 
     # ── savepoints ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -13,7 +13,6 @@ import random
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -21,7 +20,6 @@ import msgspec
 import pyarrow as pa
 
 from midstream.change.configuration import Configuration, configuration_of, first_configuration
-from midstream.change.migration_request import MigrationRequest, migration_request
 from midstream.change.prepare import scheduler_of
 from midstream.change.trial import Changes, Request
 from midstream.checkpoint.audit_files import check_audit, read_history
@@ -70,6 +68,7 @@ from midstream.runtime.local.executors import LocalExecutor, LocalExecutors, che
 from midstream.runtime.local.run import ChangeAt, Faults, LocalRun, MigrateAt
 from midstream.runtime.local.stage import StageTasks, thinned
 from midstream.runtime.local.tasks import Attempt, peer_of
+from midstream.runtime.local.wishes import Reconsideration, migration_of, wishes
 from midstream.runtime.walk import walk
 from midstream.state.access import StateAccess
 
@@ -96,37 +95,6 @@ class _RequestRefused(DriverCrashed):
 
 class _RunLost(Exception):
     """The run in progress has failed, but no function has."""
-
-
-@dataclass(frozen=True)
-class _Reconsideration:
-    """A migration is cancelled or reversed."""
-
-    epoch: int
-    of: MigrateAt
-    is_back: bool
-
-
-def _wishes(changes: Sequence[ChangeAt | MigrateAt]) -> Iterator[ChangeAt | MigrateAt | _Reconsideration]:
-    """All that is to be requested."""
-    for each in changes:
-        yield each
-        if isinstance(each, MigrateAt):
-            for epoch, is_back in ((each.cancel, False), (each.reverse, True)):
-                if epoch is not None:
-                    yield _Reconsideration(epoch, each, is_back)
-
-
-def _migration_of(wanted: MigrateAt) -> MigrationRequest:
-    return migration_request(
-        wanted.edits,
-        by="test",
-        strategy=wanted.strategy,
-        budget=wanted.budget,
-        prewarm=wanted.prewarm,
-        at=wanted.at,
-        queue=wanted.queue,
-    )
 
 
 def run_graph(
@@ -255,7 +223,7 @@ class _Runtime:
         self._progress: list[EpochProgress] = []
         self._metrics = JobMetrics()
         self._observations: list[Observation] = []
-        self._wanted = deque(sorted(_wishes(changes), key=lambda each: each.epoch))
+        self._wanted = deque(sorted(wishes(changes), key=lambda each: each.epoch))
         self._numbers: dict[int, int] = {}
         """The number of each migration that was requested, by the identity of its wish."""
         self._eagerness = rng.choice(EAGERNESS)
@@ -424,7 +392,7 @@ class _Runtime:
                         self._change(wanted)
                     case MigrateAt():
                         self._migrate(wanted)
-                    case _Reconsideration():
+                    case Reconsideration():
                         self._turn(wanted)
             except MidstreamError as error:
                 raise _RequestRefused(error) from None
@@ -445,12 +413,12 @@ class _Runtime:
 
     def _migrate(self, wanted: MigrateAt) -> None:
         try:
-            self._numbers[id(wanted)] = self._driver.migrating.migrate(_migration_of(wanted)).number
+            self._numbers[id(wanted)] = self._driver.migrating.migrate(migration_of(wanted)).number
         except FlowError:
             if not wanted.if_possible:
                 raise
 
-    def _turn(self, wanted: _Reconsideration) -> None:
+    def _turn(self, wanted: Reconsideration) -> None:
         migration = self._driver.migrations.find(self._numbers.get(id(wanted.of), 0))
         if migration is None:
             return  # it was refused, or has ended
