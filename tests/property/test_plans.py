@@ -226,6 +226,11 @@ def without_filter(graph: Graph, rng: random.Random) -> Graph:
     return replace(graph, operators=tuple(kept))
 
 
+def readers(plan: Plan) -> dict[int, tuple[str, ...]]:
+    """Who reads each wire, by number."""
+    return {wire.id: wire.consumers for wire in plan.wires}
+
+
 def identities(plan: Plan) -> dict[int, tuple[Port, tuple[int, int] | None]]:
     """The identity of each wire, by number: its port, and the segment and the depth of the stage it leads to."""
     starts = {segment: plan.segment(segment)[0].index for segment in range(plan.segments)}
@@ -245,7 +250,7 @@ def test_wires_keep_their_numbers_and_no_number_is_reused(rng):
     graph = random_case(rng).flow.graph
     plan = compile_plan(graph)
     assert sorted(wire.id for wire in plan.wires) == list(range(len(plan.wires))), "the first plan counts from 0"
-    owners = identities(plan)
+    owners, known = identities(plan), readers(plan)
     for step in range(6):
         graph = with_filter(graph, step, rng) if rng.random() < 0.6 else without_filter(graph, rng)
         before, plan = identities(plan), compile_plan(graph, plan.numbers)
@@ -255,5 +260,9 @@ def test_wires_keep_their_numbers_and_no_number_is_reused(rng):
             if wire in after.values():
                 assert after[number] == wire
         for number, wire in after.items():
-            assert owners.setdefault(number, wire) == wire
+            was, place = owners.setdefault(number, wire)
+            same_readers = (place, known.get(number)) == (wire[1], readers(plan)[number])
+            assert (was, place) == wire or same_readers, "a number stays with a port, or with the readers of a place"
+        owners.update(after)
+        known.update(readers(plan))
         assert {feed for feed in plan.feeds.values() if isinstance(feed, int)} <= set(after)

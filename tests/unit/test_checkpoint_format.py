@@ -24,6 +24,7 @@ from midstream.checkpoint.change_records import (
     StepRecord,
     UpdateRecord,
 )
+from midstream.checkpoint.layouts import StateLayout
 from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.rewind_record import Rewind
 from midstream.checkpoint.savepoints import Savepoint
@@ -75,6 +76,7 @@ DOCUMENTS = {
     "Port": Port,
     "Assignment": Assignment,
     "Numbers of wires": WireNumbers,
+    "Layout of state": StateLayout,
     "Numbered wire": NumberedWire,
     "Place": Place,
     "State migration": StateMigration,

@@ -15,7 +15,7 @@ from midstream.errors import FlowError, FunctionError, MidstreamError
 from midstream.flow.edits import Edit, Redraw, Update
 from midstream.flow.functions import likeness
 from midstream.flow.model import Graph, Operator
-from midstream.flow.plan_steps import Add, Connect, Drop, Step
+from midstream.flow.plan_steps import Add, Connect, Step, TakeOut
 from midstream.flow.sinks import CallSink, DatabaseSink, MemorySink
 
 __all__ = ["Deployment", "deployment_of"]
@@ -44,7 +44,7 @@ def deployment_of(
         )
     _check_sources(graph, script)
     migrations = dict(migrate or {})
-    dropped: list[Step] = [Drop(op.name) for op in graph if op.name not in script]
+    dropped: list[Step] = [TakeOut(op.name) for op in graph if op.name not in script]
     added: list[Step] = []
     connected: list[Step] = []
     updates: list[Update] = []
@@ -58,7 +58,7 @@ def deployment_of(
         old = graph[op.name]
         update = _update(old, op, graph.payloads.get(op.name), payload, migrations.get(op.name))
         if update is _ANOTHER:
-            dropped.append(Drop(op.name))
+            dropped.append(TakeOut(op.name))
             added.append(addition)
             continue
         if old.inputs != op.inputs:

@@ -23,7 +23,7 @@ from midstream.checkpoint.change_records import (
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.flow.graph_format import CODEC
 from midstream.flow.model import Graph, Operator, Port
-from midstream.flow.plan_steps import Add, Connect, Drop, Step
+from midstream.flow.plan_steps import Add, Connect, Step, TakeOut
 from midstream.ids import Digest
 from midstream.planner.merged_flow import difference_of
 
@@ -109,7 +109,7 @@ def steps_towards(graph: Graph, edits: Iterable[PlanRecord], load: Load) -> tupl
         is_there = name in graph
         if isinstance(edit, RemoveRecord):
             if is_there:
-                steps.append(Drop(name))
+                steps.append(TakeOut(name))
             given.pop(name, None)
             continue
         op = described_operator(edit)
@@ -117,7 +117,7 @@ def steps_towards(graph: Graph, edits: Iterable[PlanRecord], load: Load) -> tupl
             mine = _kind_of(graph[name])
             if mine == _kind_of(op) or mine not in gone.get(name, []):
                 continue  # the script has it, or one of its own
-            steps.append(Drop(name))
+            steps.append(TakeOut(name))
         inputs = given.pop(name)[-1]
         takes = tuple(map(parse_ddl, edit.takes))
         payload = None if edit.function == NOT_STORED else load(op, edit.function)

@@ -27,7 +27,7 @@ from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import CheckpointError, MidstreamError
 from midstream.flow.edits import Edit, Move, Redraw, Rescale, Update, added_by, revise
 from midstream.flow.model import Graph, Operator
-from midstream.flow.plan_steps import Add, Drop, Step, outlined
+from midstream.flow.plan_steps import Add, Step, TakeOut, outlined
 from midstream.ids import Digest, Revision
 from midstream.planner.carried_assignments import carried
 from midstream.planner.change_plan import Scheduler
@@ -156,7 +156,7 @@ def _is_left(name: str, first: Configuration, steps: tuple[Step, ...]) -> bool:
         match step:
             case Add(operator=op) if op.name == name:
                 is_there = True
-            case Drop(name=gone) if gone == name:
+            case TakeOut(name=gone) if gone == name:
                 is_there = False
             case _:
                 pass

@@ -28,7 +28,7 @@ from midstream.data.schema import parse_ddl
 from midstream.errors import FlowError
 from midstream.flow.functions import check_callable
 from midstream.flow.model import Graph, Operator, port_schema
-from midstream.flow.plan_steps import Add, Drop, Step, outlined, require_keys
+from midstream.flow.plan_steps import Add, Step, TakeOut, outlined, require_keys
 from midstream.flow.spec import InputChange, OnError, Spec
 from midstream.flow.validate import check_error_column
 
@@ -227,7 +227,7 @@ def added_by(edits: Iterable[Edit]) -> tuple[str, ...]:
 
 def dropped_by(edits: Iterable[Edit]) -> tuple[str, ...]:
     """The operators that a change drops."""
-    return tuple(step.name for step in steps_in(edits) if isinstance(step, Drop))
+    return tuple(step.name for step in steps_in(edits) if isinstance(step, TakeOut))
 
 
 def revise(graph: Graph, edits: Sequence[Edit]) -> Graph:

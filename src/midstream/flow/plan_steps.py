@@ -19,7 +19,7 @@ from midstream.errors import FlowError, MidstreamError
 from midstream.flow.model import Graph, Operator, Port, port_schema
 from midstream.flow.validate import validate
 
-__all__ = ["Add", "Connect", "Drop", "Step", "outlined", "parse_port", "require_keys"]
+__all__ = ["Add", "Connect", "Step", "TakeOut", "outlined", "parse_port", "require_keys"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Add:
 
 
 @dataclass(frozen=True)
-class Drop:
+class TakeOut:
     """An operator is dropped."""
 
     name: str
@@ -55,7 +55,7 @@ class Connect:
         return f"{self.name} reads {', '.join(map(str, self.inputs))}"
 
 
-Step = Add | Drop | Connect
+Step = Add | TakeOut | Connect
 
 _PORT = re.compile(r"([^\[\]:]+)(?:\[([^\[\]:]+)\]|:([^\[\]:]+))?")
 
@@ -113,7 +113,7 @@ def outlined(graph: Graph, steps: Iterable[Step], *, is_whole: bool = True) -> G
                 payloads.pop(op.name, None)
                 if payload is not None:
                     payloads[op.name] = payload
-            case Drop(name=name):
+            case TakeOut(name=name):
                 _require(name, graph, operators)
                 del operators[name]
                 payloads.pop(name, None)
@@ -170,8 +170,8 @@ def require_keys(graph: Graph) -> None:
     for op in graph:
         for keys, port in zip(op.spec.keys_by_input, op.inputs, strict=False):
             producer = graph[port.operator]
-            columns = producer.spec.partition_by
-            if columns == keys and not port.branch:
+            columns = graph.key_of(port)
+            if columns == keys:
                 continue
             wanted = f"rows brought together by ({', '.join(keys)})" if keys else "all rows in one task"
             found = (
@@ -180,6 +180,6 @@ def require_keys(graph: Graph) -> None:
                 else f"{str(port)!r}, a {producer.kind}"
             )
             raise FlowError(
-                f"{op.kind} {op.name!r} needs {wanted}, but would read {found}. It must follow a key_by of its own key "
-                f"directly: insert before that key_by, or insert a key_by as well"
+                f"{op.kind} {op.name!r} needs {wanted}, but would read {found}. Between it and a key_by of its own key may "
+                f"only be operators that leave the key columns alone: insert before that key_by, or insert a key_by too"
             )

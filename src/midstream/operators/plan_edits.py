@@ -11,7 +11,7 @@ from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, Insert, Redraw, Remove, Rewire
 from midstream.flow.functions import check_callable
 from midstream.flow.model import Graph, Operator, Port
-from midstream.flow.plan_steps import Add, Connect, Drop, Step, outlined, parse_port
+from midstream.flow.plan_steps import Add, Connect, Step, TakeOut, outlined, parse_port
 from midstream.operators.builder import Flow
 from midstream.operators.stream import Stream
 
@@ -148,7 +148,7 @@ def _removed(graph: Graph, edit: Remove) -> list[Step]:
             if graph[name].spec.inputs_are_alike:
                 inputs = list(dict.fromkeys(inputs))
             steps.append(Connect(name, tuple(inputs)))
-    return [*steps, Drop(op.name)]
+    return [*steps, TakeOut(op.name)]
 
 
 def _rewired(graph: Graph, edit: Rewire) -> list[Step]:

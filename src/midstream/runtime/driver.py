@@ -57,7 +57,7 @@ from midstream.control.messages import (
     TaskFailed,
 )
 from midstream.control.placement import Placement, require_possible
-from midstream.errors import CheckpointError, MidstreamError, ProtocolError
+from midstream.errors import CheckpointError, FlowError, MidstreamError, ProtocolError
 from midstream.flow.edits import reassignments_in
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import DatabaseSink
