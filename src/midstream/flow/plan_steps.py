@@ -180,6 +180,6 @@ def require_keys(graph: Graph) -> None:
                 else f"{str(port)!r}, a {producer.kind}"
             )
             raise FlowError(
-                f"{op.kind} {op.name!r} needs {wanted}, but would read {found}. Between it and a key_by of its own key may "
-                f"only be operators that leave the key columns alone: insert before that key_by, or insert a key_by too"
+                f"{op.kind} {op.name!r} needs {wanted}, but would read {found}. Between it and a key_by of its own key "
+                f"may only be operators that leave the key columns alone: insert before that key_by, or a key_by too"
             )
