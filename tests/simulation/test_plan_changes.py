@@ -322,9 +322,18 @@ def test_bad_edits_are_refused_and_nothing_changes(what: str):
 
 def test_an_edge_that_crosses_into_another_key_is_refused():
     flow, _ = keyed()
-    inserted = Insert(lambda rows: rows.filter("f", lambda row: True), between=("by k", "count"))
-    with pytest.raises(FlowError, match="must follow a key_by of its own key"):
+    inserted = Insert(lambda rows: rows.map("m", lambda row: row), between=("by k", "count"))
+    with pytest.raises(FlowError, match="may only be operators that leave the key columns alone"):
         run_local(flow, changes=[ChangeAt.of(0, inserted)], clock=ManualClock())
+
+
+def test_what_leaves_the_key_alone_can_be_inserted_behind_a_key_by():
+    flow, out = keyed()
+    inserted = Insert(lambda rows: rows.filter("none", lambda row: False), between=("by k", "count"))
+    run = run_local(flow, changes=[ChangeAt.of(0, inserted, scheduler="epoch")], clock=ManualClock())
+    assert [record.outcome for record in run.history] == [Outcome.APPLIED]
+    assert out.tables[0].num_rows > 0
+    assert sum(table.num_rows for epoch, table in out.tables.items() if epoch > 0) == 0
 
 
 def test_removing_what_others_read_by_a_branch_is_refused():
