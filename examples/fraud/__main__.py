@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, spark: Any = None, console: Con
     # A bounded epoch keeps the display moving when the job has to catch up.
     load = surge(options.rate, options.seconds)
     source = Bank().payments(load, max_rows_per_epoch=max(int(options.rate * options.seconds / 15), 1))
-    models, mixtures = train(), MemorySink()
+    models, mixtures = train(by_likeness=True), MemorySink()
     flow = build(source, FileSink(folder / "alerts"), models, mixtures)
     console.print(render(flow.graph), markup=False)
 

@@ -23,12 +23,13 @@ from .models import Combine, FraudModel, Models
 if TYPE_CHECKING:
     from midstream import Change, Job
 
-CHANGE_AT, BREAK_AT = 0.3, 0.6
+CHANGE_AT, BREAK_AT = 0.4, 0.6
 """When they come, as shares of the payments."""
 TOO_MUCH = 200.0
 """About one payment in fifty: a trial of ten short epochs is sure to meet some."""
 PATIENCE_S = 60.0
-INTO_THE_EPOCH_S = 0.8
+CHECKS_MS = 40.0
+"""About what it takes to check a change with models of some megabytes, before tasks are told."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,17 @@ class Show:
         while self.job.metrics.rows_in < share * self.payments:
             if not self.job.await_epoch(self.job.metrics.epochs + 1, PATIENCE_S):
                 return False
-        time.sleep(INTO_THE_EPOCH_S)  # between two epochs there is nothing to see: no task has to be told
+        time.sleep(self._until_fm_works_s())
         return True
+
+    def _until_fm_works_s(self) -> float:
+        """From the beginning of an epoch, how long to wait so that a change comes when the tasks of FM are at work.
+
+        They need not be: a change that comes at another moment has no task to wait for, and nothing to show. It is a
+        guess from the last epoch; :attr:`midstream.Change.met` says what the change has met.
+        """
+        work = [phase for phase in self.job.progress[-1].phases if phase.name.startswith("stage")][-1]
+        return max(0.0, (work.began_ms + work.ended_ms) / 2 - CHECKS_MS) / 1000
 
     def lines(self, old: int, new: int, mixtures: int) -> Iterator[tuple[str, str]]:
         """What to tell: alerts of the old and of the new pair, and payments that met a mixture."""

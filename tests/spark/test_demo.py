@@ -19,7 +19,7 @@ SECONDS, RATE = 6.0, 3_000.0
 
 def judged(source, count):
     """All payments with their verdicts by the old pair and by the new one, calling functions one after the other."""
-    bank, models = Bank(), train()
+    bank, models = Bank(), train(by_likeness=True)
     rows = pa.Table.from_batches(list(source.rows(0, count, start_us=0)))
     rows = rows.join(bank.customers(), "user").join(bank.merchants(), "merchant").combine_chunks().to_batches()[0]
     models.customer.open()
@@ -69,6 +69,7 @@ def test_the_demo_judges_every_payment_once_and_changes_its_models_meanwhile(spa
     assert "FC" in told
     assert "epoch 0" in told
     assert "FM and MC under load, applied" in told
+    assert any(f"it {met}" in told for met in ("met ", "came within", "fell between", "took effect"))
     assert f"0 of {source.total:,} payments met the old FM and the new MC" in told
     assert f"precision {summary.precision:.0%}" in told
     assert str(summary.folder) in told

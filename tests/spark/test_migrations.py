@@ -87,3 +87,11 @@ def test_a_job_is_rescaled_up_and_down_under_load_and_goes_on_after_a_restart(sp
     steps = [step for record in job.history() if record.migration for step in record.migration.steps]
     assert all(step.epoch_ms > 0 and step.step_ms > 0 for step in steps)
     print("ms per step", [step.step_ms for step in steps])
+
+
+@pytest.mark.slow
+def test_the_example_of_moved_state_misnumbers_no_visit(spark: Any, capsys: Any) -> None:
+    from examples.moving_state import main
+
+    assert main(spark) == []
+    assert "4 partitions: 128 bins moved" in capsys.readouterr().out

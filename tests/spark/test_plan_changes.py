@@ -60,6 +60,17 @@ def flow_of(spark: Any, sink: Any, function: Any = passing, **parts: bool) -> Fl
     return flow
 
 
+@pytest.mark.slow
+def test_the_example_of_a_deployment_leaves_nothing_to_deploy(spark: Any, capsys: Any) -> None:
+    from examples.deploying import main
+
+    totals = main(spark)
+    assert len(totals) == 20
+    assert all(0 < row["fee"] < row["cents"] for row in totals)
+    assert "adds where 'sold'" in (told := capsys.readouterr().out)
+    assert "left to deploy: None" in told
+
+
 def epochs_of(out: MemorySink) -> dict[int, list[int]]:
     return {epoch: sorted(row["n"] for row in table.to_pylist()) for epoch, table in out.tables.items()}
 

@@ -52,6 +52,8 @@ def test_an_example_uses_the_public_api(file):
         pytest.param("fraud", "fraud.flow:flow", "by merchant", marks=pytest.mark.long),  # imports scikit-learn
         ("ledger", "ledger.flow:flow", "by outcome"),
         ("spending.py", "spending.py:flow", "hurry"),
+        ("moving_state.py", "moving_state.py:flow", "number"),
+        ("deploying.py", "deploying.py:second", "sold"),
     ],
 )
 def test_a_copy_of_an_example_works_where_only_the_library_is(example, target, operator, tmp_path):
