@@ -25,6 +25,7 @@ from midstream.version import __version__
 
 if TYPE_CHECKING:
     from midstream.change.change import Change
+    from midstream.change.forget import forget_state
     from midstream.change.fork import fork
     from midstream.change.migration import Migration
     from midstream.change.migration_goals import Drain, Rebalance
@@ -75,6 +76,7 @@ __all__ = [
     "agg",
     "committed_files",
     "delete_savepoint",
+    "forget_state",
     "fork",
     "local_session",
     "rewind",
@@ -97,6 +99,7 @@ _LOADED_WHEN_USED = {
     "Savepoint": "midstream.checkpoint.savepoints",
     "committed_files": "midstream.checkpoint.sink_files",
     "delete_savepoint": "midstream.change.savepoint",
+    "forget_state": "midstream.change.forget",
     "fork": "midstream.change.fork",
     "rewind": "midstream.change.rewind",
     "savepoints": "midstream.change.savepoint",

@@ -15,6 +15,7 @@ from midstream.change.fork import ForkRecord
 from midstream.checkpoint.change_records import (
     ChangeEvent,
     ChangeRecord,
+    ForgetRecord,
     InsertRecord,
     MigrationRecord,
     MoveRecord,
@@ -65,6 +66,7 @@ DOCUMENTS = {
     "Insert": InsertRecord,
     "Remove": RemoveRecord,
     "Rewire": RewireRecord,
+    "Forget": ForgetRecord,
     "Event of a change": ChangeEvent,
     "Program": StageProgram,
     "Stage": Stage,

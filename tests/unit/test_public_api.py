@@ -56,6 +56,7 @@ def test_midstream_exports_exactly_these_names():
         "agg",
         "committed_files",
         "delete_savepoint",
+        "forget_state",
         "fork",
         "local_session",
         "rewind",

@@ -20,6 +20,7 @@ class BinBytes:
     """
 
     def __init__(self, committed: CommittedState | None = None, plan: Plan | None = None) -> None:
+        self._committed = committed
         self._by_stage: dict[StageIndex, Weights] = {}
         if committed is None or plan is None:
             return
@@ -29,6 +30,10 @@ class BinBytes:
                 if lineage is not None:
                     found = lineage.bytes_behind(np.zeros(lineage.space.bins, "S16"), lineage.space.all)
                     self._by_stage[stage.index] = self._by_stage.get(stage.index, np.zeros(len(found))) + found
+
+    def in_plan(self, plan: Plan) -> BinBytes:
+        """The same state, in the stages of another plan."""
+        return BinBytes(self._committed, plan)
 
     def __call__(self, move: BinMove) -> int:
         """The bytes that move with a bin."""

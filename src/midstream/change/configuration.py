@@ -22,6 +22,7 @@ __all__ = [
     "FIELDS",
     "FIRST_REVISION",
     "Configuration",
+    "configuration_left",
     "configuration_of",
     "first_configuration",
     "read_configuration",
@@ -137,6 +138,15 @@ def read_configuration(data: bytes, revision: Revision) -> Configuration:
 def configuration_of(manifest: Manifest, store: BlobStore) -> Configuration:
     """The configuration of the job at the end of a committed epoch."""
     return read_configuration(store.get(manifest.configuration), manifest.revision)
+
+
+def configuration_left(manifest: Manifest, store: BlobStore) -> Configuration:
+    """The configuration that a restart continues from: without operators whose kept state is not there any more.
+
+    Its document is not that of the manifest then, so it cannot stand for what the epoch needs.
+    """
+    found = configuration_of(manifest, store)
+    return replace(found, kept={name: each for name, each in found.kept.items() if name in manifest.lineages})
 
 
 def first_configuration(

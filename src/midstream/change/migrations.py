@@ -267,6 +267,7 @@ class Migrations:
 
     def reverse(self, migration: Migration) -> Migration | MigrationRequest:
         """Turn round a migration that is running; for one that has ended, returns what is to be requested."""
+        self._follow_plan()
         running = self._running
         if running is not None and running.migration is migration:
             migration.revise(self._log.keep, is_reversed=not migration.plan.is_reversed)
@@ -298,6 +299,7 @@ class Migrations:
         self._next = Epoch(epoch + 1)
         if self._step is not None:
             return  # the epoch runs again with its step
+        self._follow_plan()
         if self._free_from is not None and epoch < self._free_from:
             return
         if self._changes.is_reassigning:
@@ -325,8 +327,6 @@ class Migrations:
     def _make_step(self, running: RunningMigration, epoch: Epoch, committed: CommittedState, began: float) -> None:
         """Make the next step, unless its takers are to load state first."""
         configuration = self._changes.configuration
-        if running.stages != stages_of(self._plan, running.migration.plan):
-            self._follow_plan(running)
         itinerary = Itinerary(running.target)
         if running.planned is None:
             if not itinerary.left(configuration.assignments):
@@ -363,7 +363,7 @@ class Migrations:
         be stored while an epoch is computed. Nothing depends on it."""
         running, configuration = self._running, self._changes.configuration
         ahead = None if running is None or self._step is None else running.peek()
-        if running is None or ahead is None:
+        if running is None or ahead is None or not self._is_in_step_with_plan(running):
             return None
         then = Itinerary(running.target).after_step(configuration.assignments, ahead)
         return configuration.with_assignments(then)
@@ -376,8 +376,10 @@ class Migrations:
         if step is None:
             self._steady.append(epoch_ms)
             return
+        self._follow_plan()
         running = self._running
-        assert running is not None, "a step belongs to a migration"
+        if running is None:  # the flow lacks its stages as of this epoch
+            return
         steady = self.steady_ms or 0.0
         running.cost = StepCost(len(step.moves), step.bytes, epoch_ms, steady)
         running.planned, running.patience = None, PATIENCE
@@ -482,12 +484,22 @@ class Migrations:
         running.lay_out(self._changes.configuration.assignments, self._sizes, self.steady_ms)
         self._tell_progress(running, None)
 
-    def _follow_plan(self, running: RunningMigration) -> None:
-        """A change has renumbered the stages, or removed one."""
+    def _is_in_step_with_plan(self, running: RunningMigration) -> bool:
+        return running.stages == stages_of(self._plan, running.migration.plan)
+
+    def _follow_plan(self) -> None:
+        """A change may have renumbered the stages, or removed some, since the running migration was last looked at."""
+        running = self._running
+        if running is None or self._is_in_step_with_plan(running):
+            return
         plan = running.migration.plan
         running.stages = stages_of(self._plan, plan)
         running.target = targets_of(self._plan, goal_documents(plan))
-        running.planned, running.cost = None, None
+        running.planned, running.cost, running.waited = None, None, 0
+        if not running.target:
+            self._end_running(Outcome.STOPPED, "the flow has none of its stages any more")
+            return
+        self._sizes = self._sizes.in_plan(self._plan)
         running.lay_out(self._changes.configuration.assignments, self._sizes, self.steady_ms)
 
     def _arrived(self) -> None:

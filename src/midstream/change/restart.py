@@ -58,9 +58,15 @@ class Restart:
 
 
 def restart_of(
-    first: Configuration, store: BlobStore, records: Sequence[ChangeRecord], committed: Revision | None
+    first: Configuration,
+    store: BlobStore,
+    records: Sequence[ChangeRecord],
+    committed: Revision | None,
+    before: Configuration | None = None,
 ) -> Restart:
     """What to run, given the script's configuration, all changes, and the revision of the last committed epoch.
+
+    ``before`` is what the job ran when it stopped, so that operators without state there are not said to have left any.
 
     Operators that were changed run the newest recorded function, and only that is loaded: older ones may have been
     removed. A pending change goes on trial again. If it led to the revision of the last committed epoch, it was in
@@ -75,7 +81,7 @@ def restart_of(
         revision = Revision(max(revision, committed or 0))
     steps = _steps(first, applied, store, applied)
     known = {name: course for name, course in courses(applied).items() if _is_left(name, first, steps)}
-    configuration = _in_force(first, store, known, applied, revision, steps)
+    configuration = _in_force(first, store, known, applied, revision, steps, before or first)
     resumed = None
     if pending is not None:
         try:
@@ -102,6 +108,7 @@ def _in_force(
     applied: Sequence[ChangeRecord],
     revision: Revision,
     steps: tuple[Step, ...],
+    before: Configuration,
 ) -> Configuration:
     """The script's configuration with the plan of the newest change, and the newest function of each operator."""
     if not applied:
@@ -129,7 +136,7 @@ def _in_force(
             assignments=carried(first.plan, first.assignments, plan, first.partitions) if steps else first.assignments,
             blobs=blobs,
             migrations=migrations_of(applied),
-            kept=state_kept(first, graph),
+            kept=state_kept(before, graph),
         )
         return changed.store(store)
     except MidstreamError as error:

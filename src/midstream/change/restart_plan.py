@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 
-from midstream.change.configuration import configuration_of, first_configuration
+from midstream.change.configuration import configuration_left, first_configuration
 from midstream.change.plan_wait import described_plan
 from midstream.change.restart import restart_of
 from midstream.checkpoint.layouts import check_layouts
@@ -35,12 +35,12 @@ def restart_plan(location: str, script: Graph) -> str:
     newest = checkpoint.newest_manifest()
     if newest is None:
         return "no epoch has been committed yet: the job starts with the script"
-    before = configuration_of(newest, checkpoint.blobs)
+    before = configuration_left(newest, checkpoint.blobs)
     packed = pack_blobs(script)
     with tempfile.TemporaryDirectory(prefix="midstream-plan-") as folder:
         store = _Overlay(folder, checkpoint.blobs)
         first = first_configuration(script, store, before.partitions, packed, before.assignments, before)
-        restart = restart_of(first, store, checkpoint.changes.records(), newest.revision)
+        restart = restart_of(first, store, checkpoint.changes.records(), newest.revision, before)
     after = restart.configuration
     check_layouts(after.plan, checkpoint)
     updated = [name for name, digest in after.blobs.items() if before.blobs.get(name, digest) != digest]

@@ -18,6 +18,7 @@ __all__ = [
     "ChangeEvent",
     "ChangeRecord",
     "EditRecord",
+    "ForgetRecord",
     "InsertRecord",
     "MigrationRecord",
     "MoveRecord",
@@ -179,9 +180,23 @@ class RewireRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="rewire"):
         return f"{self.subject}: {', '.join(self.after)}"
 
 
+class ForgetRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="forget"):
+    """State that an operator left when it was removed, and that was dropped while the job was not running."""
+
+    operator: str
+
+    @property
+    def subject(self) -> str:
+        """What it changes, in a few words."""
+        return f"kept state of {self.operator}"
+
+    def __str__(self) -> str:
+        return f"{self.subject}: dropped"
+
+
 PlanRecord = InsertRecord | RemoveRecord | RewireRecord
 """The record of an edit of the plan."""
-EditRecord = UpdateRecord | MoveRecord | RescaleRecord | InsertRecord | RemoveRecord | RewireRecord
+EditRecord = UpdateRecord | MoveRecord | RescaleRecord | InsertRecord | RemoveRecord | RewireRecord | ForgetRecord
 """The record of an edit, by its ``kind``. Each says what its ``subject`` is, and as text what it does."""
 
 

@@ -40,18 +40,20 @@ def _tables(operator: Operator) -> dict[str, str]:
 
 def stored_layouts(checkpoint: Checkpoint, manifest: Manifest) -> dict[str, StateLayout]:
     """The layouts of the operators of a committed epoch that keep state, and of those that left some when they went."""
-    return {**kept_layouts(checkpoint, manifest), **_layouts_in_use(checkpoint, manifest)}
+    return {**kept_layouts(checkpoint, manifest), **layouts_in_use(checkpoint, manifest)}
 
 
 def kept_layouts(checkpoint: Checkpoint, manifest: Manifest) -> dict[str, StateLayout]:
-    """The layouts of state that removed operators have left; older versions did not write them down."""
+    """The layouts of state that removed operators have left and that is still there; older versions did not write them
+    down."""
     what = "the configuration of a revision"
     found = read_document(checkpoint.blobs.get(manifest.configuration), what).get("kept", {})
     layouts: dict[str, StateLayout] = CODEC.decode(found, Mapping[str, StateLayout], what)
-    return layouts
+    return {name: layout for name, layout in layouts.items() if name in manifest.lineages}
 
 
-def _layouts_in_use(checkpoint: Checkpoint, manifest: Manifest) -> dict[str, StateLayout]:
+def layouts_in_use(checkpoint: Checkpoint, manifest: Manifest) -> dict[str, StateLayout]:
+    """The layouts of the operators of a committed epoch that keep state."""
     programs = [StageProgram.from_bytes(checkpoint.blobs.get(digest)) for digest in manifest.programs]
     return {
         op.name: StateLayout(op, program.inputs[op.name])

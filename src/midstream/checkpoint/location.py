@@ -36,6 +36,7 @@ import msgspec
 import pyarrow.fs as pafs
 
 from midstream.checkpoint.change_log import ChangeLog
+from midstream.checkpoint.forgotten import without_forgotten
 from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.rewind_record import Rewind
 from midstream.checkpoint.savepoints import Savepoints
@@ -262,15 +263,29 @@ class Checkpoint:
                 f"the checkpoint {self.location!r} has no manifest of epoch {epoch - 1}, which epoch {epoch} needs. "
                 f"Restore epochs/{epoch - 1:010d} from a copy{self._way_back(Epoch(epoch - 1))}"
             )
-        return found
+        return self.without_forgotten(found)
 
     def newest_manifest(self) -> Manifest | None:
-        """The manifest of the last committed epoch; after a crash, Spark may still run that epoch again."""
+        """The manifest of the last committed epoch; after a crash, Spark may still run that epoch again.
+
+        Like :meth:`manifest_before` it is what a job continues from: :meth:`without_forgotten` state.
+        """
         epochs = self.epochs()
         found = self.manifest(epochs[-1]) if epochs else None
         if found is None and len(epochs) > 1:  # the newest was torn; the previous one must not be
-            return self.manifest(epochs[-2])
-        return found
+            found = self.manifest(epochs[-2])
+        return None if found is None else self.without_forgotten(found)
+
+    def without_forgotten(self, manifest: Manifest) -> Manifest:
+        """A manifest without the state of removed operators that was dropped after its epoch.
+
+        A log of changes that is damaged forgets nothing here. Those who cannot do without the log refuse it themselves.
+        """
+        try:
+            records = self.changes.records()
+        except CheckpointError:
+            return manifest
+        return without_forgotten(manifest, records)
 
     def _may_run_again(self, epoch: Epoch) -> bool:
         """Whether an epoch without a manifest can simply run again: it is the newest, and Spark has not committed it.

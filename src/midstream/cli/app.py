@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from midstream.change.forget import forget_state
 from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.cli.calibrate import calibrate
 from midstream.cli.change import deploy, epoch, explain, history, jobs, revert, status, update
@@ -27,6 +28,7 @@ from midstream.cli.top import top
 from midstream.cli.trust import TrustOption, require_trust
 from midstream.control.journal import read, tell
 from midstream.drawing.render import Style, render
+from midstream.errors import StateError
 from midstream.flow.model import Graph
 from midstream.operators.builder import Flow
 from midstream.planner.stages import compile_plan
@@ -157,11 +159,21 @@ def state(
         str | None, typer.Argument(help="Show only this key; several columns are separated by commas.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many rows.")] = 20,
+    forget: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Drop the state that this removed operator left. The job must not run."),
+    ] = None,
     trust: TrustOption = False,
 ) -> None:
     """Show the keyed state of a job after its last committed epoch. This unpickles objects from the checkpoint."""
     with errors_told():
         require_trust(checkpoint, trust)
+        if forget is not None:
+            if operator is not None:
+                raise StateError("--forget drops state and shows none; leave out the other arguments")
+            record = forget_state(checkpoint, forget)
+            typer.echo(f"{record.plan} (revision {record.revision}): an operator of this name starts empty")
+            return
         reader = StateReader.at(checkpoint)
         if operator is None:
             Console().print(held_table(reader.epoch, reader.overview()))

@@ -372,7 +372,7 @@ class Driver:
         manifest = self._checkpoint.manifest(epoch)
         if manifest is None or manifest.offsets != entry.offsets:
             return None
-        return manifest
+        return self._checkpoint.without_forgotten(manifest)
 
     def _require_state(self, epoch: Epoch, committed: CommittedState) -> None:
         """Refuse an engine's log that is further back than a crash can explain, if the state of that time was swept."""

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from midstream.change.configuration import Configuration
+from midstream.change.configuration import Configuration, configuration_left
 from midstream.change.restart import Restart, drop_changes, restart_of
 from midstream.change.revert import taken_back
 from midstream.checkpoint.change_records import ChangeRecord, whoami
@@ -76,7 +76,9 @@ def restart(
             how="at a start",
         )
         records, settled = list(taken.records), taken.changed
-    found = restart_of(first, checkpoint.blobs, records, committed)
+    newest = checkpoint.newest_manifest()  # a damaged log could not say what was dropped before
+    before = None if newest is None else configuration_left(newest, checkpoint.blobs)
+    found = restart_of(first, checkpoint.blobs, records, committed, before)
     check_layouts(found.configuration.plan, checkpoint)
     for record in (*settled, *found.settled):
         log.keep(record)

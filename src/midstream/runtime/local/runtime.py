@@ -19,7 +19,7 @@ from itertools import chain
 import msgspec
 import pyarrow as pa
 
-from midstream.change.configuration import Configuration, configuration_of, first_configuration
+from midstream.change.configuration import Configuration, configuration_left, configuration_of, first_configuration
 from midstream.change.prepare import scheduler_of
 from midstream.change.trial import Changes, Request
 from midstream.checkpoint.audit_files import check_audit, read_history
@@ -173,7 +173,7 @@ def runtime_of(
             undo.callback(location.release)
             graph = job_start.claim(graph, location, free_folders)
             newest = location.newest_manifest()
-            before = None if newest is None else configuration_of(newest, location.blobs)
+            before = None if newest is None else configuration_left(newest, location.blobs)
             bins = location.identity.bins
             first = first_configuration(graph, location.blobs, partitions, blobs, assignments, before, bins)
             bases = posixpath.join(folder, "bases")

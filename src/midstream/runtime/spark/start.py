@@ -10,7 +10,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-from midstream.change.configuration import FIRST_REVISION, configuration_of, first_configuration
+from midstream.change.configuration import FIRST_REVISION, configuration_left, first_configuration
 from midstream.change.migration_restart import migrations_that_go_on, stop_migrations
 from midstream.change.trial import Changes
 from midstream.checkpoint.audit_files import check_audit
@@ -95,7 +95,7 @@ def start(
         # 3. Store the blobs that workers will fetch.
         newest = location.newest_manifest()
         parallelism = min(int(spark.sparkContext.defaultParallelism), location.identity.bins)
-        before = None if newest is None else configuration_of(newest, location.blobs)
+        before = None if newest is None else configuration_left(newest, location.blobs)
         first = first_configuration(
             graph,
             location.blobs,
