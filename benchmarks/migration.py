@@ -45,6 +45,7 @@ STRIDE = 7_919
 LEAD_S = 6.0
 """The load begins so long after a job is started."""
 PATIENCE_S = 120.0
+STARTS = 10
 STAGE = "by word"
 RESTART = "stop and start"
 
@@ -251,15 +252,24 @@ class Load:
         migration.require(0)
         return next(reversed(self.timeline.ends.values()))[1]
 
+    def places(self) -> tuple[list[int], list[int]] | None:
+        """The partitions of each executor, if there are two with as many."""
+        [shares] = self.job.assignment()
+        found: dict[str | None, list[int]] = {}
+        for share in shares.partitions:
+            found.setdefault(share.executor, []).append(share.partition)
+        match [*found.values()]:
+            case [one, other] if None not in found and len(one) == len(other):
+                return one, other
+        return None
+
     def swap(self) -> tuple[dict[int, int], dict[int, int]]:
         """Moves by which each executor gives every other bin to the other one, and the moves back."""
-        [shares] = self.job.assignment()
-        places = {share.partition: share.executor for share in shares.partitions}
-        names = sorted({name for name in places.values() if name is not None})
-        mine = [sorted(number for number, at in places.items() if at == name) for name in names]
-        if len(mine) != 2 or len(mine[0]) != len(mine[1]) or None in places.values():
-            raise RuntimeError(f"partitions are not spread evenly over two executors, so nothing is measured: {places}")
+        mine = self.places()
+        if mine is None:
+            raise RuntimeError("partitions are not spread evenly over two executors, so nothing is measured")
         partner = dict(zip((*mine[0], *mine[1]), (*mine[1], *mine[0]), strict=True))
+        [shares] = self.job.assignment()
         there, seen = dict[int, int](), dict.fromkeys(partner, 0)
         for number, owner in enumerate(shares.owners):
             seen[owner] += 1
@@ -298,9 +308,11 @@ def run(spark: SparkSession, size: Size, ways: Sequence[Way], tell: Callable[[st
         tell(f"capacity {capacity:,.0f} rows/s; {rate:,} are due")
         schedule = Step((*filled, (time.time() + LEAD_S - start_us / 1e6, rate)))
         events = dict[str, Measured]()
-        job = flow(size.keys, schedule).start(spark, checkpoint=folder)
+        load = placed(
+            lambda: Load(flow(size.keys, schedule).start(spark, checkpoint=folder), timeline, schedule, start_us)
+        )
+        job = load.job
         try:
-            load = Load(job, timeline, schedule, start_us)
             load.follow(lambda: timeline.rows > rows)
             load.epochs(WARM_UP)
             there, back = load.swap()
@@ -324,6 +336,22 @@ def run(spark: SparkSession, size: Size, ways: Sequence[Way], tell: Callable[[st
         timeline.add(job.progress)
         lost, doubled = errors(folder, size.keys, timeline.rows)
     return Result(rate, events, timeline.rows, lost, doubled)
+
+
+def placed(start: Callable[[], Load]) -> Load:
+    """A job whose partitions are spread evenly: Spark places them when a job starts, as tasks happen to end."""
+    for _ in range(STARTS):
+        load = start()
+        try:
+            load.epochs(4)
+            if load.places() is not None:
+                return load
+        except BaseException:
+            load.job.stop()
+            raise
+        load.job.stop()
+        load.timeline.add(load.job.progress)
+    raise RuntimeError(f"in {STARTS} starts, partitions were never spread evenly over two executors")
 
 
 def fill(spark: SparkSession, folder: str, filling: Flow, timeline: Timeline, size: Size) -> None:
