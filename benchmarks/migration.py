@@ -66,7 +66,7 @@ class Size:
 
 
 FULL = Size(10_000_000, 256, 500_000, 6, 25, 10.0, 10, 90.0)
-QUICK = Size(300_000, 32, 50_000, 5, 20, 3.0, 5, 12.0)
+QUICK = Size(200_000, 32, 50_000, 4, 20, 3.0, 5, 8.0)
 WARM_UP = 8
 """Epochs after a start that do not count."""
 BETWEEN = 6
@@ -87,7 +87,7 @@ class Way:
 PREWARMED = Way("budgeted", prewarm=True)
 """How bins are moved unless asked otherwise."""
 SUDDEN, FLUID = Way("sudden", prewarm=False), Way("fluid", prewarm=False)
-QUICK_WAYS = (SUDDEN, FLUID, Way("batched", prewarm=False), Way("sudden", prewarm=True), PREWARMED)
+QUICK_WAYS = (SUDDEN, FLUID, Way("sudden", prewarm=True), PREWARMED)
 WAYS = tuple(Way(name, warm) for warm in (False, True) for name in ("sudden", "fluid", "batched", "budgeted"))
 
 
