@@ -8,20 +8,16 @@ Small exchanges show the cost of planning, large ones that of the join.
 
 from __future__ import annotations
 
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
-import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.report import arguments, closing_line, table
-from midstream import local_session
+from benchmarks.sessions import cluster
 from midstream.runtime.spark.anchors import Anchors
 from midstream.runtime.spark.stage_columns import PreparedColumns
 
@@ -32,14 +28,9 @@ WARM_UP = 3
 def main() -> None:
     """Run it."""
     quick = arguments(__doc__ or "").parse_args().quick
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ["SPARK_HOME"] = str(_spark_home(Path(folder)))  # such a cluster writes into it
-        conf = {"spark.sql.adaptive.enabled": "false"}  # as in the session of a job's query
-        spark = local_session("local-cluster[2,1,1024]", conf)
-        try:
-            found = {rows: _both(spark, rows, 5 if quick else 15) for rows in (400, 200_000 if quick else 2_000_000)}
-        finally:
-            spark.stop()
+    conf = {"spark.sql.adaptive.enabled": "false"}  # as in the session of a job's query
+    with cluster(**conf) as spark:
+        found = {rows: _both(spark, rows, 5 if quick else 15) for rows in (400, 200_000 if quick else 2_000_000)}
     table(
         "An exchange and what it costs, medians",
         ("rows", "plain", "anchored"),
@@ -88,14 +79,6 @@ def _drain(exchanged: DataFrame) -> None:
 
 def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.record_batch({"n": pa.array([sum(batch.num_rows for batch in batches)], pa.int64())})
-
-
-def _spark_home(folder: Path) -> Path:
-    home = folder / "spark"
-    home.mkdir()
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        (home / entry.name).symlink_to(entry)
-    return home
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Spark for benchmarks: one local session with two cores, and streams that cost little to read."""
+"""Spark for benchmarks: a local session with two cores or a small cluster, and streams that cost little to read."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -23,6 +26,22 @@ def session(**conf: str) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
+
+
+@contextlib.contextmanager
+def cluster(**conf: str) -> Iterator[SparkSession]:
+    """A session with two executors, processes of their own with one core each."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        home = Path(folder, "spark")
+        home.mkdir()
+        for entry in Path(pyspark.__file__).parent.iterdir():
+            (home / entry.name).symlink_to(entry)
+        os.environ["SPARK_HOME"] = str(home)  # such a cluster writes into it
+        spark = local_session(f"local-cluster[{CORES},1,1024]", conf)
+        try:
+            yield spark
+        finally:
+            spark.stop()
 
 
 def payments_stream(spark: SparkSession, rows_per_epoch: int) -> DataFrame:

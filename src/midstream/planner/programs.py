@@ -80,6 +80,10 @@ class StageProgram:
         """The blobs of all operators."""
         return frozenset(digest for op in self.operators for digest in self.digests_of(op.name))
 
+    def without_owners(self) -> StageProgram:
+        """What is equal in programs that differ only in who owns which bin."""
+        return replace(self, assignments={})
+
     def owned_by(self, partition: PartitionId) -> tuple[BinId, ...]:
         """The bins that a task owns; none in a stage that is not behind an exchange."""
         assignment = self.assignments.get(self.stage.index)
