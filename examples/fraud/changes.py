@@ -114,8 +114,9 @@ class Show:
         They need not be: a change that comes at another moment has no task to wait for, and nothing to show. It is a
         guess from the last epoch; :attr:`midstream.Change.met` says what the change has met.
         """
-        work = [phase for phase in self.job.progress[-1].phases if phase.name.startswith("stage")][-1]
-        return max(0.0, (work.began_ms + work.ended_ms) / 2 - CHECKS_MS) / 1000
+        stages = [phase for phase in self.job.progress[-1].phases if phase.name.startswith("stage")]
+        middle = (stages[-1].began_ms + stages[-1].ended_ms) / 2 if stages else 0.0
+        return max(0.0, middle - CHECKS_MS) / 1000
 
     def lines(self, old: int, new: int, mixtures: int) -> Iterator[tuple[str, str]]:
         """What to tell: alerts of the old and of the new pair, and payments that met a mixture."""
