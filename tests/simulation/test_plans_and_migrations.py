@@ -130,7 +130,7 @@ def test_plans_change_in_the_midst_of_migrations_and_the_other_way_round(seed: i
     strategy = rng.choice((StepStrategy.FLUID, StepStrategy.BATCHED))
     scheduler = rng.choice(("fries", "epoch", "replay"))
     # Even seeds migrate first, so that the plan changes between two steps; odd ones change the plan first.
-    changes = [
+    changes: list[ChangeAt | MigrateAt] = [
         MigrateAt.of(2 if seed % 2 == 0 else 4, Move(dict.fromkeys(moved, 1), "count"), strategy=strategy, queue=True),
         ChangeAt.of(4 if seed % 2 == 0 else 3, INSERT, scheduler=scheduler),
         MigrateAt.of(13, Rescale(3), strategy="batched", queue=True, if_possible=True, cancel=20),
