@@ -66,7 +66,7 @@ class Size:
 
 
 FULL = Size(10_000_000, 256, 500_000, 6, 25, 10.0, 10, 90.0)
-QUICK = Size(200_000, 32, 50_000, 4, 20, 3.0, 5, 8.0)
+QUICK = Size(100_000, 32, 25_000, 4, 20, 3.0, 5, 6.0)
 WARM_UP = 8
 """Epochs after a start that do not count."""
 BETWEEN = 6

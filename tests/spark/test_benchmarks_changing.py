@@ -67,3 +67,22 @@ def test_surge_follows_latency_with_and_without_changes(tmp_path: Path) -> None:
         times = [at for at, _ in course]
         assert times == sorted(times)
         assert all(latency > 0 for _, latency in course)
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_migration_moves_half_of_the_state_in_several_ways_and_counts_every_row_once(tmp_path: Path) -> None:
+    figures = run_quick("migration", tmp_path / "migration.svg")
+    assert (figures["lost"], figures["doubled"]) == (0, 0)
+    runs = figures["runs"]
+    assert {name: run["bins"] for name, run in runs.items()} == {
+        "sudden": 16,
+        "fluid": 16,
+        "sudden, pre-warmed": 16,
+        "budgeted, pre-warmed": 16,
+        "stop and start": 0,
+    }
+    assert (runs["sudden"]["steps"], runs["fluid"]["steps"], runs["sudden, pre-warmed"]["steps"]) == (1, 16, 1)
+    assert runs["sudden"]["read_bytes"] > runs["sudden, pre-warmed"]["read_bytes"], "what was loaded ahead"
+    # A busy machine may be slow, but no row is served before it is due.
+    assert all(run["max_ms"] >= run["p99_ms"] > 0 and run["steady_max_ms"] > 0 for run in runs.values())
+    assert figures["restart_over_prewarmed"] > 0
