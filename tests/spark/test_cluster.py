@@ -83,8 +83,10 @@ def test_a_submitted_script_runs_on_executors_that_lack_midstream(bare_python: P
     home = spark_home(tmp_path)
     submitted = subprocess.run(
         [
-            *[home / "bin" / "spark-submit", "--master", "local-cluster[2,1,1024]"],
-            *["--conf", "spark.shuffle.reduceLocality.enabled=false", scripts / "main.py", tmp_path],
+            str(home / "bin" / "spark-submit"),
+            *("--master", "local-cluster[2,1,1024]", "--conf", "spark.shuffle.reduceLocality.enabled=false"),
+            str(scripts / "main.py"),
+            str(tmp_path),
         ],
         env={
             **bare_environment(),
