@@ -45,7 +45,7 @@ def content(folder: str) -> dict[str, Any]:
     return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in names}
 
 
-def refused(folder: str, message: str, do: Any, *arguments: Any) -> None:
+def assert_refused(folder: str, message: str, do: Any, *arguments: Any) -> None:
     before = content(folder)
     with pytest.raises(CheckpointError, match=re.escape(message)):
         do(*arguments)
@@ -66,7 +66,7 @@ def refused(folder: str, message: str, do: Any, *arguments: Any) -> None:
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused(job, name, why):
-    refused(job, why, take_savepoint, job, name)
+    assert_refused(job, why, take_savepoint, job, name)
 
 
 def test_any_other_name_can_be_used(job):
@@ -77,7 +77,7 @@ def test_any_other_name_can_be_used(job):
 
 
 def test_a_name_that_is_taken_is_refused(job):
-    refused(
+    assert_refused(
         job,
         "there is a savepoint 'before tuning' already, of epoch 2; delete it first, or use another name",
         take_savepoint,
@@ -94,8 +94,8 @@ def test_an_unknown_savepoint_is_refused_and_those_that_exist_are_listed(job, tm
         (rewind, (job, "befor tuning")),
         (fork, (job, "befor tuning", str(tmp_path / "new"))),
     ):
-        refused(job, told, do, *arguments)
-        refused(job, listed, do, *arguments)
+        assert_refused(job, told, do, *arguments)
+        assert_refused(job, listed, do, *arguments)
     assert not (tmp_path / "new").exists()
 
 
@@ -104,14 +104,14 @@ def test_without_a_committed_epoch_there_is_nothing_to_save_or_rewind(tmp_path):
     checkpoint = Checkpoint.look(folder, counted(1).graph)
     checkpoint.claim()
     checkpoint.release()
-    refused(folder, "no epoch has been committed", take_savepoint, folder, "x")
-    refused(folder, "no epoch has been committed", rewind, folder, 0)
+    assert_refused(folder, "no epoch has been committed", take_savepoint, folder, "x")
+    assert_refused(folder, "no epoch has been committed", rewind, folder, 0)
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     for do in (take_savepoint, rewind, delete_savepoint):
-        refused(str(tmp_path), "is not the checkpoint of a job", do, str(tmp_path), "x")
-    refused(str(tmp_path), "is not the checkpoint of a job", fork, str(tmp_path), "x", str(tmp_path / "new"))
+        assert_refused(str(tmp_path), "is not the checkpoint of a job", do, str(tmp_path), "x")
+    assert_refused(str(tmp_path), "is not the checkpoint of a job", fork, str(tmp_path), "x", str(tmp_path / "new"))
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     ],
 )
 def test_an_epoch_that_cannot_be_gone_back_to_is_refused(job, to, why):
-    refused(job, why, rewind, job, to)
+    assert_refused(job, why, rewind, job, to)
 
 
 def test_an_epoch_that_was_swept_is_refused_and_what_is_there_is_listed(job):
     Path(job, "epochs", f"{3:010d}").unlink()
     told = "was swept: it is no longer whole. It can be rewound to epochs 0, 1, 2, 4, 5 and savepoints 'before tuning'"
-    refused(job, told, rewind, job, 3)
+    assert_refused(job, told, rewind, job, 3)
 
 
 def test_a_running_job_is_not_touched(job, tmp_path):
@@ -140,8 +140,8 @@ def test_a_running_job_is_not_touched(job, tmp_path):
         (take_savepoint, "x", "While it runs: job.savepoint('x')"),
         (delete_savepoint, "before tuning", "While it runs: job.delete_savepoint('before tuning')"),
     ):
-        refused(job, "a job is running on the checkpoint", do, job, argument)
-        refused(job, instead, do, job, argument)
+        assert_refused(job, "a job is running on the checkpoint", do, job, argument)
+        assert_refused(job, instead, do, job, argument)
     fork(job, "before tuning", str(tmp_path / "new"))
     holder.release()
     assert Checkpoint.of_any_flow(str(tmp_path / "new")).identity.forked_from.startswith("before tuning of job ")
@@ -151,22 +151,22 @@ def test_a_fork_needs_an_empty_folder(job, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    refused(job, "is not empty (notes.txt)", fork, job, "before tuning", str(tmp_path / "full"))
-    refused(job, "is a file", fork, job, "before tuning", str(tmp_path / "file"))
-    refused(job, "is not empty", fork, job, "before tuning", job + "/../job/../full")
-    refused(job, "lies in the checkpoint that is forked", fork, job, "before tuning", job)
-    refused(job, "lies in the checkpoint that is forked", fork, job, "before tuning", job + "/new")
+    assert_refused(job, "is not empty (notes.txt)", fork, job, "before tuning", str(tmp_path / "full"))
+    assert_refused(job, "is a file", fork, job, "before tuning", str(tmp_path / "file"))
+    assert_refused(job, "is not empty", fork, job, "before tuning", job + "/../job/../full")
+    assert_refused(job, "lies in the checkpoint that is forked", fork, job, "before tuning", job)
+    assert_refused(job, "lies in the checkpoint that is forked", fork, job, "before tuning", job + "/new")
     assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
     (tmp_path / "empty").mkdir()
     fork(job, "before tuning", str(tmp_path / "empty"))
-    refused(str(tmp_path / "empty"), "is not empty", fork, job, "before tuning", str(tmp_path / "empty"))
+    assert_refused(str(tmp_path / "empty"), "is not empty", fork, job, "before tuning", str(tmp_path / "empty"))
 
 
 def test_a_savepoint_that_lost_a_file_is_refused(job, tmp_path):
     [saved] = savepoints(job)
     Path(job, "state", sorted(saved.state_files())[0]).unlink()
     for do, arguments in ((rewind, (job, "before tuning")), (fork, (job, "before tuning", str(tmp_path / "new")))):
-        refused(job, "is not whole", do, *arguments)
+        assert_refused(job, "is not whole", do, *arguments)
 
 
 def test_a_savepoint_whose_epochs_were_taken_back_can_be_forked_but_not_returned_to(job, tmp_path):
@@ -174,7 +174,7 @@ def test_a_savepoint_whose_epochs_were_taken_back_can_be_forked_but_not_returned
     rewind(job, "before tuning")
     assert [(each.name, each.is_abandoned) for each in savepoints(job)] == [("before tuning", False), ("later", True)]
     live(Path(job), 8)
-    refused(job, "so it cannot come back. A fork can begin there", rewind, job, "later")
+    assert_refused(job, "so it cannot come back. A fork can begin there", rewind, job, "later")
     assert fork(job, "later", str(tmp_path / "new")).epoch == 6
 
 
@@ -182,7 +182,7 @@ def test_a_damaged_savepoint_is_told_of_and_nothing_is_swept_meanwhile(job, tmp_
     [path] = Path(job, "savepoints").iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    refused(job, "is damaged: its checksum does not match", savepoints, job)
+    assert_refused(job, "is damaged: its checksum does not match", savepoints, job)
     live(Path(job), 3)
     path.write_bytes(whole)
     [saved] = savepoints(job)
@@ -193,7 +193,7 @@ def test_a_job_whose_windows_were_closed_has_no_savepoint(tmp_path):
     flow = Flow("ends")
     flow.source("in", ListSource([[{"n": 1}]], "n int")).sink("out", MemorySink())
     run_local(flow, checkpoint=str(tmp_path / "job"), close_windows=True)
-    refused(str(tmp_path / "job"), "has closed all windows", take_savepoint, str(tmp_path / "job"), "x")
+    assert_refused(str(tmp_path / "job"), "has closed all windows", take_savepoint, str(tmp_path / "job"), "x")
     rewind(str(tmp_path / "job"), 0)
     assert take_savepoint(str(tmp_path / "job"), "x").epoch == 0
 
