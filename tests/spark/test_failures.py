@@ -91,9 +91,9 @@ def test_a_function_that_raises_fails_the_job_and_the_fixed_flow_continues_exact
 def test_every_method_of_a_failed_job_reports_the_failure(spark: Any, tmp_path: Path) -> None:
     job = two_stages(fails_on_13, same, NoopSink()).start(spark, checkpoint=str(tmp_path / "c"))
     with pytest.raises(JobFailed, match="'before', epoch 1") as caught:
-        job.await_epoch(3, 60)
+        job.await_epoch(3, PATIENCE_S)
     with pytest.raises(JobFailed):
-        job.await_termination(60)
+        job.await_termination(PATIENCE_S)
     assert job.exception is caught.value
     assert job.status is JobStatus.FAILED
     assert [p.epoch for p in job.progress] == [0]
@@ -245,7 +245,7 @@ def test_an_epoch_whose_coordinator_went_away_fails(spark: Any, tmp_path: Path, 
     gate.open()
 
     with pytest.raises(JobFailed, match="ChannelError: the coordinator cannot be reached") as caught:
-        job.await_termination(60)
+        job.await_termination(PATIENCE_S)
 
     assert caught.value.epoch == 1
     job.stop()

@@ -14,6 +14,7 @@ import pytest
 from midstream import FileSink, Flow, agg, committed_files, fork, rewind
 from midstream.checkpoint.location import Checkpoint
 from midstream.errors import CheckpointError
+from tests.spark.conftest import PATIENCE_S
 
 Row = dict[str, Any]
 FILES = 6
@@ -67,24 +68,24 @@ def test_a_job_is_forked_while_it_runs_and_rewound_when_it_has_stopped(spark: An
     for number in range(3):
         put(source, number)
     with flow_of(spark, source, out, same).start(spark, checkpoint=first) as job:
-        assert job.await_epoch(3, 60)
+        assert job.await_epoch(3, PATIENCE_S)
         saved = job.savepoint("tuned", note="before the new version")
         assert (saved.epoch, [each.name for each in job.savepoints()]) == (2, ["tuned"])
         with pytest.raises(CheckpointError, match="Stop it before it is rewound"):
             rewind(first, "tuned")
         for number in range(3, FILES):
             put(source, number)
-        assert job.await_epoch(FILES, 60)
+        assert job.await_epoch(FILES, PATIENCE_S)
 
         # The fork runs beside the first job, in the same application.
         fork(first, "tuned", new)
         with pytest.raises(CheckpointError, match="not of this job"):
             flow_of(spark, source, out, doubled).start(spark, checkpoint=new)
         with flow_of(spark, source, other, doubled).start(spark, checkpoint=new) as second:
-            assert second.await_epoch(FILES - 3, 60)
+            assert second.await_epoch(FILES - 3, PATIENCE_S)
             assert second.id != job.id
             put(source, FILES)
-            assert job.await_epoch(FILES + 1, 60), "the first job goes on"
+            assert job.await_epoch(FILES + 1, PATIENCE_S), "the first job goes on"
     before = {k: n for epoch, k, n in sums(0, 3) if epoch == 2}
     assert answers(out) == sums(0, FILES + 1)
     assert sums(3, FILES, 2, before) <= answers(other) <= sums(3, FILES + 1, 2, before)
@@ -93,7 +94,7 @@ def test_a_job_is_forked_while_it_runs_and_rewound_when_it_has_stopped(spark: An
     assert rewind(first, "tuned").epoch == 2
     assert answers(out) == sums(0, 3)
     with flow_of(spark, source, out, doubled).start(spark, checkpoint=first, trigger="available-now") as job:
-        assert job.await_termination(60)
+        assert job.await_termination(PATIENCE_S)
         assert [each.epoch for each in job.progress] == list(range(3, 3 + len(job.progress)))
         state = {row["k"]: row["n"] for row in job.state("sum").collect()}
     answered = answers(out)
