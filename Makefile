@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-fast test-slow simulate search chaos lint types format bench bench-quick clean check-java
+.PHONY: help setup demo test test-fast test-slow simulate search chaos lint types format docs bench bench-quick clean check-java
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ types: $(STAMP) ## types only
 format: $(STAMP) ## rewrite the code in the project's format
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
+
+docs: $(VENV)/.docs ## the site, from pages and docstrings, into build/site; a broken link fails
+	@$(PY) -m sphinx -q -W --keep-going -c docs/site . build/site && echo "The site: build/site/index.html"
 
 simulate: $(STAMP) ## thousands of random flows, faults and seeds on the local runtime; then `make search`
 	@$(PY) -m tests.simulation.run $(ARGS)
@@ -111,4 +114,8 @@ $(STAMP): pyproject.toml requirements-dev.txt
 	    echo "The installation failed; pip says why above. It needs a network, or a package index or folder that pip"; \
 	    echo "is configured for. Running the same command again goes on from here."; \
 	    exit 1; }
+	@touch $@
+
+$(VENV)/.docs: $(STAMP) requirements-docs.txt
+	@$(PY) -m pip install --quiet --disable-pip-version-check --requirement requirements-docs.txt
 	@touch $@

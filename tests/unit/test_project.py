@@ -59,8 +59,11 @@ def declared_ranges() -> list[Requirement]:
     return [Requirement(text) for group in groups for text in group]
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
+PINS = ("requirements-dev.txt", "requirements-docs.txt")
+
+
+def pins(*files: str) -> dict[str, str]:
+    lines = [line for file in files or PINS for line in (ROOT / file).read_text(encoding="utf-8").splitlines()]
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
 
@@ -111,11 +114,24 @@ def test_development_pins_lie_within_the_declared_ranges():
         assert requirement.specifier.contains(pinned.get(requirement.name, "0")), requirement
 
 
-def test_pins_are_names_and_versions_only_and_sorted():
-    lines = (ROOT / "requirements-dev.txt").read_text(encoding="utf-8").splitlines()
+@pytest.mark.parametrize("file", PINS)
+def test_pins_are_names_and_versions_only_and_sorted(file):
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     entries = [line for line in lines if not line.startswith("#")]
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9-]*==[0-9][0-9a-z.]*", line) for line in entries)
-    assert list(pins()) == sorted(pins())
+    assert list(pins(file)) == sorted(pins(file))
+
+
+def test_a_version_is_pinned_once():
+    development, site = (set(pins(file)) for file in PINS)
+    assert development & site == set()
+
+
+def test_the_site_lists_every_page():
+    """Sphinx says the same, but only when the site is made."""
+    configuration = (ROOT / "docs" / "site" / "conf.py").read_text(encoding="utf-8")
+    pages = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "docs").glob("*.md")]
+    assert [str(page) for page in pages if f'"{page.as_posix()}"' not in configuration] == []
 
 
 def test_every_make_target_has_a_help_line():

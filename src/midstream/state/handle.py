@@ -53,7 +53,7 @@ class State:
     * ``list(name)``: a short list, read and written whole.
     * ``map(name)``: a dict whose items are stored one by one, so that reading or writing an item costs only that item.
     * ``event_timer(time)``, ``clock_timer(time)``: have ``on_timer`` called when the watermark, or the clock, gets
-    there.
+      there.
     """
 
     __slots__ = ("_changed", "_keeper", "_key", "_level", "_lists", "_maps", "_stored_level", "_value")
