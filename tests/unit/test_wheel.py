@@ -56,8 +56,8 @@ def test_a_flow_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", "--without-pip", home, folder=tmp_path)
     python = home / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel, folder=tmp_path)
-    # What midstream needs is already here. A folder that a .pth file adds brings its packages, but not what its own .pth
-    # files add, and so not this checkout.
+    # What midstream needs is already here. A folder that a .pth file adds brings its packages. What .pth files in that
+    # folder add, and so this checkout, stays out.
     libraries = Path(
         run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=tmp_path).strip()
     )
