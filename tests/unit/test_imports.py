@@ -44,7 +44,7 @@ RANK[FACADE] = len(LAYERS) - 1
 LAZY_EXCEPTIONS = {("operators/builder.py", "runtime"), ("operators/builder.py", "server")}
 
 # Where the name to import is not the name to install.
-DISTRIBUTION = {"zmq": "pyzmq", "sklearn": "scikit-learn"}
+DISTRIBUTION = {"IPython": "ipython", "zmq": "pyzmq", "sklearn": "scikit-learn"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def test_everything_imported_is_a_declared_dependency():
     extras = project["optional-dependencies"]
     ranges = [
         *project["dependencies"],
-        *(text for extra in ("spark", "fsspec", "txn", "server") for text in extras[extra]),
+        *(text for extra in ("spark", "fsspec", "txn", "server", "notebook") for text in extras[extra]),
     ]
     declared = {Requirement(text).name for text in ranges} | {"midstream", "py4j"}  # py4j comes with pyspark
     known = declared | sys.stdlib_module_names

@@ -42,6 +42,10 @@ class Explanation:
         """A picture of the flow, with the operators that change together in colour."""
         return change_to_svg(self.prepared.merged.graph, self.plan, self.prepared.merged)
 
+    def _repr_svg_(self) -> str:
+        """How a notebook shows it."""
+        return self.to_svg()
+
     def __str__(self) -> str:
         crossed = () if self.prepared.from_next_epoch else crossings(self.prepared.after.plan, self.plan)
         least, most = self.expected_wait_ms

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from midstream.change.migration_goal import moment_of
 from midstream.change.migration_request import MigrationRequest
 from midstream.change.running_migration import default_budget
-from midstream.drawing.migration_picture import StageMoves, migration_to_svg, migration_to_text, size_text
+from midstream.drawing.figures import size_text
+from midstream.drawing.migration_picture import StageMoves, migration_to_svg, migration_to_text
 from midstream.ids import BinId, PartitionId, StageIndex
 from midstream.planner.assignment import Assignment
 from midstream.planner.migration import (
@@ -66,6 +67,10 @@ class MigrationExplanation:
     def to_svg(self) -> str:
         """Who gives how many bins to whom."""
         return migration_to_svg(self.stages)
+
+    def _repr_svg_(self) -> str:
+        """How a notebook shows it."""
+        return self.to_svg()
 
     def __str__(self) -> str:
         request = self.request

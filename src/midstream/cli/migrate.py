@@ -16,7 +16,7 @@ from midstream.cli.change import JobArgument, NoWaitOption
 from midstream.cli.messages import errors_told, failed, write_text
 from midstream.cli.served import client_of
 from midstream.cli.tables import assignment_table, migrations_table
-from midstream.drawing.migration_picture import size_text
+from midstream.drawing.figures import size_text
 from midstream.flow.edits import Move, Rescale
 from midstream.planner.migration import StepStrategy
 from midstream.server.client import JobClient, is_over

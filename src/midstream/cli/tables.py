@@ -13,7 +13,7 @@ from rich.text import Text
 from midstream.change.revert import TakenBack
 from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.cli.served import SHORT
-from midstream.drawing.migration_picture import size_text
+from midstream.drawing.figures import size_text
 from midstream.runtime.migration_desk import StageShares
 from midstream.server.messages import JobState
 from midstream.server.migration_messages import MigrationState

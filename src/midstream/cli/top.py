@@ -14,13 +14,13 @@ from midstream.cli.change import JobArgument
 from midstream.cli.messages import errors_told
 from midstream.cli.served import client_of
 from midstream.cli.tables import table_of
+from midstream.drawing.figures import FIGURES, figures_of, short_text, size_text
 from midstream.errors import MidstreamError
-from midstream.observation import Observation, OperatorObservation, SourceObservation
+from midstream.observation import Observation, SourceObservation
 from midstream.server.client import JobClient
 
 __all__ = ["screen", "top"]
 
-_NONE = "–"
 _FIXED_LINES = 6
 """Lines of the screen that are neither operators nor sources."""
 _NAME = 20
@@ -74,7 +74,7 @@ def _header(seen: Observation) -> Text:
     text.append(f"\n{seen.rows_per_s:,.0f} rows/s", style="bold cyan")
     text.append(
         f"  {seen.duration_ms:,.0f} ms of {seen.elapsed_ms:,.0f} ({100 * seen.utilisation:.0f}%)  {seen.tasks} tasks  "
-        f"workers {_size(seen.worker_memory_bytes)}  driver {_size(seen.driver_memory_bytes)}"
+        f"workers {size_text(seen.worker_memory_bytes)}  driver {size_text(seen.driver_memory_bytes)}"
     )
     return text
 
@@ -84,66 +84,21 @@ def _operators(seen: Observation, room: int | None) -> RenderableType:
     if room is not None and len(shown) > room:
         busiest = {each.operator for each in sorted(shown, key=lambda each: -each.busy_share)[:room]}
         shown = [each for each in shown if each.operator in busiest]
-    table = table_of(
-        "operator", "in/s", "out/s", "busy", "µs/row", "p50 ms", "p99 ms", "state", "hot key", justify="right"
-    )
+    table = table_of("operator", *FIGURES, justify="right")
     table.columns[0].justify = "left"
     for column in table.columns:
         column.no_wrap = True
     for each in shown:
-        table.add_row(Text(_short(each.operator, _NAME)), *_figures(each, seen.elapsed_ms))
+        table.add_row(Text(short_text(each.operator, _NAME)), *map(Text, figures_of(each, seen.elapsed_ms)))
     if len(shown) < len(seen.operators):
         table.caption = f"the busiest {len(shown)} of {len(seen.operators)} operators"
         table.caption_justify = "left"
     return table
 
 
-def _figures(seen: OperatorObservation, elapsed_ms: float) -> tuple[str | Text, ...]:
-    def rate(rows: int) -> str:
-        return _count(1000 * rows / elapsed_ms) if elapsed_ms else _NONE
-
-    heaviest = seen.heavy_keys.heaviest
-    hot = "" if heaviest is None else f"{_short(heaviest[0], 8)} {100 * heaviest[1]:.0f}%"
-    return (
-        rate(seen.rows_in),
-        rate(seen.rows_out),
-        f"{seen.busy_share:.2f}",
-        f"{seen.us_per_row:,.1f}" if seen.rows_in else _NONE,
-        _NONE if seen.latency_p50_ms is None else _count(seen.latency_p50_ms),
-        _NONE if seen.latency_p99_ms is None else _count(seen.latency_p99_ms),
-        _size(seen.state_bytes) if seen.state_files else "",
-        Text(hot),
-    )
-
-
 def _source(seen: SourceObservation) -> Text:
-    parts = [f"source {_short(seen.source, _NAME)}: {seen.rows:,} rows"]
+    parts = [f"source {short_text(seen.source, _NAME)}: {seen.rows:,} rows"]
     if seen.behind_ms is not None:
         parts.append(f"{seen.behind_ms / 1000:,.1f} s behind")
     parts += [f"{name} {value:,.0f}" for name, value in seen.backlog.items()]
     return Text(", ".join(parts), style="dim")
-
-
-def _count(number: float) -> str:
-    """A number in at most five characters or so.
-
-    >>> _count(12.3), _count(12_345), _count(1_234_567)
-    ('12', '12.3k', '1.2M')
-    """
-    for limit, unit in ((1e6, "M"), (1e4, "k")):
-        if number >= limit:
-            return f"{number / {'M': 1e6, 'k': 1e3}[unit]:.1f}{unit}"
-    return f"{number:.0f}"
-
-
-def _size(nbytes: int) -> str:
-    """Bytes for people.
-
-    >>> _size(900), _size(123_456_789)
-    ('1 KB', '118 MB')
-    """
-    return f"{nbytes / 2**20:,.0f} MB" if nbytes >= 2**20 else f"{nbytes / 2**10:,.0f} KB"
-
-
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from midstream.drawing.figures import size_text
 from midstream.planner.assignment import Assignment
 
-__all__ = ["StageMoves", "migration_to_svg", "migration_to_text", "size_text"]
+__all__ = ["StageMoves", "migration_to_svg", "migration_to_text"]
 
 _BAR = 24
 """Most characters, and below pixels, of the bar of a partition."""
@@ -60,18 +61,6 @@ class StageMoves:
         old, new = self.before.partitions, self.after.partitions
         partitions = f"{new} partitions" if old == new else f"{old} → {new} partitions"
         return f"{self.name}: {self.moved} of {self.after.bins} bins move, {partitions}"
-
-
-def size_text(size: float) -> str:
-    """A number of bytes for people.
-
-    >>> size_text(999), size_text(1_500_000)
-    ('999 B', '1.5 MB')
-    """
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size:,.0f} B"
 
 
 def migration_to_text(stages: Sequence[StageMoves]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from midstream.drawing.render import render
 from midstream.errors import FlowError
 from midstream.flow.inputs import (
     describe_source,
@@ -49,6 +50,10 @@ class Flow:
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, operators={list(self._operators)})"
+
+    def _repr_svg_(self) -> str:
+        """How a notebook shows it, finished or not."""
+        return render(self._unchecked, "svg")
 
     @classmethod
     def _continuing(cls, graph: Graph) -> Flow:

@@ -35,6 +35,7 @@ from midstream.observation import Observation, with_backlog
 from midstream.operators.builder import Flow
 from midstream.runtime.migrating_job import MigratingJob
 from midstream.runtime.migration_desk import MigrationDesk
+from midstream.runtime.notebook import card_of, keep_showing
 from midstream.runtime.reporting import unexpected
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.heartbeat import Heartbeat
@@ -208,6 +209,17 @@ class Job(MigratingJob):
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.status}, epochs={self._metrics.epochs})"
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: its flow, its figures and its last changes, as they are now."""
+        return card_of(self).to_html()
+
+    def display(self, every: float = 1.0) -> None:
+        """In a notebook: show the job below this cell, and keep that up to date until the job ends.
+
+        :param every: at least so many seconds between two looks; there is one only after an epoch.
+        """
+        keep_showing(self, every)
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
