@@ -129,8 +129,8 @@ class KeyedOracle:
             case Distinct() as spec:
                 return Firsts(spec)
             case Join() as spec:
-                added = [name for name in self._graph.schema_of(op.inputs[1]).names if name not in spec.right_keys]
-                return Pairs(spec, added)
+                left, right = (self._graph.schema_of(port).names for port in op.inputs)
+                return Pairs(spec, left, [name for name in right if name not in spec.right_keys])
         raise AssertionError(f"the oracle does not know {op.kind}")
 
 
@@ -513,8 +513,8 @@ class Waiting:
 class Pairs:
     """A join, as a nested loop over all rows that ever arrived in time."""
 
-    def __init__(self, spec: Join, added: list[str]) -> None:
-        self._spec, self._added = spec, added
+    def __init__(self, spec: Join, left: list[str], added: list[str]) -> None:
+        self._spec, self._left, self._added = spec, left, added
         self.left: list[Waiting] = []
         self.right: list[Waiting] = []
 
@@ -532,24 +532,42 @@ class Pairs:
         results = []
         for left, right in new_pairs:
             if left.key == right.key and self._near(left.time, right.time):
-                left.met = True
+                left.met = right.met = True
                 results.append(left.row | {name: right.row[name] for name in self._added})
         self.left += came[0]
         self.right += came[1]
-        if spec.how is How.LEFT:
-            for one in self.left:
-                if not one.met and not one.given_up and self._is_alone(one, times):
-                    one.given_up = True
-                    results.append(one.row | dict.fromkeys(self._added))
+        if spec.how in (How.LEFT, How.FULL):
+            results += [one.row | dict.fromkeys(self._added) for one in self._given_up(self.left, self._after, times)]
+        if spec.how in (How.RIGHT, How.FULL):
+            for one in self._given_up(self.right, self._before, times):
+                keys = dict(zip(spec.left_keys, (one.row[key] for key in spec.right_keys), strict=True))
+                results.append(dict.fromkeys(self._left) | keys | {name: one.row[name] for name in self._added})
         return {"": results, LATE: late[0], LATE_RIGHT: late[1]}
 
-    def waiting(self) -> set[tuple[int, Key]]:
-        """Left rows that may still be emitted with nulls."""
-        return {(one.time, one.key) for one in self.left if not one.met and not one.given_up}
+    def _given_up(self, side: list[Waiting], reach: int, times: Times) -> list[Waiting]:
+        found = [one for one in side if not one.met and not one.given_up and self._is_alone(one, reach, times)]
+        for one in found:
+            one.given_up = True
+        return found
+
+    def waiting(self) -> tuple[set[tuple[int, Key]], set[tuple[int, Key]]]:
+        """Rows of either side that may still be emitted with nulls."""
+        return tuple(
+            {(one.time, one.key) for one in side if not one.met and not one.given_up}
+            for side in (self.left, self.right)
+        )
+
+    @property
+    def _before(self) -> int:
+        return self._spec.within_us or 0
+
+    @property
+    def _after(self) -> int:
+        return self._before if self._spec.after_us is None else self._spec.after_us
 
     def _near(self, left: int, right: int) -> bool:
         if self._spec.within_us is not None:
-            return abs(left - right) <= self._spec.within_us
+            return left - self._before <= right <= left + self._after
         return self._end(left) == self._end(right)
 
     def _is_late(self, one: Waiting, times: Times) -> bool:
@@ -557,9 +575,9 @@ class Pairs:
             return times.late_before is not None and one.time < times.late_before
         return times.was_over(self._end(one.time))
 
-    def _is_alone(self, one: Waiting, times: Times) -> bool:
+    def _is_alone(self, one: Waiting, reach: int, times: Times) -> bool:
         if self._spec.within_us is not None:
-            return times.watermark is not None and one.time + self._spec.within_us < times.watermark
+            return times.watermark is not None and one.time + reach < times.watermark
         return times.is_over(self._end(one.time))
 
     def _end(self, time: int) -> int:

@@ -72,6 +72,7 @@ BLOCKING: tuple[tuple[Spec, int], ...] = (
     (Transform(), 1),
     (join(how=How.LEFT), 2),
     (join(how=How.LEFT, unique=True), 2),
+    (join(how=How.FULL), 2),
 )
 
 
@@ -190,7 +191,7 @@ class World:
                 case _:
                     yield from ((chosen, False) for chosen in each_once if not row.held)
         yield (), False
-        if isinstance(op.spec, Join) and op.spec.how is How.LEFT and not row.held:
+        if isinstance(op.spec, Join) and op.spec.how is not How.INNER and not row.held:
             yield ((row.at, True),), False
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.data.hashing import bins_of, hash_columns
-from midstream.data.schema import parse_ddl
+from midstream.data.schema import joined_schema, parse_ddl
 from midstream.data.times import EpochTimes
 from midstream.engine.steps import ONLY
 from midstream.flow.model import Operator
@@ -38,7 +38,6 @@ LEFT = parse_ddl("user string, at timestamp, id int, note string")
 RIGHT = parse_ddl("rid int, happened timestamp, who string")
 NAMESPACES = [namespace for namespace in Namespace if namespace.name.startswith("JOIN_")]
 SIDES = (("user", "at", LEFT), ("who", "happened", RIGHT))
-JOINED = pa.schema([*LEFT, *(field for field in RIGHT if field.name != "who")])
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,11 @@ class Turn:
 rows = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-12, 30)), max_size=6).map(tuple)
 steps = st.builds(Step, st.integers(0, 1), rows)
 turns = st.builds(Turn, st.lists(steps, max_size=5).map(tuple), st.none() | st.integers(0, 12))
-nearness = st.tuples(st.sampled_from([1, 3, 5, 10]), st.none()) | st.tuples(st.none(), st.sampled_from([0, 1, 2, 4, 9]))
+nearness = (
+    st.tuples(st.sampled_from([1, 3, 5, 10]), st.none(), st.none())
+    | st.tuples(st.none(), st.sampled_from([0, 1, 2, 4, 9]), st.none())
+    | st.tuples(st.none(), st.sampled_from([0, 2, 4]), st.sampled_from([0, 2, 10]))
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +85,8 @@ def small_segments(monkeypatch):
 @given(near=nearness, how=st.sampled_from(How), story=st.lists(turns, max_size=5), partitions=st.integers(1, 3))
 @examples(40)
 def test_a_join_equals_nested_loops(base, near, how, story, partitions):
-    window, within = near
-    spec = Join(("user",), ("who",), "at", "happened", how, window and Tumbling(window), within)
+    window, before, after = near
+    spec = Join(("user",), ("who",), "at", "happened", how, window and Tumbling(window), before, after_us=after)
     # At the end the watermark moves past everything: all waiting rows are emitted, and nothing stays in state.
     story = [*story, Turn((), 10_000)]
     epochs, watermarks = numbered(story)
@@ -128,17 +131,32 @@ def expected(spec, epochs, watermarks):
         partners = [(its, when) for other, at, its, when in accepted[1] if other == key and is_near(spec, time, at)]
         for its, when in partners:
             results[max(epoch, when)][ONLY, number, its] += 1
-        if not partners and spec.how is How.LEFT:
-            given_up = [when for when in range(epoch, len(epochs)) if is_over(spec, time, watermarks[when + 1])]
-            if given_up:
-                results[given_up[0]][ONLY, number, None] += 1
+        if not partners and spec.how in (How.LEFT, How.FULL):
+            alone(spec, 0, time, epoch, (ONLY, number, None), watermarks, results)
+    for key, time, number, epoch in accepted[1]:
+        met = any(other == key and is_near(spec, at, time) for other, at, *_ in accepted[0])
+        if not met and spec.how in (How.RIGHT, How.FULL):
+            alone(spec, 1, time, epoch, (ONLY, None, number), watermarks, results)
     return results
+
+
+def alone(spec, side, time, epoch, row, watermarks, results):
+    """The row comes out in the first epoch after which no partner can come."""
+    given_up = [when for when in range(epoch, len(results)) if is_over(spec, side, time, watermarks[when + 1])]
+    if given_up:
+        results[given_up[0]][row] += 1
+
+
+def reach_of(spec):
+    """How long before and how long after the left row the right one may be."""
+    return spec.within_us, spec.within_us if spec.after_us is None else spec.after_us
 
 
 def is_near(spec, left, right):
     if spec.window is not None:
         return left // spec.window.size_us == right // spec.window.size_us
-    return abs(left - right) <= spec.within_us
+    before, after = reach_of(spec)
+    return left - before <= right <= left + after
 
 
 def is_late(spec, time, watermark):
@@ -147,10 +165,12 @@ def is_late(spec, time, watermark):
     return window_end(spec, time) <= watermark if spec.window is not None else time < watermark
 
 
-def is_over(spec, time, watermark):
+def is_over(spec, side, time, watermark):
     if watermark is None:
         return False
-    return window_end(spec, time) <= watermark if spec.window is not None else time + spec.within_us < watermark
+    if spec.window is not None:
+        return window_end(spec, time) <= watermark
+    return time + reach_of(spec)[1 - side] < watermark
 
 
 def window_end(spec, time):
@@ -170,7 +190,7 @@ def run(base, spec, epochs, watermarks, partitions):
         for partition in range(partitions):
             bins = [BinId(number) for number in range(BINS) if number % partitions == partition]
             with TaskState(base, lineage, bins) as state:
-                work = instantiate_join(Operator("join", spec, (), JOINED), spec, (LEFT, RIGHT), state, times)
+                work = instantiate_join(Operator("join", spec, (), joined(spec.how)), spec, (LEFT, RIGHT), state, times)
                 for side, entries in slices:
                     result += counted(work.entries[side](batch_of(side, entries, set(bins))))
                 assert work.flush is not None
@@ -201,10 +221,16 @@ def counted(outputs):
             if branch == LATE_RIGHT:
                 result[branch, row["rid"], None] += 1
                 continue
-            assert row["note"] == note(row["id"])
+            assert row["note"] == (None if row["id"] is None else note(row["id"]))
             result[branch, row["id"], row.get("rid")] += 1
             assert (row.get("happened") is None) == (row.get("rid") is None)
+            assert (row["at"] is None) == (row["id"] is None)
+            assert row["user"] is not None
     return result
+
+
+def joined(how):
+    return joined_schema(LEFT, RIGHT, {"who": "user"}, "join", keeps_left=how.keeps_left, keeps_right=how.keeps_right)
 
 
 def note(number):

@@ -713,6 +713,8 @@ class _Builder:
                 {"within": "0 seconds"},
                 {"within": "3 seconds"},
                 {"within": "9 seconds"},
+                {"within": ("0 seconds", "6 seconds")},
+                {"within": ("8 seconds", "2 seconds")},
                 {"window": tumbling("6 seconds")},
             )
         )
@@ -720,14 +722,15 @@ class _Builder:
         made = _keyed(one).join(
             self.name("join"),
             keyed,
-            how=rng.choice(("inner", "left")),
+            how=(how := rng.choice(("inner", "left", "right", "full"))),
             right_time="r_t",
             left_time="t",
             on_error=self.on_error,
             **near,
         )
         back = made.late("right").map(self.name("back"), _back, returns=SCHEMA)
-        return [Made(made, False), Made(made.late(), False), Made(back, False)]
+        rows = made.map(self.name("fill"), _filled) if how in ("right", "full") else made
+        return [Made(rows, False), Made(made.late(), False), Made(back, False)]
 
     # ── sinks and names ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -768,6 +771,13 @@ def _without_id(row: Row) -> Row:
 
 def _back(row: Row) -> Row:
     return {name.removeprefix("r_"): value for name, value in row.items()}
+
+
+def _filled(row: Row) -> Row:
+    """A row of an outer join with times and keys that other operators can take."""
+    if row["t"] is not None:
+        return row
+    return {name: row.get(f"r_{name}") if value is None else value for name, value in row.items()}
 
 
 def files_of(folder: Path) -> dict[int, list[Row]]:

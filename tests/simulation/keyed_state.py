@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from midstream.checkpoint.location import Checkpoint
 from midstream.engine.aggregation.totals import TotalsOf
+from midstream.engine.joining.times import Nearness
 from midstream.flow.model import Graph, Operator
-from midstream.flow.spec import How
 from midstream.operators.aggregate import Aggregate
 from midstream.operators.distinct import Distinct
 from midstream.operators.join import Join
@@ -21,6 +21,9 @@ from midstream.state.keys import Namespace, decode_key, split_item, split_timer
 from midstream.state.lineage import Lineage
 from midstream.state.values import ObjectCodec
 from tests.keyed_oracle import CLOCK, EVENT, Firsts, Key, KeyedOracle, Pairs, Remembered, Running, Sessions, Windows
+
+WAITING = {"left": Namespace.JOIN_WAITING, "right": Namespace.JOIN_RIGHT_WAITING}
+"""Where the rows of either side of a join wait."""
 
 
 class Left:
@@ -85,7 +88,7 @@ def found_of(graph: Graph, op: Operator, left: Left) -> dict[str, Any]:
             keys = {left.key(stored) for stored, _ in left.of(Namespace.VALUE)}
             return {"keys": keys, "ends": left.timed(Namespace.EXPIRY)}
         case Join():
-            return {"waiting": left.timed(Namespace.JOIN_WAITING)}
+            return {side: left.timed(namespace) for side, namespace in WAITING.items()}
     raise AssertionError(op)
 
 
@@ -117,8 +120,12 @@ def wanted_of(told: Any, op: Operator) -> dict[str, Any]:
             return {"keys": set(told.known), "ends": ends}
         case Pairs():
             assert isinstance(op.spec, Join)
-            waits = op.spec.how is How.LEFT and op.spec.within_us
-            return {"waiting": told.waiting() if waits else set()}
+            how, near = op.spec.how, Nearness.of(op.spec.window, op.spec.within_us, op.spec.after_us)
+            left, right = told.waiting() if near.reach else (set(), set())
+            return {
+                "left": {(time + near.shift, key) for time, key in left} if how.keeps_left else set(),
+                "right": right if how.keeps_right else set(),
+            }
     raise AssertionError(told)
 
 

@@ -585,3 +585,22 @@ def test_the_number_of_partitions_is_checked(flow, rows, partitions):
     rows.sink("out", NoopSink())
     with pytest.raises(FlowError, match="give a whole number from 1 to 256"):
         run_local(flow, partitions=partitions)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"how": "outer", "within": "1 second"}, "how='outer' is not known; allowed: inner, left, right, full"),
+        ({}, "give either window="),
+        ({"within": ("1 second",)}, "has 1 lengths of time; give one for both directions, or two"),
+        ({"within": ("1 second", "soon")}, "within='soon' is not a length of time"),
+        ({"within": ("0 seconds", "1 us")}, "odd number of microseconds; add one to either"),
+    ],
+)
+def test_a_join_that_makes_no_sense_is_refused(options, message):
+    flow = Flow("pairs")
+    times = ListSource([[]], "k string, t timestamp", event_time="t")
+    left = flow.source("left", times)
+    right = flow.source("right", times).map("rename", lambda row: row, returns="rk string, rt timestamp")
+    with pytest.raises(FlowError, match=message):
+        left.key_by("l", "k").join("pairs", right.key_by("r", "rk"), right_time="rt", **options)

@@ -198,6 +198,40 @@ def test_rows_of_one_key_and_time_from_several_epochs_all_get_nulls(epochs, spec
     assert sorted(row["page"] for row in found) == ["a", "b"]
 
 
+def alone(buyer: str, sold: int, tags: list) -> dict:
+    return {"user": buyer, "at": None, "page": None, "sold": moment(sold), "tags": tags}
+
+
+@pytest.mark.parametrize("spec", [by_window(10, How.FULL), within(5, How.FULL)])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_in_a_full_join_each_side_waits_and_a_right_row_keeps_its_key(epochs, spec, at_once):
+    rows = clicks(("ann", 3, "a"), ("bob", 3, "b")), sales(("bob", 4, []), ("eve", 4, ["x"]))
+    found = epochs.run(spec, *rows, watermark=1000 if at_once else None)[ONLY]
+    found += epochs.run(spec, watermark=1000).get(ONLY, [])
+    assert found == [pair("bob", 3, "b", 4, []), pair("ann", 3, "a", None, None), alone("eve", 4, ["x"])]
+    assert epochs.stored() == []
+
+
+@pytest.mark.parametrize("spec", [by_window(10, How.RIGHT), within(5, How.RIGHT)])
+def test_a_right_row_with_a_later_partner_gets_no_nulls(epochs, spec):
+    epochs.run(spec, sales(("ann", 4, []), ("eve", 4, [])))
+    assert epochs.run(spec, clicks(("ann", 3, "p"), ("bob", 3, "q")))[ONLY] == [pair("ann", 3, "p", 4, [])]
+    assert epochs.run(spec, watermark=1000) == {ONLY: [alone("eve", 4, [])]}
+
+
+def test_a_partner_may_come_longer_after_than_before(epochs):
+    spec = Join(("user",), ("buyer",), "at", "sold", How.FULL, within_us=2, after_us=10)
+    epochs.run(spec, clicks(("ann", 100, "p")), watermark=90)
+    found = epochs.run(spec, sales(*(("ann", at, []) for at in (97, 98, 110, 111))))
+    assert sorted(row["sold"] for row in found[ONLY]) == [moment(98), moment(110)]
+    assert epochs.run(spec, watermark=99) == {}, "a left row from 99 on may still be a partner of 97, 2 later"
+    assert epochs.run(spec, watermark=100) == {ONLY: [alone("ann", 97, [])]}
+    assert epochs.run(spec, watermark=113) == {}
+    assert epochs.run(spec, watermark=114) == {ONLY: [alone("ann", 111, [])]}
+    epochs.run(spec, watermark=1000)
+    assert epochs.stored() == [], "panes go when all they could hold is over"
+
+
 @pytest.mark.parametrize("time", ["at", "sold"])
 def test_a_row_without_a_time_is_refused_by_name(epochs, time):
     bad = clicks(("ann", 1, "p"), ("bob", None, "q")) if time == "at" else sales(("ann", 1, []), ("bob", None, []))

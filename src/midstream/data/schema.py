@@ -6,7 +6,7 @@ checks every batch that a user's function returns against the declared schema wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Never
 
 import numpy as np
@@ -135,14 +135,23 @@ def _why_no_key(kind: pa.DataType) -> tuple[str, str]:
     return "midstream cannot hash it", "Convert it in an earlier map."
 
 
-def joined_schema(left: pa.Schema, right: pa.Schema, keys: Iterable[str], *, nullable: bool, what: str) -> pa.Schema:
-    """The columns of a join: all of the left side, then those of the right side except its ``keys``."""
+def joined_schema(
+    left: pa.Schema, right: pa.Schema, keys: Mapping[str, str], what: str, *, keeps_left: bool, keeps_right: bool
+) -> pa.Schema:
+    """The columns of a join: all of the left side, then those of the right side except its keys.
+
+    ``keys`` maps keys of the right side to those of the left, which have the key of either side. All other columns of a
+    side may be null if rows of the other side are kept without a match.
+    """
     dropped = set(keys)
     added = [field for field in right if field.name not in dropped]
     taken = {name.lower() for name in left.names}
     if clash := [field.name for field in added if field.name.lower() in taken]:
         raise SchemaError(f"{what}: both sides have {', '.join(clash)}; rename or drop them on one side")
-    return pa.schema([*left, *(field.with_nullable(True) if nullable else field for field in added)])
+    own = set(keys.values())
+    ours = (field.with_nullable(True) if keeps_right and field.name not in own else field for field in left)
+    theirs = (field.with_nullable(True) if keeps_left else field for field in added)
+    return pa.schema([*ours, *theirs])
 
 
 def conform(batch: pa.RecordBatch | pa.Table, schema: pa.Schema, what: str) -> pa.RecordBatch:

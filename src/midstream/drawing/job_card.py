@@ -21,7 +21,8 @@ _STYLE = """\
 .midstream-card table{border-collapse:collapse;margin:4px 0 8px}
 .midstream-card th,.midstream-card td{padding:1px 10px 1px 0;text-align:right;font-variant-numeric:tabular-nums}
 .midstream-card th{font-weight:600;opacity:.65}
-.midstream-card th:first-child,.midstream-card td:first-child,.midstream-card .words td,.midstream-card .words th{text-align:left}
+.midstream-card th:first-child,.midstream-card td:first-child{text-align:left}
+.midstream-card .words td,.midstream-card .words th{text-align:left}
 .midstream-card .wrong{color:#c2410c}
 """
 

@@ -66,10 +66,22 @@ class Contract(enum.StrEnum):
 
 
 class How(enum.StrEnum):
-    """What a lookup or join does with a (left) row that has no match: drop it, or keep it with nulls."""
+    """Whose rows a lookup or join keeps, with nulls, if they have no match. A lookup has no rows on its right."""
 
     INNER = "inner"
     LEFT = "left"
+    RIGHT = "right"
+    FULL = "full"
+
+    @property
+    def keeps_left(self) -> bool:
+        """Whether a left row without a match is kept."""
+        return self in (How.LEFT, How.FULL)
+
+    @property
+    def keeps_right(self) -> bool:
+        """Whether a right row without a match is kept."""
+        return self in (How.RIGHT, How.FULL)
 
 
 class Delivery(enum.StrEnum):

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from midstream.data.durations import duration
 from midstream.data.schema import columns_of, joined_schema, type_name
+from midstream.engine.joining.times import Nearness
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import OperatorInTask
 from midstream.errors import FlowError, SchemaError
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Join(TaskSpec):
-    """Pairs rows of two keyed streams with equal keys, in one window or at most ``within_us`` apart.
+    """Pairs rows of two keyed streams with equal keys, in one window or at most ``within_us`` apart; if ``after_us`` is
+    given, the right row is at most ``within_us`` before the left one and at most ``after_us`` after it.
 
     ``left_keys`` and ``right_keys`` correspond by position; ``left_time`` and ``right_time`` name the event times.
     ``unique`` is the user's promise that the join emits at most one row for each row of the *source*, as a self-join on
@@ -49,6 +51,7 @@ class Join(TaskSpec):
     window: Window | None = None
     within_us: int | None = None
     unique: bool = False
+    after_us: int | None = None
 
     @property
     def keyed_by(self) -> tuple[str, ...]:
@@ -77,8 +80,8 @@ class Join(TaskSpec):
 
     @property
     def blocks(self) -> bool:
-        """A left join emits rows without a partner at the end, once none can arrive any more."""
-        return self.how is How.LEFT
+        """An outer join emits rows without a partner at the end, once none can arrive any more."""
+        return self.how is not How.INNER
 
     def gives_many(self, branch: str) -> bool:
         """A row may have many partners, but a late row leaves once."""
@@ -108,12 +111,14 @@ class Join(TaskSpec):
 
     def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
         """The number of bytes stored for each side, key and time."""
+        near = Nearness.of(self.window, self.within_us, self.after_us)
         schema = columns_of(takes[0], self.left_keys)
         sides = {Namespace.JOIN_LEFT: "left", Namespace.JOIN_RIGHT: "right"}
         parts = []
         for namespace, side in sides.items():
             found = in_namespace(rows, namespace)
             times, keys = split_timers(keys_of(found))
+            times = times - near.shift if namespace is Namespace.JOIN_LEFT else times
             sizes = [len(value) for value in found["value"].to_pylist()]
             columns = [
                 *decode_keys(keys, schema),
@@ -136,7 +141,7 @@ class JoinMethods(KeyedRows):
         *,
         how: str = "inner",
         window: Tumbling | None = None,
-        within: str | None = None,
+        within: str | tuple[str, str] | None = None,
         left_time: str | None = None,
         right_time: str | None = None,
         unique: bool = False,
@@ -146,11 +151,13 @@ class JoinMethods(KeyedRows):
 
         The result has all columns of this stream, then those of the other without its key columns. Give either
         ``window=tumbling(…)``: both rows are in one window; or ``within="10 seconds"``: the rows are at most that far
-        apart. Rows are kept as long as the watermark allows for a partner; rows that arrive later leave at
+        apart; or ``within=("0 seconds", "1 hour")``: the other's row is at most so much before this one's, and so much
+        after it. Rows are kept as long as the watermark allows for a partner; rows that arrive later leave at
         ``.late("left")`` and ``.late("right")``.
 
         :param how: ``"left"`` also emits each row of this stream that has no partner, with nulls, once none can arrive
-            any more.
+            any more; ``"right"`` does so for the other stream, ``"full"`` for both. A row of the other stream then
+            has its key in the key columns, and nulls in all other columns of this stream, its event time included.
         :param unique: promises at most one row for each row of the *source*, as a self-join on the primary key yields;
             a change downstream of the join may then begin there, instead of where the two sides part. Not checked while
             the flow runs; the auditor detects a broken promise.
@@ -177,6 +184,7 @@ class JoinMethods(KeyedRows):
             raise FlowError(f"{what}: how={how!r} is not known; allowed: {', '.join(How)}")
         if (window is None) == (within is None):
             raise FlowError(f"{what}: give either window=tumbling(…) or within='10 seconds'")
+        before_us, after_us = _distances(within, what)
         if window is not None and not isinstance(window, Tumbling):
             raise FlowError(f"{what}: a join takes tumbling windows, found {window!r:.60}; or use within=")
         spec = Join(
@@ -186,12 +194,20 @@ class JoinMethods(KeyedRows):
             right_time=other._time(right_time, f"{what}, right"),
             how=How(how),
             window=window,
-            within_us=None if within is None else duration(within, f"{what}: within", zero=True),
+            within_us=before_us,
             unique=unique,
+            after_us=after_us,
         )
         if (self.schema.field(spec.left_time).type.tz is None) != (other.schema.field(spec.right_time).type.tz is None):
             raise SchemaError(f"{what}: one event time has a time zone and the other has none; cast one of them first")
-        schema = joined_schema(self.schema, other.schema, other.keys, nullable=spec.how is How.LEFT, what=what)
+        schema = joined_schema(
+            self.schema,
+            other.schema,
+            dict(zip(other.keys, self.keys, strict=True)),
+            what,
+            keeps_left=spec.how.keeps_left,
+            keeps_right=spec.how.keeps_right,
+        )
         return self._flow._add(name, spec, (self._port, other._port), schema, on_error=on_error)
 
     def _check_partner(self, other: KeyedStream, what: str) -> None:
@@ -213,3 +229,20 @@ class JoinMethods(KeyedRows):
                     f"{what}: the left {mine!r} is {type_name(left)} but the right {theirs!r} is {type_name(right)}; "
                     f"keys must have the same type"
                 )
+
+
+def _distances(within: Any, what: str) -> tuple[int | None, int | None]:
+    """How far before and after the left row the right one may be; the second is None if both are the same."""
+    if within is None:
+        return None, None
+    if not isinstance(within, tuple):
+        return duration(within, f"{what}: within", zero=True), None
+    if len(within) != 2:
+        raise FlowError(
+            f"{what}: within={within!r:.80} has {len(within)} lengths of time; give one for both directions, or two: "
+            f"how long before and how long after the left row the right one may be"
+        )
+    before, after = (duration(each, f"{what}: within", zero=True) for each in within)
+    if (before + after) % 2:
+        raise FlowError(f"{what}: within={within!r} adds up to an odd number of microseconds; add one to either")
+    return before, after if after != before else None

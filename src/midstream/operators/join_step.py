@@ -9,6 +9,7 @@ rows are near each other, late, or over.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from midstream.engine.joining.times import Limits, Nearness
 from midstream.engine.steps import ONLY, OperatorInTask
 from midstream.errors import SchemaError, StateError
 from midstream.flow.model import Operator
-from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT, How
+from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT
 from midstream.state.integers import integer_bytes
 from midstream.state.keys import Namespace, group_keys
 from midstream.state.panes import Panes
@@ -69,14 +70,41 @@ class _Numbers(dict[bytes, int]):
         return number
 
 
+@dataclass(frozen=True)
+class _Role:
+    """What it means to be the left or the right side."""
+
+    late: str
+    """The branch of its late rows."""
+    keeps: bool
+    """Whether its rows without a partner are emitted with nulls."""
+    waiting: Namespace
+    """Where such rows wait."""
+    shift: int
+    """From its event times to its instants."""
+
+
 class _Side:
     """One of the two streams: its columns, its rows in memory, and its panes in state."""
 
-    def __init__(self, keys: tuple[str, ...], time: str, late: str, panes: Panes, errors: ErrorsBranch) -> None:
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        time: str,
+        panes: Panes,
+        role: _Role,
+        limits: tuple[Limits, Limits],
+        errors: ErrorsBranch,
+    ) -> None:
         self.keys = keys
         self.time = time
-        self.late = late
         self.panes = panes
+        self.late = role.late
+        self.keeps = role.keeps
+        self.waiting = role.waiting
+        self.shift = role.shift
+        self.before, self.limits = limits
+        """Up to where earlier epochs have closed panes, and up to where this one does."""
         self.screen = Screen(errors, keys, (time,))
         self.schema = panes.codec.schema
         """Of the stored rows."""
@@ -94,41 +122,51 @@ class _JoinStep:
         self._operator = operator
         self._what = f"join {operator.name!r}"
         self._state = state
-        self._near = Nearness.of(spec.window, spec.within_us)
-        self._limits = Limits.of(self._near, times.late_before, times.watermark)
-        # The limits up to which earlier epochs have closed panes.
-        self._before = Limits.of(self._near, times.late_before, times.late_before)
-        self._is_left = spec.how is How.LEFT
-        # With windows, a left row has partners if its pane has a right counterpart, so no waiting row is stored for it.
-        self._waits = self._is_left and self._near.reach > 0
+        self._near = near = Nearness.of(spec.window, spec.within_us, spec.after_us)
+        # With windows, a row has partners if its pane has a counterpart, so no waiting row is stored for it.
+        self._stores_waiting = near.reach > 0
         self._numbers = _Numbers(state.space)
         self._times: dict[int, int] = {}
         self._rest: list[Iterator[pa.RecordBatch]] = []
         self._adds = [name for name in takes[1].names if name not in spec.right_keys]
-        # The key columns of the right side are not stored: those of a pair come from its left row.
-        kept = pa.schema([column for column in takes[1] if column.name in {*self._adds, spec.right_time}])
-        layout = _layout(spec, self._near)
+        # The key of a pair comes from its left row. So the right one stores its key only if it may be emitted alone.
+        needed = {*self._adds, spec.right_time, *(spec.right_keys if spec.how.keeps_right else ())}
+        kept = pa.schema([column for column in takes[1] if column.name in needed])
+        layout = _layout(spec, near)
+
+        def limits(shift: int, others_shift: int) -> tuple[Limits, Limits]:
+            passed, now = times.late_before, times.watermark
+            return (
+                Limits.of(near, passed, passed, shift=shift, others_shift=others_shift),
+                Limits.of(near, passed, now, shift=shift, others_shift=others_shift),
+            )
+
         self.left = _Side(
             spec.left_keys,
             spec.left_time,
-            LATE,
             Panes(state, takes[0], Namespace.JOIN_LEFT, Namespace.JOIN_LEFT_MORE, layout, self._what),
+            _Role(LATE, spec.how.keeps_left, Namespace.JOIN_WAITING, near.shift),
+            limits(near.shift, 0),
             ErrorsBranch(operator, ERRORS),
         )
         self.right = _Side(
             spec.right_keys,
             spec.right_time,
-            LATE_RIGHT,
             Panes(state, kept, Namespace.JOIN_RIGHT, Namespace.JOIN_RIGHT_MORE, layout, self._what),
+            _Role(LATE_RIGHT, spec.how.keeps_right, Namespace.JOIN_RIGHT_WAITING, 0),
+            limits(0, near.shift),
             ErrorsBranch(operator, ERRORS_RIGHT),
         )
+        # Where the columns of a right row that is emitted alone come from: its key stands in the left columns.
+        keys = dict(zip(spec.left_keys, spec.right_keys, strict=True))
+        self._from_right = [keys.get(name) for name in takes[0].names] + list(self._adds)
 
     def enter(self, side: _Side, batch: pa.RecordBatch) -> Mapping[str, pa.RecordBatch]:
         """Take a slice of one side; returns its pairs with the rows so far, its late rows and its bad rows."""
         batch, bad = side.screen(batch)
         results: dict[str, pa.RecordBatch] = dict(bad)
         instants = self._instants(side, batch)
-        late = instants < self._limits.late
+        late = instants < side.limits.late
         if late.any():
             results[side.late] = batch.filter(pa.array(late))
             batch, instants = batch.filter(pa.array(~late)), instants[~late]
@@ -154,24 +192,26 @@ class _JoinStep:
         """Close the panes that the watermark has passed, and write the rest to state."""
         # Nothing is deleted before all scans are done: scans are slow over modified state.
         gone: list[bytes] = []
-        for rows in self._closed(gone):
-            yield {ONLY: self._with_nulls(rows)}
+        sides = ((self.left, self.right), (self.right, self.left))
+        for side, other in sides:
+            if side.keeps:
+                for rows in self._closed(side, other, gone):
+                    yield {ONLY: self._with_nulls(side, rows)}
+        self._forget(gone)
         self._state.delete_many(gone)
-        if self._waits:
-            self._write_waiting()
-        for side in (self.left, self.right):
+        for side, _ in sides:
+            if side.keeps and self._stores_waiting:
+                self._write_waiting(side)
             self._write(side)
 
-    def _closed(self, gone: list[bytes]) -> Iterator[pa.RecordBatch]:
-        """For a left join, the left rows that can no longer get a partner. Adds stored keys to delete to ``gone``."""
-        if self._is_left:
-            left = self.left.arrived.all()
-            lonely = left.part(~left.matched & (left.times < self._limits.over))
-            if len(lonely):
-                yield lonely.taken()
-            for values in _bounded(self._waited(gone) if self._waits else self._alone()):
-                yield self.left.panes.codec.decode(values)[0]
-        self._forget(gone)
+    def _closed(self, side: _Side, other: _Side, gone: list[bytes]) -> Iterator[pa.RecordBatch]:
+        """The rows of a side that can no longer get a partner. Adds stored keys to delete to ``gone``."""
+        arrived = side.arrived.all()
+        lonely = arrived.part(~arrived.matched & (arrived.times < side.limits.over))
+        if len(lonely):
+            yield lonely.taken()
+        for values in _bounded(self._waited(side, gone) if self._stores_waiting else self._alone(side, other)):
+            yield side.panes.codec.decode(values)[0]
 
     # ── pairs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -184,9 +224,9 @@ class _JoinStep:
             if not len(hit):
                 continue
             starts, stops = starts[hit], stops[hit]
-            if side is self.left:
+            if side.keeps:
                 run.matched[hit] = True
-            elif self._is_left:
+            if other.keeps:
                 theirs.mark(starts, stops)
             found.append((theirs, run.rows[hit], starts, stops - starts))
         return (
@@ -214,10 +254,17 @@ class _JoinStep:
                 break
         return ready
 
-    def _with_nulls(self, left: pa.RecordBatch) -> pa.RecordBatch:
-        added = self._operator.schema.types[left.num_columns :]
-        nulls = [pa.nulls(left.num_rows, kind) for kind in added]
-        return pa.RecordBatch.from_arrays([*left.columns, *nulls], schema=self._operator.schema)
+    def _with_nulls(self, side: _Side, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows without a partner, with nulls in the place of the other side's columns."""
+        schema = self._operator.schema
+        names: list[str | None] = list(self._from_right)
+        if side is self.left:
+            names = [*rows.schema.names, *[None] * len(self._adds)]
+        columns = [
+            pa.nulls(rows.num_rows, field.type) if name is None else rows.column(name)
+            for field, name in zip(schema, names, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     # ── keys and times ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -231,7 +278,7 @@ class _JoinStep:
             )
             raise failed(self._operator.name, error, row_at(batch, row))
         times: _Integers = column.cast(pa.timestamp("us", column.type.tz)).view(pa.int64()).to_numpy()
-        return times if self._near.grid == 1 else times // self._near.grid * self._near.grid
+        return times + side.shift if self._near.grid == 1 else times // self._near.grid * self._near.grid
 
     def _key_numbers(self, side: _Side, batch: pa.RecordBatch) -> _Integers:
         try:
@@ -288,7 +335,7 @@ class _JoinStep:
     def _write(self, side: _Side) -> None:
         """Add the rows of this epoch to the panes of one side, unless they are over already."""
         run = side.arrived.all()
-        run = run.part(run.times >= self._limits.over)
+        run = run.part(run.times >= side.limits.over)
         if not len(run):
             return
         firsts = run.firsts(self._near.width)
@@ -298,62 +345,62 @@ class _JoinStep:
 
     def _forget(self, gone: list[bytes]) -> None:
         """Add the keys of panes that are over to ``gone``."""
-        if self._limits.forgotten == self._before.forgotten:
-            return
         for side in (self.left, self.right):
-            for bin_id in side.panes.bins_over(self._limits.forgotten):
-                gone += side.panes.keys_over(bin_id, self._limits.forgotten)
+            forgotten = side.limits.forgotten
+            if forgotten == side.before.forgotten:
+                continue
+            for bin_id in side.panes.bins_over(forgotten):
+                gone += side.panes.keys_over(bin_id, forgotten)
 
-    def _alone(self) -> Iterator[bytes]:
-        """The rows of left panes that are over and have no right counterpart: with windows, they have no partners."""
-        if self._limits.forgotten == self._before.forgotten:
+    def _alone(self, side: _Side, other: _Side) -> Iterator[bytes]:
+        """The rows of a side's panes that are over and have no counterpart: with windows, they have no partners."""
+        forgotten = side.limits.forgotten
+        if forgotten == side.before.forgotten:
             return
-        run = self.right.arrived.all()
-        stored, _ = self._stored_keys(
-            *self._panes_of(run.part(run.times < self._limits.forgotten)), Namespace.JOIN_RIGHT
-        )
+        run = other.arrived.all()
+        stored, _ = self._stored_keys(*self._panes_of(run.part(run.times < forgotten)), other.panes.namespace)
         head = self._state.space.head
         arrived = {key[head:] for key in stored}
-        for bin_id in self.left.panes.bins_over(self._limits.forgotten):
-            there = {name for _, name, _ in self.right.panes.over(bin_id, self._limits.forgotten)}
-            for _, name, rows in self.left.panes.over(bin_id, self._limits.forgotten):
+        for bin_id in side.panes.bins_over(forgotten):
+            there = {name for _, name, _ in other.panes.over(bin_id, forgotten)}
+            for _, name, rows in side.panes.over(bin_id, forgotten):
                 if name not in there and name not in arrived:
                     yield rows
 
-    # ── left rows that wait for a partner, where pairs are not always in one pane ─────────────────────────────────
-    # All rows of one key and instant have the same partners, so they start and stop waiting together.
+    # ── rows that wait for a partner, where pairs are not always in one pane ──────────────────────────────────────
+    # All rows of one side, key and instant have the same partners, so they start and stop waiting together.
 
-    def _waited(self, gone: list[bytes]) -> Iterator[bytes]:
+    def _waited(self, side: _Side, gone: list[bytes]) -> Iterator[bytes]:
         """End the wait of rows that have met a partner, and of rows that never will; the latter are returned."""
-        met = self._met()
+        met = self._met(side)
         gone += met
-        if self._limits.over == self._before.over:
+        if side.limits.over == side.before.over:
             return
-        stop = integer_bytes(self._limits.over)
-        for bin_id in self._state.occupied(Namespace.JOIN_WAITING, stop):
-            for key, rows in self._state.scan(bin_id, Namespace.JOIN_WAITING, stop=stop):
+        stop = integer_bytes(side.limits.over)
+        for bin_id in self._state.occupied(side.waiting, stop):
+            for key, rows in self._state.scan(bin_id, side.waiting, stop=stop):
                 if key not in met:
                     gone.append(key)
                     yield rows
 
-    def _met(self) -> set[bytes]:
-        """The keys of waiting rows that met a partner in this epoch."""
+    def _met(self, side: _Side) -> set[bytes]:
+        """The keys of waiting rows of a side that met a partner in this epoch."""
         met = set[bytes]()
-        for run in self.left.read:
+        for run in side.read:
             matched = run.part(run.matched)
             firsts = matched.firsts()
-            keys, _ = self._stored_keys(matched.keys[firsts], matched.times[firsts], Namespace.JOIN_WAITING)
+            keys, _ = self._stored_keys(matched.keys[firsts], matched.times[firsts], side.waiting)
             waiting = self._state.get_many(keys)
             met.update(key for key, rows in zip(keys, waiting, strict=True) if rows is not None)
         return met
 
-    def _write_waiting(self) -> None:
-        """Store the left rows of this epoch that may still meet a partner as waiting."""
-        run = self.left.arrived.all()
-        run = run.part(~run.matched & (run.times >= self._limits.over))
+    def _write_waiting(self, side: _Side) -> None:
+        """Store the rows of this epoch that may still meet a partner as waiting."""
+        run = side.arrived.all()
+        run = run.part(~run.matched & (run.times >= side.limits.over))
         firsts = run.firsts()
-        keys, order = self._stored_keys(run.keys[firsts], run.times[firsts], Namespace.JOIN_WAITING)
-        rows = self.left.panes.codec.encode(run.taken())
+        keys, order = self._stored_keys(run.keys[firsts], run.times[firsts], side.waiting)
+        rows = side.panes.codec.encode(run.taken())
         starts = rows.offsets[firsts[order]].tolist()
         stops = rows.offsets[np.append(firsts[1:], len(run))[order]].tolist()
         known = self._state.get_many(keys)
@@ -367,6 +414,8 @@ def _layout(spec: Join, near: Nearness) -> str:
     """A text of all that must not change while rows are stored. Its digest is on disk, so the text must stay."""
     keys = ", ".join(f"{left} = {right}" for left, right in zip(spec.left_keys, spec.right_keys, strict=True))
     apart = f"within {near.reach} us" if near.grid == 1 else f"in windows of {near.grid} us"
+    if near.shift:
+        apart = f"within {near.reach - near.shift} us before and {near.reach + near.shift} us after"
     return f"{spec.how} join on {keys}; {spec.left_time} and {spec.right_time} {apart}"
 
 

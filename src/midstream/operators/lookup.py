@@ -76,8 +76,10 @@ class Lookup(TaskSpec):
         self, inputs: Sequence[pa.Schema], schema: pa.Schema, payload: Any, what: str
     ) -> tuple[Spec, pa.Schema]:
         """The input's columns, and the table's columns without its keys."""
-        nullable = self.how is How.LEFT
-        return self, joined_schema(inputs[0], self.table_schema, list(self.table_keys), nullable=nullable, what=what)
+        keys = {theirs: mine for mine, theirs in self.on}
+        return self, joined_schema(
+            inputs[0], self.table_schema, keys, what, keeps_left=self.how.keeps_left, keeps_right=False
+        )
 
     def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
         """Load and index the table."""
@@ -187,15 +189,15 @@ class LookupMethods(StreamRows):
             match.
         """
         what = f"lookup {check_name(name, 'lookup')!r}"
-        if how not in list(How):
-            raise FlowError(f"{what}: how={how!r} is not known; allowed: {', '.join(How)}")
+        if how not in (How.INNER, How.LEFT):
+            raise FlowError(f"{what}: how={how!r} is not known; allowed: {How.INNER}, {How.LEFT}")
         pairs = column_pairs(on, what)
         table, table_schema = describe_table(table, what)
         check_key_columns(self.schema, [mine for mine, _ in pairs], f"{what}, stream")
         check_key_columns(table_schema, [theirs for _, theirs in pairs], f"{what}, table")
         for mine, theirs in pairs:
             check_comparable(what, mine, self.schema.field(mine).type, theirs, table_schema.field(theirs).type)
-        keys = [theirs for _, theirs in pairs]
-        schema = joined_schema(self.schema, table_schema, keys, nullable=how == How.LEFT, what=what)
+        keys = {theirs: mine for mine, theirs in pairs}
+        schema = joined_schema(self.schema, table_schema, keys, what, keeps_left=How(how).keeps_left, keeps_right=False)
         spec = Lookup(pairs, How(how), unique, table_schema)
         return cast(Self, self._flow._add(name, spec, (self._port,), schema, table, on_error))

@@ -83,6 +83,7 @@ class Namespace(IntEnum):
     JOIN_RIGHT_MORE = 23
     JOIN_WAITING = 24
     JOIN_LATEST = 25
+    JOIN_RIGHT_WAITING = 26
     TABLE = 30
     TABLE_PAST = 31
 

@@ -1,7 +1,9 @@
 """When two rows of a join match by time, and what a watermark means for them.
 
 A window is a special case. Each row has an *instant*: its event time or, in a join by window, the start of its window.
-Two rows are a pair if their instants are at most ``reach`` apart: ``within``, or zero for a window.
+Two rows are a pair if their instants are at most ``reach`` apart: ``within``, or zero for a window. Where partners may
+come longer before a row of the left than after it, or the other way round, the instants of the left are shifted by half
+the difference.
 
 Lateness, the end of matching ("over") and removal from state depend on each other. With a watermark W:
 
@@ -12,9 +14,10 @@ is late if, as the epoch begins,  its window has ended: end <= W          t < W
 is over if, as the epoch ends,    its window has ended: end <= W          t + within < W
 ================================= ======================================= ==================
 
-The second line follows from the first: partners that are not late have windows that end after W, or times from W on. So
-no pair of rows that are not late is missed, and a row of a left join that was emitted with nulls never gets a real
-partner. A row is removed together with its pane, when all rows that the pane could contain are over.
+The last line is for equal distances: with ``within=(before, after)`` a left row waits for ``after``, a right one for
+``before``. It follows from the line above: partners that are not late have windows that end after W, or times from W
+on. So no pair of rows that are not late is missed, and a row of an outer join that was emitted with nulls never gets a
+real partner. A row is removed together with its pane, when all rows that the pane could contain are over.
 """
 
 from __future__ import annotations
@@ -47,41 +50,51 @@ class Nearness:
     """The width of panes in state; at least ``reach``, so that partners are in the same pane or a neighbouring one."""
     grid: int
     """Instants are multiples of this: the size of a window, or 1."""
+    shift: int = 0
+    """From the event time of a left row to its instant."""
 
     @classmethod
-    def of(cls, window: Window | None, within_us: int | None) -> Nearness:
-        """The nearness that a join asks for."""
-        if within_us is not None:
-            return cls(within_us, max(within_us, 1), 1)
+    def of(cls, window: Window | None, before_us: int | None, after_us: int | None) -> Nearness:
+        """The nearness that a join asks for; the sum of both distances is even.
+
+        >>> Nearness.of(None, 2, 10)
+        Nearness(reach=6, width=6, grid=1, shift=4)
+        """
+        if before_us is not None:
+            after_us = before_us if after_us is None else after_us
+            reach = (before_us + after_us) // 2
+            return cls(reach, max(reach, 1), 1, after_us - reach)
         assert isinstance(window, Tumbling)
         return cls(0, window.size_us, window.size_us)
 
-    def late_below(self, watermark: int) -> int:
-        """Rows with instants below this are late."""
-        return watermark // self.grid * self.grid
+    def late_below(self, watermark: int, shift: int = 0) -> int:
+        """Rows with instants below this are late, on a side whose instants are shifted so far."""
+        return watermark // self.grid * self.grid + shift
 
-    def over_below(self, watermark: int) -> int:
-        """Rows with instants below this get no more partners."""
-        return self.late_below(watermark) - self.reach
+    def over_below(self, watermark: int, others_shift: int = 0) -> int:
+        """Rows with instants below this get no more partners from a side whose instants are shifted so far."""
+        return self.late_below(watermark, others_shift) - self.reach
 
-    def forgotten_below(self, watermark: int) -> int:
+    def forgotten_below(self, watermark: int, others_shift: int = 0) -> int:
         """Panes that begin below this contain only such rows."""
-        return self.over_below(watermark) // self.width * self.width
+        return self.over_below(watermark, others_shift) // self.width * self.width
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The instants that matter in an epoch; :data:`NEVER` until there is a watermark."""
+    """The instants that matter to one side in an epoch; :data:`NEVER` until there is a watermark."""
 
     late: int
     over: int
     forgotten: int
 
     @classmethod
-    def of(cls, near: Nearness, late_before: int | None, watermark: int | None) -> Limits:
-        """The limits, given the watermarks at the start and the end of an epoch."""
+    def of(
+        cls, near: Nearness, late_before: int | None, watermark: int | None, *, shift: int = 0, others_shift: int = 0
+    ) -> Limits:
+        """The limits, given the watermarks at the start and the end of an epoch, and the shift of both sides."""
         return cls(
-            NEVER if late_before is None else near.late_below(late_before),
-            NEVER if watermark is None else near.over_below(watermark),
-            NEVER if watermark is None else near.forgotten_below(watermark),
+            NEVER if late_before is None else near.late_below(late_before, shift),
+            NEVER if watermark is None else near.over_below(watermark, others_shift),
+            NEVER if watermark is None else near.forgotten_below(watermark, others_shift),
         )
