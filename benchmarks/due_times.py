@@ -20,7 +20,7 @@ __all__ = ["BUCKET_S", "Latencies", "Timeline"]
 
 BUCKET_S = 0.25
 CALM = 1.2
-"""Rows are served as before if the p99 of a bucket is at most so many times the steady one."""
+"""Rows are served as before if the p99 of a bucket is at most this multiple of the steady one."""
 
 Floats = npt.NDArray[np.float64]
 

@@ -126,7 +126,7 @@ def fraud_flow(stream: DataFrame, models: Models, sinks: int, folder: Path) -> F
 
 
 def run_midstream(spark: SparkSession, stream: DataFrame, models: Models, sinks: int, seconds: float) -> Measured:
-    """Run the flow for so many seconds; warm-up is cut off by the caller's ``after``."""
+    """Run the flow for some seconds; the caller's ``after`` cuts off the warm-up."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder, calls = Path(name), JvmCalls()
         flow = fraud_flow(stream, models, sinks, folder)

@@ -62,7 +62,7 @@ def peak_memory() -> Iterator[list[int]]:
 
 
 def epoch_of(spark: SparkSession, rows: int) -> tuple[float, int]:
-    """Run one epoch of so many rows; its seconds, and the peak of a worker's memory in bytes."""
+    """Run one epoch; returns its seconds, and the peak of a worker's memory in bytes."""
     flow = batch_flow(payments_stream(spark, rows), NoopSink())
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint,

@@ -41,7 +41,7 @@ RESTARTED_PARTITIONS = 2
 LOAD = 0.4
 """The share of the measured capacity that is due."""
 STRIDE = 7_919
-"""A prime that no number of keys here is a multiple of: so many rows in a row as there are keys have all keys."""
+"""A prime that divides no number of keys used here, so any run of as many rows as there are keys has every key."""
 LEAD_S = 6.0
 """The load begins so long after a job is started."""
 PATIENCE_S = 120.0

@@ -28,11 +28,11 @@ from midstream.txn.calibration import calibrate
 from midstream.txn.strategies import FIXED, S_STORE, SERIAL, T_STREAM, Strategy
 
 SHORT = 0.1
-"""What takes less than so many seconds in all rounds runs more often."""
+"""What takes less than this in all rounds, in seconds, runs more often."""
 AGAIN = 4
 """So often what is very short runs in a row."""
 NO_HOPE = 1.5
-"""A fixed strategy that takes so many times the least is not run again. Rivals are: their own figure is reported."""
+"""A fixed strategy slower than the fastest by this factor is not run again. Rivals are: their own figure is reported."""
 
 QUIET = 0.1
 """Cores that other processes may use without spoiling the figures."""

@@ -34,7 +34,7 @@ class Knobs:
     reads: int = 2
     interval: int = 10_240
     window: int = 1_000
-    every: int = 100  # one in so many events reads windows
+    every: int = 100  # one event in this number reads windows
     wandering: float = 0.1  # share of events whose key is only known while running
     seed: int = 1
 

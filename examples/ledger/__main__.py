@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None, spark: Any = None, console: Con
 
 
 def follow(job: Job, orders: int, console: Console, shown: int = -1) -> int:
-    """Show epochs until so many orders are booked; gives back the last one shown."""
+    """Show epochs until a number of orders is booked; returns the last one shown."""
     while job.metrics.rows_in < orders:
         shown = watch(job, epochs=job.metrics.epochs + 1, plain=True, console=console, after=shown)
     return shown

@@ -58,8 +58,8 @@ class OperatorObservation(msgspec.Struct, frozen=True, kw_only=True):
     state_files: int = 0
     """How many they are."""
     keys_at_most: int = 0
-    """At most so many stored keys: those of its snapshots, and all rows of deltas since. Exact after a snapshot of all
-    bins; a key that changes often counts more than once until then."""
+    """Upper bound on the number of stored keys: those of its snapshots, and all rows of deltas since. Exact after a
+    snapshot of all bins; until then a key that changes often counts more than once."""
     heavy_keys: HeavyKeys = HeavyKeys()
     """Of a key_by: the keys with the most rows, as far as a sample shows."""
     note: str = ""

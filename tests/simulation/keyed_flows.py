@@ -244,7 +244,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Life:
-    """One life of a job: so many epochs with so many partitions."""
+    """One life of a job: how many epochs it runs, and with how many partitions."""
 
     epochs: int
     partitions: int

@@ -72,7 +72,7 @@ class Share(Schedule):
         return None if self.every.total is None else self.among(self.every.total)
 
     def among(self, events: int) -> int:
-        """How many of the first so many events are of this kind."""
+        """How many of the first ``events`` are of this kind."""
         rounds, rest = divmod(events, ROUND)
         return rounds * self.count + min(max(rest - self.first, 0), self.count)
 
@@ -88,7 +88,7 @@ class House:
     """
 
     hot_auctions: int = 2
-    """One bid in so many is not for the hot auction of the moment, but for any of those in flight."""
+    """One bid in this number is not for the hot auction of the moment, but for any of those in flight."""
     hot_sellers: int = 4
     hot_bidders: int = 4
     in_flight: int = 100

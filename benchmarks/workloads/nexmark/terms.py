@@ -20,7 +20,7 @@ HOT_WINDOW_S, HOT_EVERY_S = 10, 2
 """q5."""
 
 LAST_SALES = 10
-"""q6 averages so many sales of a seller."""
+"""Number of sales of a seller that q6 averages."""
 
 WINDOW_S = 10
 """q7 and q8."""

@@ -130,7 +130,7 @@ class Migration:
         return self.outcome
 
     def wait_step(self, count: int, timeout: float | None = None) -> bool:
-        """Wait until so many steps are committed; return whether they are."""
+        """Wait until this number of steps is committed; return whether it is."""
         with self._moved:
             self._moved.wait_for(lambda: self.progress.steps_done >= count or self._now.is_over, timeout)
         return self.progress.steps_done >= count

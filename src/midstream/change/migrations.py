@@ -369,7 +369,7 @@ class Migrations:
         return configuration.with_assignments(then)
 
     def committed(self, epoch: Epoch, epoch_ms: float, read: int | None = None) -> None:
-        """An epoch is committed, after ``epoch_ms``; its tasks have read so many bytes of state from the checkpoint."""
+        """An epoch is committed after ``epoch_ms``; its tasks read ``read`` bytes of state from the checkpoint."""
         self._next = Epoch(epoch + 1)
         self._recent.append(epoch_ms)
         step, self._step = self._step, None

@@ -279,7 +279,7 @@ ToTask = TaskOrder | Switch | Stay | Accepted | Refused | Release | Prefetch
 
 
 class PrefetchRequest(msgspec.Struct, frozen=True):
-    """An executor should have the bins of a stage in its base, and read at most so many bytes a second for it."""
+    """An executor should load the bins of a stage into its base, reading at most ``bytes_per_s``."""
 
     executor: ExecutorId
     stage: StageIndex

@@ -151,8 +151,8 @@ class JoinMethods(KeyedRows):
 
         The result has all columns of this stream, then those of the other without its key columns. Give either
         ``window=tumbling(…)``: both rows are in one window; or ``within="10 seconds"``: the rows are at most that far
-        apart; or ``within=("0 seconds", "1 hour")``: the other's row is at most so much before this one's, and so much
-        after it. Rows are kept as long as the watermark allows for a partner; rows that arrive later leave at
+        apart; or ``within=("0 seconds", "1 hour")``: the other's row is at most the first before this one's, and at most
+        the second after it. Rows are kept as long as the watermark allows for a partner; rows that arrive later leave at
         ``.late("left")`` and ``.late("right")``.
 
         :param how: ``"left"`` also emits each row of this stream that has no partner, with nulls, once none can arrive

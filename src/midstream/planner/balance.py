@@ -10,11 +10,11 @@ from midstream.planner.assignment import Assignment
 __all__ = ["ACCEPTED", "balanced", "drained", "imbalance"]
 
 ACCEPTED = 1.1
-"""The heaviest partition may have so many times the mean."""
+"""Largest ratio of the heaviest partition to the mean that counts as balanced."""
 CLOSE_ENOUGH = 1.02
 """From here on another move is not worth it."""
 LEAST = 0.1
-"""A bin weighs at least so much of the mean where bins are dealt out: one that is empty now may get keys."""
+"""Least weight of a bin, as a share of the mean, where bins are dealt out: one that is empty now may get keys."""
 
 
 def imbalance(assignment: Assignment, weights: Sequence[float]) -> float:

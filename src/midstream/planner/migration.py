@@ -156,12 +156,11 @@ def steps_of(strategy: StepStrategy, moves: Sequence[BinMove], size_of: SizeOf, 
 BIN_BYTES = 64 * 1024
 """What a bin costs in addition to its bytes, as bytes: its files are opened, its positions are written."""
 GROWTH = 2.0
-"""A step is at most so many times as large as the one before: what is learnt from small steps need not hold for large
-ones."""
+"""Largest ratio of a step to the one before: what is learnt from small steps need not hold for large ones."""
 MEMORY = 0.5
 """Weight of the newest step among those from which the price of a byte is learnt."""
 CATCHING_UP = 1.5
-"""An epoch that takes so many times as long as it should is catching up with rows, and gets less to move."""
+"""An epoch that exceeds its expected time by this factor is catching up with rows, and gets less to move."""
 
 
 def budgeted(moves: Sequence[BinMove], size_of: SizeOf, budget: Budget) -> Steps:

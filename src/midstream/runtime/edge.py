@@ -65,12 +65,12 @@ class Edge(Protocol):
         """Call transforms on no rows; raises :class:`~midstream.errors.FlowError` if one cannot work."""
 
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
-        """Spread so many partitions over the executors that exist now, and return where each would be. Nothing runs
+        """Spread partitions over the executors that exist now, and return where each would be. Nothing runs
         there until :meth:`adopt_places`, so what they will own can be loaded ahead. Empty if partitions do not stick to
         executors here. This replaces an earlier proposal, and takes about as long as a small epoch."""
 
     def adopt_places(self, partitions: int) -> None:
-        """From the next run on, stages with so many partitions run where the newest proposal says."""
+        """From the next run on, stages with this number of partitions run where the newest proposal says."""
 
     def meanwhile(self, call: Callable[[], object]) -> None:
         """Call this in the background, while epochs are computed; or at once, where nothing runs in the background."""

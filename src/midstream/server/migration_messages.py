@@ -160,7 +160,7 @@ class MigrationExplained(msgspec.Struct, frozen=True):
 
 
 class FreezeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of ``POST /freeze``: the next so many epochs keep their assignments."""
+    """Body of ``POST /freeze``: for how many epochs assignments must not change."""
 
     epochs: int
 

@@ -452,7 +452,7 @@ def _behind(lineage: Lineage, bins: Iterable[BinId], held: Positions) -> BinNumb
 
 
 def _as_many(sizes: np.ndarray[tuple[int], np.dtype[np.float64]], limit: float) -> int:
-    """How many of the first bins have together so many bytes, but at least one."""
+    """How many of the first bins fit into ``limit`` bytes together; at least one."""
     return max(1, int(np.searchsorted(np.cumsum(sizes), limit, side="right")))
 
 

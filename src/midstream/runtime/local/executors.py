@@ -88,7 +88,7 @@ class LocalExecutors:
         return home
 
     def propose(self, partitions: int) -> dict[PartitionId, ExecutorId]:
-        """Where so many partitions would be, chosen anew: as evenly as possible."""
+        """Where partitions would be, chosen anew: as evenly as possible."""
         spread = [self.all[number % len(self.all)] for number in range(partitions)]
         self._rng.shuffle(spread)
         self._proposed[partitions] = spread

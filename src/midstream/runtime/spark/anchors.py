@@ -68,7 +68,7 @@ class Anchors:
         return self._pins
 
     def of(self, session: SparkSession, partitions: int) -> DataFrame | None:
-        """The anchor for exchanges with so many partitions, made if there is none; None if it would not work."""
+        """The anchor for exchanges with this number of partitions, made if there is none; None if it would not work."""
         with self._lock:
             if partitions not in self._in_use and self._pins:
                 self._in_use[partitions] = _anchor(session, partitions)
@@ -91,7 +91,7 @@ class Anchors:
         return found == 1
 
     def propose(self, session: SparkSession, partitions: int) -> dict[PartitionId, ExecutorId]:
-        """Have Spark spread so many partitions anew, over the executors that it has now; nothing uses that yet.
+        """Have Spark spread partitions anew over the executors that it has now; nothing uses that yet.
 
         Returns where each partition would be, after one small job; empty if partitions do not stick.
         """

@@ -59,7 +59,7 @@ class SparkEngine:
     """Takes the files that are staged behind transforms, by sink."""
     durable: bool
     anchor: Callable[[int], DataFrame | None] = lambda partitions: None
-    """What makes so many partitions stick to executors, if anything does."""
+    """The anchor for a number of partitions, which makes them stick to executors; None without one."""
     _kept: list[DataFrame] = field(default_factory=list)
 
     def run(self, stage: Stage, rows: DataFrame) -> DataFrame:

@@ -217,7 +217,7 @@ class Job(MigratingJob):
     def display(self, every: float = 1.0) -> None:
         """In a notebook: show the job below this cell, and keep that up to date until the job ends.
 
-        :param every: at least so many seconds between two looks; there is one only after an epoch.
+        :param every: the least number of seconds between two looks; there is one only after an epoch.
         """
         keep_showing(self, every)
 
