@@ -32,7 +32,7 @@ SHORT = 0.1
 AGAIN = 4
 """So often what is very short runs in a row."""
 NO_HOPE = 1.5
-"""A fixed strategy slower than the fastest by this factor is not run again. Rivals are: their own figure is reported."""
+"""A fixed strategy slower than the fastest by this factor is not run again. Rivals are: their own figure counts."""
 
 QUIET = 0.1
 """Cores that other processes may use without spoiling the figures."""

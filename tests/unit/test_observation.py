@@ -314,7 +314,7 @@ def test_top_shows_one_screen_of_80_columns(job):
     lines = result.output.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "fraud  epoch 7  revision 1  change on trial"
-    assert lines[1].startswith("1,000 rows/s  250 ms of 500 (50%)  4 tasks  workers 300 MB  driver 200 MB")
+    assert lines[1].startswith("1,000 rows/s  250 ms of 500 (50%)  4 tasks  workers 314.6 MB  driver 209.7 MB")
     [busy] = [line for line in lines if line.startswith("FM")]
     assert busy.split()[:4] == ["FM", "1000", "990", "1.80"]
     assert lines[-1] == "source in: 500 rows, 1.5 s behind, maxOffsetsBehindLatest 3"

@@ -151,9 +151,9 @@ class JoinMethods(KeyedRows):
 
         The result has all columns of this stream, then those of the other without its key columns. Give either
         ``window=tumbling(…)``: both rows are in one window; or ``within="10 seconds"``: the rows are at most that far
-        apart; or ``within=("0 seconds", "1 hour")``: the other's row is at most the first before this one's, and at most
-        the second after it. Rows are kept as long as the watermark allows for a partner; rows that arrive later leave at
-        ``.late("left")`` and ``.late("right")``.
+        apart; or ``within=("0 seconds", "1 hour")``: the other's row is at most the first before this one's, and at
+        most the second after it. Rows are kept as long as the watermark allows for a partner; rows that arrive later
+        leave at ``.late("left")`` and ``.late("right")``.
 
         :param how: ``"left"`` also emits each row of this stream that has no partner, with nulls, once none can arrive
             any more; ``"right"`` does so for the other stream, ``"full"`` for both. A row of the other stream then
