@@ -540,8 +540,8 @@ class Pairs:
             results += [one.row | dict.fromkeys(self._added) for one in self._given_up(self.left, self._after, times)]
         if spec.how in (How.RIGHT, How.FULL):
             for one in self._given_up(self.right, self._before, times):
-                keys = dict(zip(spec.left_keys, (one.row[key] for key in spec.right_keys), strict=True))
-                results.append(dict.fromkeys(self._left) | keys | {name: one.row[name] for name in self._added})
+                key = dict(zip(spec.left_keys, (one.row[name] for name in spec.right_keys), strict=True))
+                results.append(dict.fromkeys(self._left) | key | {name: one.row[name] for name in self._added})
         return {"": results, LATE: late[0], LATE_RIGHT: late[1]}
 
     def _given_up(self, side: list[Waiting], reach: int, times: Times) -> list[Waiting]:
@@ -552,10 +552,11 @@ class Pairs:
 
     def waiting(self) -> tuple[set[tuple[int, Key]], set[tuple[int, Key]]]:
         """Rows of either side that may still be emitted with nulls."""
-        return tuple(
+        left, right = (
             {(one.time, one.key) for one in side if not one.met and not one.given_up}
             for side in (self.left, self.right)
         )
+        return left, right
 
     @property
     def _before(self) -> int:
