@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.executors import resize
-from midstream import FileSink, Flow, FlowError, ListSource, MemorySink, Outcome, local_session
+from midstream import FileSink, Flow, ListSource, MemorySink, Outcome, local_session
+from midstream.errors import FlowError
 from midstream.runtime.spark.job import Job
 from midstream.state.access import StateAccess
 from midstream.state.lineage import Lineage
