@@ -6,17 +6,15 @@ checkpoint by bin, so where two stages become one, one of their assignments is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from midstream.ids import BINS, StageIndex
-from midstream.planner.assignment import Assignment, spread
+from midstream.planner.assignment import Assignment, Assignments, spread
 from midstream.planner.stages import Plan
 
 __all__ = ["carried"]
 
 
 def carried(
-    before: Plan, assignments: Mapping[StageIndex, Assignment], after: Plan, partitions: int, bins: int = BINS
+    before: Plan, assignments: Assignments, after: Plan, partitions: int, bins: int = BINS
 ) -> dict[StageIndex, Assignment]:
     """The assignments of ``after``. Stages that ``before`` does not have spread their bins over ``partitions``.
 

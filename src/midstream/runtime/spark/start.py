@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pyspark
@@ -21,7 +21,7 @@ from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.ids import StageIndex
-from midstream.planner.assignment import Assignment, check_partitions
+from midstream.planner.assignment import Assignment, Assignments, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
 from midstream.runtime.spark.control_plane import ControlPlane
@@ -187,9 +187,7 @@ def parse_trigger(trigger: str | None) -> dict[str, Any]:
     )
 
 
-def _kept_assignments(
-    recorded: Mapping[StageIndex, Assignment], partitions: int | None, parallelism: int
-) -> dict[StageIndex, Assignment]:
+def _kept_assignments(recorded: Assignments, partitions: int | None, parallelism: int) -> dict[StageIndex, Assignment]:
     """The assignments of the last committed epoch that this start keeps; logs it where that may surprise.
 
     Without ``partitions`` it keeps all. A number applies to every stage: stages that have it keep their assignment, and
