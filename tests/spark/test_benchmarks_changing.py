@@ -86,3 +86,16 @@ def test_migration_moves_half_of_the_state_in_several_ways_and_counts_every_row_
     # A busy machine may be slow, but no row is served before it is due.
     assert all(run["max_ms"] >= run["p99_ms"] > 0 and run["steady_max_ms"] > 0 for run in runs.values())
     assert figures["restart_over_prewarmed"] > 0
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_plan_changes_measures_delays_and_loses_no_row(tmp_path: Path) -> None:
+    figures = run_quick("plan_changes", tmp_path / "plan_changes.svg")
+    assert (figures["lost"], figures["doubled"], figures["problems"], figures["random_problems"]) == (0, 0, [], [])
+    assert figures["random_changes"] >= 4
+    delays = figures["first_row_ms"]
+    # A busy machine may be slow, but a change must not take as long as a new driver.
+    assert 0 < delays["insert a filter"] < delays["a new driver"]
+    assert 0 < delays["insert a keyed operator"] < delays["a new driver"]
+    assert figures["within_stage_met_tasks"] + figures["within_stage_met_none"] == 3
+    assert figures["exchange_epochs"] > 0
