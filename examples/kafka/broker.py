@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from examples.kafka import jars
+from . import jars
 
 STARTED = "Kafka Server started"
 PATIENCE_S = 60.0
@@ -66,23 +66,26 @@ class Broker:
 
         def listen() -> None:
             assert process.stdout is not None
-            for line in process.stdout:
-                self._said.append(line)
-                if STARTED in line:
-                    ready.set()
+            with process.stdout:
+                for line in process.stdout:
+                    self._said.append(line)
+                    if STARTED in line:
+                        ready.set()
             ready.set()  # it has ended
 
-        threading.Thread(target=listen, name="kafka-broker", daemon=True).start()
-        self._process = process
+        self._process, self._listener = process, threading.Thread(target=listen, name="kafka-broker", daemon=True)
+        self._listener.start()
         if not ready.wait(PATIENCE_S) or STARTED not in "".join(self._said):
+            said = "".join(self._said)
             self.kill()
-            raise RuntimeError(f"the broker did not start:\n{''.join(self._said)}")
+            raise RuntimeError(f"the broker did not start:\n{said}")
 
     def kill(self) -> None:
         """End it as a failing machine would. What was acknowledged is in its folder."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._listener.join()
             self._said.clear()
             self._process = None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from examples.kafka import jars
 from tests.spark.conftest import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -86,3 +87,14 @@ def test_migration_moves_half_of_the_state_in_several_ways_and_counts_every_row_
     # A busy machine may be slow, but no row is served before it is due.
     assert all(run["max_ms"] >= run["p99_ms"] > 0 and run["steady_max_ms"] > 0 for run in runs.values())
     assert figures["restart_over_prewarmed"] > 0
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_kafka_compares_rows_and_latency_with_plain_spark(tmp_path: Path) -> None:
+    for part in (jars.BROKER, jars.CONNECTOR):
+        if not jars.present(part):
+            pytest.skip(f"the jars of Kafka's {part} are not in {jars.folder()}; {jars.COMMAND} fetches them")
+    figures = run_quick("kafka", tmp_path / "kafka.svg")
+    assert min(figures[f"{side}_latency_p50_ms"] for side in ("midstream", "plain")) > 0
+    assert figures["kafka_ratio"] > 0
+    assert figures["change_delay_ms"] > 0

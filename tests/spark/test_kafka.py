@@ -1,11 +1,11 @@
-"""Kafka as source and sink, with a real broker: what is read and written, what is refused, what a reader can rely on."""
+"""Kafka as source and sink, with a real broker: what is read, written and refused, and what readers rely on."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.brokers import stream_of, that_count
 from tests.chaos.processes import Life, Victim, end, left_behind
 from tests.chaos.run import LOCAL
 from tests.spark.conftest import PATIENCE_S
+from tests.unit.test_docs import ROOT, run_page
 
 Row = dict[str, Any]
 
@@ -58,8 +59,8 @@ _numbers = iter(range(1_000_000))
 
 
 @pytest.fixture
-def topics(kafka: Any) -> Iterator[Topics]:
-    yield Topics(kafka, next(_numbers))
+def topics(kafka: Any) -> Topics:
+    return Topics(kafka, next(_numbers))
 
 
 def parse(row: Row) -> Row:
@@ -158,7 +159,7 @@ def test_new_partitions_of_a_topic_are_read(spark: Any, topics: Topics, tmp_path
         topics.broker.add_partitions(topics.input, 3)
         topics.feed(50, 20, partition=2)
         for seen in job.watch():
-            if "2" in json.loads(seen.sources[0].offset)[topics.input]:
+            if json.loads(seen.sources[0].offset)[topics.input].get("2") == 20:
                 break
     assert topics.numbers() == list(range(70))
 
@@ -172,9 +173,21 @@ def test_a_deleted_topic_fails_the_job_and_says_so(spark: Any, topics: Topics, t
     topics.broker.delete_topic(topics.input)
     with pytest.raises(JobFailed) as failed:
         job.await_termination(PATIENCE_S)
-    assert topics.input in str(failed.value), str(failed.value)
-    print(failed.value)
+    assert topics.input in str(failed.value)
     assert topics.numbers() == list(range(50))
+
+
+@pytest.mark.slow
+def test_the_code_of_the_page_prints_what_the_page_says(
+    spark: Any, kafka: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for topic, partitions in (("orders", 2), ("totals", 2), ("totals.epochs", 1)):
+        kafka.create_topic(topic, partitions)
+    orders = [("ann", 3), ("bob", 5), ("ann", 4)]
+    records = ((user.encode(), json.dumps({"user": user, "amount": amount}).encode()) for user, amount in orders)
+    kafka.produce("orders", records)
+    monkeypatch.chdir(tmp_path)
+    run_page(ROOT / "docs" / "kafka.md", True, {"spark": spark, "servers": kafka.servers})
 
 
 # ── what is refused before anything changes ───────────────────────────────────────────────────────────────────────

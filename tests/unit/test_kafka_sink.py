@@ -18,6 +18,7 @@ from midstream.ids import Epoch
 from midstream.runtime.spark.session import packages_conf, require_loaded
 from midstream.testing import run_local
 from tests.brokers import kafka_broker
+from tests.examples import examples
 
 
 def flow_to(sink: KafkaSink, ddl: str = "user string, n bigint, payload binary, price double") -> Flow:
@@ -103,6 +104,7 @@ def test_what_is_no_note_is_reported() -> None:
 STEP = st.sampled_from(["commit", "fail", "crash early", "crash late", "rewind"])
 
 
+@examples(200)
 @given(st.lists(STEP, max_size=30), st.randoms(use_true_random=False))
 def test_readers_find_what_the_job_has_committed(steps: list[str], rng: Any) -> None:
     """A job that fails, dies and goes back at will; the oracle is what it has in manifests."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
