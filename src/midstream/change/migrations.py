@@ -49,6 +49,7 @@ from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Move, Rescale
 from midstream.ids import Epoch, StageIndex
 from midstream.planner.assignment import Assignment, Assignments
+from midstream.planner.carried_assignments import under_plan
 from midstream.planner.change_plan import Scheduler
 from midstream.planner.migration import Budget, Itinerary, StepCost, StepStrategy, fluid
 from midstream.planner.reassignment import goal_of, unique_names
@@ -338,7 +339,7 @@ class Migrations:
             running.waited += 1
             self._tell_progress(running, "takers that load state")
             return
-        self._step = OpenStep(epoch, moves, now, sum(map(self._sizes, moves)), 0.0, running.waited)
+        self._step = OpenStep(epoch, moves, configuration.plan, now, sum(map(self._sizes, moves)), 0.0, running.waited)
         self._warming.flip(now, then)
         self._changes.reassign(then)
         self._step.step_ms = 1000 * (self._stopwatch() - began)
@@ -402,7 +403,8 @@ class Migrations:
             step.losses += 1
             running.migration.note(f"a run of epoch {step.epoch} failed, but no function did; it runs again")
             return True
-        self._changes.reassign(step.before)
+        now = self._changes.configuration
+        self._changes.reassign(under_plan(step.plan, step.before, now.plan, now.assignments))
         self._step = None
         running.migration.note(f"the step of epoch {step.epoch} is undone")
         self._end_running(

@@ -21,6 +21,7 @@ from midstream.planner.migration import (
     StepStrategy,
     steps_of,
 )
+from midstream.planner.stages import Plan
 
 __all__ = ["PATIENCE", "NoWarming", "OpenStep", "RunningMigration", "Warming", "default_budget"]
 
@@ -64,6 +65,8 @@ class OpenStep:
 
     epoch: Epoch
     moves: tuple[BinMove, ...]
+    plan: Plan
+    """Whose stages these are; a change may have put another in force since."""
     before: Assignments
     bytes: int
     step_ms: float

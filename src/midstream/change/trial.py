@@ -34,6 +34,7 @@ from midstream.errors import MidstreamError
 from midstream.flow.edits import Edit
 from midstream.ids import Digest, Epoch, Revision
 from midstream.planner.assignment import Assignments
+from midstream.planner.carried_assignments import under_plan
 from midstream.planner.change_plan import Scheduler
 from midstream.storage.blobs import BlobStore
 
@@ -226,7 +227,9 @@ class Changes:
         self.configuration = self.configuration.with_assignments(assignments)
         if self._trial is not None:
             prepared = self._trial.change.prepared
-            before = prepared.before.with_assignments(assignments)
+            before = prepared.before
+            owners = under_plan(self.configuration.plan, assignments, before.plan, before.assignments)
+            before = before.with_assignments(owners)
             self._trial.change.relink(replace(prepared, before=before, after=self.configuration))
 
     # ── events of the run ─────────────────────────────────────────────────────────────────────────────────────────
@@ -364,7 +367,9 @@ class Changes:
         """A change for the owners of now; None if more than owners has changed since it was prepared."""
         if _reassigns(prepared) or prepared.before.with_assignments(base.assignments) != base:
             return None
-        return replace(prepared, before=base, after=prepared.after.with_assignments(base.assignments))
+        after = prepared.after
+        owners = under_plan(base.plan, base.assignments, after.plan, after.assignments)
+        return replace(prepared, before=base, after=after.with_assignments(owners))
 
     def _prepare(self, base: Configuration, request: Request, number: int | None = None) -> PreparedChange:
         """Prepare a change. ``number`` is given if the log has it already; what a revert undoes is then found again."""
