@@ -104,7 +104,7 @@ SQL: dict[str, str] = {
         QUALIFY rank <= {terms.TOP}
     """,
     "q20": f"""
-        SELECT b.*, a.id, a.item, a.seller, a.category, a.reserve, a.event_time AS opened
+        SELECT b.*, a.item, a.seller, a.category, a.reserve, a.event_time AS opened
         FROM bids b JOIN auctions a ON b.auction = a.id WHERE a.category = {terms.CATEGORY}
           AND abs(epoch_us(a.event_time) - epoch_us(b.event_time)) <= {terms.RETENTION_S * 1_000_000}
     """,

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from midstream import Flow, GeneratorSource, Insert, Remove, State, Stream, Update
-from midstream.flow.edits import Edit
 from midstream.flow.schedules import Indexes, Schedule
 from midstream.flow.sinks import SinkTarget
 
@@ -137,9 +136,9 @@ class Change:
     before: Plan
     after: Plan
 
-    def edits(self) -> list[Edit]:
+    def edits(self) -> list[Insert | Remove | Update]:
         """What ``job.update`` is given: all of it is one change."""
-        found: list[Edit] = []
+        found: list[Insert | Remove | Update] = []
         was, now = self.before.nth, self.after.nth
         if was == 1 < now:
             found.append(Insert(lambda rows: _filtered(rows, now), after="stamp"))
