@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,9 @@ PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", 
 SUBNET = "10.77.0"
 NOWHERE = "02:00:00:00:00:fe"
 """The hardware address of no interface: what is sent there is lost without a word."""
+
+_FIREWALL = 77
+"""A routing table of the kernel."""
 
 # Dies with the process that starts it; then its child, which is the first process of the namespaces, dies too, and
 # with that all others in them.
@@ -102,7 +105,7 @@ class Host:
 
 
 class Network:
-    """A switch and the hosts that are joined by it."""
+    """A switch and the hosts that are joined by it. ``switch`` is the first process in the switch's namespaces."""
 
     def __init__(self, switch: int, folder: Path, shared: Path, software: Path) -> None:
         self._switch = switch
@@ -111,9 +114,14 @@ class Network:
         self._software = software
         self.hosts: dict[str, Host] = {}
         self._stack = contextlib.ExitStack()
+        self._at_switch("ip", "link", "add", "switch", "type", "bridge")
+        self._at_switch("ip", "link", "set", "switch", "up")
 
-    def add(self, name: str, private: Sequence[Path] = ()) -> Host:
-        """A new host. At the paths ``private`` it has folders of its own, in the place of shared ones."""
+    def add(self, name: str, private: Sequence[Path] = (), links: Mapping[Path, Path] | None = None) -> Host:
+        """A new host. At the paths ``private`` it has folders of its own, in the place of shared ones.
+
+        Where ``links`` says so, it finds another folder in the place of one.
+        """
         number = len(self.hosts) + 1
         first = self._stack.enter_context(_namespaces())
         host = Host(name, f"{SUBNET}.{number}", first, self)
@@ -128,11 +136,11 @@ class Network:
             "ip link set eth0 up",
         ):
             host.run(*command.split())
-        self._own_files(host, private)
+        self._own_files(host, private, links or {})
         self.hosts[name] = host
         return host
 
-    def _own_files(self, host: Host, private: Sequence[Path]) -> None:
+    def _own_files(self, host: Host, private: Sequence[Path], links: Mapping[Path, Path]) -> None:
         """Give a host a `/tmp` and names of hosts of its own. In `/tmp`, only these folders are those of all hosts."""
         own = self._folder / host.name
         (own / "tmp").mkdir(parents=True)
@@ -145,6 +153,7 @@ class Network:
                 script.append(f"mkdir -p {place} && mount --bind {path} {place}")
         script.append(f"mount --rbind {own / 'tmp'} /tmp")
         script += [f"mount -t tmpfs none {path}" for path in private]
+        script += [f"mount --bind {other} {path}" for path, other in links.items()]
         host.run("sh", "-ec", "\n".join(script))
 
     def _at_switch(self, *command: str) -> str:
@@ -175,10 +184,14 @@ class Network:
         lost = f"{SUBNET}.250"
         for command in (
             f"ip neigh replace {lost} lladdr {NOWHERE} nud permanent dev eth0",
-            f"ip route add {target.address} via {lost} dev eth0 table 77",
-            f"ip rule add to {target.address} ipproto tcp dport {ports} lookup 77",
+            f"ip route replace {target.address} via {lost} dev eth0 table {_FIREWALL}",
+            f"ip rule add to {target.address} ipproto tcp dport {ports} lookup {_FIREWALL}",
         ):
             _run(source.beside(*command.split()))
+
+    def open_ports(self, source: Host) -> None:
+        """Take the firewall of a host away."""
+        _run(source.beside(*f"ip rule del lookup {_FIREWALL}".split()))
 
     def _port(self, host: Host) -> str:
         return f"port{host.address.rpartition('.')[2]}"
@@ -192,8 +205,6 @@ class Network:
 def network(folder: Path, shared: Path, software: Path) -> Iterator[Network]:
     """A network without hosts. Hosts keep their own files in ``folder``."""
     with _namespaces() as switch:
-        _run(["nsenter", "--target", str(switch), "--net", "--", *"ip link add switch type bridge".split()])
-        _run(["nsenter", "--target", str(switch), "--net", "--", *"ip link set switch up".split()])
         made = Network(switch, folder, shared, software)
         with contextlib.closing(made):
             yield made
