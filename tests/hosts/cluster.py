@@ -29,6 +29,8 @@ SPARK = Path(pyspark.__file__).parent
 _PACKAGES = sysconfig.get_paths()["purelib"]
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
+ANSWER_S = 600.0
+"""Calls have patience of their own, and say what they waited for."""
 MASTER_PORT = 7077
 WORKER_TIMEOUT_S = 10
 """Seconds after which the master gives up a worker that it does not hear of."""
@@ -141,7 +143,7 @@ class RemoteDriver:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([name, arguments, options]) + "\n")
         self._process.stdin.flush()
-        return self._answer(PATIENCE_S)
+        return self._answer(ANSWER_S)
 
     def _answer(self, patience_s: float) -> Any:
         assert self._process.stdout is not None

@@ -98,10 +98,13 @@ class Driver:
         self.spark = builder.master(master).config(map=conf).getOrCreate()
         self.spark.sparkContext.setLogLevel("ERROR")
         self.python = self.spark.sparkContext.pythonExec
+        self.job: Any = None
 
     def wait_for_executors(self, count: int) -> None:
         """Wait until there are this many."""
+        deadline = time.monotonic() + OUTCOME_S
         while len(self.executors()) < count:
+            assert time.monotonic() < deadline, f"{self.executors()}, not {count}"
             time.sleep(0.1)
 
     def executors(self) -> list[str]:
@@ -121,6 +124,8 @@ class Driver:
         python: str | None = None,
     ) -> None:
         """Start the job. ``server``: the socket's folder and the port of PostgreSQL, for the transactional sink."""
+        if self.job is not None:
+            self.job.stop()  # one that a failed test left
         self.spark.sparkContext.pythonExec = python or self.python
         self.folder, self.version, self.changes = Path(folder), 1, []
         source = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
@@ -133,10 +138,10 @@ class Driver:
             counted.sink("table", DatabaseSink(functools.partial(connect, *server), "out"))
         self.job = flow.start(self.spark, checkpoint=checkpoint or f"{folder}/checkpoint", partitions=PARTITIONS)
 
-    def await_epochs(self, more: int) -> int:
+    def await_epochs(self, more: int, patience_s: float = OUTCOME_S) -> int:
         """Wait until the job has committed this many epochs more."""
         wanted = self.job.metrics.epochs + more
-        assert self.job.await_epoch(wanted, OUTCOME_S), f"{self.job.metrics.epochs} epochs, not {wanted}"
+        assert self.job.await_epoch(wanted, patience_s), f"{self.job.metrics.epochs} epochs, not {wanted}"
         return self.job.metrics.epochs
 
     def epochs(self) -> int:

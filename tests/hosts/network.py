@@ -165,22 +165,21 @@ class Network:
         """Pull the cable of a host: it loses everybody, and its link goes down."""
         self._at_switch("ip", "link", "set", self._port(host), "down")
 
-    def plug_in(self, host: Host) -> None:
-        """Plug the cable in again."""
-        self._at_switch("ip", "link", "set", self._port(host), "up")
-
-    def cut(self, one: Host, other: Host) -> None:
-        """Lose whatever two hosts send each other, without a word. They reach all others."""
-        for host, peer in ((one, other), (other, one)):
+    @contextlib.contextmanager
+    def cut(self, one: Host, other: Host) -> Iterator[None]:
+        """Inside, whatever two hosts send each other is lost, without a word. They reach all others."""
+        pairs = (one, other), (other, one)
+        for host, peer in pairs:
             _run(host.beside(*f"ip neigh replace {peer.address} lladdr {NOWHERE} nud permanent dev eth0".split()))
+        try:
+            yield
+        finally:
+            for host, peer in pairs:
+                _run(host.beside(*f"ip neigh del {peer.address} dev eth0".split()))
 
-    def heal(self, one: Host, other: Host) -> None:
-        """Take a cut back."""
-        for host, peer in ((one, other), (other, one)):
-            _run(host.beside(*f"ip neigh del {peer.address} dev eth0".split()))
-
-    def close_ports(self, source: Host, target: Host, ports: str) -> None:
-        """A firewall: what one host sends to these TCP ports of another one is lost, such as ``"30000-40000"``."""
+    @contextlib.contextmanager
+    def closed_ports(self, source: Host, target: Host, ports: str) -> Iterator[None]:
+        """Inside, a firewall loses what one host sends to these TCP ports of another one, such as ``"7100-7200"``."""
         lost = f"{SUBNET}.250"
         for command in (
             f"ip neigh replace {lost} lladdr {NOWHERE} nud permanent dev eth0",
@@ -188,10 +187,10 @@ class Network:
             f"ip rule add to {target.address} ipproto tcp dport {ports} lookup {_FIREWALL}",
         ):
             _run(source.beside(*command.split()))
-
-    def open_ports(self, source: Host) -> None:
-        """Take the firewall of a host away."""
-        _run(source.beside(*f"ip rule del lookup {_FIREWALL}".split()))
+        try:
+            yield
+        finally:
+            _run(source.beside(*f"ip rule del lookup {_FIREWALL}".split()))
 
     def _port(self, host: Host) -> str:
         return f"port{host.address.rpartition('.')[2]}"

@@ -1,25 +1,24 @@
 """Jobs on a standalone cluster of three hosts whose network is cut, and that stop, are slow or die.
 
 The hosts share one folder, for checkpoints and files of sinks, and nothing else. Whatever happens to them, both sinks
-and state are those of a run in which nothing happened: see `as_if_nothing_had_happened`.
+and state are those of a run in which nothing happened: `RunningJob.finish` compares.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.databases import postgres_server
+from tests.databases import Postgres, postgres_server
 from tests.hosts.cluster import UNLIKE, WORKERS, Cluster, Refusal, RemoteDriver, remote_driver, standalone_cluster
-from tests.hosts.counting import KEYS, PARTITIONS, ROWS, connect
+from tests.hosts.counting import KEYS, PARTITIONS, ROWS
 from tests.hosts.network import why_not
+from tests.hosts.running import RunningJob
 from tests.spark.conftest import PATIENCE_S
 
 # All of these share a cluster, so they are run by one process. The last tests leave it with fewer hosts.
@@ -40,7 +39,7 @@ SETTINGS = {
     "spark.executor.heartbeatInterval": "1s",
 }
 
-StartJob = Callable[..., "RunningJob"]
+StartJob = Callable[..., RunningJob]
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def server() -> Iterator[list[str]]:
     """PostgreSQL: the folder of its socket, and its port."""
     with postgres_server() as port:
-        import psycopg
-
-        with psycopg.connect(host="127.0.0.1", port=port, user="midstream", dbname="postgres") as connection:
-            [folder] = connection.execute("SHOW unix_socket_directories").fetchone() or [""]
+        [[folder]] = Postgres(port, "postgres").run("SHOW unix_socket_directories")
         yield [folder, str(port)]
 
 
@@ -67,35 +63,6 @@ def driver(cluster: Cluster) -> Iterator[RemoteDriver]:
     with remote_driver(cluster, "tests.hosts.counting", **SETTINGS) as driver:
         driver.call("wait_for_executors", len(WORKERS))
         yield driver
-
-
-class RunningJob:
-    """A job of a driver, with an empty table and folder of its own."""
-
-    def __init__(self, driver: RemoteDriver, folder: Path, server: list[str], hold: int | None) -> None:
-        self._server = server
-        self.folder = folder
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        with connect(*server) as connection:
-            connection.execute("DROP TABLE IF EXISTS out, midstream_epochs")
-            connection.execute(
-                "CREATE TABLE out (n bigint, k bigint, made int, counted int, seen bigint, host text, process bigint,"
-                " shipped boolean, epoch int)"
-            )
-        self.call = driver.call
-        self.call("start", str(folder), server, hold)
-
-    def finish(self) -> dict[str, Any]:
-        """Stop the job; returns what it was, having checked it."""
-        found = self.call("stop")
-        with connect(*self._server) as connection:
-            committed = "SELECT * FROM out WHERE epoch <= %s"
-            cursor = connection.execute(committed, [found["last"]])
-            names = [column.name for column in cursor.description or ()]
-            found["table"] = [dict(zip(names, row, strict=True)) for row in cursor]
-        as_if_nothing_had_happened(found)
-        return found
 
 
 @pytest.fixture
@@ -107,23 +74,6 @@ def start(driver: RemoteDriver, cluster: Cluster, server: list[str], request: py
         return RunningJob(driver, cluster.shared / request.node.originalname, server, hold)
 
     return start
-
-
-def as_if_nothing_had_happened(found: dict[str, Any]) -> None:
-    """Check sinks and state of a job against what its numbers must give, and that no row met a part of a change."""
-    epochs = found["last"] + 1
-    seen, expected = Counter(), set()
-    for n in range(epochs * ROWS):
-        seen[n % KEYS] += 1
-        expected.add((n, n % KEYS, seen[n % KEYS], n // ROWS))
-    for kind in ("table", "rows"):
-        rows = found[kind]
-        assert len(rows) == epochs * ROWS, f"{kind}: neither lost nor doubled"
-        assert {(row["n"], row["k"], row["seen"], row["epoch"]) for row in rows} == expected, kind
-        assert [row for row in rows if row["made"] != row["counted"]] == [], f"{kind}: rows that met a part of a change"
-    versions = [{(row["n"], row["made"]) for row in found[kind]} for kind in ("table", "rows")]
-    assert versions[0] == versions[1], "both sinks have the rows of one run"
-    assert {int(key): int(value) for key, value in found["state"]} == dict(seen)
 
 
 def test_code_is_shipped_and_partitions_stay_on_their_hosts(start: StartJob, cluster: Cluster) -> None:
@@ -166,9 +116,8 @@ def test_a_setup_that_cannot_work_is_refused_before_anything_is_written(
     assert f"CheckpointError: the folder '{private}/out' of sink 'files' is not shared: executor" in found
     found = refusal(python=f"{cluster.folder}/software/uneven/bin/python")
     assert re.search(rf"^SetupError: Spark starts its Python workers on '{UNLIKE}' with .* lacks .*pyarrow", found)
-    cluster.network.close_ports(cluster.host("green"), cluster.host("driver"), f"{PORT}-{PORT + 100}")
-    found = refusal()
-    cluster.network.open_ports(cluster.host("green"))
+    with cluster.network.closed_ports(cluster.host("green"), cluster.host("driver"), f"{PORT}-{PORT + 100}"):
+        found = refusal()
     assert re.search(
         rf"^SetupError: executor \d+ on 'green' cannot reach the coordinator .* connect to tcp://driver:{PORT}\. .*"
         r"spark\.midstream\.port",
@@ -182,10 +131,9 @@ def test_a_cut_between_an_executor_and_the_driver(start: StartJob, cluster: Clus
     job = start()
     job.call("await_epochs", 3)
     ends = cluster.host("driver"), next(host for host in cluster.workers if host.address in job.call("executors"))
-    cluster.network.cut(*ends)
-    job.call("change")
-    time.sleep(seconds)  # that is how long the cut is
-    cluster.network.heal(*ends)
+    with cluster.network.cut(*ends):
+        job.call("change")
+        time.sleep(seconds)  # that is how long the cut is
     job.call("await_epochs", 3)
     assert job.call("outcomes") == ["applied"]
     found = job.finish()

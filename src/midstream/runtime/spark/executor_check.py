@@ -37,7 +37,7 @@ from midstream.runtime.spark.shipping import is_on_one_machine
 from midstream.runtime.spark.small_job import MOST_TASKS, ask_workers
 from midstream.storage.blobs import filesystem_of, is_local, remove_file, write_atomically
 
-__all__ = ["PORT", "require_executors"]
+__all__ = ["PORT", "Answer", "Folder", "look", "proven", "require_able", "require_executors"]
 
 _log = logging.getLogger("midstream")
 
@@ -77,7 +77,7 @@ def require_executors(context: SparkContext, address: Address, graph: Graph, che
         return
     with contextlib.ExitStack() as proofs:
         folders = [
-            proofs.enter_context(_proven(what, location, owner)) for what, location, owner in _shared(graph, checkpoint)
+            proofs.enter_context(proven(what, location, owner)) for what, location, owner in _shared(graph, checkpoint)
         ]
         tasks = min(int(context.defaultParallelism), MOST_TASKS)
         answers = ask_workers(context, partial(look, address, tuple(folders)), tasks, PATIENCE_S)
@@ -154,7 +154,7 @@ def _shared(graph: Graph, checkpoint: Checkpoint) -> Iterator[tuple[str, str, st
 
 
 @contextlib.contextmanager
-def _proven(what: str, location: str, owner: str) -> Iterator[Folder]:
+def proven(what: str, location: str, owner: str) -> Iterator[Folder]:
     """A folder with a file in it that executors can look for. Afterwards the folder is as it was before."""
     fs, root = filesystem_of(location)
     # Workers have their own working directory, so a relative path must not reach them.
