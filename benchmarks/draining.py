@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from benchmarks.due_times import Timeline
+from benchmarks.due_times import Timeline, first_due
 from benchmarks.executors import ExecutorFigures, figures_of
-from benchmarks.word_load import STAGE, Load, Patience, fill, filling, first_due, flow, loading, source, state_errors
+from benchmarks.word_load import STAGE, Load, Patience, fill, filling, flow, loading, source, state_errors
 from midstream import Flow, Move, Step
 
 __all__ = ["Drained", "drained"]

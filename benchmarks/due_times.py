@@ -7,8 +7,10 @@ epochs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ import numpy.typing as npt
 from midstream.flow.schedules import Schedule
 from midstream.metrics import EpochProgress
 
-__all__ = ["BUCKET_S", "Latencies", "Timeline"]
+__all__ = ["BUCKET_S", "Latencies", "Timeline", "first_due"]
 
 BUCKET_S = 0.25
 CALM = 1.2
@@ -107,3 +109,10 @@ class Timeline:
         committed = np.repeat([at for _, _, at in spans], [len(each) for each in due])
         times = (np.concatenate(due) + start_us) / 1e6
         return Latencies(times, committed - times)
+
+
+def first_due(checkpoint: str | Path) -> int:
+    """When the schedule of a job's only source began, in microseconds since 1970, by Spark's log of its first epoch."""
+    [log] = [path for path in Path(checkpoint).rglob("0") if path.parent.name == "offsets"]
+    start: int = json.loads(log.read_text().splitlines()[-1])["start_us"]
+    return start

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from pyspark.sql import SparkSession
 
-from benchmarks.due_times import Latencies, Timeline
+from benchmarks.due_times import Latencies, Timeline, first_due
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import cluster
 from benchmarks.word_load import (
@@ -36,7 +36,6 @@ from benchmarks.word_load import (
     Patience,
     fill,
     filling,
-    first_due,
     flow,
     loading,
     source,

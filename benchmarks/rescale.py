@@ -30,7 +30,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from benchmarks.draining import Drained, drained
-from benchmarks.due_times import Latencies, Timeline
+from benchmarks.due_times import Latencies, Timeline, first_due
 from benchmarks.executors import ExecutorFigures, figures_of, resize
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import cluster
@@ -41,7 +41,6 @@ from benchmarks.word_load import (
     Patience,
     fill,
     filling,
-    first_due,
     flow,
     loading,
     source,

@@ -7,12 +7,10 @@ make by arithmetic.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +34,6 @@ __all__ = [
     "Words",
     "fill",
     "filling",
-    "first_due",
     "flow",
     "loading",
     "miscounted",
@@ -176,13 +173,6 @@ def fill(spark: SparkSession, folder: str, words: Flow, timeline: Timeline, *, p
     while not job.await_termination(0.5):
         timeline.add(job.progress)
     timeline.add(job.progress)
-
-
-def first_due(folder: str) -> int:
-    """When the source began, in microseconds since 1970, by Spark's log."""
-    [log] = [path for path in Path(folder).rglob("*") if path.parent.name == "offsets" and path.name == "0"]
-    start: int = json.loads(log.read_text().splitlines()[-1])["start_us"]
-    return start
 
 
 def state_errors(folder: str, keys: int, rows: int) -> tuple[int, int]:

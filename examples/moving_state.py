@@ -20,8 +20,9 @@ from midstream import Flow, GeneratorSource, MemorySink, NoopSink, State, local_
 
 VISITORS = 5_000
 BUDGET = "16 MB"
-"""What a step may move. Steps begin with one bin and at most double; in bytes, they do not depend on how fast a machine
-is, so 128 bins take eight epochs. Without a budget, steps are so small that epochs stay about as short as they were."""
+"""What a step may move. Steps begin with one bin and at most double; in bytes, they do not depend on how fast the
+machine is, so 128 bins take eight epochs. Without a budget, steps are as small as keeps epochs about as short as they
+were."""
 PATIENCE_S = 100.0
 
 
