@@ -78,7 +78,9 @@ class Anchors:
         """The anchor for exchanges with this number of partitions, made if there is none; None if it would not work."""
         with self._lock:
             if partitions not in self._in_use and self._pins:
-                self._in_use[partitions] = self._spread(session, partitions).anchor
+                has_choice = len(live_executors(self._spark)) > 1
+                anchor = self._spread(session, partitions).anchor if has_choice else _anchor(session, partitions)
+                self._in_use[partitions] = anchor
                 self._pins = self._is_read_in_place(session, partitions)
             self._read.add(partitions)
             return self._in_use[partitions] if self._pins else None
@@ -113,10 +115,8 @@ class Anchors:
         return found.places
 
     def _spread(self, session: SparkSession, partitions: int) -> _Proposal:
-        """The most even of a few anchors, or the first that is as even as can be; where there is no choice, any."""
+        """The most even of a few anchors, or the first that is as even as can be."""
         executors = live_executors(self._spark)
-        if len(executors) < 2:
-            return _Proposal(_anchor(session, partitions), {})
         best = _computed(session, partitions)
         for _ in range(TRIES - 1):
             if unevenness(best.places, executors) <= 1:
