@@ -7,9 +7,9 @@ partition is Spark's choice: it depends on how the tasks that compute an anchor 
 small jobs, until one has about as many partitions on every executor. Partitions of a lost executor are computed again
 on others, and stick there.
 
-All stages with the same number of partitions share an anchor. A single partition has none: where both sides have one,
-and one of them may be large, Spark spreads both anew by hashes, and frames would come to partitions that do not own their
-rows.
+All stages with the same number of partitions share an anchor. A single partition has none: where both sides have one
+partition, and one of them may be large, Spark spreads both anew by hashes, and frames would come to partitions that do
+not own their rows.
 """
 
 from __future__ import annotations
