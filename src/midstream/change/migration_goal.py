@@ -94,7 +94,7 @@ def described(plan: Plan, before: Assignments, after: Assignments, strategy: Ste
     for stage, wanted in after.items():
         was = before[stage]
         if was != wanted:
-            count = len(Itinerary({stage: wanted}).left(before))
+            count = Itinerary({stage: wanted}).count_left(before)
             partitions = (
                 "" if was.partitions == wanted.partitions else f"; {was.partitions} → {wanted.partitions} partitions"
             )

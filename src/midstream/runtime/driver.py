@@ -420,7 +420,7 @@ class Driver:
                 with self._lock:
                     self.require_not_stopping()
                     if reassignments_in(request.edits):
-                        self.migrations.require_free("a change that moves bins")
+                        self.migrations.schedule.require_free("a change that moves bins")
                     if self.changes.is_current(prepared):
                         return self._take(request, prepared, 1000 * (self._stopwatch() - began))
                 prepared = self.changes.check(request)  # another change came first

@@ -419,7 +419,7 @@ class _Runtime:
                 raise
 
     def _turn(self, wanted: Reconsideration) -> None:
-        migration = self._driver.migrations.find(self._numbers.get(id(wanted.of), 0))
+        migration = self._driver.migrations.schedule.find(self._numbers.get(id(wanted.of), 0))
         if migration is None:
             return  # it was refused, or has ended
         if wanted.is_back:
