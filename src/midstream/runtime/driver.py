@@ -289,7 +289,7 @@ class Driver:
             times = EpochMoments(self._ended, first_began, run.began, planned, computed, ended)
             self._ended = ended
             phases = phases_of(times, commit.spans)
-            progress = epoch_progress(ended_with.plan, commit, now, duration_ms, phases)
+            progress = epoch_progress(ended_with.plan, commit, now, duration_ms, phases, run.entry.read)
             seen = self._observer.after(ended_with.graph, commit, progress, committed, run.entry.clock)
             is_on_trial = self.changes.on_trial is not None
             self._on_commit(commit, progress, msgspec.structs.replace(seen, is_on_trial=is_on_trial))

@@ -193,6 +193,8 @@ class _Worker:
         self._listens.wait(PATIENCE_S)  # otherwise a change could not reach the tasks of this process
 
     def ask(self, message: FromTask) -> ToTask:
+        if self._end is not None:  # also if the driver is there again: a function fails when it is closed under a task
+            raise self._end
         try:
             answer = self._client.request(message)
         except ChannelError as error:
