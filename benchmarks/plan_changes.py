@@ -247,11 +247,13 @@ def plot(path: Path, results: Results, calm: int) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 4))
-    dots = {kind: [] for kind in (*CYCLE, RESTART, REDEPLOY)} if results.course is not None else {}
+    dots: dict[str, list[float]] = (
+        {kind: [] for kind in (*CYCLE, RESTART, REDEPLOY)} if results.course is not None else {}
+    )
     if (course := results.course) is not None:
         found = measured(course, calm)
         for each in found:
-            dots[each.event.kind].append(each.first_new_ms)
+            dots.setdefault(each.event.kind, []).append(each.first_new_ms)
         colours = {INSERT: "#2255aa", KEYED: "#4c9be8", RESTART: "#e0a030", REDEPLOY: "#bb5566"}
         for kind, colour in colours.items():
             here = [each.event for each in found if each.event.kind == kind]
