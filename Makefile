@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-fast test-slow simulate search chaos lint types format docs bench bench-quick rivals clean check-java
+.PHONY: help setup demo kafka test test-fast test-slow simulate search chaos lint types format docs bench bench-quick rivals clean check-java
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-slow: check-java $(STAMP) ## what `make test` leaves out: a cluster, all pa
 
 test-fast: $(STAMP) ## only the tests that need no Spark (under 1 minute; no Java needed)
 	@$(PY) -m pytest -m "not spark and not long and not slow" --ignore tests/spark --numprocesses 2 $(ARGS)
+
+kafka: check-java $(STAMP) ## fetch what the tests, the example and the benchmark with Kafka need (27 MB)
+	@$(PY) -m examples.kafka.jars
 
 lint: $(STAMP) ## style, formatting and types
 	@$(PY) -m ruff check .
@@ -81,6 +84,7 @@ bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of 
 	@$(PY) -m benchmarks.txn $(ARGS)
 	@$(PY) -m benchmarks.ledger $(ARGS)
 	@$(PY) -m benchmarks.applications $(ARGS)
+	@$(PY) -m benchmarks.kafka $(ARGS)
 
 bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.pipeline --quick $(ARGS)
@@ -98,6 +102,7 @@ bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.txn --quick $(ARGS)
 	@$(PY) -m benchmarks.ledger --quick $(ARGS)
 	@$(PY) -m benchmarks.applications --quick $(ARGS)
+	@$(PY) -m benchmarks.kafka --quick $(ARGS)
 
 rivals: $(STAMP) ## install PyFlink, for the benchmarks that compare with it, into build/rivals (850 MB)
 	@$(PY) -m benchmarks.rivals.install

@@ -89,8 +89,16 @@ class Timeline:
             if each.epoch not in self.ends:
                 if each.epoch != len(self.ends):
                     raise ValueError(f"epoch {each.epoch} follows {len(self.ends) - 1}: too late to know all epochs")
-                self.ends[each.epoch] = (self.rows + each.rows_in, each.committed_at)
+                self.append(each.rows_in, each.committed_at)
                 self.state_read.append(each.state_read)
+
+    def append(self, rows: int, committed_at: float) -> None:
+        """The next epoch."""
+        self.ends[len(self.ends)] = (self.rows + rows, committed_at)
+
+    def gaps(self, first: int) -> Floats:
+        """Seconds from commit to commit, up to those of the epochs from ``first`` on."""
+        return np.diff([at for _, at in self.ends.values()][max(0, first - 1) :])
 
     def latencies(self, schedule: Schedule, start_us: int, first: int, end: int | None = None) -> Latencies:
         """The rows of the epochs from ``first`` up to, not including, ``end``."""

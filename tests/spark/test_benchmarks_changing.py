@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from examples.kafka import jars
 from tests.spark.conftest import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -99,3 +100,14 @@ def test_plan_changes_measures_delays_and_loses_no_row(tmp_path: Path) -> None:
     assert 0 < delays["insert a keyed operator"] < delays["a new driver"]
     assert figures["within_stage_met_tasks"] + figures["within_stage_met_none"] == 3
     assert figures["exchange_epochs"] > 0
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_kafka_compares_rows_and_latency_with_plain_spark(tmp_path: Path) -> None:
+    for part in (jars.BROKER, jars.CONNECTOR):
+        if not jars.present(part):
+            pytest.skip(f"the jars of Kafka's {part} are not in {jars.folder()}; {jars.COMMAND} fetches them")
+    figures = run_quick("kafka", tmp_path / "kafka.svg")
+    assert min(figures[f"{side}_latency_p50_ms"] for side in ("midstream", "plain")) > 0
+    assert figures["kafka_ratio"] > 0
+    assert figures["change_delay_ms"] > 0
