@@ -146,6 +146,7 @@ class Heartbeat:
 
     def _compute(self, rows: DataFrame, run: OpenRun) -> None:
         plan = run.configuration.plan
+        self._notes.run_begins(run.epoch)
         self._entering = self._entering or tuple(rows.columns)
         self._columns.begin()
         self._anchors.keep({each.partitions for each in run.configuration.assignments.values()})
@@ -169,7 +170,7 @@ class Heartbeat:
             walk(plan, engine, rows, partial(self._driver.planned, run))
 
     def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
-        self._notes.committed(self._driver.changes.configuration.graph, commit.epoch)
+        self._notes.committed(commit.epoch)
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row)
         self._on_progress(progress, seen)

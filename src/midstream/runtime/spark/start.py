@@ -125,7 +125,7 @@ def start(
         notes = EpochNotes(spark, location.identity.job)
         undo.callback(notes.close)
         if newest is not None:  # a crash may have come before readers were told
-            notes.committed(restart.configuration.graph, newest.epoch)
+            notes.start(restart.configuration.graph, newest.epoch)
         rows = unite_inlets([inlets[name] for name in restart.configuration.plan.stages[0].inlets])
         close_with = rows.schema if close_windows else None
         job = Job(spark, state, location, control, notes, local_state=local_state, audit=audit, close_with=close_with)
