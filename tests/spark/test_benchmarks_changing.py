@@ -90,6 +90,19 @@ def test_migration_moves_half_of_the_state_in_several_ways_and_counts_every_row_
 
 
 @pytest.mark.timeout(PATIENCE_S)
+def test_plan_changes_measures_delays_and_loses_no_row(tmp_path: Path) -> None:
+    figures = run_quick("plan_changes", tmp_path / "plan_changes.svg")
+    assert (figures["lost"], figures["doubled"], figures["problems"], figures["random_problems"]) == (0, 0, [], [])
+    assert figures["random_changes"] >= 4
+    delays = figures["first_row_ms"]
+    # A busy machine may be slow, but a change must not take as long as a new driver.
+    assert 0 < delays["insert a filter"] < delays["a new driver"]
+    assert 0 < delays["insert a keyed operator"] < delays["a new driver"]
+    assert figures["within_stage_met_tasks"] + figures["within_stage_met_none"] == 3
+    assert figures["exchange_epochs"] > 0
+
+
+@pytest.mark.timeout(PATIENCE_S)
 def test_kafka_compares_rows_and_latency_with_plain_spark(tmp_path: Path) -> None:
     for part in (jars.BROKER, jars.CONNECTOR):
         if not jars.present(part):

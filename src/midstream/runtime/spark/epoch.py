@@ -6,7 +6,7 @@ Runs inside ``foreachBatch``. The parts that are the same in every epoch are mad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from midstream.errors import SchemaError
 from midstream.flow.model import Operator, Sink, Transform
 from midstream.flow.sinks import CallSink
 from midstream.ids import Epoch, Run, StageIndex, WireId
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignments
 from midstream.planner.stages import Leaves, Plan, Stage
 from midstream.runtime.driver_sinks import give
 from midstream.runtime.spark.batch_size import BatchLimit
@@ -47,7 +47,7 @@ class SparkEngine:
     plan: Plan
     epoch: Epoch
     run_number: Run
-    assignments: Mapping[StageIndex, Assignment]
+    assignments: Assignments
     at: Whereabouts
     steps: PublicColumns
     """Makes what each step applies to a DataFrame."""
