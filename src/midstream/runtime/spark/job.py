@@ -272,8 +272,7 @@ class Job(MigratingJob):
 
     def newest_tables(self) -> tuple[Graph, Mapping[str, Digest]]:
         """The flow once all changes that wait are in effect, and digests of its functions and tables. For midstream."""
-        newest = self._changes.newest()
-        return newest.graph, newest.blobs
+        return (newest := self._changes.newest()).graph, newest.blobs
 
     def deploy(
         self,
@@ -447,9 +446,7 @@ class Job(MigratingJob):
         self, query: StreamingQuery, server: HttpInterface | None = None, refresher: TableRefresher | None = None
     ) -> None:
         """Set what belongs to the job. Called once, by :func:`midstream.runtime.spark.start.start`."""
-        self._query = query
-        self._server = server
-        self._refresher = refresher
+        self._query, self._server, self._refresher = query, server, refresher
         if refresher is not None:
             refresher.start()
         threading.Thread(target=self._watch, args=(query,), name="midstream-job", daemon=True).start()
