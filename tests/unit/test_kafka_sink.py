@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.kafka import jars
-from midstream import Flow, KafkaSink, ListSource, runs_that_count
+from midstream import Flow, Insert, KafkaSink, ListSource, MemorySink, runs_that_count
 from midstream.errors import FlowError, SchemaError, SetupError
 from midstream.flow.kafka_notes import EpochNote
 from midstream.ids import Epoch
 from midstream.runtime.spark.session import packages_conf, require_loaded
-from midstream.testing import run_local
+from midstream.testing import ChangeAt, run_local
 from tests.brokers import kafka_broker
 from tests.examples import examples
 
@@ -59,6 +59,14 @@ def test_columns_that_cannot_be_keys_or_values_are_refused(sink: KafkaSink, says
 def test_the_local_runtime_refuses_it() -> None:
     with pytest.raises(FlowError, match="sink 'out' is a KafkaSink, which needs Spark; on the local runtime use a Mem"):
         run_local(flow_to(KafkaSink("b:1", "t")))
+
+
+def test_the_local_runtime_refuses_a_change_that_inserts_it() -> None:
+    flow = Flow("shop")
+    flow.source("in", ListSource([[{"n": 1}], [{"n": 2}]], "n int")).sink("out", MemorySink())
+    insert = Insert(lambda rows: rows.sink("more", KafkaSink("b:1", "t")), after="in")
+    with pytest.raises(FlowError, match="sink 'more' is a KafkaSink, which needs Spark"):
+        run_local(flow, changes=[ChangeAt.of(1, insert, scheduler="epoch")])
 
 
 def test_options_for_a_client_are_those_that_the_connector_hands_on() -> None:
