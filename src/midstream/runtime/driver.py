@@ -450,7 +450,8 @@ class Driver:
                     f"sink {op.name!r} is a DatabaseSink, which takes its table when a job starts; it cannot be added "
                     f"while the job runs: stop the job, and start the script that has it on the same checkpoint"
                 )
-        if tables := _tables(replace(graph, operators=sinks)):
+        self._edge.check_sinks(added := replace(graph, operators=sinks))
+        if tables := _tables(added):
             mark_folders(check_file_sinks(graph, self._checkpoint.identity.job))
             self._folders.add(tables.values())
 

@@ -346,6 +346,10 @@ class _Runtime:
         """Call their local functions."""
         check_transforms(graph, names)
 
+    def check_sinks(self, sinks: Graph) -> None:
+        """Refuse those that only Spark can write."""
+        require_local(sinks)
+
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
         """Choose anew."""
         return self.executors.propose(partitions)
