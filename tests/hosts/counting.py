@@ -100,6 +100,9 @@ class Driver:
         self.python = self.spark.sparkContext.pythonExec
         self.job: Any = None
 
+    def log_level(self, level: str) -> None:
+        self.spark.sparkContext.setLogLevel(level)
+
     def wait_for_executors(self, count: int) -> None:
         """Wait until there are this many."""
         deadline = time.monotonic() + OUTCOME_S
