@@ -33,6 +33,7 @@ from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.ids import InputPosition, Origin, PartitionId, Revision, StageIndex, WireId
 from midstream.metrics import OperatorStats
+from midstream.planner.assignment import Assignments
 from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Wire
 from midstream.state.task import TaskState
@@ -79,6 +80,7 @@ class StageRunner:
         resources: Resources,
         *,
         partition: PartitionId,
+        assignments: Assignments,
         revision: Revision,
         clock: Clock,
         sizer: SliceSizer,
@@ -88,6 +90,7 @@ class StageRunner:
         recorder: Recorder | None = None,
     ) -> None:
         self._program = program
+        self._assignments = assignments
         self._recorder = recorder
         self._outlets = outlets
         self._wanted = dict(program.wanted)
@@ -95,9 +98,7 @@ class StageRunner:
         self._revision = revision
         self._clock = clock
         self._sizer = sizer
-        self._collector = Collector(
-            program.stage.leaves, partition, StageIndex(program.stage.index + 1), program.assignments
-        )
+        self._collector = Collector(program.stage.leaves, partition, StageIndex(program.stage.index + 1), assignments)
         self._combiners: dict[tuple[Wire, Revision], Combiner] = {}
         self._received: Counter[WireId] = Counter()
         self._sources = program.timed
@@ -353,7 +354,7 @@ class StageRunner:
             return
         if (wire, revision) not in self._combiners:
             assert wire.target is not None, "rows with a key have a stage to go to"
-            space = program.assignments[wire.target].space
+            space = self._assignments[wire.target].space
             self._combiners[wire, revision] = combiner_of(consumer, program.schemas[wire.id], space)
         combiner = self._combiners[wire, revision]
         combiner.add(rows)

@@ -55,7 +55,7 @@ from midstream.flow.model import Graph, Source
 from midstream.ids import Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation
-from midstream.planner.assignment import Assignment, check_partitions
+from midstream.planner.assignment import Assignments, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
 from midstream.runtime.driver import Driver
@@ -109,7 +109,7 @@ def run_graph(
     audit: str | None = None,
     durable: bool = False,
     close_windows: bool = False,
-    assignments: Mapping[StageIndex, Assignment] | None = None,
+    assignments: Assignments | None = None,
     bins: int | None = None,
     executors: int = 1,
 ) -> LocalRun:
@@ -157,7 +157,7 @@ def runtime_of(
     changes: Sequence[ChangeAt | MigrateAt] = (),
     audit: str | None = None,
     durable: bool = False,
-    assignments: Mapping[StageIndex, Assignment] | None = None,
+    assignments: Assignments | None = None,
     bins: int | None = None,
     executors: int = 1,
 ) -> Iterator[_Runtime]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pyspark
@@ -21,7 +21,7 @@ from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.ids import StageIndex
-from midstream.planner.assignment import Assignment, check_partitions
+from midstream.planner.assignment import Assignment, Assignments, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
 from midstream.runtime.spark.control_plane import ControlPlane
@@ -30,6 +30,7 @@ from midstream.runtime.spark.epoch import unite_inlets
 from midstream.runtime.spark.executor_check import PORT, require_executors
 from midstream.runtime.spark.generator_source import stream_of
 from midstream.runtime.spark.job import HttpInterface, Job
+from midstream.runtime.spark.kafka import EpochNotes, check_topics
 from midstream.runtime.spark.offset_log import start_query
 from midstream.runtime.spark.storage_check import hadoop_knows, require_reachable
 from midstream.runtime.spark.transform_check import check_transforms
@@ -81,6 +82,7 @@ def start(
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
     check_transforms(graph, [op.name for op in graph.of(Transform)], spark)
+    check_topics(spark, graph)
     location = Checkpoint.look(str(checkpoint), graph, bins=bins, durable=durable)
     if partitions is not None:
         check_partitions(partitions, location.identity.bins)
@@ -122,9 +124,13 @@ def start(
         state = Changes(restart.configuration, location.blobs, location.changes)
         if restart.pending is not None:
             state.resume(restart.pending)
+        notes = EpochNotes(spark, location.identity.job)
+        undo.callback(notes.close)
+        if newest is not None:  # a crash may have come before readers were told
+            notes.committed(restart.configuration.graph, newest.epoch)
         rows = unite_inlets([inlets[name] for name in restart.configuration.plan.stages[0].inlets])
         close_with = rows.schema if close_windows else None
-        job = Job(spark, state, location, control, local_state=local_state, audit=audit, close_with=close_with)
+        job = Job(spark, state, location, control, notes, local_state=local_state, audit=audit, close_with=close_with)
         writer = rows.writeStream.queryName(query_name).option("checkpointLocation", location.spark_location)
         if trigger_options:
             writer = writer.trigger(**trigger_options)
@@ -189,9 +195,7 @@ def parse_trigger(trigger: str | None) -> dict[str, Any]:
     )
 
 
-def _kept_assignments(
-    recorded: Mapping[StageIndex, Assignment], partitions: int | None, parallelism: int
-) -> dict[StageIndex, Assignment]:
+def _kept_assignments(recorded: Assignments, partitions: int | None, parallelism: int) -> dict[StageIndex, Assignment]:
     """The assignments of the last committed epoch that this start keeps; logs it where that may surprise.
 
     Without ``partitions`` it keeps all. A number applies to every stage: stages that have it keep their assignment, and
