@@ -100,9 +100,6 @@ class Driver:
         self.python = self.spark.sparkContext.pythonExec
         self.job: Any = None
 
-    def log_level(self, level: str) -> None:
-        self.spark.sparkContext.setLogLevel(level)
-
     def wait_for_executors(self, count: int) -> None:
         """Wait until there are this many."""
         deadline = time.monotonic() + OUTCOME_S
@@ -130,7 +127,9 @@ class Driver:
         if self.job is not None:
             self.job.stop()  # one that a failed test left
         self.spark.sparkContext.pythonExec = python or self.python
-        self.folder, self.version, self.changes = Path(folder), 1, []
+        self.folder = Path(folder)
+        self.version = 1
+        self.changes: list[Any] = []
         source = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
         numbers = source.option("numPartitions", PARTITIONS).load().selectExpr("value AS n", f"value % {KEYS} AS k")
         flow = Flow("counting")
