@@ -21,7 +21,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -62,7 +62,7 @@ from midstream.flow.edits import reassignments_in
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import DatabaseSink
 from midstream.flow.spec import SinkTable
-from midstream.ids import Epoch, Run
+from midstream.ids import Epoch, ExecutorId, PartitionId, Run
 from midstream.metrics import EpochProgress
 from midstream.observation import Observation
 from midstream.planner.change_plan import Scheduler
@@ -492,6 +492,11 @@ class Driver:
                     pass
 
     # ── placement ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
+        """Where partitions would be if they were spread anew over the executors that exist now; empty if they do not
+        stick to executors. Takes as long as a few small jobs, and holds no lock."""
+        return self._edge.propose_places(partitions)
 
     def prefetch(self, requests: Sequence[PrefetchRequest]) -> None:
         """Have executors load bins ahead, beginning now, until the next call: these requests replace all earlier ones.
