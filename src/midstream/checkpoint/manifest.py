@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from midstream.engine.control_order import ControlReport
 from midstream.ids import BINS, Digest, Epoch, Revision
 from midstream.storage.table_files import SinkFile
 
@@ -56,3 +57,5 @@ class Manifest(msgspec.Struct, frozen=True):
     """Per file sink that got rows: its files, staged or in place already."""
     closing: bool = False
     """Whether this epoch closed all windows, so that no other epoch can follow."""
+    controls: dict[int, tuple[ControlReport, ...]] = {}
+    """By number of a blocking control operation that is complete with this epoch: what its tasks reported."""

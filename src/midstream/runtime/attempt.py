@@ -13,9 +13,11 @@ import pyarrow as pa
 
 from midstream.control.messages import FromTask, TaskFailed, TaskId, TaskOrder, TaskStarted, ToTask, WorkerId
 from midstream.engine.clock import Clock
+from midstream.engine.control_order import ControlOrder
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import MidstreamError, OperatorFailed
+from midstream.flow.control_operations import ControlMode
 from midstream.ids import BinId, Digest, Epoch
 from midstream.runtime.reporting import failure_of
 from midstream.runtime.switch_lock import SwitchLock
@@ -50,6 +52,9 @@ class TaskHost(Protocol):
     def attending(self, task: TaskId, work: TaskRun) -> AbstractContextManager[SwitchLock]:
         """Inside, the task is notified of changes."""
 
+    def watched(self, task: TaskId, order: ControlOrder, operator: str, handler: str) -> AbstractContextManager[None]:
+        """Inside, a handler of a control operation runs; if it does not return in time, the run is given up."""
+
     def after_task(self, program: Digest) -> None:
         """A task has reported, so this process may tidy up."""
 
@@ -67,8 +72,10 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
     revision = assignment.revision
     try:
         sizer = host.sizer(assignment.program)
-        work = TaskRun(task, assignment, host.resources, host.state, clock=host.clock, sizer=sizer)
+        guard = partial(host.watched, task)
+        work = TaskRun(task, assignment, host.resources, host.state, clock=host.clock, sizer=sizer, guard=guard)
         with contextlib.closing(work), host.attending(task, work) as lock:
+            lock.handle_here(order for order in assignment.controls if order.mode is ControlMode.FAST)
             try:
                 for ready in work.run(lock.taking(batches)):
                     with lock.waiting():
@@ -78,7 +85,7 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
             finally:
                 revision = work.revision
     except OperatorFailed as error:
-        host.ask(TaskFailed(task, failure_of(error), revision))
+        host.ask(TaskFailed(task, failure_of(error), revision, error.fields.get("operation", 0)))
         raise error from None
     host.ask(report)
     if (wanted := work.wanted_bins()) is not None:
