@@ -58,9 +58,10 @@ def run_local(
 
     With a ``checkpoint`` (a folder), a run continues with the state of an earlier one: the first epoch of its sources
     follows the last epoch of that run. ``changes``, migrations (:class:`MigrateAt`) and control operations
-    (:class:`ControlAt`) are made during the run, each at a moment of its epoch that the seed decides. With ``audit``, a column that identifies the source's rows, the run
-    records which row met which operator under which revision, for :mod:`midstream.audit`. ``durable`` makes the
-    checkpoint survive a power failure, as on Spark by default; tests rarely need that.
+    (:class:`ControlAt`) are made during the run, each at a moment of its epoch that the seed decides. With ``audit``,
+    a column that identifies the source's rows, the run records which row met which operator under which revision, for
+    :mod:`midstream.audit`. ``durable`` makes the checkpoint survive a power failure, as on Spark by default; tests
+    rarely need that.
 
     ``bins`` is the number of bins of a new job; see :meth:`Flow.start`.
 

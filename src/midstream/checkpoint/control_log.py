@@ -1,12 +1,10 @@
-"""The log of blocking control operations in the checkpoint location. Others change nothing, and end with their driver."""
+"""The log of blocking control operations in the checkpoint location. Others change nothing, so they are not in it."""
 
 from __future__ import annotations
 
 import enum
 
-import msgspec
-
-from midstream.checkpoint.entry_log import EntryLog
+from midstream.checkpoint.entry_log import EntryLog, Numbered
 from midstream.ids import Digest, Epoch
 
 __all__ = ["ControlLog", "ControlOutcome", "ControlRecord"]
@@ -23,10 +21,9 @@ class ControlOutcome(enum.StrEnum):
     """A handler failed or took too long. Nothing of it counts."""
 
 
-class ControlRecord(msgspec.Struct, frozen=True):
+class ControlRecord(Numbered, frozen=True):
     """A control operation: who, when, what, and how it ended."""
 
-    number: int
     name: str
     mode: str
     operators: tuple[str, ...]

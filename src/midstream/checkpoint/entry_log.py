@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import posixpath
 import threading
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+import msgspec
 import pyarrow.fs as pafs
 
 from midstream.errors import CheckpointError
@@ -26,12 +27,10 @@ __all__ = ["EntryLog", "Numbered"]
 _log = logging.getLogger("midstream")
 
 
-class Numbered(Protocol):
+class Numbered(msgspec.Struct, frozen=True):
     """A record with a number of its own: all entries with one number are about the same thing."""
 
-    @property
-    def number(self) -> int:
-        """Its number."""
+    number: int
 
 
 R = TypeVar("R", bound=Numbered)
@@ -119,7 +118,8 @@ class EntryLog(Generic[R]):
             else:
                 raise CheckpointError(
                     f"entry {entry} of {self.what} in {self.location!r}, {self._name(entry)!r}, is "
-                    f"{'damaged' if name else 'missing'}, and later entries exist. Restore it from a copy; {self.advice}"
+                    f"{'damaged' if name else 'missing'}, and later entries exist. Restore it from a copy; "
+                    f"{self.advice}"
                 )
 
     def _leave_out(self, entry: int) -> None:

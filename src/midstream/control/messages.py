@@ -480,7 +480,7 @@ class ControlNoted(msgspec.Struct, frozen=True):
 
 
 class GiveUpRun(msgspec.Struct, frozen=True):
-    """A revision that can still be rolled back has failed, or a control operation, so Spark need not retry its tasks."""
+    """What can be taken back has failed, a revision or a control operation, so Spark need not retry its tasks."""
 
     epoch: Epoch
     run: Run

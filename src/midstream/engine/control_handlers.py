@@ -84,6 +84,8 @@ class HandlersInTask:
         """By operator without a configuration: the value that it passes on."""
         self._carried: dict[WireId, Any] = {}
         """By wire that passes through this stage: the value to pass on."""
+        self._sent: Mapping[str, Any] = {}
+        """By operator: what it sent to those that read it."""
         self._result: bytes | None = None
         self.error: str | None = None
         """Why it failed, here or at a sender."""
@@ -260,8 +262,11 @@ class HandlersInTask:
         """The values for the next stage, by wire. After :meth:`sweep`."""
         if self.error is not None:
             return {}
-        program, found = self._around.program, dict(self._carried)
-        found.update({wire.id: self._sent.get(wire.port.operator) for wire in program.wires if wire.id not in found})
+        program = self._around.program
+        found = {wire.id: self._sent.get(wire.port.operator) for wire in program.wires}
+        # All tasks of this stage have got the same to pass on, so one of them does.
+        is_carrier = self._around.partition == 0
+        found.update({wire: self._carried.get(wire) if is_carrier else None for wire in program.stage.carries})
         values: dict[WireId, bytes] = {}
         with self._contained():
             for wire in program.wires:
@@ -271,7 +276,8 @@ class HandlersInTask:
                         values[wire.id] = encoded(value, self.order.result_limit, "a value to send")
                     except USER_ERRORS as error:
                         raise self._failed(wire.port.operator, "sending a value", error) from error
-        return values if self.error is None else {}
+            return values
+        return {}  # one of them cannot be sent
 
     def report(self) -> ControlReport:
         """What came of it in this task."""
@@ -279,24 +285,18 @@ class HandlersInTask:
             return ControlReport(self.order.number, tuple(self._completed), None, self.error)
         return ControlReport(self.order.number, tuple(self._completed), self._result)
 
-    _sent: Mapping[str, Any] = {}
-    """By operator: what it sent to those that read it."""
-
     def _failed(self, operator: str, what: str, error: BaseException) -> _Failed:
-        text = (
-            f"operator {operator!r}, epoch {self._around.epoch}, partition {self._around.partition}: {what} raised "
-            f"{type(error).__name__}: {error}"
-        )
+        text = f"{self._where(operator)}: {what} raised {type(error).__name__}: {error}"
         return _Failed(operator, text, user_traceback(error))
+
+    def _where(self, operator: str) -> str:
+        return f"operator {operator!r}, epoch {self._around.epoch}, partition {self._around.partition}"
 
     def _require_in_time(self, operator: str, handler: str, began: int) -> None:
         took = (self._around.clock.stopwatch_ns() - began) / 1e9
         if took > self.order.time_limit_s:
-            text = (
-                f"operator {operator!r}, epoch {self._around.epoch}, partition {self._around.partition}: {handler} took "
-                f"{took:.1f} s, and {self.order.time_limit_s:g} s are allowed"
-            )
-            raise _Failed(operator, text, "")
+            why = f"{handler} took {took:.1f} s, and {self.order.time_limit_s:g} s are allowed"
+            raise _Failed(operator, f"{self._where(operator)}: {why}", "")
 
     @contextmanager
     def _contained(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What a task is told about a control operation, and what it answers. Part of messages, so without any of users' code."""
+"""What a task is told about a control operation, and what it answers. Parts of messages, without users' code."""
 
 from __future__ import annotations
 

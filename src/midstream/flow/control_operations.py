@@ -166,7 +166,7 @@ def checked(operation: Any) -> tuple[ControlMode, float]:
         near = closest(str(operation.mode), modes)
         hint = f". Did you mean {near!r}?" if near else ""
         raise FlowError(f"{name}: mode={operation.mode!r} is none of {', '.join(map(repr, modes))}{hint}")
-    limit = operation.result_limit
+    limit: Any = operation.result_limit
     if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= LARGEST_LIMIT:
         raise FlowError(f"{name}: result_limit={limit!r} must be a number of bytes from 1 to {LARGEST_LIMIT:,}")
     return ControlMode(operation.mode), duration(operation.time_limit, f"{name}: time_limit") / 1e6

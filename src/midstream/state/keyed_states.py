@@ -61,7 +61,8 @@ class KeyedStates:
 
     def _all(self) -> list[bytes]:
         """The stored keys of all values, lists and maps, ascending."""
-        space, found = self._task.space, set()
+        space = self._task.space
+        found: set[bytes] = set()
         for number in sorted(self._task.bins):
             found.update(key for key, _ in self._task.scan(number, Namespace.VALUE))
             for namespace in (Namespace.LIST, Namespace.MAP):

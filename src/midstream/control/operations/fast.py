@@ -4,7 +4,8 @@ Those are the tasks with an attempt that can be notified when the operation begi
 the operation as they start, until the first of them has run its handlers.
 
 For each of these places the first report counts. A place is done, too, when an attempt finishes without having heard of
-the operation, and what runs when the epoch is sealed never hears of it. So the operation ends with its run at the latest.
+the operation. What has come when the epoch is sealed is all, so the operation ends with its run, if anybody has
+answered.
 """
 
 from __future__ import annotations
