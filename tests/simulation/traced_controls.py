@@ -54,7 +54,7 @@ def check_traces(graph: Graph, controls: list[ControlAt], *, ends: bool) -> Coun
         if not control.handles or not control.handle.is_over or "the run is over" in str(control.handle.error):
             continue
         assert control.handle.error is None
-        check_trace(graph, control.handle.result(0), control.operation.mode, control.handle.number)
+        check_trace(graph, control.handle.result(0) or [], control.operation.mode, control.handle.number)
         found[control.operation.mode] += 1
     return found
 
