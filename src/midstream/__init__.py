@@ -8,9 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from midstream.engine.control_operations import ControlMessage, ControlOperation
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
-from midstream.flow.control_operations import ControlMessage, ControlOperation
 from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Update
 from midstream.flow.schedules import Schedule
 from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink

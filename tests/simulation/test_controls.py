@@ -385,3 +385,28 @@ def test_an_epoch_without_operations_sends_no_messages(monkeypatch: pytest.Monke
     world = World(tmp_path, epochs=3)
     world.check(world.run(), {})
     assert made == []
+
+
+def test_values_that_pass_through_a_stage_arrive_once():
+    class Says(ControlOperation):
+        def next(self, ctx: ControlContext, message: ControlMessage) -> None:
+            ctx.variables.setdefault("heard", []).extend(message.value or [])
+
+        def complete(self, ctx: ControlContext) -> Any:
+            ctx.send([(ctx.operator, ctx.partition)])
+            return {ctx.operator: [sorted(ctx.variables.get("heard", []))]}
+
+    flow, out, control = Flow("around"), MemorySink(), ControlAt(0, Says())
+    source = flow.source("in", ListSource([[{"n": i} for i in range(9)]] * 3, "n bigint", partitions=3))
+    around = source.map("around", lambda row: row)
+    keyed = source.key_by("by n", "n").process("keyed", lambda key, row, state: row)
+    again = keyed.key_by("again", "n").process("last", lambda key, row, state: row)
+    again.union("all", around).sink("out", out)
+    run_local(flow, changes=[control], partitions=2, clock=ManualClock())
+    found = control.handle.result(0)
+    senders = [("around", 0), ("around", 1), ("around", 2)]
+    assert len(found["all"]) == 2
+    for partition, heard in enumerate(sorted(found["all"])):
+        told = [each for each in heard if each[0] == "around"]
+        assert told == senders or not told, (partition, heard)
+    assert any(("around", 0) in heard for heard in found["all"])

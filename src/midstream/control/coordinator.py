@@ -64,9 +64,9 @@ from midstream.control.operations.operation import Operation
 from midstream.control.operations.switching import Switching
 from midstream.control.prefetching import Prefetching
 from midstream.control.run_book import Attempts, RunBook
+from midstream.engine.control_operations import ControlMode
 from midstream.engine.control_order import ControlOrder
 from midstream.errors import ProtocolError
-from midstream.flow.control_operations import ControlMode
 from midstream.ids import ExecutorId, StageIndex
 
 STORY_LENGTH = 50

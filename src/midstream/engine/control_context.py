@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from midstream.data.rows import to_rows
+from midstream.engine.control_operations import ControlMode
 from midstream.engine.control_values import StoredValue, stored
 from midstream.engine.nodes import OperatorNode
 from midstream.errors import StateError
-from midstream.flow.control_operations import ControlMode
 from midstream.ids import Epoch, PartitionId
 from midstream.metrics import OperatorStats
 from midstream.state.keyed_states import KeyedStates
@@ -26,7 +26,7 @@ class ControlContext:
         number: int,
         mode: ControlMode,
         configuration: Any,
-        node: OperatorNode,
+        operator: OperatorNode,
         kind: str,
         epoch: Epoch,
         partition: PartitionId,
@@ -36,7 +36,7 @@ class ControlContext:
         """The operation's number; the same in all tasks, and if it is restarted."""
         self.configuration = configuration
         """What ``prepare`` gave for this operator."""
-        self.operator = node.name
+        self.operator = operator.name
         """The operator's name."""
         self.kind = kind
         """Its kind, such as ``"map"``."""
@@ -47,7 +47,7 @@ class ControlContext:
         self.variables: dict[str, Any] = {}
         """Session variables: whatever handlers of this operator in this task want to remember."""
         self._mode = mode
-        self._node = node
+        self._node = operator
         self._values = values
         self._keyed: Callable[[], KeyedStates] | None = None
         self._handler = ""

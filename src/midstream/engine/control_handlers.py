@@ -13,13 +13,13 @@ from typing import Any
 
 from midstream.engine.clock import Clock
 from midstream.engine.control_context import ControlContext
+from midstream.engine.control_operations import ControlMessage, ControlMode, ControlOperation
 from midstream.engine.control_order import ControlOrder, ControlReport
 from midstream.engine.control_values import decoded, encoded
 from midstream.engine.failure import USER_ERRORS, user_traceback
 from midstream.engine.nodes import OperatorNode
 from midstream.engine.resources import Resources
 from midstream.errors import OperatorFailed
-from midstream.flow.control_operations import ControlMessage, ControlMode, ControlOperation
 from midstream.flow.model import Operator
 from midstream.ids import Epoch, PartitionId, WireId
 from midstream.planner.programs import StageProgram
@@ -43,7 +43,7 @@ class Surroundings:
     def __init__(
         self,
         program: StageProgram,
-        nodes: Callable[[], Mapping[str, OperatorNode]],
+        at_work: Callable[[], Mapping[str, OperatorNode]],
         resources: Resources,
         clock: Clock,
         epoch: Epoch,
@@ -51,7 +51,7 @@ class Surroundings:
         guard: Guard = unguarded,
     ) -> None:
         self.program = program
-        self.nodes = nodes
+        self.at_work = at_work
         self.resources = resources
         self.clock = clock
         self.epoch = epoch
@@ -106,7 +106,7 @@ class HandlersInTask:
             self._operation, configurations = around.resources.made("control", order.program, None, load)
         except USER_ERRORS as error:
             raise self._failed(next(iter(operators), ""), "loading it", error) from error
-        nodes = around.nodes()
+        nodes = around.at_work()
         for name, op in operators.items():
             if name in nodes:
                 self._contexts[name] = ControlContext(
@@ -195,7 +195,7 @@ class HandlersInTask:
 
     def _complete(self, context: ControlContext, reaches_state: bool) -> Any:
         assert self._operation is not None
-        node = self._around.nodes()[context.operator]
+        node = self._around.at_work()[context.operator]
         version = node.versions.get(node.latest)
         keyed = version.work.keyed if reaches_state and version is not None else None
         context.enter("complete", keyed)

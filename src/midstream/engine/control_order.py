@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from midstream.flow.control_operations import ControlMode
+from midstream.engine.control_operations import ControlMode
 from midstream.ids import Digest, StageIndex
 
 __all__ = ["ControlOrder", "ControlReport"]

@@ -24,6 +24,7 @@ from midstream.engine.audit_recorder import Recorder
 from midstream.engine.bad_rows import FAR
 from midstream.engine.clock import Clock
 from midstream.engine.collector import Collector
+from midstream.engine.control_operations import ControlMode
 from midstream.engine.control_order import ControlReport
 from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.frames import FrameKind, encode_rows
@@ -33,7 +34,6 @@ from midstream.engine.parts import Parts, combiner_of
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.engine.task_controls import TaskControls
-from midstream.flow.control_operations import ControlMode
 from midstream.ids import InputPosition, Origin, PartitionId, Revision, StageIndex, WireId
 from midstream.metrics import OperatorStats
 from midstream.planner.programs import StageProgram

@@ -14,10 +14,10 @@ import msgspec
 import pyarrow as pa
 
 from midstream.engine.control_handlers import HandlersInTask, Surroundings
+from midstream.engine.control_operations import ControlMode
 from midstream.engine.control_order import ControlOrder, ControlReport
 from midstream.engine.intake import ControlArrival
 from midstream.errors import ProtocolError
-from midstream.flow.control_operations import ControlMode
 from midstream.ids import PartitionId, WireId
 from midstream.planner.stages import Leaves
 

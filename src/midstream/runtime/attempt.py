@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from midstream.control.messages import FromTask, TaskFailed, TaskId, TaskOrder, TaskStarted, ToTask, WorkerId
 from midstream.engine.clock import Clock
+from midstream.engine.control_operations import ControlMode
 from midstream.engine.control_order import ControlOrder
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import MidstreamError, OperatorFailed
-from midstream.flow.control_operations import ControlMode
 from midstream.ids import BinId, Digest, Epoch
 from midstream.runtime.reporting import failure_of
 from midstream.runtime.switch_lock import SwitchLock

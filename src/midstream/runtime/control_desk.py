@@ -30,10 +30,10 @@ from midstream.checkpoint.control_values import ControlValues
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.manifest import Manifest
 from midstream.control.messages import Commit, ControlBegun, ControlNoted, TaskFailed
+from midstream.engine.control_operations import ControlMode, ControlOperation, ControlProgram, prepared
 from midstream.engine.control_order import ControlOrder, ControlReport
 from midstream.engine.control_values import decoded
 from midstream.errors import FlowError
-from midstream.flow.control_operations import ControlMode, ControlOperation, ControlProgram, prepared
 from midstream.ids import Digest, Epoch, StageIndex
 from midstream.planner.stages import Leaves, Plan
 from midstream.runtime.control_handle import ControlHandle

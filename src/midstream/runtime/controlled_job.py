@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from midstream.checkpoint.change_records import whoami
 from midstream.checkpoint.control_log import ControlRecord
-from midstream.flow.control_operations import ControlOperation
+from midstream.engine.control_operations import ControlOperation
 from midstream.runtime.control_desk import ControlDesk
 from midstream.runtime.control_handle import ControlHandle
 

@@ -22,6 +22,7 @@ from midstream.control.messages import (
 from midstream.engine.audit_recorder import Recorder
 from midstream.engine.clock import Clock
 from midstream.engine.control_handlers import Guard, HandlersInTask, Surroundings, unguarded
+from midstream.engine.control_operations import ControlMode
 from midstream.engine.control_order import ControlOrder
 from midstream.engine.failure import failed
 from midstream.engine.file_outlets import FileOutlets
@@ -30,7 +31,6 @@ from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.engine.task_controls import TaskControls
 from midstream.errors import CheckpointError, StateError
-from midstream.flow.control_operations import ControlMode
 from midstream.ids import BinId, Digest, Revision
 from midstream.planner.programs import StageProgram
 from midstream.state.access import StateAccess, resident_bytes

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.checkpoint.control_log import ControlRecord
-from midstream.flow.control_operations import ControlOperation
+from midstream.engine.control_operations import ControlOperation
 from midstream.flow.edits import Edit, Move, Rescale
 from midstream.ids import Revision
 from midstream.metrics import EpochProgress, JobMetrics
