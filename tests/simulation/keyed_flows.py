@@ -347,9 +347,8 @@ class KeyedCase:
                         checkpoint=self.checkpoint,
                         close_windows=self.closes and number == len(self.lives) - 1,
                         changes=[
-                            each
-                            for each in (*self.migrations, *self.controls)
-                            if start <= each.epoch < start + life.epochs
+                            *(each for each in self.migrations if start <= each.epoch < start + life.epochs),
+                            *(each for each in self.controls if start <= each.epoch < start + life.epochs),
                         ],
                         executors=self.executors,
                     )

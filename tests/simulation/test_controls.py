@@ -130,13 +130,14 @@ class World:
     def check(self, run: LocalRun, operations: dict[int, tuple[int, int]]) -> list[dict[str, int]]:
         """Compare all rows with those of a flow that is frozen and drained before each operation; ``operations`` are
         those that must count, by number. Returns the state that each of them must have found."""
-        due = defaultdict(list)
+        due: dict[int, list[int]] = defaultdict(list)
         for record in run.controls:
             if record.outcome is ControlOutcome.COMPLETE and record.number in operations:
                 assert record.epoch is not None
                 due[record.epoch].append(record.number)
         sums: dict[str, int] = {}
         expected, seen = [], []
+        row: dict[str, Any]
         for epoch, rows in enumerate(self.rows):
             for row in rows:
                 sums[row["k"]] = sums.get(row["k"], 0) + row["n"]
@@ -271,7 +272,7 @@ def test_a_message_is_handled_between_the_rows_between_which_it_was_sent(tmp_pat
 
 @pytest.mark.parametrize("step", ["computed", "sealed", "manifest written", "published", "counted"])
 def test_a_driver_that_dies_at_any_step_applies_it_once_under_the_same_number(step: str, tmp_path: Path):
-    crashed = []
+    crashed: list[str] = []
 
     def at(runtime: Any, found: str) -> None:
         pending = any(

@@ -74,7 +74,7 @@ def check_trace(graph: Graph, result: Any, mode: str, number: int) -> None:
     if mode == "fast":
         return
     assert places.keys() == {name for name in stage_of if not graph[name].spec.is_outlet}
-    tasks = {}
+    tasks: dict[int, int | None] = {}
     for stage in plan.stages:
         found = {frozenset(places[name]) for name in stage.operators if name in places}
         assert len(found) <= 1, "a task takes part as a whole"

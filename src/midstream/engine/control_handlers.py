@@ -276,8 +276,10 @@ class HandlersInTask:
                         values[wire.id] = encoded(value, self.order.result_limit, "a value to send")
                     except USER_ERRORS as error:
                         raise self._failed(wire.port.operator, "sending a value", error) from error
-            return values
-        return {}  # one of them cannot be sent
+        return {} if self._has_failed() else values
+
+    def _has_failed(self) -> bool:
+        return self.error is not None
 
     def report(self) -> ControlReport:
         """What came of it in this task."""
