@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from midstream import Flow, ListSource, MemorySink, NoopSink
 from midstream.engine.frames import Header, encode_rows, frame
-from midstream.engine.intake import ControlArrival, JOINED_ROWS, Carried, Rows, units
+from midstream.engine.intake import JOINED_ROWS, Carried, ControlArrival, Rows, units
 from midstream.ids import PartitionId, Revision, WireId
 from midstream.planner.assignment import assign
 from midstream.planner.programs import StageProgram, link
