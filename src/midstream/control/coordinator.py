@@ -248,7 +248,7 @@ def _controls(orders: Sequence[ControlOrder], attempts: Attempts) -> list[Operat
     """The control operations that begin with a run."""
     aligned = [order for order in orders if order.mode is not ControlMode.FAST]
     fast = [order for order in orders if order.mode is ControlMode.FAST]
-    return [*([Aligned(aligned, attempts)] if aligned else []), *(Fast(order, attempts) for order in fast)]
+    return [*([Aligned(aligned)] if aligned else []), *(Fast(order, attempts) for order in fast)]
 
 
 def _refusal(book: RunBook | None, task: TaskId) -> Refused:

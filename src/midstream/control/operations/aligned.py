@@ -8,6 +8,7 @@ the epoch count for the operation.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -23,8 +24,9 @@ from midstream.control.messages import (
     TaskId,
     TaskOrder,
 )
-from midstream.control.run_book import Attempts, Place
+from midstream.control.run_book import Place
 from midstream.engine.control_order import ControlOrder, ControlReport
+from midstream.ids import StageIndex
 
 __all__ = ["Aligned"]
 
@@ -33,10 +35,11 @@ class Aligned:
     """An :class:`~midstream.control.operations.operation.Operation`: all control operations of a run that travel among
     its rows."""
 
-    def __init__(self, orders: Sequence[ControlOrder], attempts: Attempts) -> None:
+    def __init__(self, orders: Sequence[ControlOrder]) -> None:
         self._orders = tuple(orders)
-        self._attempts = attempts
         self._reports: dict[Place, tuple[ControlReport, ...]] = {}
+        self._finished: Counter[StageIndex] = Counter()
+        """How many partitions of a stage have finished."""
 
     def on_begun(self, listening: Mapping[TaskId, bytes]) -> list[Instruction]:
         """No task runs yet."""
@@ -48,8 +51,8 @@ class Aligned:
 
     def on_task_started(self, task: TaskId, assignment: TaskOrder) -> TaskOrder:
         """Every task takes part."""
-        before = [] if task.stage == 0 else [each for each in self._attempts.finished if each[0] == task.stage - 1]
-        return msgspec.structs.replace(assignment, controls=(*assignment.controls, *self._orders), senders=len(before))
+        senders = self._finished[StageIndex(task.stage - 1)]
+        return msgspec.structs.replace(assignment, controls=(*assignment.controls, *self._orders), senders=senders)
 
     def on_message(self, peer: bytes, message: OperationMessage) -> list[Instruction] | None:
         """Tasks say nothing before they report."""
@@ -57,8 +60,10 @@ class Aligned:
 
     def on_task_ended(self, report: TaskFinished | TaskFailed) -> list[Instruction]:
         """The first attempt that has finished counts, as it does for everything else."""
-        if isinstance(report, TaskFinished):
-            self._reports.setdefault((report.task.stage, report.task.partition), report.controls)
+        place = (report.task.stage, report.task.partition)
+        if isinstance(report, TaskFinished) and place not in self._reports:
+            self._reports[place] = report.controls
+            self._finished[report.task.stage] += 1
         return []
 
     def on_run_over(self, commit: Commit) -> Commit:

@@ -42,6 +42,8 @@ class Fast:
         self._attempts = attempts
         self._reports: dict[Place, ControlReport] = {}
         self._asked: set[Place] = set()
+        self._waiting: set[Place] = set()
+        """Those asked that have neither answered nor ended."""
         self._missed: set[Place] = set()
         self._is_open = False
         """Whether tasks that start now are asked, because none was at work."""
@@ -54,6 +56,7 @@ class Fast:
             place = (task.stage, task.partition)
             if place not in self._attempts.finished and task not in self._attempts.over:
                 self._asked.add(place)
+                self._waiting.add(place)
                 told.append(Send(peer, Handle(task, self._order)))
         self._is_open = not told
         return told
@@ -68,6 +71,7 @@ class Fast:
         if self._is_over or not (self._is_open or place in self._asked) or self._is_done(place):
             return assignment
         self._asked.add(place)
+        self._waiting.add(place)
         return msgspec.structs.replace(assignment, controls=(*assignment.controls, self._order))
 
     def on_message(self, peer: bytes, message: OperationMessage) -> list[Instruction] | None:
@@ -78,6 +82,7 @@ class Fast:
         if self._is_over or place not in self._asked or self._is_done(place):
             return []
         self._reports[place] = message.report
+        self._waiting.discard(place)
         self._is_open = False
         return self._ended()
 
@@ -87,7 +92,8 @@ class Fast:
         if self._is_over or isinstance(report, TaskFailed) or place not in self._asked or self._is_done(place):
             return []
         self._missed.add(place)
-        if not self._reports and all(map(self._is_done, self._asked)):
+        self._waiting.discard(place)
+        if not self._reports and not self._waiting:
             self._is_open = True  # nobody is left who could answer
         return self._ended()
 
@@ -98,7 +104,7 @@ class Fast:
         return msgspec.structs.replace(commit, controls={**commit.controls, self._order.number: self._found})
 
     def _ended(self) -> list[Instruction]:
-        if not all(map(self._is_done, self._asked)) or not self._reports:
+        if self._waiting or not self._reports:
             return []
         self._is_over = True
         return [ControlNoted(self._order.number, self._found, len(self._missed))]
