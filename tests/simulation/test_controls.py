@@ -411,3 +411,119 @@ def test_values_that_pass_through_a_stage_arrive_once():
         told = [each for each in heard if each[0] == "around"]
         assert told == senders or not told, (partition, heard)
     assert any(("around", 0) in heard for heard in found["all"])
+
+
+# ── one by one ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Notes(ControlOperation):
+    """Writes down every call of a handler, with its configuration."""
+
+    def __init__(self, file: Path, mode: str, fails_at: str = "") -> None:
+        self.file, self.mode, self.fails_at = file, mode, fails_at
+
+    def prepare(self, graph: Any) -> dict[str, Any]:
+        self.note("prepare", "driver")
+        return {"in": "count", "sum": {"split": True}}
+
+    def begin(self, ctx: ControlContext, message: ControlMessage) -> None:
+        self.note("begin", ctx)
+
+    def next(self, ctx: ControlContext, message: ControlMessage) -> None:
+        self.note("next", ctx, message.value)
+        if ctx.operator == self.fails_at:
+            raise ValueError("on purpose")
+
+    def complete(self, ctx: ControlContext) -> Any:
+        self.note("complete", ctx, ctx.configuration)
+        ctx.send([f"{ctx.operator} {ctx.partition}"])
+        return None
+
+    def dispose(self, ctx: ControlContext) -> None:
+        self.note("dispose", ctx)
+
+    def finish(self, result: Any) -> Any:
+        self.note("finish", "driver", result)
+        return "done"
+
+    def note(self, handler: str, at: Any, *more: Any) -> None:
+        place = at if isinstance(at, str) else f"{at.operator}/{at.partition}"
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(" ".join([place, handler, *map(str, more)]) + "\n")
+
+
+@pytest.mark.parametrize("mode", ["blocking", "in-band"])
+def test_handlers_are_called_in_order_with_their_own_configuration(mode: str, tmp_path: Path):
+    world, control = World(tmp_path), ControlAt(1, Notes(tmp_path / "notes", mode))
+    world.check(world.run(control, sources=2), {})
+    assert control.handle.result(0) == "done"
+    lines = (tmp_path / "notes").read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("driver prepare", "driver finish None")
+    at = {place: [line.partition(" ")[2] for line in lines if line.startswith(place)] for place in ("in/0", "sum/1")}
+    assert at["in/0"] == ["begin", "next None", "complete count", "dispose"]
+    begin, *messages, complete, dispose = at["sum/1"]
+    assert (begin, complete, dispose) == ("begin", "complete {'split': True}", "dispose")
+    # The map and the key_by have no configuration: they have passed on what the source's operator sent.
+    assert messages == ["next ['in 0']", "next ['in 1']"]
+    assert not any(line.startswith(("same", "by k")) for line in lines)
+
+
+@pytest.mark.parametrize("mode", ["blocking", "in-band", "fast"])
+def test_what_began_is_disposed_of_when_a_handler_fails(mode: str, tmp_path: Path):
+    world, control = World(tmp_path), ControlAt(1, Notes(tmp_path / "notes", mode, fails_at="in"))
+    world.check(world.run(control), {})
+    assert "ValueError: on purpose" in str(control.handle.error)
+    lines = (tmp_path / "notes").read_text().splitlines()
+    begun = [line.split()[0] for line in lines if line.endswith("begin")]
+    assert sorted(line.split()[0] for line in lines if line.endswith("dispose")) == sorted(begun)
+    assert not any("finish" in line for line in lines)
+
+
+def test_a_fast_operation_whose_messages_are_lost_is_given_to_the_next_tasks(tmp_path: Path):
+    class Rows(ControlOperation):
+        mode = "fast"
+
+        def complete(self, ctx: ControlContext) -> Any:
+            return [(ctx.operator, ctx.partition)]
+
+    missed = 0
+    for seed in range(12):
+        world = World(tmp_path / str(seed))
+        controls = [ControlAt(epoch, Rows()) for epoch in (1, 2, 3)]
+        world.check(world.run(*controls, seed=seed, faults=Faults(lose=1.0)), {})
+        for control in controls:
+            found = control.handle.result(0)
+            assert found
+            assert len(found) == len(set(found))
+            missed += control.handle.record.missed
+    assert missed, "some of them were told, and did not hear"
+
+
+def test_what_travels_is_small_whatever_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import msgspec
+
+    from midstream.control.messages import EpochOpened, Event
+    from midstream.runtime.local.control import LocalControl
+
+    sizes: list[int] = []
+    tell = LocalControl.tell
+
+    def measured(self: LocalControl, event: Event) -> Any:
+        answers = tell(self, event)
+        if isinstance(event, EpochOpened) and event.controls:
+            sizes.append(len(msgspec.msgpack.encode(event.controls)))
+        return answers
+
+    class Heavy(Affine):
+        def prepare(self, graph: Any) -> dict[str, Any]:
+            return {"sum": (2, 1, bytes(5_000_000))}
+
+        def complete(self, ctx: ControlContext) -> Any:
+            return len(ctx.configuration[2])
+
+    monkeypatch.setattr(LocalControl, "tell", measured)
+    world, control = World(tmp_path), ControlAt(1, Heavy(2, 1))
+    world.run(control)
+    assert control.handle.result(0) == 2 * 5_000_000
+    assert sizes
+    assert max(sizes) < 10_000
