@@ -55,6 +55,7 @@ CONTENTS = {
         "docs/moving-state",
         "docs/controlling",
         "docs/operating",
+        "docs/kafka",
     ),
     "Look up": ("docs/reference", "docs/site/api", "docs/glossary", "CHANGELOG"),
     "Inside": (

@@ -12,6 +12,8 @@ from midstream.engine.control_operations import ControlMessage, ControlOperation
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
 from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Update
+from midstream.flow.kafka_notes import runs_that_count
+from midstream.flow.kafka_sink import KafkaSink
 from midstream.flow.schedules import Schedule
 from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
@@ -58,6 +60,7 @@ __all__ = [
     "GeneratorSource",
     "Insert",
     "Job",
+    "KafkaSink",
     "KeyedStream",
     "ListSource",
     "MemorySink",
@@ -87,6 +90,7 @@ __all__ = [
     "fork",
     "local_session",
     "rewind",
+    "runs_that_count",
     "savepoints",
     "sessions",
     "sliding",

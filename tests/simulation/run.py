@@ -2,8 +2,8 @@
 
 ``python -m tests.simulation.run --seeds 5000`` takes about an hour. Each seed stands for a flow without state, for one
 with state, for one that is changed while it runs, for one whose tasks switch with rivals about, for one of
-transactions, and for one under control operations; ``--only`` runs one kind. A seed that fails is printed with its whole
-case, and replays alone: ``--start SEED --seeds 1``.
+transactions, and for one under control operations; ``--only`` runs one kind. A seed that fails is printed with its
+whole case, and replays alone: ``--start SEED --seeds 1``.
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ class CommittedState:
         commit: Commit,
         programs: tuple[Digest, ...],
         configuration: Digest,
+        assignments: Digest,
         *,
         committed_at: float,
         offsets: str,
@@ -97,6 +98,7 @@ class CommittedState:
             files=dict(files),
             closing=closing,
             controls=dict(controls or {}),
+            assignments=assignments,
         )
 
     def files(self) -> Iterator[str]:

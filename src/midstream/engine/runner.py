@@ -36,6 +36,7 @@ from midstream.engine.slices import SliceSizer
 from midstream.engine.task_controls import TaskControls
 from midstream.ids import InputPosition, Origin, PartitionId, Revision, StageIndex, WireId
 from midstream.metrics import OperatorStats
+from midstream.planner.assignment import Assignments
 from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Wire
 from midstream.state.task import TaskState
@@ -84,6 +85,7 @@ class StageRunner:
         resources: Resources,
         *,
         partition: PartitionId,
+        assignments: Assignments,
         revision: Revision,
         clock: Clock,
         sizer: SliceSizer,
@@ -93,6 +95,7 @@ class StageRunner:
         recorder: Recorder | None = None,
     ) -> None:
         self._program = program
+        self._assignments = assignments
         self._recorder = recorder
         self._outlets = outlets
         self._wanted = dict(program.wanted)
@@ -101,9 +104,7 @@ class StageRunner:
         self._revision = revision
         self._clock = clock
         self._sizer = sizer
-        self._collector = Collector(
-            program.stage.leaves, partition, StageIndex(program.stage.index + 1), program.assignments
-        )
+        self._collector = Collector(program.stage.leaves, partition, StageIndex(program.stage.index + 1), assignments)
         self._combiners: dict[tuple[Wire, Revision], Combiner] = {}
         self._received: Counter[WireId] = Counter()
         self._sources = program.timed
@@ -397,7 +398,7 @@ class StageRunner:
             return
         if (wire, revision) not in self._combiners:
             assert wire.target is not None, "rows with a key have a stage to go to"
-            space = program.assignments[wire.target].space
+            space = self._assignments[wire.target].space
             self._combiners[wire, revision] = combiner_of(consumer, program.schemas[wire.id], space)
         combiner = self._combiners[wire, revision]
         combiner.add(rows)

@@ -19,6 +19,7 @@ from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import MidstreamError, OperatorFailed
 from midstream.ids import BinId, Digest, Epoch
+from midstream.runtime.known_assignments import KnownAssignments
 from midstream.runtime.reporting import failure_of
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
@@ -39,6 +40,8 @@ class TaskHost(Protocol):
     state: StateAccess
     retirement: Retirement
     clock: Clock
+    known: KnownAssignments
+    """Replaced when a task is told others."""
 
     def ask(self, message: FromTask) -> ToTask:
         """Return the coordinator's answer. Raises :class:`~midstream.errors.Fenced` if it refuses."""
@@ -65,17 +68,21 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
     Yields the batches that are ready to leave, perhaps none. At each yield the runtime may do other things, and may
     switch the task if it is between slices. Closing the generator kills the attempt there.
     """
-    assignment = host.ask(TaskStarted(task, host.name))
-    assert isinstance(assignment, TaskOrder)
-    host.forget_all_but(assignment.live)
+    known = host.known
+    order = host.ask(TaskStarted(task, host.name, known.digest))
+    assert isinstance(order, TaskOrder)
+    host.known = known = known.under(order)
+    host.forget_all_but(order.live)
     yield []
-    revision = assignment.revision
+    revision = order.revision
     try:
-        sizer = host.sizer(assignment.program)
+        sizer = host.sizer(order.program)
         guard = partial(host.watched, task)
-        work = TaskRun(task, assignment, host.resources, host.state, clock=host.clock, sizer=sizer, guard=guard)
+        work = TaskRun(
+            task, order, known.assignments, host.resources, host.state, clock=host.clock, sizer=sizer, guard=guard
+        )
         with contextlib.closing(work), host.attending(task, work) as lock:
-            lock.handle_here(order for order in assignment.controls if order.mode is ControlMode.FAST)
+            lock.handle_here(each for each in order.controls if each.mode is ControlMode.FAST)
             try:
                 for ready in work.run(lock.taking(batches)):
                     with lock.waiting():
@@ -90,7 +97,7 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
     host.ask(report)
     if (wanted := work.wanted_bins()) is not None:
         _retire(host, task.epoch, work.lineages, wanted)
-    host.after_task(assignment.program)
+    host.after_task(order.program)
 
 
 def _retire(host: TaskHost, epoch: Epoch, lineages: Collection[Lineage], wanted: Collection[BinId]) -> None:

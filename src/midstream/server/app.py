@@ -92,6 +92,7 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/migrations/{number}", "GET", endpoints.migration),
         _route("/migrations/{number}", "POST", endpoints.turn),
         _route("/assignment", "GET", endpoints.assignment),
+        _route("/executors", "GET", endpoints.executors),
         _route("/freeze", "POST", endpoints.freeze),
         _route("/controls", "GET", endpoints.controls),
         _route("/controls", "POST", endpoints.control),
@@ -178,6 +179,9 @@ class _Endpoints:
 
     async def assignment(self, request: Request) -> Response:
         return _json(await run_in_threadpool(self._migrating.assignment))
+
+    async def executors(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._migrating.executors))
 
     async def freeze(self, request: Request) -> Response:
         wanted = await self._read(request, FreezeRequest)

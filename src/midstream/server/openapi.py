@@ -9,6 +9,7 @@ import msgspec
 
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.checkpoint.control_log import ControlRecord
+from midstream.control.placement import ExecutorShare
 from midstream.observation import Observation
 from midstream.runtime.migration_desk import StageShares
 from midstream.server.control_messages import ControlRequest, ControlState
@@ -46,6 +47,7 @@ _MESSAGES = (
     Deployed,
     Explained,
     ErrorReply,
+    ExecutorShare,
     FreezeRequest,
     Frozen,
     JobState,
@@ -125,6 +127,7 @@ def description() -> dict[str, Any]:
                 },
             },
             "/assignment": {"get": _list("Which partition owns which bin, and what each partition has", StageShares)},
+            "/executors": {"get": _list("The executors, and what each has of the job", ExecutorShare)},
             "/freeze": {"post": _post("Promise that the next epochs keep their assignments", FreezeRequest, Frozen)},
             "/controls": {
                 "get": _list("The control operations of this start of the job, and all blocking ones", ControlRecord),

@@ -57,7 +57,7 @@ from midstream.flow.model import Graph, Source
 from midstream.ids import Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation
-from midstream.planner.assignment import Assignment, check_partitions
+from midstream.planner.assignment import Assignments, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
 from midstream.runtime.driver import Driver
@@ -111,7 +111,7 @@ def run_graph(
     audit: str | None = None,
     durable: bool = False,
     close_windows: bool = False,
-    assignments: Mapping[StageIndex, Assignment] | None = None,
+    assignments: Assignments | None = None,
     bins: int | None = None,
     executors: int = 1,
 ) -> LocalRun:
@@ -159,7 +159,7 @@ def runtime_of(
     changes: Sequence[ChangeAt | MigrateAt | ControlAt] = (),
     audit: str | None = None,
     durable: bool = False,
-    assignments: Mapping[StageIndex, Assignment] | None = None,
+    assignments: Assignments | None = None,
     bins: int | None = None,
     executors: int = 1,
 ) -> Iterator[_Runtime]:

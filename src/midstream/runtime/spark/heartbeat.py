@@ -39,6 +39,7 @@ from midstream.runtime.spark.anchors import Anchors
 from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
+from midstream.runtime.spark.kafka import EpochNotes
 from midstream.runtime.spark.live_executors import live_executors
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
 from midstream.runtime.spark.stage_columns import columns_for
@@ -78,6 +79,7 @@ class Heartbeat:
         changes: Changes,
         checkpoint: Checkpoint,
         control: ControlPlane,
+        notes: EpochNotes,
         *,
         local_state: str | None,
         audit: str | None,
@@ -115,6 +117,7 @@ class Heartbeat:
         """The thread that computes a run, as long as it may be interrupted."""
         order = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
         self._driver = Driver(changes, checkpoint, control, self, audit=order, on_commit=self._committed)
+        self._notes = notes
         self._sweep_thread = SweepThread(self._driver.sweeper)
         control.listen(self._driver.hear)
 
@@ -160,12 +163,14 @@ class Heartbeat:
             finished=self._control.finished,
             files=run.files,
             durable=self._checkpoint.durable,
+            notes=self._notes,
             anchor=partial(self._anchors.of, rows.sparkSession) if sticks else lambda partitions: None,
         )
         with self._marked(run), self._interruptible():
             walk(plan, engine, rows, partial(self._driver.planned, run))
 
     def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
+        self._notes.committed(self._driver.changes.configuration.graph, commit.epoch)
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row)
         self._on_progress(progress, seen)
@@ -219,6 +224,7 @@ class Heartbeat:
         self._sweep_thread.close()
         self._background.shutdown(cancel_futures=True)
         self._anchors.close()
+        self._notes.close()
         if self._syncer is not None:
             self._syncer.shutdown()
 

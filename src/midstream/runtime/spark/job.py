@@ -41,6 +41,7 @@ from midstream.runtime.notebook import card_of, keep_showing
 from midstream.runtime.reporting import unexpected
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.heartbeat import Heartbeat
+from midstream.runtime.spark.kafka import EpochNotes
 from midstream.runtime.watch import Watch, Watches
 
 KEPT_PROGRESS = 100
@@ -83,6 +84,7 @@ class Job(MigratingJob, ControlledJob):
         changes: Changes,
         checkpoint: Checkpoint,
         control: ControlPlane,
+        notes: EpochNotes,
         *,
         local_state: str | None = None,
         audit: str | None = None,
@@ -95,7 +97,7 @@ class Job(MigratingJob, ControlledJob):
         self._control = control
         self._changes = changes
         self._heartbeat = Heartbeat(
-            spark, changes, checkpoint, control, local_state=local_state, audit=audit, on_commit=self._committed
+            spark, changes, checkpoint, control, notes, local_state=local_state, audit=audit, on_commit=self._committed
         )
         self._query: StreamingQuery | None = None
         self._server: HttpInterface | None = None
