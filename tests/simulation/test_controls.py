@@ -275,11 +275,8 @@ def test_a_driver_that_dies_at_any_step_applies_it_once_under_the_same_number(st
     crashed: list[str] = []
 
     def at(runtime: Any, found: str) -> None:
-        pending = any(
-            record.is_begun and record.outcome is ControlOutcome.PENDING
-            for record in runtime.checkpoint.controls.records()
-        )
-        done = bool(runtime.checkpoint.controls.records()) and not pending
+        pending = runtime._driver.controlling.is_aligned
+        done = any(each.outcome is ControlOutcome.COMPLETE for each in runtime.checkpoint.controls.records())
         if found == step and not crashed and (pending or (done and step in ("published", "counted"))):
             crashed.append(found)
             raise DriverCrashed
@@ -297,9 +294,8 @@ def test_an_operation_that_drivers_do_not_survive_is_given_up(tmp_path: Path):
     deaths = []
 
     def at(runtime: Any, found: str) -> None:
-        pending = [each for each in runtime.checkpoint.controls.records() if each.outcome is ControlOutcome.PENDING]
-        if found == "computed" and any(each.is_begun for each in pending):
-            deaths.append(pending[0].restarts)
+        if found == "computed" and runtime._driver.controlling.is_aligned:
+            deaths.append(runtime.checkpoint.controls.records()[0].restarts)
             raise DriverCrashed
 
     world = World(tmp_path)

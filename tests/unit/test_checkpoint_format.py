@@ -25,7 +25,7 @@ from midstream.checkpoint.change_records import (
     StepRecord,
     UpdateRecord,
 )
-from midstream.checkpoint.control_log import ControlRecord
+from midstream.checkpoint.control_log import ControlEntry, ControlRecord
 from midstream.checkpoint.layouts import StateLayout
 from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.rewind_record import Rewind
@@ -62,6 +62,7 @@ DOCUMENTS = {
     "File reference": FileRef,
     "Change": ChangeRecord,
     "Report of a control operation": ControlReport,
+    "Entry of control operations": ControlEntry,
     "Control operation": ControlRecord,
     "Update": UpdateRecord,
     "Move": MoveRecord,
@@ -101,7 +102,7 @@ ROOTS = (
     Rewind,
     ForkRecord,
     ChangeRecord,
-    ControlRecord,
+    ControlEntry,
     StoredLineage,
     SinkMarker,
     Committed,

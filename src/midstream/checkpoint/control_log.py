@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+
+import msgspec
 
 from midstream.checkpoint.entry_log import EntryLog, Numbered
 from midstream.ids import Digest, Epoch
 
-__all__ = ["ControlLog", "ControlOutcome", "ControlRecord"]
+__all__ = ["ControlEntry", "ControlLog", "ControlOutcome", "ControlRecord"]
 
 
 class ControlOutcome(enum.StrEnum):
@@ -34,10 +37,10 @@ class ControlRecord(Numbered, frozen=True):
     note: str | None = None
     time_limit_s: float = 10.0
     result_limit: int = 256 * 1024
-    is_begun: bool = False
-    """Whether a run was opened with it."""
+    is_stopped: bool = False
+    """Whether the job was stopped while it was in progress, so that the driver did not die of it."""
     restarts: int = 0
-    """How often another driver went on with it after it had begun."""
+    """How often another driver went on with it because one had died."""
     outcome: ControlOutcome = ControlOutcome.PENDING
     epoch: Epoch | None = None
     """The epoch in which it was complete."""
@@ -47,6 +50,12 @@ class ControlRecord(Numbered, frozen=True):
     """Of a fast operation: tasks that ended before they could."""
     ended_at: float | None = None
     error: str | None = None
+
+
+class ControlEntry(msgspec.Struct, frozen=True):
+    """An entry of the log: operations that began or ended together."""
+
+    records: tuple[ControlRecord, ...]
 
 
 class ControlLog(EntryLog[ControlRecord]):
@@ -59,7 +68,19 @@ class ControlLog(EntryLog[ControlRecord]):
     ['pending']
     """
 
-    kind = ControlRecord
+    kind = ControlEntry
     what = "the log of control operations"
     advice = "or remove the folder, which forgets all of these operations"
     loss = ""
+
+    def keep(self, record: ControlRecord) -> None:
+        """Add an entry, which replaces the earlier ones of this record."""
+        self.keep_all((record,))
+
+    def keep_all(self, records: Sequence[ControlRecord]) -> None:
+        """Add one entry for several records, if there are any."""
+        if records:
+            self._write(ControlEntry(tuple(records)))
+
+    def _records_in(self, entry: ControlEntry) -> tuple[ControlRecord, ...]:
+        return entry.records

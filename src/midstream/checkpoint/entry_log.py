@@ -40,7 +40,7 @@ class EntryLog(Generic[R]):
     """Records of one kind, in the order in which they began. One process writes; any may read."""
 
     kind: Any
-    """The class of its records."""
+    """The class of its entries: that of its records, if each has an entry of its own."""
     what: str
     """What it is, for people."""
     advice: str
@@ -60,14 +60,21 @@ class EntryLog(Generic[R]):
 
     def keep(self, record: R) -> None:
         """Add an entry, which replaces the earlier ones of this record."""
+        self._write(record)
+
+    def _records_in(self, entry: Any) -> tuple[R, ...]:
+        """The records of an entry."""
+        return (entry,)
+
+    def _write(self, entry: msgspec.Struct) -> None:
         with self._lock:
             self._catch_up()
             if self._torn is not None:
                 set_aside(self._fs, self._torn, durable=self._durable)
                 self._torn = None
-            data = with_checksum(write_struct(record))
+            data = with_checksum(write_struct(entry))
             write_atomically(self._fs, self._path(self._read + 1), data, durable=self._durable, checked=True)
-            self._add(record)
+            self._add(entry)
 
     def records(self) -> list[R]:
         """All records, oldest first, each from its last entry."""
@@ -110,9 +117,9 @@ class EntryLog(Generic[R]):
             if name is not None and name.endswith(ASIDE):
                 self._read = entry
                 continue
-            record = None if name is None else self._decoded(entry)
-            if record is not None:
-                self._add(record)
+            found = None if name is None else self._decoded(entry)
+            if found is not None:
+                self._add(found)
             elif entry == last:
                 self._leave_out(entry)
             else:
@@ -132,8 +139,9 @@ class EntryLog(Generic[R]):
             )
         self._torn = self._path(entry)
 
-    def _add(self, record: R) -> None:
-        self._records[record.number] = record
+    def _add(self, entry: Any) -> None:
+        for record in self._records_in(entry):
+            self._records[record.number] = record
         self._read += 1
 
     def _entries(self) -> dict[int, str]:
@@ -147,8 +155,8 @@ class EntryLog(Generic[R]):
                 found[int(number)] = name
         return found
 
-    def _decoded(self, entry: int) -> R | None:
-        """The record of an entry, or None if it is damaged."""
+    def _decoded(self, entry: int) -> Any:
+        """What an entry holds, or None if it is damaged."""
         with self._fs.open_input_stream(self._path(entry)) as stream:
             data = without_checksum(stream.read())
         what = f"entry {entry} of {self.what} in {self.location!r}"

@@ -67,6 +67,11 @@ class _Open:
     is_ending: bool = False
     """Whether all handlers in tasks have returned, so that no other run carries it."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next start of the job goes on with it if this one ends now."""
+        return self.mode is ControlMode.BLOCKING and not self.is_ending
+
 
 class ControlDesk:
     """The control operations of a job. Methods for the driver are called with its lock held, except :meth:`noted`."""
@@ -82,6 +87,8 @@ class ControlDesk:
         self._open: dict[int, _Open] = {}
         self._known: deque[ControlHandle] = deque(maxlen=KEPT)
         self._next = checkpoint.controls.next_number()
+        self._is_over: str | None = None
+        """Why the job has ended, if it has."""
 
     def resume(self, newest: Manifest | None) -> None:
         """Go on with what an earlier driver has left. Called once, at the start."""
@@ -92,30 +99,33 @@ class ControlDesk:
             opened = _Open(ControlHandle(record), ControlMode(record.mode), None)
             self._open[record.number] = opened
             if newest is not None and record.number in newest.controls:
-                self._completed(opened, newest.epoch, newest.controls[record.number])
-            elif record.is_begun and record.restarts >= MOST_RESTARTS:
+                self._completed([(opened, newest.controls[record.number])], newest.epoch)
+            elif record.restarts >= MOST_RESTARTS and not record.is_stopped:
                 why = f"{record.restarts + 1} drivers died while it was in progress, so it may be the cause"
                 self._fail(opened, why)
-            elif record.is_begun:
-                self._keep(opened, msgspec.structs.replace(record, restarts=record.restarts + 1))
+            else:
+                restarts = record.restarts if record.is_stopped else record.restarts + 1
+                self._keep([opened], is_stopped=False, restarts=restarts)
 
     # ── for users' threads ────────────────────────────────────────────────────────────────────────────────────────
 
     def request(self, operation: ControlOperation, *, by: str, note: str | None) -> ControlHandle:
         """Check an operation, and begin it as soon as possible. Raises if it cannot be, before anything has changed."""
-        blobs = self._checkpoint.blobs
+        blobs, changes = self._checkpoint.blobs, self._driver.changes
         with blobs.holds.preparing():  # until it is among those that need its blob
-            while True:
-                self._driver.require_not_stopping()
-                graph = self._driver.changes.configuration.graph
-                program = prepared(operation, graph)  # runs the user's code, so without a lock
-                blobs.put(program.blob)
-                with self._lock:
-                    self._driver.require_not_stopping()
-                    if self._driver.changes.configuration.graph is graph:
-                        return self._take(operation, program, by, note)
+            self._driver.require_not_stopping()
+            # This runs the user's code and waits for the disk, so without the lock. If a change takes an operator away
+            # meanwhile, the next run fails the operation.
+            program = prepared(operation, changes.configuration.graph)
+            blobs.put(program.blob)
+            opened = self._opened(operation, program, by, note)
+            if opened.mode is ControlMode.BLOCKING:
+                self._checkpoint.controls.keep(opened.handle.record)
+            with self._lock:
+                self._take(opened)
+            return opened.handle
 
-    def _take(self, operation: ControlOperation, program: ControlProgram, by: str, note: str | None) -> ControlHandle:
+    def _opened(self, operation: ControlOperation, program: ControlProgram, by: str, note: str | None) -> _Open:
         with self._books:
             if len(self._open) >= MOST_OPEN:
                 raise FlowError(
@@ -134,16 +144,17 @@ class ControlDesk:
             time_limit_s=program.time_limit_s,
             result_limit=program.result_limit,
         )
-        opened = _Open(ControlHandle(record), program.mode, operation)
-        if opened.mode is ControlMode.BLOCKING:
-            self._checkpoint.controls.keep(record)
+        return _Open(ControlHandle(record), program.mode, operation)
+
+    def _take(self, opened: _Open) -> None:
         with self._books:
-            self._open[number] = opened
-        if opened.mode is ControlMode.FAST and self._driver.is_running:
+            self._open[opened.handle.number] = opened
+        if self._is_over is not None:  # the job has ended meanwhile
+            self._abandon(opened, self._is_over)
+        elif opened.mode is ControlMode.FAST and self._driver.is_running:
             opened.is_in_run = True
             order = self._order(opened, self._driver.changes.configuration.plan)
             self._driver.tell(ControlBegun(order))
-        return opened.handle
 
     def find(self, number: int) -> ControlHandle | None:
         """An operation of this start of the job, by its number; older ones are forgotten."""
@@ -181,8 +192,6 @@ class ControlDesk:
             if gone := [name for name in record.operators if all(name not in stage.operators for stage in plan.stages)]:
                 self._fail(opened, f"the flow has no operator {gone[0]!r} any more")
                 continue
-            if opened.mode is ControlMode.BLOCKING and not record.is_begun:
-                self._keep(opened, msgspec.structs.replace(record, is_begun=True))
             opened.is_in_run = True
             orders.append(self._order(opened, plan))
         return tuple(orders)
@@ -194,17 +203,19 @@ class ControlDesk:
 
     def committed(self, commit: Commit) -> None:
         """The manifest of an epoch is written."""
+        completed = []
         for opened in self._all():
             opened.is_in_run, opened.losses = False, 0
             if opened.handle.number in commit.controls and not opened.is_ending:
-                self._completed(opened, commit.epoch, commit.controls[opened.handle.number])
+                completed.append((opened, commit.controls[opened.handle.number]))
+        self._completed(completed, commit.epoch)
 
     def noted(self, noted: ControlNoted, epoch: Epoch | None) -> None:
         """A fast operation is complete. Called by the channel's thread, without the driver's lock."""
         with self._books:
             opened = self._open.get(noted.number)
         if opened is not None and not opened.is_ending:
-            self._completed(opened, epoch, noted.reports, noted.missed)
+            self._completed([(opened, noted.reports)], epoch, noted.missed)
 
     def failed(self, failures: Sequence[TaskFailed], *, is_lost: bool) -> bool:
         """A run has failed; returns whether operations are to blame, or may be, so that its epoch runs again.
@@ -236,14 +247,19 @@ class ControlDesk:
 
     def abandon(self, why: str) -> None:
         """The job ends. What is on record goes on with the next start."""
+        self._is_over = why
+        self._keep([each for each in self._all() if each.goes_on], is_stopped=True)
         for opened in self._all():
-            record = opened.handle.record
-            if opened.mode is ControlMode.BLOCKING and not opened.is_ending:
-                self._ended(opened, record, error=f"{why}; it goes on when the job starts again")
-            else:
-                self._ended(
-                    opened, msgspec.structs.replace(record, outcome=ControlOutcome.FAILED, error=why), error=why
-                )
+            self._abandon(opened, why)
+
+    def _abandon(self, opened: _Open, why: str) -> None:
+        record = opened.handle.record
+        if opened.goes_on:
+            self._ended(opened, record, error=f"{why}; it goes on when the job starts again")
+        elif record.outcome is ControlOutcome.COMPLETE:
+            self._ended(opened, record, error=f"{why}, before its result was known")
+        else:
+            self._ended(opened, msgspec.structs.replace(record, outcome=ControlOutcome.FAILED, error=why), error=why)
 
     # ── books ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -265,24 +281,31 @@ class ControlDesk:
             result_limit=record.result_limit,
         )
 
-    def _keep(self, opened: _Open, record: ControlRecord) -> None:
-        """Change the record of an operation; it is written down if the operation is blocking."""
-        if opened.mode is ControlMode.BLOCKING:
-            self._checkpoint.controls.keep(record)
-        opened.handle.record = record
+    def _keep(self, some: Sequence[_Open], **fields: Any) -> None:
+        """Change records of operations; those of blocking ones are written down together."""
+        for opened in some:
+            opened.handle.record = msgspec.structs.replace(opened.handle.record, **fields)
+        self._checkpoint.controls.keep_all([each.handle.record for each in some if each.mode is ControlMode.BLOCKING])
 
-    def _completed(self, opened: _Open, epoch: Epoch | None, reports: Sequence[ControlReport], missed: int = 0) -> None:
+    def _completed(
+        self, some: Sequence[tuple[_Open, Sequence[ControlReport]]], epoch: Epoch | None, missed: int = 0
+    ) -> None:
         """All handlers in tasks have returned, and what they did counts. Only the driver's part is left."""
-        opened.is_ending = True
-        errors = [report.error for report in reports if report.error is not None]
-        record = msgspec.structs.replace(
-            opened.handle.record, epoch=epoch, tasks=len(reports), missed=missed, ended_at=self._driver.wall()
-        )
-        if errors:
-            opened.handle.record = record
-            self._fail(opened, errors[0])
-            return
-        self._keep(opened, msgspec.structs.replace(record, outcome=ControlOutcome.COMPLETE))
+        good = []
+        for opened, reports in some:
+            opened.is_ending = True
+            opened.handle.record = msgspec.structs.replace(opened.handle.record, tasks=len(reports), missed=missed)
+            if errors := [report.error for report in reports if report.error is not None]:
+                self._fail(opened, errors[0])
+            else:
+                good.append((opened, reports))
+        ended_at = self._driver.wall()
+        self._keep([each for each, _ in good], outcome=ControlOutcome.COMPLETE, epoch=epoch, ended_at=ended_at)
+        for opened, reports in good:
+            self._begin_to_finish(opened, reports)
+
+    def _begin_to_finish(self, opened: _Open, reports: Sequence[ControlReport]) -> None:
+        record = opened.handle.record
         results = [report.result for report in reports if report.result is not None]
         overdue = f"finish has not returned after {record.time_limit_s:g} s"
         self._edge.aside(
@@ -308,11 +331,8 @@ class ControlDesk:
         self._ended(opened, record, found)
 
     def _fail(self, opened: _Open, why: str) -> None:
-        record = msgspec.structs.replace(
-            opened.handle.record, outcome=ControlOutcome.FAILED, error=why, ended_at=self._driver.wall()
-        )
-        self._keep(opened, record)
-        self._ended(opened, record, error=why)
+        self._keep([opened], outcome=ControlOutcome.FAILED, error=why, ended_at=self._driver.wall())
+        self._ended(opened, opened.handle.record, error=why)
 
     def _ended(self, opened: _Open, record: ControlRecord, result: Any = None, error: str | None = None) -> None:
         if error is not None and record.error is None:
