@@ -79,6 +79,10 @@ class Edge(Protocol):
     def meanwhile(self, call: Callable[[], object]) -> None:
         """Call this in the background, while epochs are computed; or at once, where nothing runs in the background."""
 
+    def aside(self, call: Callable[[], object], seconds: float, overdue: Callable[[], object]) -> None:
+        """Call the user's code on the driver, where it may take as long as it likes: in a thread of its own, or at
+        once, where there are none. If it has not returned after ``seconds``, call ``overdue``, too."""
+
     def sweep(self, sweeper: Sweeper) -> None:
         """Have the sweeper remove what is due, now or during the next epochs."""
 

@@ -31,6 +31,7 @@ from midstream.flow.model import Graph
 from midstream.ids import Epoch, ExecutorId, PartitionId
 from midstream.metrics import EpochProgress, SweepStats
 from midstream.observation import Observation
+from midstream.runtime.control_desk import ControlDesk
 from midstream.runtime.driver import Driver
 from midstream.runtime.edge import EpochEntry, OpenRun
 from midstream.runtime.migration_desk import MigrationDesk
@@ -201,6 +202,11 @@ class Heartbeat:
         """Where migrations are requested."""
         return self._driver.migrating
 
+    @property
+    def controlling(self) -> ControlDesk:
+        """Where control operations are requested."""
+        return self._driver.controlling
+
     def savepoint(self, name: str, *, by: str, note: str | None) -> Savepoint:
         """Take a savepoint of the last committed epoch."""
         return self._driver.savepoint(name, by=by, note=note)
@@ -328,6 +334,20 @@ class Heartbeat:
     def meanwhile(self, call: Callable[[], object]) -> None:
         """Call it in a thread; what goes wrong is logged, because nothing depends on it."""
         self._background.submit(_logged, call)
+
+    def aside(self, call: Callable[[], object], seconds: float, overdue: Callable[[], object]) -> None:
+        """Call it in a thread of its own, which nobody waits for."""
+        timer = threading.Timer(seconds, overdue)
+        timer.daemon = True
+
+        def run() -> None:
+            try:
+                _logged(call)
+            finally:
+                timer.cancel()
+
+        timer.start()
+        threading.Thread(target=run, name="midstream-aside", daemon=True).start()
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Sweep in a thread, during the next epochs."""

@@ -33,6 +33,8 @@ from midstream.ids import Digest, Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation, with_backlog
 from midstream.operators.builder import Flow
+from midstream.runtime.control_desk import ControlDesk
+from midstream.runtime.controlled_job import ControlledJob
 from midstream.runtime.migrating_job import MigratingJob
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.notebook import card_of, keep_showing
@@ -68,7 +70,7 @@ class JobStatus(enum.StrEnum):
     FAILED = "failed"
 
 
-class Job(MigratingJob):
+class Job(MigratingJob, ControlledJob):
     """A running flow. Made by :meth:`midstream.Flow.start`; all methods may be called from any thread.
 
     Usable as a context manager, which stops the job at the end::
@@ -371,6 +373,10 @@ class Job(MigratingJob):
     @property
     def _migrating(self) -> MigrationDesk:
         return self._heartbeat.migrating
+
+    @property
+    def _controlling(self) -> ControlDesk:
+        return self._heartbeat.controlling
 
     # ── savepoints ────────────────────────────────────────────────────────────────────────────────────────────────
 
