@@ -96,7 +96,7 @@ def described(
     for stage, wanted in after.items():
         was = before[stage]
         if was != wanted:
-            count = len(Itinerary({stage: wanted}).left(before))
+            count = Itinerary({stage: wanted}).count_left(before)
             partitions = (
                 "" if was.partitions == wanted.partitions else f"; {was.partitions} → {wanted.partitions} partitions"
             )

@@ -24,6 +24,8 @@ import math
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from midstream.ids import BinId, PartitionId, StageIndex
 from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.disjoint_steps import disjoint_steps
@@ -101,10 +103,9 @@ def moves_between(before: Assignments, after: Assignments) -> tuple[BinMove, ...
     (BinMove(stage=1, bin=0, giver=0, taker=1),)
     """
     return tuple(
-        BinMove(stage, BinId(number), PartitionId(old), PartitionId(new))
+        BinMove(stage, BinId(number), PartitionId(before[stage].owners[number]), PartitionId(wanted.owners[number]))
         for stage, wanted in sorted(after.items())
-        for number, (old, new) in enumerate(zip(before[stage].owners, wanted.owners, strict=True))
-        if old != new
+        for number in np.flatnonzero(before[stage].owner_array != wanted.owner_array).tolist()
     )
 
 
@@ -248,6 +249,11 @@ class Itinerary:
     def left(self, now: Assignments) -> tuple[BinMove, ...]:
         """The moves that are still to be made."""
         return moves_between(now, self.target)
+
+    def count_left(self, now: Assignments) -> int:
+        """How many moves are still to be made."""
+        pairs = ((now[stage].owner_array, wanted.owner_array) for stage, wanted in self.target.items())
+        return sum(int(np.count_nonzero(one != other)) for one, other in pairs)
 
     def is_over(self, now: Assignments) -> bool:
         """Whether the target is reached."""

@@ -12,6 +12,9 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.control.messages import PrefetchRequest
 from midstream.control.placement import Placement
@@ -26,6 +29,8 @@ BYTES_PER_S = 32 << 20
 
 _log = logging.getLogger("midstream")
 
+_NOWHERE = -1
+"""In place of an executor: it is not known where a partition runs."""
 _Places = Mapping[PartitionId, ExecutorId]
 _Coming = dict[tuple[ExecutorId, StageIndex], frozenset[BinId]]
 
@@ -86,18 +91,19 @@ class ExecutorWarming:
 
     def _coming(self, now: Assignments, then: Assignments) -> _Coming | None:
         """By executor and stage: the bins that it does not have now; None if that is to be found out."""
-        found: dict[tuple[ExecutorId, StageIndex], set[BinId]] = defaultdict(set)
+        found: _Coming = {}
         for stage, wanted in then.items():
             here = self._placement.of(stage)
             there = self._places(stage, now[stage], wanted)
             if there is None:
                 return None
-            owners = zip(now[stage].owners, wanted.owners, strict=True)
-            for number, (old, new) in enumerate(owners):
-                at, was = there.get(PartitionId(new)), here.get(PartitionId(old))
-                if at is not None and was is not None and at != was:
-                    found[at, stage].add(BinId(number))
-        return {key: frozenset(numbers) for key, numbers in found.items()}
+            names = sorted({*here.values(), *there.values()})
+            was, at = _hosts(now[stage], here, names), _hosts(wanted, there, names)
+            comes = (was != at) & (was != _NOWHERE) & (at != _NOWHERE)
+            for number in np.unique(at[comes]).tolist():
+                bins = np.flatnonzero(comes & (at == number))
+                found[names[number], stage] = frozenset(map(BinId, bins.tolist()))
+        return found
 
     def _places(self, stage: StageIndex, now: Assignment, then: Assignment) -> _Places | None:
         if not self._is_anew(now, then):
@@ -113,3 +119,12 @@ class ExecutorWarming:
         except Exception as error:  # the engine could not; then everything is read when it is taken over
             _log.warning("it cannot be said where %d partitions will run: %s", partitions, error)
             self._proposed[partitions] = {}
+
+
+def _hosts(assignment: Assignment, places: _Places, names: Sequence[ExecutorId]) -> npt.NDArray[np.int64]:
+    """By bin: the position of the executor where its owner runs."""
+    hosts = np.full(assignment.partitions, _NOWHERE)
+    for partition, name in places.items():
+        if partition < assignment.partitions:
+            hosts[partition] = names.index(name)
+    return hosts[assignment.owner_array]

@@ -86,7 +86,7 @@ class MigrationDesk:
         driver = self._driver
         with self._lock:
             driver.require_not_stopping()
-            driver.migrations.require_possible(request)
+            driver.migrations.schedule.require_possible(request)
             before, after = driver.migrations.goal(request)
             plan = driver.changes.configuration.plan
             sizes = BinBytes(driver.committed, plan)
@@ -96,7 +96,7 @@ class MigrationDesk:
         """Promise that the next epochs keep their assignments; returns the first that need not."""
         with self._lock:
             self._driver.require_not_stopping()
-            return self._driver.migrations.freeze(epochs)
+            return self._driver.migrations.schedule.freeze(epochs)
 
     def cancel_migration(self, migration: Migration) -> None:
         """Make no more steps of a migration."""
@@ -137,13 +137,13 @@ class MigrationDesk:
     def find(self, number: int) -> Migration | None:
         """A migration of this life of the driver, by its number in the history; older ones are forgotten."""
         with self._lock:
-            return self._driver.migrations.find(number) or self._known.get(number)
+            return self._driver.migrations.schedule.find(number) or self._known.get(number)
 
     @property
     def pending(self) -> tuple[Migration, ...]:
         """Those that have not ended: the one that is running, then those that wait."""
         with self._lock:
-            return self._driver.migrations.pending
+            return self._driver.migrations.schedule.pending
 
     def shares(self) -> tuple[StageShares, ...]:
         """The assignment of each stage behind an exchange, with what each partition has."""
