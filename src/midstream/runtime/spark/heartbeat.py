@@ -324,8 +324,8 @@ class Heartbeat:
         check_topics(self._spark, sinks)
 
     def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
-        """Have Spark spread partitions anew, in small jobs. With a single executor there is nothing to spread, before the
-        first epoch nothing to move."""
+        """Have Spark spread partitions anew, in small jobs. With a single executor there is nothing to spread, before
+        the first epoch nothing to move."""
         executors = live_executors(self._spark)
         if len(executors) == 1:
             return {PartitionId(number): each for number in range(partitions) for each in executors}
