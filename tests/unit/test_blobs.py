@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 
 import pyarrow.fs as pafs
@@ -11,7 +12,8 @@ import pytest
 
 from midstream.errors import CheckpointError
 from midstream.ids import Digest
-from midstream.storage.blobs import Blob, BlobStore, filesystem_of, write_atomically
+from midstream.storage import disk
+from midstream.storage.blobs import LARGE_BLOB, Blob, BlobStore, filesystem_of, write_atomically
 from tests.power_loss import Recorder, Synced
 
 
@@ -109,6 +111,66 @@ def test_blobs_put_together_are_synced_once_when_the_block_ends(tmp_path):
         count = len(recorder.operations)
         store.put(blobs[0])
         assert len(recorder.operations) == count, "nothing to do"
+
+
+def test_a_large_blob_is_synced_beside_the_rest_of_the_block_and_once(tmp_path):
+    store, recorder, blob = BlobStore(str(tmp_path)), Recorder(), Blob.of(bytes(LARGE_BLOB))
+    path = str(tmp_path / blob.digest[:2] / blob.digest)
+    synced = threading.Event()
+
+    def operations():
+        return [each for each in recorder.operations if isinstance(each, Synced) and each.path == path]
+
+    def sync(of_file, found=disk._sync_path):
+        found(of_file)
+        synced.set()
+
+    with pytest.MonkeyPatch.context() as patched, recorder.recording():
+        patched.setattr(disk, "_sync_path", sync)
+        with store.together():
+            store.put(blob)
+            assert synced.wait(60), "the disk does not wait for the end of the block"
+            store.put(blob)
+        assert len(operations()) == 1
+        with store.together():
+            store.put(blob)
+        assert len(operations()) == 1
+
+
+def test_an_early_sync_that_fails_fails_the_block(tmp_path, monkeypatch):
+    failed = threading.Event()
+
+    def broken(_):
+        failed.set()
+        raise OSError(5, "Input/output error")
+
+    store, blob = BlobStore(str(tmp_path)), Blob.of(bytes(LARGE_BLOB))
+
+    def put() -> None:
+        with store.together(), monkeypatch.context() as patched:
+            patched.setattr(disk, "_sync_path", broken)  # undone before the end: the system reports an error once
+            store.put(blob)
+            assert failed.wait(60)
+
+    with pytest.raises(CheckpointError, match=r"cannot sync blobs in .*Input/output error"):
+        put()
+    recorder = Recorder()
+    with recorder.recording():
+        store.put(blob)
+    assert [each for each in recorder.operations if isinstance(each, Synced)], "it is not taken for synced"
+
+
+def test_what_a_block_has_put_is_not_read_from_the_disk_before_its_end(tmp_path):
+    store, blob = BlobStore(str(tmp_path)), Blob.of(b"model")
+    with store.together():
+        store.put(blob)
+        (tmp_path / blob.digest[:2] / blob.digest).rename(tmp_path / "elsewhere")
+        assert store.get(blob.digest) == b"model"
+        (tmp_path / "elsewhere").rename(tmp_path / blob.digest[:2] / blob.digest)
+    assert store.get(blob.digest) == b"model"
+    (tmp_path / blob.digest[:2] / blob.digest).unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        store.get(blob.digest)
 
 
 def test_a_blob_that_another_process_left_unsynced_is_synced_by_the_next(tmp_path):

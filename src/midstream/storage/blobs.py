@@ -13,6 +13,7 @@ import posixpath
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
@@ -28,6 +29,9 @@ from midstream.storage.holds import Holds, Mark
 
 ASIDE = ".torn"
 """Suffix of files that were set aside."""
+
+LARGE_BLOB = 1 << 20
+"""Bytes from which a blob takes the disk noticeably long."""
 
 _NAME = re.compile(r"[0-9a-f]{64}(\.\d+\.tmp)?")
 
@@ -218,6 +222,26 @@ def is_local(fs: pafs.FileSystem) -> bool:
     return isinstance(fs, pafs.LocalFileSystem)
 
 
+class _Batch:
+    """The blobs of one :meth:`BlobStore.together`."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[Digest, bytes] = {}
+        self.early: dict[Digest, Future[None]] = {}
+        """Syncs that have begun. Their errors count: a later sync of the same file need not report one again."""
+        self._pool: ThreadPoolExecutor | None = None
+
+    def sync_early(self, digest: Digest, path: str) -> None:
+        """Begin to sync a file."""
+        self._pool = self._pool or ThreadPoolExecutor(1, "midstream-disk")
+        self.early[digest] = self._pool.submit(disk.sync_file, path)
+
+    def close(self) -> None:
+        """Wait for syncs that have begun; the thread ends."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
 class BlobStore:
     """Blobs below one folder. With ``durable``, a blob on a local disk survives a power loss once it is put, or once
     the :meth:`together` ends in which it was.
@@ -238,7 +262,7 @@ class BlobStore:
         self._settled: set[Digest] = set()
         """Blobs that are complete and on disk: this process has written or compared, and synced them."""
         self._here = threading.local()
-        """``unsettled``: blobs of this thread's :meth:`together`, with their paths."""
+        """``batch``: what this thread's :meth:`together` has put."""
         self._writing = threading.Lock()  # two changes prepared at the same time may have the same blob
 
     def put(self, blob: Blob) -> Digest:
@@ -249,40 +273,52 @@ class BlobStore:
             if not self._holds(path, blob):
                 self._settled.discard(blob.digest)  # it was removed since
                 write_atomically(self._fs, path, blob.data, durable=False)
-        unsettled: dict[Digest, str] | None = getattr(self._here, "unsettled", None)
-        if unsettled is None:
-            self._settle({blob.digest: path})
+        batch: _Batch | None = getattr(self._here, "batch", None)
+        if batch is None:
+            self._settle([blob.digest], {})
         else:
-            unsettled[blob.digest] = path
+            batch.blobs[blob.digest] = blob.data
+            if len(blob.data) >= LARGE_BLOB and blob.digest not in batch.early and self._is_unsynced(blob.digest):
+                batch.sync_early(blob.digest, path)
         return blob.digest
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Inside, the blobs that this thread puts are not synced one by one, but all at once when the block ends."""
-        if getattr(self._here, "unsettled", None) is not None:  # within another one, which ends later
+        """Inside, the blobs that this thread puts are not synced one by one, but all at once when the block ends.
+
+        Until then they stay in memory, so :meth:`get` need not read what was just made. The disk begins with a large
+        one at once, beside what else happens in the block.
+        """
+        if getattr(self._here, "batch", None) is not None:  # within another one, which ends later
             yield
             return
-        unsettled: dict[Digest, str] = {}
-        self._here.unsettled = unsettled
+        batch = _Batch()
+        self._here.batch = batch
         try:
             yield
         finally:
-            self._here.unsettled = None
-        self._settle(unsettled)
+            self._here.batch = None
+            batch.close()
+        self._settle(batch.blobs, batch.early)
 
-    def _settle(self, unsettled: Mapping[Digest, str]) -> None:
+    def _settle(self, digests: Collection[Digest], early: Mapping[Digest, Future[None]]) -> None:
         """Sync blobs. Not only those just written: a process that was killed may have left one that is not synced."""
         unsynced = disk.Unsynced()
-        for digest, path in unsettled.items():
-            if self._durable and is_local(self._fs) and digest not in self._settled:
-                unsynced.add_file(path)
+        for digest in digests:
+            if digest not in early and self._is_unsynced(digest):
+                unsynced.add_file(self._path(digest))
         try:
-            if unsynced:
+            for sync in early.values():
+                sync.result()
+            if unsynced or early:
                 make_folder(self._fs, self._root, durable=True)  # once
             unsynced.sync()
         except OSError as error:
             raise CheckpointError(f"cannot sync blobs in {self.location!r}: {error}") from error
-        self._settled.update(unsettled)
+        self._settled.update(digests)
+
+    def _is_unsynced(self, digest: Digest) -> bool:
+        return self._durable and is_local(self._fs) and digest not in self._settled
 
     def _holds(self, path: str, blob: Blob) -> bool:
         """Whether a complete blob is there.
@@ -306,6 +342,9 @@ class BlobStore:
         """Fetch a blob and check that its content matches its name."""
         if self.holds.is_preparing:
             self.holds.touch(digest)
+        batch: _Batch | None = getattr(self._here, "batch", None)
+        if batch is not None and digest in batch.blobs:
+            return batch.blobs[digest]
         path = self._path(digest)
         try:
             with self._fs.open_input_stream(path) as stream:
