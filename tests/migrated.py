@@ -1,4 +1,4 @@
-"""A job on the local runtime whose epochs a test runs one by one, with everything that moves state."""
+"""A job on the local runtime whose epochs a test runs one by one, with everything that moves state or controls it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from midstream import Flow, ListSource, MemorySink
 from midstream.change.change import Change
 from midstream.change.trial import Request
 from midstream.checkpoint.change_records import ChangeRecord
+from midstream.control.placement import ExecutorShare
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.engine.clock import ManualClock
 from midstream.flow.edits import Edit
 from midstream.ids import Epoch, StageIndex
 from midstream.planner.assignment import Assignment
 from midstream.planner.change_plan import Scheduler
+from midstream.runtime.control_desk import ControlDesk
+from midstream.runtime.controlled_job import ControlledJob
 from midstream.runtime.local.data import source_epochs
 from midstream.runtime.local.runtime import _Runtime, runtime_of
 from midstream.runtime.migrating_job import MigratingJob
@@ -46,7 +49,7 @@ def bin_of(key: str) -> int:
     return int(bins_of(hash_columns(pa.record_batch({"k": pa.array([key])}), ["k"]))[0])
 
 
-class SteppedJob(MigratingJob):
+class SteppedJob(MigratingJob, ControlledJob):
     """Numbers the rows of each user, in the stage "by user"; then passes them through the stage "by length"."""
 
     name, id = "counts", "0123456789abcdef0123456789abcdef"
@@ -60,8 +63,18 @@ class SteppedJob(MigratingJob):
     def _migrating(self) -> MigrationDesk:
         return self.runtime._driver.migrating
 
+    @property
+    def _controlling(self) -> ControlDesk:
+        return self.runtime._driver.controlling
+
     def _require_running(self) -> None:
         """It always is."""
+
+    @property
+    def executors(self) -> tuple[ExecutorShare, ...]:
+        """Those of the runtime."""
+        assignments = self.runtime._driver.changes.configuration.assignments
+        return self.runtime.placement.shares(assignments, self.runtime.executors.names)
 
     def run(self, epochs: int = 1) -> None:
         """Run the next epochs."""

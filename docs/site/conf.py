@@ -53,7 +53,9 @@ CONTENTS = {
         "docs/transactions",
         "docs/changing",
         "docs/moving-state",
+        "docs/controlling",
         "docs/operating",
+        "docs/kafka",
     ),
     "Look up": ("docs/reference", "docs/site/api", "docs/glossary", "CHANGELOG"),
     "Inside": (

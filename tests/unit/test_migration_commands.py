@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -139,6 +140,46 @@ def test_cancelling_on_the_command_line(job: SteppedJob):
     assert "stopped, 1 of 3 bins" in call("migrations", "counts", "1", "--cancel")
     with Running(job):
         assert "applied" in call("migrations", "counts", "1", "--reverse")
+
+
+def test_bins_are_kept_where_they_are_on_the_command_line(job: SteppedJob):
+    assert "for 3 epochs; epoch 5 is the first in which they may move" in call("freeze", "counts", "3")
+    told = call("rescale", "counts", "3", "--no-wait", code=1)
+    assert "epoch 5" in told
+    assert "freeze(0): give the number of epochs" in call("freeze", "counts", "0", code=1)
+    job.run(3)
+    assert "pending" in call("rescale", "counts", "3", "--no-wait")
+
+
+def test_executors_are_listed_on_the_command_line_and_by_a_client(client: JobClient):
+    [only] = client.executors()
+    assert (only.name, only.bins) == ("0", {1: 256, 2: 256})
+    assert call("executors", "counts").split() == ["executor", "partitions", "bins", "0", "4", "512"]
+
+
+def test_owners_are_printed_and_taken_from_a_file(job: SteppedJob, tmp_path: Path):
+    before = json.loads(call("assignment", "counts", "--json"))
+    assert before["by length"] == {"partitions": 2, "owners": [0, 1] * 128}
+    file = tmp_path / "owners.json"
+    file.write_text(json.dumps({**before, "by user": {"partitions": 2, "owners": [0] * 256}}))
+    with Running(job):
+        assert "applied, 128 of 128 bins" in call("migrate", "counts", "--to", str(file), "--strategy", "sudden")
+    assert set(json.loads(call("assignment", "counts", "--json"))["by user"]["owners"]) == {0}
+    assert "or a file with --to" in call("migrate", "counts", code=2)
+    assert "or a file with --to" in call("migrate", "counts", "1=0", "--to", str(file), code=2)
+    assert "cannot read" in call("migrate", "counts", "--to", str(tmp_path / "none.json"), code=2)
+    for text in ("[]", "{", '{"by user": {"partitions": 1, "owners": [0, 1]}}'):
+        file.write_text(text)
+        assert "has not the owners of bins by stage" in call("migrate", "counts", "--to", str(file), code=2)
+
+
+def test_commands_that_migrate_share_their_options():
+    of_rescale, of_drain = (call(name, "--help") for name in ("rescale", "drain"))
+    for option in ("--strategy", "--budget", "--no-prewarm", "--at", "--queue", "--explain", "--svg", "--note"):
+        assert option in of_rescale
+        assert option in of_drain
+    assert "{JOB} {partitions}" in of_rescale
+    assert "Move everything off an executor" in of_drain
 
 
 def test_wrong_words_are_told():

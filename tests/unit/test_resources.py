@@ -82,7 +82,8 @@ class World:
         order = TaskOrder(Revision(1), configuration.programs[0], change=change)
         access = StateAccess("job", str(self.folder / "state"), str(self.folder / "local"))
         task = TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(0), 1)
-        return TaskRun(task, order, self.resources, access, clock=ManualClock(), sizer=SliceSizer())
+        owners, clock = configuration.assignments, ManualClock()
+        return TaskRun(task, order, owners, self.resources, access, clock=clock, sizer=SliceSizer())
 
 
 @pytest.fixture

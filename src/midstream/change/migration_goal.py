@@ -13,7 +13,7 @@ from midstream.checkpoint.change_records import EditRecord, MigrationRecord, Mov
 from midstream.errors import FlowError
 from midstream.flow.edits import Move, Rescale
 from midstream.ids import StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.migration import Itinerary, StepStrategy
 from midstream.planner.reassignment import goal_of, unique_names
 from midstream.planner.stages import Plan
@@ -29,8 +29,6 @@ __all__ = [
     "stages_of",
     "targets_of",
 ]
-
-Assignments = Mapping[StageIndex, Assignment]
 
 
 def record_of(edit: Move | Rescale) -> EditRecord:
@@ -89,16 +87,20 @@ def moment_of(plan: MigrationRecord | MigrationRequest) -> str:
     )
 
 
-def described(plan: Plan, before: Assignments, after: Assignments, strategy: StepStrategy) -> str:
+def described(
+    plan: Plan, before: Assignments, after: Assignments, strategy: StepStrategy, *, spreads: bool = False
+) -> str:
     """A few lines for people: what moves where."""
     names = {stage: name for name, stage in unique_names(plan).items()}
     lines = [f"{strategy} migration:"]
     for stage, wanted in after.items():
         was = before[stage]
         if was != wanted:
-            count = len(Itinerary({stage: wanted}).left(before))
+            count = Itinerary({stage: wanted}).count_left(before)
             partitions = (
                 "" if was.partitions == wanted.partitions else f"; {was.partitions} → {wanted.partitions} partitions"
             )
             lines.append(f"  {names[stage]}: {count} of {wanted.bins} bins move{partitions}")
+    if spreads:
+        lines.append("  partitions are spread anew over executors")
     return "\n".join(lines)

@@ -32,8 +32,9 @@ from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.control.messages import ChangeNoted, Commit
 from midstream.errors import MidstreamError
 from midstream.flow.edits import Edit
-from midstream.ids import Digest, Epoch, Revision, StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.ids import Digest, Epoch, Revision
+from midstream.planner.assignment import Assignments
+from midstream.planner.carried_assignments import under_plan
 from midstream.planner.change_plan import Scheduler
 from midstream.storage.blobs import BlobStore
 
@@ -217,15 +218,18 @@ class Changes:
         changes = [*(queued.change for queued in self._queue), *([] if self._trial is None else [self._trial.change])]
         return any(_reassigns(change.prepared) for change in changes)
 
-    def reassign(self, assignments: Mapping[StageIndex, Assignment]) -> None:
+    def reassign(self, assignments: Assignments) -> None:
         """From the next epoch on, bins have these owners, whatever the job runs; called before an epoch begins.
 
-        A roll-back keeps them, and so does a change that waits: it is prepared for other functions only.
+        A roll-back keeps them, and so does a change that waits: it is prepared for other functions only. Nothing is
+        stored: that comes before the manifest that names them.
         """
-        self.configuration = self.configuration.with_assignments(assignments).store(self._store)
+        self.configuration = self.configuration.with_assignments(assignments)
         if self._trial is not None:
             prepared = self._trial.change.prepared
-            before = prepared.before.with_assignments(assignments)
+            before = prepared.before
+            owners = under_plan(self.configuration.plan, assignments, before.plan, before.assignments)
+            before = before.with_assignments(owners)
             self._trial.change.relink(replace(prepared, before=before, after=self.configuration))
 
     # ── events of the run ─────────────────────────────────────────────────────────────────────────────────────────
@@ -363,8 +367,9 @@ class Changes:
         """A change for the owners of now; None if more than owners has changed since it was prepared."""
         if _reassigns(prepared) or prepared.before.with_assignments(base.assignments) != base:
             return None
-        after = prepared.after.with_assignments(base.assignments).store(self._store)
-        return replace(prepared, before=base, after=after)
+        after = prepared.after
+        owners = under_plan(base.plan, base.assignments, after.plan, after.assignments)
+        return replace(prepared, before=base, after=after.with_assignments(owners))
 
     def _prepare(self, base: Configuration, request: Request, number: int | None = None) -> PreparedChange:
         """Prepare a change. ``number`` is given if the log has it already; what a revert undoes is then found again."""

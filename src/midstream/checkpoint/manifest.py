@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from midstream.engine.control_order import ControlReport
 from midstream.ids import BINS, Digest, Epoch, Revision
 from midstream.storage.table_files import SinkFile
 
@@ -38,7 +39,7 @@ class Manifest(msgspec.Struct, frozen=True):
     revision: Revision
     programs: tuple[Digest, ...]
     configuration: Digest
-    """The document of the job's configuration: graph, functions, and the owner of each bin of each stage."""
+    """The document of the job's configuration: graph and functions."""
     committed_at: float
     rows: dict[str, tuple[int, int]]
     """Per operator: rows in, rows out."""
@@ -56,3 +57,11 @@ class Manifest(msgspec.Struct, frozen=True):
     """Per file sink that got rows: its files, staged or in place already."""
     closing: bool = False
     """Whether this epoch closed all windows, so that no other epoch can follow."""
+    assignments: Digest = Digest("")
+    """The document with the owner of each bin of each stage; empty: it is part of the configuration's."""
+    controls: dict[int, tuple[ControlReport, ...]] = {}
+    """By number of a blocking control operation that is complete with this epoch: what its tasks reported."""
+
+    def digests(self) -> frozenset[Digest]:
+        """The documents and programs that it names."""
+        return frozenset({self.configuration, *self.programs, self.assignments} - {""})

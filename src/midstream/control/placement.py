@@ -9,7 +9,8 @@ wanted something loaded must ask again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -17,9 +18,9 @@ import msgspec
 from midstream.control.messages import Commit, Places, Prefetched, PrefetchRequest
 from midstream.errors import FlowError
 from midstream.ids import BinId, Epoch, ExecutorId, PartitionId, StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignments
 
-__all__ = ["ExecutorShare", "Placement", "Warmth", "require_possible"]
+__all__ = ["ExecutorShare", "Placement", "Warmth", "require_possible", "unevenness"]
 
 
 class ExecutorShare(msgspec.Struct, frozen=True):
@@ -108,13 +109,11 @@ class Placement:
         """The executors on which anything ran in the last committed epoch."""
         return frozenset(name for found in (self.places or {}).values() for name in found.values())
 
-    def shares(
-        self, assignments: Mapping[StageIndex, Assignment], alive: frozenset[ExecutorId]
-    ) -> tuple[ExecutorShare, ...]:
+    def shares(self, assignments: Assignments, alive: frozenset[ExecutorId]) -> tuple[ExecutorShare, ...]:
         """The part of each executor, by name: of those that are alive, and of those that ran something."""
         return tuple(self._share(name, assignments) for name in sorted(alive | self.seen()))
 
-    def _share(self, name: ExecutorId, assignments: Mapping[StageIndex, Assignment]) -> ExecutorShare:
+    def _share(self, name: ExecutorId, assignments: Assignments) -> ExecutorShare:
         partitions: dict[int, tuple[int, ...]] = {}
         bins: dict[int, int] = {}
         for stage, assignment in assignments.items():
@@ -125,7 +124,19 @@ class Placement:
         return ExecutorShare(str(name), partitions, bins)
 
 
-def require_possible(request: PrefetchRequest, assignments: Mapping[StageIndex, Assignment]) -> None:
+def unevenness(places: Mapping[PartitionId, ExecutorId], executors: Collection[ExecutorId]) -> int:
+    """By how many partitions the executors differ; 0 and 1 are as even as can be.
+
+    >>> three_to_one = {PartitionId(n): ExecutorId("b" if n == 3 else "a") for n in range(4)}
+    >>> unevenness(three_to_one, {ExecutorId("a"), ExecutorId("b")})
+    2
+    """
+    counts = Counter(dict.fromkeys(executors, 0))
+    counts.update(places.values())
+    return max(counts.values(), default=0) - min(counts.values(), default=0)
+
+
+def require_possible(request: PrefetchRequest, assignments: Assignments) -> None:
     """Refuse a request for a stage or a bin that does not exist. Raises :class:`FlowError`."""
     assignment = assignments.get(request.stage)
     if assignment is None:

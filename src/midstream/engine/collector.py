@@ -7,7 +7,7 @@ very many of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.key_space import MAX_BINS, KeySpace, pack_counts
-from midstream.engine.frames import FrameKind, Header, encode_rows, frame
+from midstream.engine.frames import CONTROL_WIRE, FrameKind, Header, encode_rows, frame
 from midstream.engine.intake import Carried
 from midstream.ids import PartitionId, Revision, StageIndex, WireId
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignments
 from midstream.planner.stages import Leaves, Wire
 
 FRAME_BYTES = 1 << 20
@@ -49,8 +49,7 @@ class Collector:
 
     Rows on a wire with a key go to the partition of the wire's target that owns their bin, if that is the next stage;
     else to any partition that passes them on. Rows on a wire without a key stay in ``partition``, as far as the next
-    stage has that many. ``assignments`` are those of the stages that wires from here lead to, and of the next one,
-    ``following``, if it is behind an exchange.
+    stage has that many. ``following`` is the next stage.
     """
 
     def __init__(
@@ -58,15 +57,14 @@ class Collector:
         leaves: Leaves,
         partition: PartitionId,
         following: StageIndex,
-        assignments: Mapping[StageIndex, Assignment],
+        assignments: Assignments,
     ) -> None:
         self._typed = leaves is Leaves.TYPED
         self._partition = partition
         self._following = following
         self._partitions = assignments[following].partitions if leaves is Leaves.EXCHANGE else MAX_BINS
         self._stay = partition % self._partitions
-        # Partitions fit in 16 bits, for which numpy's stable sort is a radix sort.
-        self._owners = {stage: np.asarray(each.owners, np.uint16) for stage, each in assignments.items()}
+        self._owners = {stage: each.owner_array for stage, each in assignments.items()}
         self._held: dict[_Destination, _HeldRows] = {}
         self._held_bytes = 0
         self._ready: list[pa.RecordBatch] = []
@@ -130,6 +128,12 @@ class Collector:
         owner = header.owner if carried.wire.key is not None else self._stay
         place = _Destination(header.wire, self._towards(carried.wire, owner), owner, header.revision, header.kind)
         self._emit(place, header.rows, carried.payload)
+
+    def tell_all(self, payload: pa.Buffer, revision: Revision) -> None:
+        """Send messages of control operations to every partition of the next stage, behind all rows added so far."""
+        self._flush_all()
+        for dest in range(self._partitions):
+            self._emit(_Destination(CONTROL_WIRE, dest, dest, revision, FrameKind.CONTROL), 0, payload)
 
     def _owners_at(self, wire: Wire) -> npt.NDArray[np.uint16]:
         assert wire.target is not None, "rows that leave for an outlet have no key"

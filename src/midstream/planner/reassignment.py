@@ -12,12 +12,10 @@ from midstream.data.ddl import closest
 from midstream.errors import FlowError
 from midstream.flow.edits import Move, Reassignment, Rescale
 from midstream.ids import StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.stages import Plan
 
 __all__ = ["goal_of", "keyed_stages", "moved", "reassigned", "rescaled", "stage_names", "stages_named", "unique_names"]
-
-Assignments = Mapping[StageIndex, Assignment]
 
 
 def stage_names(plan: Plan) -> dict[StageIndex, str]:
@@ -132,12 +130,14 @@ def reassigned(plan: Plan, before: Assignments, edits: Sequence[Reassignment]) -
     return after
 
 
-def goal_of(plan: Plan, before: Assignments, edits: Sequence[Reassignment]) -> dict[StageIndex, Assignment]:
-    """As :func:`reassigned`, but only all edits together must change something."""
+def goal_of(
+    plan: Plan, before: Assignments, edits: Sequence[Reassignment], *, or_same: bool = False
+) -> dict[StageIndex, Assignment]:
+    """As :func:`reassigned`, but only all edits together must change something; or nothing, with ``or_same``."""
     after = dict(before)
     for edit in edits:
         after = _after(plan, after, edit)
-    if after == before:
+    if after == before and not or_same:
         raise FlowError(f"nothing is to be moved: {_as_it_is(plan, before, edits)}")
     return after
 

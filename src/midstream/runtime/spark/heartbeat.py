@@ -31,6 +31,7 @@ from midstream.flow.model import Graph
 from midstream.ids import Epoch, ExecutorId, PartitionId
 from midstream.metrics import EpochProgress, SweepStats
 from midstream.observation import Observation
+from midstream.runtime.control_desk import ControlDesk
 from midstream.runtime.driver import Driver
 from midstream.runtime.edge import EpochEntry, OpenRun
 from midstream.runtime.migration_desk import MigrationDesk
@@ -38,6 +39,7 @@ from midstream.runtime.spark.anchors import Anchors
 from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
+from midstream.runtime.spark.kafka import EpochNotes, check_topics
 from midstream.runtime.spark.live_executors import live_executors
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
 from midstream.runtime.spark.stage_columns import columns_for
@@ -77,6 +79,7 @@ class Heartbeat:
         changes: Changes,
         checkpoint: Checkpoint,
         control: ControlPlane,
+        notes: EpochNotes,
         *,
         local_state: str | None,
         audit: str | None,
@@ -114,6 +117,7 @@ class Heartbeat:
         """The thread that computes a run, as long as it may be interrupted."""
         order = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
         self._driver = Driver(changes, checkpoint, control, self, audit=order, on_commit=self._committed)
+        self._notes = notes
         self._sweep_thread = SweepThread(self._driver.sweeper)
         control.listen(self._driver.hear)
 
@@ -143,6 +147,7 @@ class Heartbeat:
 
     def _compute(self, rows: DataFrame, run: OpenRun) -> None:
         plan = run.configuration.plan
+        self._notes.run_begins(run.epoch)
         self._entering = self._entering or tuple(rows.columns)
         self._columns.begin()
         self._anchors.keep({each.partitions for each in run.configuration.assignments.values()})
@@ -159,12 +164,14 @@ class Heartbeat:
             finished=self._control.finished,
             files=run.files,
             durable=self._checkpoint.durable,
+            notes=self._notes,
             anchor=partial(self._anchors.of, rows.sparkSession) if sticks else lambda partitions: None,
         )
         with self._marked(run), self._interruptible():
             walk(plan, engine, rows, partial(self._driver.planned, run))
 
     def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
+        self._notes.committed(commit.epoch)
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row)
         self._on_progress(progress, seen)
@@ -195,6 +202,11 @@ class Heartbeat:
         """Where migrations are requested."""
         return self._driver.migrating
 
+    @property
+    def controlling(self) -> ControlDesk:
+        """Where control operations are requested."""
+        return self._driver.controlling
+
     def savepoint(self, name: str, *, by: str, note: str | None) -> Savepoint:
         """Take a savepoint of the last committed epoch."""
         return self._driver.savepoint(name, by=by, note=note)
@@ -213,6 +225,7 @@ class Heartbeat:
         self._sweep_thread.close()
         self._background.shutdown(cancel_futures=True)
         self._anchors.close()
+        self._notes.close()
         if self._syncer is not None:
             self._syncer.shutdown()
 
@@ -306,6 +319,10 @@ class Heartbeat:
         """Check transforms with Spark's analyser."""
         check_transforms(graph, names, self._spark)
 
+    def check_sinks(self, sinks: Graph) -> None:
+        """Ask Kafka for the topics of its sinks."""
+        check_topics(self._spark, sinks)
+
     def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
         """Have Spark spread partitions anew, in a small job. Before the first epoch there is nothing to move."""
         return {} if self._session is None else self._anchors.propose(self._session, partitions)
@@ -317,6 +334,20 @@ class Heartbeat:
     def meanwhile(self, call: Callable[[], object]) -> None:
         """Call it in a thread; what goes wrong is logged, because nothing depends on it."""
         self._background.submit(_logged, call)
+
+    def aside(self, call: Callable[[], object], seconds: float, overdue: Callable[[], object]) -> None:
+        """Call it in a thread of its own, which nobody waits for."""
+        timer = threading.Timer(seconds, overdue)
+        timer.daemon = True
+
+        def run() -> None:
+            try:
+                _logged(call)
+            finally:
+                timer.cancel()
+
+        timer.start()
+        threading.Thread(target=run, name="midstream-aside", daemon=True).start()
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Sweep in a thread, during the next epochs."""
