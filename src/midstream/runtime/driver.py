@@ -430,6 +430,7 @@ class Driver:
             with self._checkpoint.blobs.together():  # synced before the record of the change refers to them
                 request = self.changes.store(request)
                 prepared = self.changes.check(request)
+                self._checkpoint.blobs.sync_ahead()  # the disk is at work while the preflight is
                 if request.preflight:
                     self._try(prepared)
                 self._claim_sinks(prepared)

@@ -12,7 +12,7 @@ import os
 import posixpath
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +29,6 @@ from midstream.storage.holds import Holds, Mark
 
 ASIDE = ".torn"
 """Suffix of files that were set aside."""
-
-LARGE_BLOB = 1 << 20
-"""Bytes from which a blob takes the disk noticeably long."""
 
 _NAME = re.compile(r"[0-9a-f]{64}(\.\d+\.tmp)?")
 
@@ -227,14 +224,14 @@ class _Batch:
 
     def __init__(self) -> None:
         self.blobs: dict[Digest, bytes] = {}
-        self.early: dict[Digest, Future[None]] = {}
+        self.ahead: dict[Digest, Future[None]] = {}
         """Syncs that have begun. Their errors count: a later sync of the same file need not report one again."""
         self._pool: ThreadPoolExecutor | None = None
 
-    def sync_early(self, digest: Digest, path: str) -> None:
-        """Begin to sync a file."""
+    def sync_ahead(self, digests: Collection[Digest], sync: Callable[[], None]) -> None:
+        """Begin to sync some blobs."""
         self._pool = self._pool or ThreadPoolExecutor(1, "midstream-disk")
-        self.early[digest] = self._pool.submit(disk.sync_file, path)
+        self.ahead.update(dict.fromkeys(digests, self._pool.submit(sync)))
 
     def close(self) -> None:
         """Wait for syncs that have begun; the thread ends."""
@@ -278,16 +275,13 @@ class BlobStore:
             self._settle([blob.digest], {})
         else:
             batch.blobs[blob.digest] = blob.data
-            if len(blob.data) >= LARGE_BLOB and blob.digest not in batch.early and self._is_unsynced(blob.digest):
-                batch.sync_early(blob.digest, path)
         return blob.digest
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Inside, the blobs that this thread puts are not synced one by one, but all at once when the block ends.
 
-        Until then they stay in memory, so :meth:`get` need not read what was just made. The disk begins with a large
-        one at once, beside what else happens in the block.
+        Until then they stay in memory, so :meth:`get` need not read what was just made.
         """
         if getattr(self._here, "batch", None) is not None:  # within another one, which ends later
             yield
@@ -299,26 +293,36 @@ class BlobStore:
         finally:
             self._here.batch = None
             batch.close()
-        self._settle(batch.blobs, batch.early)
+        self._settle(batch.blobs, batch.ahead)
 
-    def _settle(self, digests: Collection[Digest], early: Mapping[Digest, Future[None]]) -> None:
+    def sync_ahead(self) -> None:
+        """Begin to sync what this thread's :meth:`together` has put so far, beside what follows in the block."""
+        batch: _Batch | None = getattr(self._here, "batch", None)
+        if batch is not None and (due := self._unsynced(digest for digest in batch.blobs if digest not in batch.ahead)):
+            batch.sync_ahead(due, partial(self._sync, due))
+
+    def _settle(self, digests: Collection[Digest], ahead: Mapping[Digest, Future[None]]) -> None:
         """Sync blobs. Not only those just written: a process that was killed may have left one that is not synced."""
-        unsynced = disk.Unsynced()
-        for digest in digests:
-            if digest not in early and self._is_unsynced(digest):
-                unsynced.add_file(self._path(digest))
         try:
-            for sync in early.values():
+            for sync in ahead.values():
                 sync.result()
-            if unsynced or early:
-                make_folder(self._fs, self._root, durable=True)  # once
-            unsynced.sync()
+            self._sync(self._unsynced(digest for digest in digests if digest not in ahead))
         except OSError as error:
             raise CheckpointError(f"cannot sync blobs in {self.location!r}: {error}") from error
         self._settled.update(digests)
 
-    def _is_unsynced(self, digest: Digest) -> bool:
-        return self._durable and is_local(self._fs) and digest not in self._settled
+    def _unsynced(self, digests: Iterable[Digest]) -> list[Digest]:
+        if not (self._durable and is_local(self._fs)):
+            return []
+        return [digest for digest in digests if digest not in self._settled]
+
+    def _sync(self, digests: Sequence[Digest]) -> None:
+        unsynced = disk.Unsynced()
+        for digest in digests:
+            unsynced.add_file(self._path(digest))
+        if unsynced:
+            make_folder(self._fs, self._root, durable=True)  # once
+        unsynced.sync()
 
     def _holds(self, path: str, blob: Blob) -> bool:
         """Whether a complete blob is there.
