@@ -1,10 +1,12 @@
-"""Half of a job's state moves to another executor under load: strategies, and the honest rival, a restart.
+"""Half of a job's state moves to another executor under load: strategies, and the honest rivals, two restarts.
 
 Megaphone's experiment (its Figure 2) on epochs. Words are counted by a `process`, on a cluster of two executors on this
 machine, with partitions that stick to them and local state of their own. Keys are preloaded; then rows are due at a
 constant rate, whether or not the job is ready. Each executor gives half of its bins to the other one, so all state that
 moves is read by an executor that did not have it, and the load is as even afterwards as it was before. In between, the
-bins go back. At the end the job is stopped and started with other partitions in the same driver.
+bins go back. At the end the job is stopped and started with other partitions in the same driver, twice: with what
+executors keep on their disks, and without it. The second time all executors share one new folder, which helps: what one
+has read no other one needs to read.
 
 A row's latency is the commit of its epoch minus the time it was due. At the end every key's count is compared with what
 the rows that were committed make by arithmetic.
@@ -21,263 +23,40 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from benchmarks.due_times import Latencies, Timeline, first_due
+from benchmarks.due_times import Timeline, first_due
+from benchmarks.migration_load import (
+    FLUID,
+    FULL,
+    LEAD_S,
+    PARTITIONS,
+    PREWARMED,
+    QUICK,
+    STRIDE,
+    SUDDEN,
+    WARM_UP,
+    Load,
+    Measured,
+    Size,
+    Way,
+    errors,
+    fill,
+    flow,
+    placed,
+)
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import cluster
-from midstream import Flow, GeneratorSource, Move, NoopSink, State, Step
-from midstream.change.migration import Migration
-from midstream.checkpoint.inspection import read_state
-from midstream.runtime.spark.job import Job
+from midstream import Step
 
-PARTITIONS = 4
 RESTARTED_PARTITIONS = 2
 LOAD = 0.4
 """The share of the measured capacity that is due."""
-STRIDE = 7_919
-"""A prime that divides no number of keys used here, so any run of as many rows as there are keys has every key."""
-LEAD_S = 6.0
-"""The load begins so long after a job is started."""
-PATIENCE_S = 120.0
-STARTS = 10
-STAGE = "by word"
-RESTART = "stop and start"
-
-
-@dataclass(frozen=True)
-class Size:
-    """Keys, bins, and rows of an epoch when keys are loaded and capacity is measured; epochs that count as steady; for
-    how many seconds and epochs rows must be served as before, and for how long that is awaited."""
-
-    keys: int
-    bins: int
-    chunk: int
-    chunks: int
-    steady: int
-    calm_s: float
-    calm_epochs: int
-    patience_s: float
-
-
-FULL = Size(10_000_000, 256, 500_000, 6, 25, 10.0, 10, 90.0)
-QUICK = Size(100_000, 32, 25_000, 4, 20, 3.0, 5, 6.0)
-WARM_UP = 8
-"""Epochs after a start that do not count."""
-BETWEEN = 6
-"""Epochs between the way back and the next steady ones: more than an executor keeps what it no longer owns."""
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to move bins."""
-
-    strategy: str
-    prewarm: bool
-
-    def __str__(self) -> str:
-        return f"{self.strategy}, pre-warmed" if self.prewarm else self.strategy
-
-
-PREWARMED = Way("budgeted", prewarm=True)
-"""How bins are moved unless asked otherwise."""
-SUDDEN, FLUID = Way("sudden", prewarm=False), Way("fluid", prewarm=False)
+RESTART, RESTART_COLD = "stop and start", "stop and start, local state lost"
 QUICK_WAYS = (SUDDEN, FLUID, Way("sudden", prewarm=True), PREWARMED)
 WAYS = tuple(Way(name, warm) for warm in (False, True) for name in ("sudden", "fluid", "batched", "budgeted"))
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One event under load. Seconds; ``stable_s`` is None if rows were not served as before while that was awaited."""
-
-    steady: Latencies
-    during: Latencies
-    requested: float
-    ended: float
-    stable_s: float | None
-    steps: int = 0
-    moved_bytes: int = 0
-    read_bytes: int | None = None
-    bins: int = 0
-    steady_read: float = 0.0
-    """Bytes that a steady epoch reads: what the epoch before has changed."""
-    step_ms: float | None = None
-    """The median of the epochs with a step."""
-    epoch_ms: float | None = None
-    """How long epochs took without one, as the job saw it."""
-
-    @property
-    def spike_s(self) -> float:
-        """How much longer than usual a row has waited at worst."""
-        return self.during.max() - self.steady.quantile(0.5)
-
-    def figures(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "steady_p99_ms": round(1000 * self.steady.quantile(0.99), 1),
-            "steady_max_ms": round(1000 * self.steady.max(), 1),
-            "p99_ms": round(1000 * self.during.quantile(0.99), 1),
-            "max_ms": round(1000 * self.during.max(), 1),
-            "spike_ms": round(1000 * self.spike_s, 1),
-            "max_over_steady": round(self.during.max() / self.steady.max(), 3),
-            "stable_again_s": None if self.stable_s is None else round(self.stable_s, 2),
-            "duration_s": round(self.ended - self.requested, 2),
-            "bytes": self.moved_bytes,
-            "read_bytes": self.read_bytes,
-            "bins": self.bins,
-            "steps": self.steps,
-            "steady_read_bytes": round(self.steady_read),
-            "step_epoch_ms": self.step_ms,
-            "steady_epoch_ms": self.epoch_ms,
-        }
-
-
-# ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Words:
-    """Every key once, then every key again, in an order that visits bins at random."""
-
-    keys: int
-
-    def __call__(self, indexes: Any, rng: Any) -> pa.RecordBatch:
-        """The words of these events."""
-        numbers = pa.array(indexes.astype(np.int64) * STRIDE % self.keys)
-        return pa.RecordBatch.from_arrays([numbers.cast(pa.string())], names=["word"])
-
-
-def count(word: str, row: dict[str, Any], state: State) -> dict[str, Any]:
-    """A word more."""
-    n = state.get(0) + 1
-    state.set(n)
-    return {"word": word, "n": n}
-
-
-def flow(keys: int, load: Step, *, limit: int | None = None, chunk: int | None = None) -> Flow:
-    """Words, counted."""
-    made = Flow("migration")
-    source = GeneratorSource(Words(keys), "word string", load, limit=limit, max_rows_per_epoch=chunk)
-    words = made.source("words", source).key_by(STAGE, "word")
-    words.process("count", count, returns="word string, n bigint").sink("out", NoopSink())
-    return made
-
-
-# ── a job under load ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass
-class Load:
-    """A job, and what is due."""
-
-    job: Job
-    timeline: Timeline
-    schedule: Step
-    start_us: int
-
-    def follow(self, is_done: Callable[[], bool]) -> None:
-        """Go on until this holds, looking once an epoch."""
-        while not is_done():
-            if not self.job.await_epoch(self.job.metrics.epochs + 1, PATIENCE_S):
-                raise RuntimeError(f"the job is {self.job.status}: it has committed no epoch in {PATIENCE_S:.0f} s")
-            self.timeline.add(self.job.progress)
-
-    def epochs(self, count: int) -> None:
-        """Go on for some epochs."""
-        end = self.job.metrics.epochs + count
-        self.follow(lambda: self.job.metrics.epochs >= end)
-        self.timeline.add(self.job.progress)
-
-    def since(self, epoch: int) -> Latencies:
-        """The rows of the epochs from this one on."""
-        return self.timeline.latencies(self.schedule, self.start_us, epoch)
-
-    def steady(self, size: Size) -> Latencies:
-        """Wait for steady epochs, and return their rows."""
-        self.epochs(size.steady)
-        return self.since(len(self.timeline.ends) - size.steady)
-
-    def settle(self, size: Size, first: int, requested: float, steady: Latencies) -> tuple[Latencies, float | None]:
-        """Wait until rows are served as before; return the rows from the event until then, and when that was."""
-        p99, deadline = steady.quantile(0.99), time.time() + size.patience_s
-
-        def calm() -> float | None:
-            rows = self.since(first)
-            since = rows.calm_since(p99) if len(rows.due) else None
-            if since is None or rows.due[-1] - since < size.calm_s:
-                return None
-            epochs = sum(1 for _, committed in self.timeline.ends.values() if committed > max(since, requested))
-            return since if epochs >= size.calm_epochs else None
-
-        self.follow(lambda: calm() is not None or time.time() > deadline)
-        rows, since = self.since(first), calm()
-        return rows, None if since is None else max(0.0, since - requested)
-
-    def move(self, way: Way, size: Size, bins: dict[int, int]) -> Measured:
-        """Wait for steady epochs, and move."""
-        steady, steady_read = self.steady(size), statistics.median(self.timeline.state_read[-size.steady :])
-        first, requested = len(self.timeline.ends), time.time()
-        migration = self.job.migrate(Move(bins, STAGE), strategy=way.strategy, prewarm=way.prewarm)
-        ended = self._end(migration)
-        rows, stable = self.settle(size, first, requested, steady)
-        read = [step.read for step in migration.steps]
-        return Measured(
-            steady,
-            rows,
-            requested,
-            ended,
-            stable,
-            steps=len(migration.steps),
-            moved_bytes=migration.progress.bytes_done,
-            read_bytes=None if None in read else sum(each or 0 for each in read),
-            bins=migration.progress.bins_done,
-            steady_read=steady_read,
-            step_ms=round(statistics.median(step.epoch_ms for step in migration.steps), 1),
-            epoch_ms=round(statistics.median(step.steady_ms for step in migration.steps), 1),
-        )
-
-    def go_back(self, bins: dict[int, int]) -> None:
-        """Move, unmeasured."""
-        self._end(self.job.migrate(Move(bins, STAGE), strategy="sudden", prewarm=True))
-        self.epochs(BETWEEN)
-
-    def _end(self, migration: Migration) -> float:
-        """Go on until it has ended; return when."""
-        self.follow(lambda: migration.is_over)
-        migration.require(0)
-        return next(reversed(self.timeline.ends.values()))[1]
-
-    def places(self) -> tuple[list[int], list[int]] | None:
-        """The partitions of each executor, if there are two with as many."""
-        [shares] = self.job.assignment()
-        found: dict[str | None, list[int]] = {}
-        for share in shares.partitions:
-            found.setdefault(share.executor, []).append(share.partition)
-        match [*found.values()]:
-            case [one, other] if None not in found and len(one) == len(other):
-                return one, other
-        return None
-
-    def swap(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Moves by which each executor gives every other bin to the other one, and the moves back."""
-        mine = self.places()
-        if mine is None:
-            raise RuntimeError("partitions are not spread evenly over two executors, so nothing is measured")
-        partner = dict(zip((*mine[0], *mine[1]), (*mine[1], *mine[0]), strict=True))
-        [shares] = self.job.assignment()
-        there, seen = dict[int, int](), dict.fromkeys(partner, 0)
-        for number, owner in enumerate(shares.owners):
-            seen[owner] += 1
-            if seen[owner] % 2:
-                there[number] = partner[owner]
-        return there, {number: shares.owners[number] for number in there}
-
-
-# ── the experiment ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -319,57 +98,27 @@ def run(spark: SparkSession, size: Size, ways: Sequence[Way], tell: Callable[[st
                 events[str(way)] = load.move(way, size, there)
                 tell(f"{way}: {events[str(way)].figures()}")
                 load.go_back(back)
-            steady, first = load.steady(size), len(timeline.ends)
-            requested = time.time()
-            job.stop()
-            timeline.add(job.progress)
-            job = flow(size.keys, schedule).start(spark, checkpoint=folder, partitions=RESTARTED_PARTITIONS)
-            load = Load(job, timeline, schedule, start_us)
-            load.epochs(1)
-            ended = next(reversed(timeline.ends.values()))[1]
-            during, stable = load.settle(size, first, requested, steady)
-            events[RESTART] = Measured(steady, during, requested, ended, stable)
-            tell(f"{RESTART}: {events[RESTART].figures()}")
+            for name, partitions, local in (
+                (RESTART, RESTARTED_PARTITIONS, None),
+                (RESTART_COLD, PARTITIONS, f"{folder}/local"),
+            ):
+                steady, first = load.steady(size), len(timeline.ends)
+                requested = time.time()
+                job.stop()
+                timeline.add(job.progress)
+                restarted = flow(size.keys, schedule)
+                job = restarted.start(spark, checkpoint=folder, partitions=partitions, local_state=local)
+                load = Load(job, timeline, schedule, start_us)
+                load.epochs(1)
+                ended = next(reversed(timeline.ends.values()))[1]
+                during, stable = load.settle(size, first, requested, steady)
+                events[name] = Measured(steady, during, requested, ended, stable)
+                tell(f"{name}: {events[name].figures()}")
         finally:
             job.stop()
         timeline.add(job.progress)
         lost, doubled = errors(folder, size.keys, timeline.rows)
     return Result(rate, events, timeline.rows, lost, doubled)
-
-
-def placed(start: Callable[[], Load]) -> Load:
-    """A job whose partitions are spread evenly: Spark places them when a job starts, as tasks happen to end."""
-    for _ in range(STARTS):
-        load = start()
-        try:
-            load.epochs(4)
-            if load.places() is not None:
-                return load
-        except BaseException:
-            load.job.stop()
-            raise
-        load.job.stop()
-        load.timeline.add(load.job.progress)
-    raise RuntimeError(f"in {STARTS} starts, partitions were never spread evenly over two executors")
-
-
-def fill(spark: SparkSession, folder: str, filling: Flow, timeline: Timeline, size: Size) -> None:
-    """Run until a limit of rows."""
-    job = filling.start(spark, checkpoint=folder, trigger="available-now", partitions=PARTITIONS, bins=size.bins)
-    while not job.await_termination(0.5):
-        timeline.add(job.progress)
-    timeline.add(job.progress)
-
-
-def errors(folder: str, keys: int, rows: int) -> tuple[int, int]:
-    """How often a row was not counted, and how often one was counted again, by the state that is left."""
-    found = read_state(folder, "count")
-    words = found.column("word").cast(pa.int64()).to_numpy()
-    counts = np.zeros(keys, np.int64)
-    np.add.at(counts, words, found.column(found.num_columns - 1).cast(pa.int64()).to_numpy())
-    wanted = np.full(keys, rows // keys)
-    wanted[np.arange(rows // keys * keys, rows) * STRIDE % keys] += 1
-    return int(np.maximum(wanted - counts, 0).sum()), int(np.maximum(counts - wanted, 0).sum())
 
 
 def plot(path: Path, events: dict[str, Measured]) -> None:
@@ -421,6 +170,15 @@ def main() -> None:
             for name, run in runs.items()
         ],
     )
+    table(
+        "where the time of an epoch goes: median ms of steady ones → of those with a step",
+        ("", *(names := sorted({name for run in runs.values() for name in run["phases_ms"]}))),
+        [
+            (way, *("{} → {}".format(*run["phases_ms"][name]) for name in names))
+            for way, run in runs.items()
+            if run["phases_ms"]
+        ],
+    )
     print(f"load average {after}; {result.rows:,} rows, {result.lost} lost, {result.doubled} doubled")
     if options.plot:
         plot(options.plot, result.events)
@@ -432,6 +190,7 @@ def main() -> None:
         "fluid_over_steady": runs[str(FLUID)]["max_over_steady"],
         "sudden_over_prewarmed": ratio(sudden, prewarmed),
         "restart_over_prewarmed": ratio(result.events[RESTART], prewarmed),
+        "cold_restart_over_prewarmed": ratio(result.events[RESTART_COLD], prewarmed),
         "lost": result.lost,
         "doubled": result.doubled,
         "runs": runs,
