@@ -47,6 +47,7 @@ class Anchors:
     def __init__(self, spark: SparkSession) -> None:
         self._pins = pins_partitions(spark)
         self._warned = False
+        self._is_checked = False
         self._in_use: dict[int, DataFrame] = {}
         self._read: set[int] = set()
         """Numbers of partitions whose anchor in use has been asked for; others may be adopted for what comes next."""
@@ -72,7 +73,9 @@ class Anchors:
         with self._lock:
             if partitions not in self._in_use and self._pins:
                 self._in_use[partitions] = _anchor(session, partitions)
-                self._pins = self._is_read_in_place(session, partitions)
+                if not self._is_checked:  # Spark plans every number of partitions in the same way
+                    self._is_checked = True
+                    self._pins = self._is_read_in_place(session, partitions)
             self._read.add(partitions)
             return self._in_use[partitions] if self._pins else None
 
