@@ -20,43 +20,198 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pyspark.sql import SparkSession
 
-from benchmarks.due_times import Timeline, first_due
-from benchmarks.migration_load import (
-    FLUID,
-    FULL,
-    LEAD_S,
-    PARTITIONS,
-    PREWARMED,
-    QUICK,
-    STRIDE,
-    SUDDEN,
-    WARM_UP,
-    Load,
-    Measured,
-    Size,
-    Way,
-    errors,
-    fill,
-    flow,
-    placed,
-)
+from benchmarks.due_times import Latencies, Timeline, first_due
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import cluster
-from midstream import Step
+from benchmarks.word_load import (
+    STAGE,
+    STRIDE,
+    Load,
+    Patience,
+    fill,
+    filling,
+    flow,
+    loading,
+    source,
+    state_errors,
+)
+from midstream import Flow, Move, Step
 
+PARTITIONS = 4
 RESTARTED_PARTITIONS = 2
 LOAD = 0.4
 """The share of the measured capacity that is due."""
+STARTS = 10
+NAME = "migration"
 RESTART, RESTART_COLD = "stop and start", "stop and start, local state lost"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Keys, bins, rows of an epoch when keys are loaded and capacity is measured, and how many of these epochs."""
+
+    keys: int
+    bins: int
+    chunk: int
+    chunks: int
+    patience: Patience
+
+
+FULL = Size(10_000_000, 256, 500_000, 6, Patience(25, 10.0, 10, 90.0))
+QUICK = Size(100_000, 32, 25_000, 4, Patience(20, 3.0, 5, 6.0))
+WARM_UP = 8
+"""Epochs after a start that do not count."""
+BETWEEN = 6
+"""Epochs between the way back and the next steady ones: more than an executor keeps what it no longer owns."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to move bins."""
+
+    strategy: str
+    prewarm: bool
+
+    def __str__(self) -> str:
+        return f"{self.strategy}, pre-warmed" if self.prewarm else self.strategy
+
+
+PREWARMED = Way("budgeted", prewarm=True)
+"""How bins are moved unless asked otherwise."""
+SUDDEN, FLUID = Way("sudden", prewarm=False), Way("fluid", prewarm=False)
 QUICK_WAYS = (SUDDEN, FLUID, Way("sudden", prewarm=True), PREWARMED)
 WAYS = tuple(Way(name, warm) for warm in (False, True) for name in ("sudden", "fluid", "batched", "budgeted"))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One event under load. Seconds; ``stable_s`` is None if rows were not served as before while that was awaited."""
+
+    steady: Latencies
+    during: Latencies
+    requested: float
+    ended: float
+    stable_s: float | None
+    steps: int = 0
+    moved_bytes: int = 0
+    read_bytes: int | None = None
+    bins: int = 0
+    steady_read: float = 0.0
+    """Bytes that a steady epoch reads: what the epoch before has changed."""
+    step_ms: float | None = None
+    """The median of the epochs with a step."""
+    epoch_ms: float | None = None
+    """How long epochs took without one, as the job saw it."""
+    phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By phase of an epoch: the median of steady epochs, and of those with a step; milliseconds."""
+
+    @property
+    def spike_s(self) -> float:
+        """How much longer than usual a row has waited at worst."""
+        return self.during.max() - self.steady.quantile(0.5)
+
+    def figures(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "steady_p99_ms": round(1000 * self.steady.quantile(0.99), 1),
+            "steady_max_ms": round(1000 * self.steady.max(), 1),
+            "p99_ms": round(1000 * self.during.quantile(0.99), 1),
+            "max_ms": round(1000 * self.during.max(), 1),
+            "spike_ms": round(1000 * self.spike_s, 1),
+            "max_over_steady": round(self.during.max() / self.steady.max(), 3),
+            "stable_again_s": None if self.stable_s is None else round(self.stable_s, 2),
+            "duration_s": round(self.ended - self.requested, 2),
+            "bytes": self.moved_bytes,
+            "read_bytes": self.read_bytes,
+            "bins": self.bins,
+            "steps": self.steps,
+            "steady_read_bytes": round(self.steady_read),
+            "step_epoch_ms": self.step_ms,
+            "steady_epoch_ms": self.epoch_ms,
+            "phases_ms": {name: [round(steady, 1), round(step, 1)] for name, (steady, step) in self.phases.items()},
+        }
+
+
+# ── a job under load ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class MovingLoad(Load):
+    """A load under which bins move from one executor to the other, and back."""
+
+    def move(self, way: Way, size: Size, bins: dict[int, int]) -> Measured:
+        """Wait for steady epochs, and move."""
+        steady, steady_read = self.steady(size.patience), self.steady_read(size.patience)
+        first, requested = len(self.timeline.ends), time.time()
+        migration = self.job.migrate(Move(bins, STAGE), strategy=way.strategy, prewarm=way.prewarm)
+        ended = self.end_of(migration)
+        rows, stable = self.settle(size.patience, first, requested, steady)
+        read = [step.read for step in migration.steps]
+        return Measured(
+            steady,
+            rows,
+            requested,
+            ended,
+            stable,
+            steps=len(migration.steps),
+            moved_bytes=migration.progress.bytes_done,
+            read_bytes=None if None in read else sum(each or 0 for each in read),
+            bins=migration.progress.bins_done,
+            steady_read=steady_read,
+            step_ms=round(statistics.median(step.epoch_ms for step in migration.steps), 1),
+            epoch_ms=round(statistics.median(step.steady_ms for step in migration.steps), 1),
+            phases=self._phases(range(first - size.patience.steady, first), [step.epoch for step in migration.steps]),
+        )
+
+    def _phases(self, steady: Sequence[int], steps: Sequence[int]) -> dict[str, tuple[float, float]]:
+        """What steps add, and where."""
+        found = self.timeline.phases
+
+        def median(name: str, epochs: Sequence[int]) -> float:
+            return statistics.median(found[epoch].get(name, 0.0) for epoch in epochs)
+
+        return {name: (median(name, steady), median(name, steps)) for name in found[steps[0]]}
+
+    def go_back(self, bins: dict[int, int]) -> None:
+        """Move, unmeasured."""
+        self.end_of(self.job.migrate(Move(bins, STAGE), strategy="sudden", prewarm=True))
+        self.epochs(BETWEEN)
+
+    def places(self) -> tuple[list[int], list[int]] | None:
+        """The partitions of each executor, if there are two with as many."""
+        [shares] = self.job.assignment()
+        found: dict[str | None, list[int]] = {}
+        for share in shares.partitions:
+            found.setdefault(share.executor, []).append(share.partition)
+        match [*found.values()]:
+            case [one, other] if None not in found and len(one) == len(other):
+                return one, other
+        return None
+
+    def swap(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Moves by which each executor gives every other bin to the other one, and the moves back."""
+        mine = self.places()
+        if mine is None:
+            raise RuntimeError("partitions are not spread evenly over two executors, so nothing is measured")
+        partner = dict(zip((*mine[0], *mine[1]), (*mine[1], *mine[0]), strict=True))
+        [shares] = self.job.assignment()
+        there, seen = dict[int, int](), dict.fromkeys(partner, 0)
+        for number, owner in enumerate(shares.owners):
+            seen[owner] += 1
+            if seen[owner] % 2:
+                there[number] = partner[owner]
+        return there, {number: shares.owners[number] for number in there}
+
+
+# ── the experiment ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -74,21 +229,22 @@ def run(spark: SparkSession, size: Size, ways: Sequence[Way], tell: Callable[[st
     """Everything, on one checkpoint."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         timeline = Timeline()
+
+        def words(load: Step, limit: int | None = None) -> Flow:
+            return flow(source(size.keys, load, limit=limit, chunk=limit and size.chunk), NAME)
+
         rows = size.keys + size.chunk * size.chunks
-        filled = ((0.0, float(rows)), (1.0, 0.0))
         began = time.perf_counter()
-        fill(spark, folder, flow(size.keys, Step(filled), limit=size.keys, chunk=size.chunk), timeline, size)
+        fill(spark, folder, words(filling(rows), limit=size.keys), timeline, partitions=PARTITIONS, bins=size.bins)
         tell(f"{size.keys:,} keys are loaded after {time.perf_counter() - began:.0f} s")
-        fill(spark, folder, flow(size.keys, Step(filled), limit=rows, chunk=size.chunk), timeline, size)
+        fill(spark, folder, words(filling(rows), limit=rows), timeline, partitions=PARTITIONS, bins=size.bins)
         ends = [at for _, at in timeline.ends.values()][-size.chunks + 1 :]
         capacity = size.chunk / statistics.median(np.diff(ends))
         start_us, rate = first_due(folder), round(LOAD * capacity)
         tell(f"capacity {capacity:,.0f} rows/s; {rate:,} are due")
-        schedule = Step((*filled, (time.time() + LEAD_S - start_us / 1e6, rate)))
+        schedule = loading(rows, start_us, rate)
         events = dict[str, Measured]()
-        load = placed(
-            lambda: Load(flow(size.keys, schedule).start(spark, checkpoint=folder), timeline, schedule, start_us)
-        )
+        load = placed(lambda: MovingLoad(words(schedule).start(spark, checkpoint=folder), timeline, schedule, start_us))
         job = load.job
         try:
             load.follow(lambda: timeline.rows > rows)
@@ -102,23 +258,38 @@ def run(spark: SparkSession, size: Size, ways: Sequence[Way], tell: Callable[[st
                 (RESTART, RESTARTED_PARTITIONS, None),
                 (RESTART_COLD, PARTITIONS, f"{folder}/local"),
             ):
-                steady, first = load.steady(size), len(timeline.ends)
+                steady, first = load.steady(size.patience), len(timeline.ends)
                 requested = time.time()
                 job.stop()
                 timeline.add(job.progress)
-                restarted = flow(size.keys, schedule)
-                job = restarted.start(spark, checkpoint=folder, partitions=partitions, local_state=local)
-                load = Load(job, timeline, schedule, start_us)
+                job = words(schedule).start(spark, checkpoint=folder, partitions=partitions, local_state=local)
+                load = MovingLoad(job, timeline, schedule, start_us)
                 load.epochs(1)
                 ended = next(reversed(timeline.ends.values()))[1]
-                during, stable = load.settle(size, first, requested, steady)
+                during, stable = load.settle(size.patience, first, requested, steady)
                 events[name] = Measured(steady, during, requested, ended, stable)
                 tell(f"{name}: {events[name].figures()}")
         finally:
             job.stop()
         timeline.add(job.progress)
-        lost, doubled = errors(folder, size.keys, timeline.rows)
+        lost, doubled = state_errors(folder, size.keys, timeline.rows)
     return Result(rate, events, timeline.rows, lost, doubled)
+
+
+def placed(start: Callable[[], MovingLoad]) -> MovingLoad:
+    """A job whose partitions are spread evenly: Spark places them when a job starts, as tasks happen to end."""
+    for _ in range(STARTS):
+        load = start()
+        try:
+            load.epochs(4)
+            if load.places() is not None:
+                return load
+        except BaseException:
+            load.job.stop()
+            raise
+        load.job.stop()
+        load.timeline.add(load.job.progress)
+    raise RuntimeError(f"in {STARTS} starts, partitions were never spread evenly over two executors")
 
 
 def plot(path: Path, events: dict[str, Measured]) -> None:
@@ -170,9 +341,10 @@ def main() -> None:
             for name, run in runs.items()
         ],
     )
+    names = sorted({name for run in runs.values() for name in run["phases_ms"]})
     table(
         "where the time of an epoch goes: median ms of steady ones → of those with a step",
-        ("", *(names := sorted({name for run in runs.values() for name in run["phases_ms"]}))),
+        ("", *names),
         [
             (way, *("{} → {}".format(*run["phases_ms"][name]) for name in names))
             for way, run in runs.items()

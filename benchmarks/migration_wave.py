@@ -28,12 +28,13 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from benchmarks.due_times import Latencies, Timeline, first_due
-from benchmarks.migration_load import FULL as FULL_LOAD
-from benchmarks.migration_load import QUICK as QUICK_LOAD
-from benchmarks.migration_load import STAGE, STRIDE, Load, Size, Way, errors, fill, flow, placed
+from benchmarks.migration import FULL as FULL_LOAD
+from benchmarks.migration import PARTITIONS, MovingLoad, Size, Way, placed
+from benchmarks.migration import QUICK as QUICK_LOAD
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import cluster
-from midstream import Move, Step
+from benchmarks.word_load import STAGE, STRIDE, fill, filling, flow, source, state_errors
+from midstream import Flow, Move, Step
 
 LOW, HIGH, CALM = 0.25, 0.75, 0.15
 """Rates as shares of what both executors can take."""
@@ -116,7 +117,7 @@ def schedule_of(filled: Sequence[tuple[float, float]], begin_s: float, rate: flo
     return Step(tuple((at, round(per_s)) for at, per_s in steps))
 
 
-def gathered(load: Load) -> tuple[dict[int, int], dict[int, int]]:
+def gathered(load: MovingLoad) -> tuple[dict[int, int], dict[int, int]]:
     """Moves that bring every bin to the first executor, and those by which half of them go to the other one."""
     places = load.places()
     if places is None:
@@ -128,7 +129,7 @@ def gathered(load: Load) -> tuple[dict[int, int], dict[int, int]]:
     return there, {number: shares.owners[number] for number in there}
 
 
-def ride(load: Load, way: Way | None, moves: dict[int, int], wave: Wave, begins: float) -> Ridden:
+def ride(load: MovingLoad, way: Way | None, moves: dict[int, int], wave: Wave, begins: float) -> Ridden:
     """One wave, which begins at a moment of the wall clock."""
     load.follow(lambda: time.time() >= begins)
     first = len(load.timeline.ends)
@@ -170,20 +171,23 @@ def run(
     """Everything, on one checkpoint."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         timeline, rows = Timeline(), size.keys + size.chunk * size.chunks
-        filled = ((0.0, float(rows)), (1.0, 0.0))
-        fill(spark, folder, flow(size.keys, Step(filled), limit=size.keys, chunk=size.chunk), timeline, size)
-        fill(spark, folder, flow(size.keys, Step(filled), limit=rows, chunk=size.chunk), timeline, size)
+
+        def words(load: Step, limit: int | None = None) -> Flow:
+            return flow(source(size.keys, load, limit=limit, chunk=limit and size.chunk), "migration_wave")
+
+        for limit in (size.keys, rows):
+            fill(spark, folder, words(filling(rows), limit), timeline, partitions=PARTITIONS, bins=size.bins)
         took = np.diff([at for _, at in timeline.ends.values()][-size.chunks + 1 :])
         start_us, rate = first_due(folder), size.chunk / statistics.median(took)
         tell(f"{size.keys:,} keys are loaded; both executors can take {rate:,.0f} rows/s")
         calm = (time.time() + 1.0 - start_us / 1e6, round(CALM * rate))
         begins_s = [0.0]
 
-        def start() -> Load:
+        def start() -> MovingLoad:
             """The waves begin so long after the newest start."""
             begins_s[0] = time.time() + wave.lead_s - start_us / 1e6
-            schedule = schedule_of((*filled, calm), begins_s[0], rate, wave, len(ways))
-            return Load(flow(size.keys, schedule).start(spark, checkpoint=folder), timeline, schedule, start_us)
+            schedule = schedule_of((*filling(rows).steps, calm), begins_s[0], rate, wave, len(ways))
+            return MovingLoad(words(schedule).start(spark, checkpoint=folder), timeline, schedule, start_us)
 
         load = placed(start)
         waves = dict[str, Ridden]()
@@ -202,7 +206,7 @@ def run(
         finally:
             load.job.stop()
         timeline.add(load.job.progress)
-        lost, doubled = errors(folder, size.keys, timeline.rows)
+        lost, doubled = state_errors(folder, size.keys, timeline.rows)
     return Result(rate, waves, lost, doubled)
 
 

@@ -53,7 +53,7 @@ from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.carried_assignments import under_plan
 from midstream.planner.change_plan import Scheduler
 from midstream.planner.migration import Budget, Itinerary, StepCost, StepStrategy, fluid
-from midstream.planner.reassignment import goal_of, unique_names
+from midstream.planner.reassignment import goal_of, stages_named, unique_names
 from midstream.planner.stages import Plan
 
 __all__ = ["LOSSES_BEFORE_UNDOING", "Migrations"]
@@ -86,6 +86,8 @@ class Migrations:
         self._wall = wall
         self._running: RunningMigration | None = None
         self._step: OpenStep | None = None
+        self._spreading: set[int] = set()
+        """Those that give partitions other executors, by their numbers."""
         self._sizes = BinBytes()
         """When the one that is running began."""
         self._steady: deque[float] = deque(maxlen=STEADY_EPOCHS)
@@ -115,7 +117,7 @@ class Migrations:
                 now = lenient_goal(plan, now, earlier.record.edits)
             else:
                 now.update(targets_of(plan, earlier.plan.first if earlier.plan.is_reversed else earlier.plan.target))
-        return now, goal_of(plan, now, request.edits)
+        return now, goal_of(plan, now, request.edits, or_same=request.spreads)
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,8 +127,10 @@ class Migrations:
         self.schedule.require_possible(request)
         before, after = self.goal(request)
         bins = Itinerary(after).count_left(before)
-        plan = described(self._plan, before, after, request.strategy)
+        plan = described(self._plan, before, after, request.strategy, spreads=request.spreads)
         migration = Migration(self._record(request, plan), self._control, self._stopwatch)
+        if request.spreads:
+            self._spreading.add(migration.number)
         self._log.keep(migration.record)
         self.schedule.add(migration)
         migration.progressed(MigrationProgress(bins=bins, is_waiting_for=self.schedule.why_waiting(migration)))
@@ -229,8 +233,8 @@ class Migrations:
         configuration = self._changes.configuration
         itinerary = Itinerary(running.target)
         if running.planned is None:
-            if not itinerary.count_left(configuration.assignments):
-                running.planned = ()  # only the number of partitions is different
+            if running.spreads or not itinerary.count_left(configuration.assignments):
+                running.planned = ()  # partitions come, go, or get other executors
             else:
                 running.planned = running.next_step()
             running.waited = 0
@@ -272,9 +276,9 @@ class Migrations:
             return
         steady = self.steady_ms or 0.0
         running.cost = StepCost(len(step.moves), step.bytes, epoch_ms, steady)
-        running.planned, running.patience = None, PATIENCE
-        if running.steps_left is not None:
+        if running.steps_left is not None and not running.spreads:
             running.steps_left -= 1
+        running.planned, running.patience, running.spreads = None, PATIENCE, False
         done = StepRecord(
             epoch,
             len(step.moves),
@@ -335,14 +339,18 @@ class Migrations:
 
     def _start(self, migration: Migration, committed: CommittedState) -> None:
         now = self._changes.configuration.assignments
+        edits = [edit_of(record) for record in migration.record.edits]
+        spreads = migration.number in self._spreading
+        self._spreading.discard(migration.number)
         if not migration.plan.target:
             try:
-                goal = goal_of(self._plan, now, [edit_of(record) for record in migration.record.edits])
+                goal = goal_of(self._plan, now, edits, or_same=spreads)
             except MidstreamError as error:
                 migration.end(Outcome.REFUSED, str(error), self._log.keep)
                 return
             names = {stage: name for name, stage in unique_names(self._plan).items()}
-            moved = [stage for stage in goal if goal[stage] != now[stage]]
+            named = {stage for edit in edits for stage in stages_named(self._plan, edit.stage)} if spreads else set()
+            moved = [stage for stage in goal if goal[stage] != now[stage] or stage in named]
             migration.revise(
                 self._log.keep,
                 first={names[stage]: now[stage].to_document() for stage in moved},
@@ -357,8 +365,11 @@ class Migrations:
         )
         if is_scheduled(migration.plan) and not migration.steps:
             running.patience = 0  # it takes effect exactly then
+        running.spreads = spreads
         self._running, self.schedule.running = running, migration
-        if Itinerary(running.target).is_over(now):  # the driver died before it could say so
+        if spreads:
+            self._warming.spread(running.target)
+        elif Itinerary(running.target).is_over(now):  # the driver died before it could say so
             self._arrived()
             return
         self._sizes = BinBytes(committed, self._plan)

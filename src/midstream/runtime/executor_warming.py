@@ -3,7 +3,7 @@
 A stage keeps its places as long as its number of partitions stays. If that changes, the engine places all partitions
 anew, so bins may come to another executor although their partition stays the same. Therefore the runtime is asked
 to propose places for the new number, what will be elsewhere is loaded there, and the proposal is adopted with the step
-that changes the number.
+that changes the number. It is the same where partitions are spread anew because executors have come.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class ExecutorWarming:
         self._prefetch = prefetch
         self._proposed: dict[int, _Places | None] = {}
         """By number of partitions: where they would be; None until the runtime has said so."""
+        self._spreading: frozenset[int] = frozenset()
+        """Numbers of partitions that are spread anew with the next step, although they stay."""
 
     def want(self, now: Assignments, later: Sequence[Assignments]) -> None:
         """From now on, executors are to load what they will have under any of these assignments, and nothing else."""
@@ -57,6 +59,7 @@ class ExecutorWarming:
         )
         if not later:
             self._proposed.clear()
+            self._spreading = frozenset()
         if wanted != self._placement.requests:
             self._prefetch(wanted)
 
@@ -74,9 +77,17 @@ class ExecutorWarming:
 
     def flip(self, now: Assignments, then: Assignments) -> None:
         """The next epoch begins with these assignments: stages with another number of partitions go where proposed."""
-        for stage, assignment in then.items():
-            if now[stage].partitions != assignment.partitions and self._proposed.get(assignment.partitions):
-                self._edge.adopt_places(assignment.partitions)
+        for number in {each.partitions for stage, each in then.items() if self._is_anew(now[stage], each)}:
+            if self._proposed.get(number):
+                self._edge.adopt_places(number)
+        self._spreading = frozenset()
+
+    def spread(self, assignments: Assignments) -> None:
+        """With the next flip, partitions of stages with these numbers of partitions get other executors."""
+        self._spreading = frozenset(each.partitions for each in assignments.values())
+
+    def _is_anew(self, now: Assignment, then: Assignment) -> bool:
+        return now.partitions != then.partitions or then.partitions in self._spreading
 
     def _coming(self, now: Assignments, then: Assignments) -> _Coming | None:
         """By executor and stage: the bins that it does not have now; None if that is to be found out."""
@@ -95,7 +106,7 @@ class ExecutorWarming:
         return found
 
     def _places(self, stage: StageIndex, now: Assignment, then: Assignment) -> _Places | None:
-        if now.partitions == then.partitions:
+        if not self._is_anew(now, then):
             return self._placement.of(stage)
         if then.partitions not in self._proposed:
             self._proposed[then.partitions] = None
