@@ -20,7 +20,7 @@ from midstream.state.lineage import Lineage
 from tests.spark.placement_jobs import KEYS, Placed, cluster, flow_of
 
 PATIENCE_S = 120.0
-BINS = 24
+BINS = 32
 EPOCHS = 600
 """More than any of these jobs runs."""
 COUNTED = "user string, epoch bigint, count bigint, executor string, java bigint"
@@ -44,7 +44,7 @@ def is_exact(job: Job, out: MemorySink) -> bool:
 
 def java_of(out: MemorySink, executor: str) -> int:
     """The newest process of an executor."""
-    return [row["java"] for row in out.rows if row["executor"] == executor][-1]
+    return int([row["java"] for row in out.rows if row["executor"] == executor][-1])
 
 
 def bins_of(job: Job) -> dict[str, int]:
@@ -104,6 +104,7 @@ def kill_in_mid_drain(folder: str, who: str) -> None:
     with cluster("3") as spark:
         job, out = start(spark, folder, 6)
         wait_epochs(job, 5)
+        leaving = bins_of(job)["0"]
         migration = job.drain("0", strategy="fluid", prewarm=who == "taker")
         assert migration.wait_step(2, PATIENCE_S)
         victim = "0" if who == "giver" else "1"
@@ -118,6 +119,7 @@ def kill_in_mid_drain(folder: str, who: str) -> None:
                     "outcome": str(outcome),
                     "error": migration.error,
                     "steps": len(migration.steps),
+                    "leaving": leaving,
                     "executors": bins_of(job),
                 }
             )
