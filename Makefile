@@ -89,6 +89,7 @@ bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of 
 	@$(PY) -m benchmarks.txn $(ARGS)
 	@$(PY) -m benchmarks.ledger $(ARGS)
 	@$(PY) -m benchmarks.applications $(ARGS)
+	@$(PY) -m benchmarks.nexmark $(ARGS)
 	@$(PY) -m benchmarks.kafka $(ARGS)
 
 bench-quick: check-java $(STAMP) ## the benchmarks, small
@@ -109,6 +110,7 @@ bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.txn --quick $(ARGS)
 	@$(PY) -m benchmarks.ledger --quick $(ARGS)
 	@$(PY) -m benchmarks.applications --quick $(ARGS)
+	@$(PY) -m benchmarks.nexmark --quick $(ARGS)
 	@$(PY) -m benchmarks.kafka --quick $(ARGS)
 
 rivals: $(STAMP) ## install PyFlink, for the benchmarks that compare with it, into build/rivals (850 MB)
