@@ -272,6 +272,28 @@ def test_a_message_is_handled_between_the_rows_between_which_it_was_sent(tmp_pat
         assert sorted(row["n"] for row in out.rows) == sorted(row["n"] for epoch in rows for row in epoch)
 
 
+@pytest.mark.parametrize("handler", ["begin", "next", "complete", "dispose", "merge"])
+def test_whatever_fails_in_a_task_of_a_blocking_operation_takes_it_back(handler: str, tmp_path: Path):
+    class Raises(Affine):
+        def prepare(self, graph: Any) -> dict[str, Any]:
+            return {**super().prepare(graph), "in": None, "same": None}
+
+        def complete(self, ctx: ControlContext) -> Any:
+            ctx.send([1])
+            return super().complete(ctx) if ctx.operator == "sum" else {}
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("on purpose")
+
+    world, operation = World(tmp_path), Raises(5, 5)
+    setattr(Raises, handler, fail)
+    run = world.run(ControlAt(2, operation), sources=2)
+    [record] = run.controls
+    assert record.outcome is ControlOutcome.FAILED
+    assert "ValueError: on purpose" in str(record.error)
+    world.check(run, {})
+
+
 # ── the driver dies ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
