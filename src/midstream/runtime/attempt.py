@@ -55,6 +55,9 @@ class TaskHost(Protocol):
     def attending(self, task: TaskId, work: TaskRun) -> AbstractContextManager[SwitchLock]:
         """Inside, the task is notified of changes."""
 
+    def free(self, lineage: Lineage, bins: Collection[BinId]) -> None:
+        """Free bins of an operator in the background."""
+
     def watched(self, task: TaskId, order: ControlOrder, operator: str, handler: str) -> AbstractContextManager[None]:
         """Inside, a handler of a control operation runs; if it does not return in time, the run is given up."""
 
@@ -101,11 +104,13 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
 
 
 def _retire(host: TaskHost, epoch: Epoch, lineages: Collection[Lineage], wanted: Collection[BinId]) -> None:
-    """Free bins that this host has had no use for. The task is over, so what goes wrong here must not fail it."""
+    """Have bins freed that this host has had no use for. The task is over, so what goes wrong must not fail it."""
     for lineage in lineages:
         name = lineage.operator
         try:
             due = host.retirement.due(name, epoch, wanted, partial(host.state.held, lineage))
-            host.state.drop(lineage, due)
         except (MidstreamError, OSError) as error:
-            _log.warning("bins of %r that no partition here owns any more could not be freed: %s", name, error)
+            _log.warning("it cannot be said which bins of %r no partition here owns any more: %s", name, error)
+            continue
+        if due:
+            host.free(lineage, due)

@@ -21,7 +21,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -64,7 +64,7 @@ from midstream.flow.edits import reassignments_in
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import DatabaseSink
 from midstream.flow.spec import SinkTable
-from midstream.ids import Digest, Epoch, Run
+from midstream.ids import Digest, Epoch, ExecutorId, PartitionId, Run
 from midstream.metrics import EpochProgress
 from midstream.observation import Observation
 from midstream.planner.change_plan import Scheduler
@@ -439,7 +439,7 @@ class Driver:
                 with self._lock:
                     self.require_not_stopping()
                     if reassignments_in(request.edits):
-                        self.migrations.require_free("a change that moves bins")
+                        self.migrations.schedule.require_free("a change that moves bins")
                     if self.changes.is_current(prepared):
                         return self._take(request, prepared, 1000 * (self._stopwatch() - began))
                 prepared = self.changes.check(request)  # another change came first
@@ -469,7 +469,8 @@ class Driver:
                     f"sink {op.name!r} is a DatabaseSink, which takes its table when a job starts; it cannot be added "
                     f"while the job runs: stop the job, and start the script that has it on the same checkpoint"
                 )
-        if tables := _tables(replace(graph, operators=sinks)):
+        self._edge.check_sinks(added := replace(graph, operators=sinks))
+        if tables := _tables(added):
             mark_folders(check_file_sinks(graph, self._checkpoint.identity.job))
             self._folders.add(tables.values())
 
@@ -515,6 +516,11 @@ class Driver:
                     pass
 
     # ── placement ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
+        """Where partitions would be if they were spread anew over the executors that exist now; empty if they do not
+        stick to executors. Takes as long as a few small jobs, and holds no lock."""
+        return self._edge.propose_places(partitions)
 
     def prefetch(self, requests: Sequence[PrefetchRequest]) -> None:
         """Have executors load bins ahead, beginning now, until the next call: these requests replace all earlier ones.

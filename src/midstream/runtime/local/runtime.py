@@ -351,6 +351,10 @@ class _Runtime:
         """Call their local functions."""
         check_transforms(graph, names)
 
+    def check_sinks(self, sinks: Graph) -> None:
+        """Refuse those that only Spark can write."""
+        require_local(sinks)
+
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
         """Choose anew."""
         return self.executors.propose(partitions)
@@ -430,7 +434,7 @@ class _Runtime:
                 raise
 
     def _turn(self, wanted: Reconsideration) -> None:
-        migration = self._driver.migrations.find(self._numbers.get(id(wanted.of), 0))
+        migration = self._driver.migrations.schedule.find(self._numbers.get(id(wanted.of), 0))
         if migration is None:
             return  # it was refused, or has ended
         if wanted.is_back:

@@ -22,12 +22,13 @@ from midstream.engine.control_order import ControlOrder
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import Fenced
-from midstream.ids import Digest
+from midstream.ids import BinId, Digest
 from midstream.runtime.attempt import run_attempt
 from midstream.runtime.known_assignments import KnownAssignments
 from midstream.runtime.local.executors import LocalExecutor
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
+from midstream.state.lineage import Lineage
 
 __all__ = ["Attempt", "World", "peer_of"]
 
@@ -189,6 +190,10 @@ class Attempt:
         self.executor.prefetcher.task_begins(task.epoch)
         with SwitchLock(work, self.ask, self._post, _Turn()) as self._lock:
             yield self._lock
+
+    def free(self, lineage: Lineage, bins: Collection[BinId]) -> None:
+        """Free bins when the executor gets its turn."""
+        self.executor.prefetcher.free(lineage, bins)
 
     def watched(self, task: TaskId, order: ControlOrder, operator: str, handler: str) -> AbstractContextManager[None]:
         """Time does not pass by itself here, so a call that does not return is not noticed."""

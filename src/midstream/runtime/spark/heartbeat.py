@@ -39,7 +39,7 @@ from midstream.runtime.spark.anchors import Anchors
 from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
-from midstream.runtime.spark.kafka import EpochNotes
+from midstream.runtime.spark.kafka import EpochNotes, check_topics
 from midstream.runtime.spark.live_executors import live_executors
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
 from midstream.runtime.spark.stage_columns import columns_for
@@ -147,6 +147,7 @@ class Heartbeat:
 
     def _compute(self, rows: DataFrame, run: OpenRun) -> None:
         plan = run.configuration.plan
+        self._notes.run_begins(run.epoch)
         self._entering = self._entering or tuple(rows.columns)
         self._columns.begin()
         self._anchors.keep({each.partitions for each in run.configuration.assignments.values()})
@@ -170,7 +171,7 @@ class Heartbeat:
             walk(plan, engine, rows, partial(self._driver.planned, run))
 
     def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
-        self._notes.committed(self._driver.changes.configuration.graph, commit.epoch)
+        self._notes.committed(commit.epoch)
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row)
         self._on_progress(progress, seen)
@@ -317,6 +318,10 @@ class Heartbeat:
     def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
         """Check transforms with Spark's analyser."""
         check_transforms(graph, names, self._spark)
+
+    def check_sinks(self, sinks: Graph) -> None:
+        """Ask Kafka for the topics of its sinks."""
+        check_topics(self._spark, sinks)
 
     def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
         """Have Spark spread partitions anew, in a small job. Before the first epoch there is nothing to move."""

@@ -43,7 +43,7 @@ from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced
 from midstream.flow.spec import SinkTable
-from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex, WireId
+from midstream.ids import BinId, Digest, Epoch, PartitionId, Run, StageIndex, WireId
 from midstream.runtime.attempt import run_attempt
 from midstream.runtime.handler_watch import HandlerWatch
 from midstream.runtime.known_assignments import KnownAssignments
@@ -53,6 +53,7 @@ from midstream.runtime.spark.frozen_modules import Settled
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
+from midstream.state.lineage import Lineage
 from midstream.state.local_folder import own_local_folder
 from midstream.state.retirement import Retirement
 from midstream.storage.blobs import BlobStore
@@ -173,6 +174,7 @@ class _Worker:
     """What this process keeps for one start of a job. A :class:`~midstream.runtime.attempt.TaskHost`."""
 
     def __init__(self, at: Whereabouts) -> None:
+        self._address = at.address
         self._client = Client(at.address, timeout=PATIENCE_S)
         self._end: ControlError | None = None
         self._sizers: dict[Digest, SliceSizer] = {}
@@ -185,7 +187,7 @@ class _Worker:
         self.clock: Clock = SystemClock()
         self.name = WorkerId(socket.gethostname(), os.getpid(), executor_of_this_process())
         self._prefetcher = Prefetcher(self.state, self.name, self.clock)
-        self._prefetching: threading.Thread | None = None
+        self._background: threading.Thread | None = None
         self._over = threading.Event()
         self._guard = threading.Lock()
         self._watch = HandlerWatch(partial(_report_overdue, at.address))
@@ -252,6 +254,11 @@ class _Worker:
             del self._sizers[program]
         _settled.forgotten(forgotten)
 
+    def free(self, lineage: Lineage, bins: Collection[BinId]) -> None:
+        """Free bins in the thread that loads others."""
+        self._prefetcher.free(lineage, bins)
+        self._start_background()
+
     def after_task(self, program: Digest) -> None:
         """Tidy up while no task waits."""
         with self._prefetcher.resting() as rests:
@@ -274,33 +281,34 @@ class _Worker:
                     elif isinstance(message, Handle):
                         self._handle(message, lifeline.post)
                     elif isinstance(message, Prefetch):
-                        self._prefetch(message, address)
+                        self._prefetcher.take(message)
+                        self._start_background()
                 self._end = Fenced("the job is over")
             except ChannelError as error:  # the driver is gone, so these functions are not needed any more
                 self._end = error
             self._listens.set()
             self._over.set()
             self._prefetcher.has_work.set()
-            if self._prefetching is not None:
-                self._prefetching.join(PATIENCE_S)
+            if self._background is not None:
+                self._background.join(PATIENCE_S)
             self._watch.close()
             _workers.pop(address, None)
             self.resources.close()
             lifeline.post(WorkerReleased(self.name))
         self._client.close()
 
-    def _prefetch(self, message: Prefetch, address: Address) -> None:
-        self._prefetcher.take(message)
-        if self._prefetching is None:
-            thread = threading.Thread(target=self._load_ahead, args=(address,), name="midstream-prefetch", daemon=True)
-            self._prefetching = thread
-            thread.start()
+    def _start_background(self) -> None:
+        with self._guard:
+            if self._background is None:
+                thread = threading.Thread(target=self._care_for_base, name="midstream-base", daemon=True)
+                self._background = thread
+                thread.start()
 
-    def _load_ahead(self, address: Address) -> None:
-        """Load bins that the coordinator asks for, no faster than it allows, until the job ends."""
+    def _care_for_base(self) -> None:
+        """Load bins that the coordinator asks for, no faster than it allows, and free others, until the job ends."""
         with contextlib.suppress(AttributeError, OSError):  # a thread has a priority of its own on Linux only
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-        with contextlib.suppress(ChannelError), Client(address, timeout=PATIENCE_S) as reports:
+        with contextlib.suppress(ChannelError), Client(self._address, timeout=PATIENCE_S) as reports:
             while not self._over.is_set():
                 done = self._prefetcher.step()
                 if isinstance(done, Portion):
