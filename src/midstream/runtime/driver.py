@@ -183,6 +183,8 @@ class Driver:
                 )
                 self._sweep(self.committed)
                 return None
+            if epoch <= self._found:
+                self.controlling.taken_back(epoch)
             committed = self._committed_before(epoch)
             self.migrations.begin(epoch, committed)
             configuration = self.changes.configuration
