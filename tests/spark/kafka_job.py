@@ -98,7 +98,7 @@ def _is_read(job: Any, total: int) -> bool:
     """Whether all records are committed."""
     job.await_termination(0.1)  # raises if it has failed
     newest = job.progress[-1].offsets["records"] if job.progress else "{}"
-    return sum(json.loads(newest).get("in", {}).values()) == total
+    return bool(sum(json.loads(newest).get("in", {}).values()) == total)
 
 
 if __name__ == "__main__":
