@@ -80,14 +80,14 @@ def main(place: str, master: str) -> None:
     servers, total = (folder / "servers").read_text().split()
     spark = session(master)
     records = stream_of(spark, servers, "in", maxOffsetsPerTrigger=PER_EPOCH)
-    job = build(records, servers, folder / "files").start(spark, checkpoint=str(folder / "checkpoint"), partitions=2)
+    job = build(records, servers, folder / "files").start(spark, checkpoint=str(folder / "checkpoint"))
     changes = [record for record in job.history() if record.updates]
     while not _is_read(job, int(total)):
         version = 2 + sum(each.outcome is Outcome.APPLIED for each in changes)
         change = job.update(Update("parse", Parse(version)), Update("count", Count(version)))
         while change.outcome is Outcome.PENDING and not _is_read(job, int(total)):
             change.wait(0.2)
-        if version == 3 and not job.migrations:
+        if version >= 3 and not job.migrations and any(len(stage.partitions) != 3 for stage in job.assignment()):
             job.rescale(3)
         changes = [record for record in job.history() if record.updates]
     job.stop()
