@@ -168,8 +168,12 @@ def test_a_lookup_that_a_change_has_removed_is_left_alone() -> None:
 
 def test_the_local_runtime_reads_the_table_once() -> None:
     reads = []
-    flow = flow_with(lambda: reads.append(1) or table(2.0), refresh="1 ms")  # type: ignore[func-returns-value]
-    run_local(flow)
+
+    def read() -> pa.Table:
+        reads.append(1)
+        return table(2.0)
+
+    run_local(flow_with(read, refresh="1 ms"))
     assert len(reads) == 1
 
 
