@@ -1,9 +1,9 @@
 """Hosts in namespaces of the kernel, joined by a switch, for tests that break a network.
 
-Each host has its own network, host name, processes and folder for temporary files. All see the same read-only software (Spark, Python), and
-one folder as storage that hosts share. Nothing is made outside these namespaces and nothing has a name there, so there
-is nothing to clean up: a namespace is gone with its last process, and its first process dies with the test's, even if
-that is killed.
+Each host has its own network, host name, processes and folder for temporary files. All see the same software (Spark,
+Python), and one folder as storage that hosts share. Nothing is made outside these namespaces and nothing has a name
+there, so there is nothing to clean up: a namespace is gone with its last process, and its first process dies with the
+test's, even if that is killed.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Network:
         return host
 
     def _own_files(self, host: Host, private: Sequence[Path], links: Mapping[Path, Path]) -> None:
-        """Give a host temporary files and names of hosts of its own. Of the test's, only two folders are those of all."""
+        """Give a host temporary files and names of hosts of its own. Of the test's, it sees only two folders."""
         own = self._folder / host.name
         (own / "temporary").mkdir(parents=True)
         names = {"127.0.0.1": "localhost", **{each.address: each.name for each in (*self.hosts.values(), host)}}
