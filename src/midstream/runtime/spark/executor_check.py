@@ -18,7 +18,7 @@ import os
 import posixpath
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -118,7 +118,7 @@ def require_able(found: Answer, address: Address) -> None:
         )
 
 
-def look(address: Address, folders: Sequence[SharedFolder], _: Iterator[int]) -> Iterator[Answer]:
+def look(address: Address, folders: Sequence[SharedFolder], _: Iterable[int]) -> Iterator[Answer]:
     """What this executor cannot do. Runs in a Python worker."""
     where = f"executor {executor_of_this_process()} on {socket.gethostname()!r}"
     unreached = None
