@@ -119,7 +119,7 @@ def main() -> None:
     interval = max(1, min(10, options.given_up // 8))
     settings = {
         "spark.network.timeout": f"{options.given_up}s",
-        "spark.network.timeoutInterval": f"{min(60, options.given_up)}s",
+        "spark.network.timeoutInterval": f"{max(1, min(60, options.given_up // 8))}s",
         "spark.executor.heartbeatInterval": f"{interval}s",
     }
     with ExitStack() as stack:
