@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
-from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Update
+from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Tune, Update
 from midstream.flow.schedules import Schedule
 from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
@@ -71,6 +71,7 @@ __all__ = [
     "Step",
     "Stream",
     "Table",
+    "Tune",
     "Update",
     "__version__",
     "agg",

@@ -40,9 +40,10 @@ FIELDS = {
     "wires": WireNumbers,
     "partitions": int,
     "kept": Mapping[str, StateLayout],
+    "knobs": Mapping[str, int],
 }
 """Fields of a configuration's document, in addition to the graph's."""
-_LATER_FIELDS = ("partitions", "kept")
+_LATER_FIELDS = ("partitions", "kept", "knobs")
 """Fields that documents of older versions lack."""
 
 
@@ -52,8 +53,8 @@ class Configuration:
 
     ``assignments`` has the stages behind an exchange. ``blobs`` holds the digest of each operator's function or table,
     ``migrations`` the migrations that bring its state up to date. ``partitions`` is how many a new stage gets,
-    ``kept`` has the operators that left state when they were removed. The programs and the document follow from
-    these; :meth:`store` puts them into the blob store.
+    ``kept`` has the operators that left state when they were removed, ``knobs`` the knobs that do not have their
+    defaults. The programs and the document follow from these; :meth:`store` puts them into the blob store.
     """
 
     plan: Plan
@@ -63,6 +64,7 @@ class Configuration:
     migrations: Mapping[str, tuple[StateMigration, ...]] = field(default_factory=dict)
     partitions: int = 1
     kept: Mapping[str, StateLayout] = field(default_factory=dict)
+    knobs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -87,6 +89,7 @@ class Configuration:
             "wires": self.plan.numbers,
             "partitions": self.partitions,
             "kept": self.kept,
+            "knobs": self.knobs,
         }
         return {name: CODEC.encode(values[name], hint) for name, hint in FIELDS.items()}
 
@@ -132,6 +135,7 @@ def read_configuration(data: bytes, revision: Revision) -> Configuration:
         fields["migrations"],
         fields.get("partitions", partitions),
         fields.get("kept", {}),
+        fields.get("knobs", {}),
     )
 
 
@@ -157,6 +161,7 @@ def first_configuration(
     recorded: Mapping[StageIndex, Assignment] | None = None,
     before: Configuration | None = None,
     bins: int = BINS,
+    knobs: Mapping[str, int] | None = None,
 ) -> Configuration:
     """Store and return the configuration of a flow as written. ``blobs`` may have been packed before.
 
@@ -174,7 +179,9 @@ def first_configuration(
         kept = state_kept(before, graph)
     with store.together():
         digests = {name: store.put(blob) for name, blob in packed.items()}
-        first = Configuration(plan, FIRST_REVISION, assignments, digests, partitions=partitions, kept=kept)
+        first = Configuration(
+            plan, FIRST_REVISION, assignments, digests, partitions=partitions, kept=kept, knobs=dict(knobs or {})
+        )
         return first.store(store)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from midstream.change.configuration import Configuration, state_kept
+from midstream.change.knob_records import after_tuning, described_knobs, tune_record
 from midstream.change.plan_records import plan_records
 from midstream.change.plan_wait import described_plan, plan_that_waits
 from midstream.checkpoint.change_records import NOT_STORED, EditRecord, MoveRecord, RescaleRecord, UpdateRecord
@@ -21,6 +22,7 @@ from midstream.flow.edits import (
     Move,
     Redraw,
     Rescale,
+    Tune,
     Update,
     added_by,
     check_edits,
@@ -28,9 +30,11 @@ from midstream.flow.edits import (
     reassignments_in,
     revise,
     steps_in,
+    tuned_by,
     updates_in,
 )
 from midstream.flow.functions import label_of, pack
+from midstream.flow.knobs import in_words
 from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Add
 from midstream.flow.sinks import MemorySink
@@ -103,6 +107,7 @@ class PreparedChange:
         text = self.plan.describe()
         lines = [text, *(f"  {line}" for line in described_plan(self.before, self.after, self.merged))]
         lines += [f"  {line}" for line in _described_moves(self.before, self.after)]
+        lines += [f"  {line}" for line in described_knobs(self.before.knobs, self.after.knobs)]
         if self.waits_for is not None and not self.plan.from_next_epoch:
             lines.append(f"  but waits for the next epoch: {self.waits_for}")
         return "\n".join(lines)
@@ -173,6 +178,7 @@ def _applied(
         blobs={name: digest for name, digest in blobs.items() if digest != NOT_STORED},
         migrations=migrations,
         kept=state_kept(configuration, graph),
+        knobs=after_tuning(configuration.knobs, tuned_by(edits)),
     )
 
 
@@ -193,8 +199,13 @@ def prepare(
     """
     edits = resolved(current.graph, check_edits(edits))
     graph = revise(current.graph, edits)
+    tuned = tuned_by(edits)
     if graph == current.graph and not (updates_in(edits) or reassignments_in(edits)):
-        raise FlowError("the change changes nothing: the flow has this plan already")
+        if not tuned:
+            raise FlowError("the change changes nothing: the flow has this plan already")
+        if after_tuning(current.knobs, tuned) == current.knobs:
+            values = ", ".join(f"{name} is {in_words(name, value)}" for name, value in tuned.items())
+            raise FlowError(f"the change changes nothing: {values} already")
     replaced = frozenset(added_by(edits)) & frozenset(dropped_by(edits))
     _require_fitting_state(current, graph)
     merged = merge(current.graph, graph, [update.operator for update in updates_in(edits)], replaced)
@@ -203,6 +214,8 @@ def prepare(
     waits_for = plan_waits or _state_that_waits(current.graph, graph)
     if reassignments_in(edits):
         waits_for = waits_for or "bins get other owners, and an epoch's rows have one owner each"
+    if tuned:
+        waits_for = waits_for or "the tasks of an epoch have the same knobs"
     if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
         _check_outlets(current.graph, graph)
     kept = _stored(graph, edits, store, stored or {}, migrates or {})
@@ -213,7 +226,8 @@ def prepare(
         if isinstance(step, Add)
     }
     records = (
-        *(_record(edit, current, after, kept) for edit in edits if not isinstance(edit, Redraw)),
+        *(_record(edit, current, after, kept) for edit in edits if not isinstance(edit, Redraw | Tune)),
+        *([tune_record(current.knobs, tuned)] if tuned else []),
         *plan_records(current, after, replaced, sources),
     )
     return PreparedChange(current, after, plan, records, merged, waits_for)

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.change.configuration import FIRST_REVISION, Configuration, state_kept
+from midstream.change.knob_records import after_tuning, knob_warnings, recorded_knobs
 from midstream.change.plan_records import loaded_payload, steps_towards
 from midstream.change.prepare import PreparedChange, prepare
 from midstream.change.timeline import Course, RevisionStep, courses, known_revisions, listed, migrations_of, settled
@@ -25,7 +26,7 @@ from midstream.checkpoint.change_records import (
 )
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import CheckpointError, MidstreamError
-from midstream.flow.edits import Edit, Move, Redraw, Rescale, Update, added_by, revise
+from midstream.flow.edits import Edit, Move, Redraw, Rescale, Tune, Update, added_by, revise
 from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Add, Step, TakeOut, outlined
 from midstream.ids import Digest, Revision
@@ -97,7 +98,8 @@ def restart_of(
             outcomes = [ended if record.number == pending.number else record for record in outcomes]
             configuration = configuration.as_revision(Revision(max(revision, committed or 0)))
     changed = tuple(after for before, after in zip(records, outcomes, strict=True) if before != after)
-    warnings = (*_plan_warnings(first, configuration, applied), *_warnings(first, known, resumed))
+    knobs = knob_warnings(first.knobs, recorded_knobs(applied), first.graph)[1]
+    warnings = (*_plan_warnings(first, configuration, applied), *_warnings(first, known, resumed), *knobs)
     return Restart(configuration, resumed, warnings, changed)
 
 
@@ -137,6 +139,7 @@ def _in_force(
             blobs=blobs,
             migrations=migrations_of(applied),
             kept=state_kept(before, graph),
+            knobs=knob_warnings(first.knobs, recorded_knobs(applied), graph)[0],
         )
         return changed.store(store)
     except MidstreamError as error:
@@ -261,11 +264,14 @@ def _resumed(
         if _is_left(update.operator, configuration, steps) and update.function != NOT_STORED
     ]
     reassignments = () if is_committed else _reassignments(record)
-    if not known and not reassignments and not steps:
+    tuned = record.tuned if after_tuning(configuration.knobs, record.tuned) != configuration.knobs else {}
+    if not known and not reassignments and not steps and not tuned:
         raise _NothingToResume(
-            "the flow lacks its operators now" if record.updates else "the flow has this plan already"
+            "the flow lacks its operators now" if record.updates else "the job was started with all of it already"
         )
     edits: list[Edit] = [*reassignments]
+    if tuned:
+        edits.append(Tune(**tuned))
     if steps:
         edits.append(Redraw(steps))
     for each in known:
@@ -283,7 +289,7 @@ def _resumed(
         )
     except MidstreamError as error:
         if not known and not steps:
-            raise _NothingToResume(f"the job was started with other assignments: {error}") from error
+            raise _NothingToResume(f"it does not fit what the job was started with: {error}") from error
         raise CheckpointError(
             f"the change to revision {record.revision} ({record.subjects}), which was in progress when the driver "
             f"ended, no longer fits the flow: {error}. Start a flow that it fits; "
@@ -309,7 +315,7 @@ def _reassignments(record: ChangeRecord) -> tuple[Move | Rescale, ...]:
 def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | None, *, by: str, now: float) -> None:
     """Record that the job runs its script from now on. Migrations of state stay in force."""
     records = log.records()
-    if not any((record.updates or record.plan_edits) and not record.drops for record in records):
+    if not any((record.updates or record.plan_edits or record.tuned) and not record.drops for record in records):
         return
     highest = max([committed or 0, first.revision, *(record.revision for record in records)])
     log.keep(
@@ -320,7 +326,7 @@ def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | Non
             by=by,
             scheduler=str(Scheduler.EPOCH),
             edits=(),
-            plan="started with changes='drop': all functions are those of the script",
+            plan="started with changes='drop': all functions and knobs are those of the script",
             outcome=Outcome.APPLIED,
             drops=True,
         )

@@ -128,6 +128,11 @@ class Changes:
         """The change that can still be rolled back."""
         return None if self._trial is None else self._trial.change
 
+    @property
+    def needs_epoch(self) -> bool:
+        """Whether a change waits for an epoch: to take effect, or for the end of the trial before it."""
+        return bool(self._queue) or (self._trial is not None and not self._trial.epochs)
+
     def store(self, request: Request) -> Request:
         """Pack and store a change's functions. Runs the user's code, so it is called without the job's lock."""
         stored = store_edits(

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from midstream.flow.knobs import in_words
 from midstream.ids import Digest, Epoch, Revision
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "RescaleRecord",
     "RewireRecord",
     "StepRecord",
+    "TuneRecord",
     "UpdateRecord",
     "whoami",
 ]
@@ -194,9 +196,29 @@ class ForgetRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="forget"):
         return f"{self.subject}: dropped"
 
 
+class TuneRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="tune"):
+    """A :class:`~midstream.Tune`: the knobs it set, in microseconds, bytes or rows, and their values ``before``.
+
+    None is the default.
+    """
+
+    knobs: dict[str, int | None]
+    before: dict[str, int | None]
+
+    @property
+    def subject(self) -> str:
+        """What it changes, in a few words."""
+        return f"knob{'s' if len(self.knobs) > 1 else ''} {', '.join(self.knobs)}"
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {in_words(name, value)}" for name, value in self.knobs.items())
+
+
 PlanRecord = InsertRecord | RemoveRecord | RewireRecord
 """The record of an edit of the plan."""
-EditRecord = UpdateRecord | MoveRecord | RescaleRecord | InsertRecord | RemoveRecord | RewireRecord | ForgetRecord
+EditRecord = (
+    UpdateRecord | MoveRecord | RescaleRecord | InsertRecord | RemoveRecord | RewireRecord | ForgetRecord | TuneRecord
+)
 """The record of an edit, by its ``kind``. Each says what its ``subject`` is, and as text what it does."""
 
 
@@ -298,6 +320,13 @@ class ChangeRecord(msgspec.Struct, frozen=True):
     def new_functions(self) -> tuple[str, ...]:
         """The operators that were updated or inserted."""
         return (*self.operators, *(edit.operator for edit in self.edits if isinstance(edit, InsertRecord)))
+
+    @property
+    def tuned(self) -> dict[str, int | None]:
+        """The knobs that it set; None for the default."""
+        return {
+            name: value for edit in self.edits if isinstance(edit, TuneRecord) for name, value in edit.knobs.items()
+        }
 
     @property
     def plan_edits(self) -> tuple[PlanRecord, ...]:

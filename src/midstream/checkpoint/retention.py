@@ -45,7 +45,9 @@ def blobs_on_record(records: Iterable[ChangeRecord], kept: int = KEPT_REVISIONS)
         for edit in record.edits:
             if isinstance(edit, InsertRecord | UpdateRecord):
                 newest[edit.operator] = edit.function
-    recent = [*pending, *applied[-kept:]]
+    # Those that tuned knobs hold no functions, and there may be very many of them.
+    with_functions = [record for record in applied if record.updates or record.plan_edits]
+    recent = [*pending, *applied[-kept:], *with_functions[-kept:]]
     configurations = {record.configuration for record in recent if record.configuration is not None}
     functions = {
         digest for record in recent for update in record.updates for digest in (update.function, update.before)

@@ -25,7 +25,18 @@ from midstream.server.client import JobClient
 from midstream.server.messages import JobState
 from midstream.server.registry import ServedEntry, served_jobs
 
-__all__ = ["client_of_job_or_folder", "deploy", "epoch", "explain", "history", "jobs", "revert", "status", "update"]
+__all__ = [
+    "client_of_job_or_folder",
+    "deploy",
+    "epoch",
+    "explain",
+    "history",
+    "jobs",
+    "revert",
+    "status",
+    "tell_outcome",
+    "update",
+]
 
 LOOK_S = 5.0
 
@@ -136,7 +147,7 @@ def update(
         client = client_of(job)
         wanted = updates_of(updates, migrate or [], returns or [])
         record = client.update(*wanted, scheduler=scheduler, time_limit=time_limit, note=note)
-        _tell_outcome(client, record, job, no_wait)
+        tell_outcome(client, record, job, no_wait)
 
 
 def deploy(
@@ -184,7 +195,7 @@ def deploy(
                 return
             found = client.deploy(script, migrate=steps, scheduler=scheduler, time_limit=time_limit, note=note)
         if found.change is not None:
-            _tell_outcome(client, found.change, job, no_wait)
+            tell_outcome(client, found.change, job, no_wait)
 
 
 def history(
@@ -226,10 +237,11 @@ def revert(
             typer.echo(taken_back_text(revert_offline(job, revision, steps)))
             return
         record = client.revert(revision, migrate=steps, scheduler=scheduler)
-        _tell_outcome(client, record, job, no_wait)
+        tell_outcome(client, record, job, no_wait)
 
 
-def _tell_outcome(client: JobClient, record: ChangeRecord, job: str, no_wait: bool) -> None:
+def tell_outcome(client: JobClient, record: ChangeRecord, job: str, no_wait: bool) -> None:
+    """Wait for the outcome of a change, unless that is not wanted, and print it; exits with 1 if it failed."""
     what = f"revision {record.revision} ({record.subjects})"
     if not no_wait:
         try:

@@ -213,6 +213,7 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     ``live`` names all blobs that a task may still need; a worker drops all others that it has loaded.
     ``beside`` has the partitions of the stage that ran on the task's executor in the last committed epoch, and
     ``awaited`` the bins that this executor prefetches for the stage: their bins stay in its base. None: not known.
+    ``knobs`` has those that do not have their defaults.
     """
 
     revision: Revision
@@ -225,6 +226,7 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     live: tuple[Digest, ...] = ()
     beside: tuple[PartitionId, ...] | None = None
     awaited: tuple[BinId, ...] = ()
+    knobs: dict[str, int] = {}
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
@@ -313,6 +315,8 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     """Where partitions ran in the last committed epoch, if that is known."""
     prefetch: tuple[PrefetchRequest, ...] = ()
     """What executors should load ahead, as in :class:`PrefetchWanted`."""
+    knobs: dict[str, int] = {}
+    """The knobs that tasks go by, as far as they do not have their defaults; see :mod:`midstream.flow.knobs`."""
 
 
 class PrefetchWanted(msgspec.Struct, frozen=True, tag=True):

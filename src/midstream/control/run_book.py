@@ -89,6 +89,7 @@ class RunBook:
             live=opened.live,
             beside=self._beside(task, worker),
             awaited=self._awaited(task, worker),
+            knobs=opened.knobs,
         )
 
     def _beside(self, task: TaskId, worker: WorkerId | None) -> tuple[PartitionId, ...] | None:

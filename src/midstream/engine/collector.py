@@ -20,12 +20,13 @@ from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.key_space import MAX_BINS, KeySpace, pack_counts
 from midstream.engine.frames import FrameKind, Header, encode_rows, frame
 from midstream.engine.intake import Carried
+from midstream.flow.knobs import knob_value
 from midstream.ids import PartitionId, Revision, StageIndex, WireId
 from midstream.planner.assignment import Assignment
 from midstream.planner.stages import Leaves, Wire
 
-FRAME_BYTES = 1 << 20
-HELD_BYTES = 64 << 20
+FRAME_BYTES = knob_value({}, "frame")
+HELD_BYTES = knob_value({}, "held_output")
 
 
 class _Destination(NamedTuple):
@@ -59,7 +60,12 @@ class Collector:
         partition: PartitionId,
         following: StageIndex,
         assignments: Mapping[StageIndex, Assignment],
+        *,
+        frame_bytes: int = FRAME_BYTES,
+        held_bytes: int = HELD_BYTES,
     ) -> None:
+        self._frame_bytes = frame_bytes
+        self._most_held = held_bytes
         self._typed = leaves is Leaves.TYPED
         self._partition = partition
         self._following = following
@@ -119,9 +125,9 @@ class Collector:
             nbytes = rows.nbytes
             held.nbytes += nbytes
             self._held_bytes += nbytes
-            if held.nbytes >= FRAME_BYTES:
+            if held.nbytes >= self._frame_bytes:
                 self._flush(key)
-        if self._held_bytes > HELD_BYTES:
+        if self._held_bytes > self._most_held:
             self._flush_all()
 
     def pass_on(self, carried: Carried) -> None:
@@ -157,7 +163,7 @@ class Collector:
         held = self._held.pop(place)
         self._held_bytes -= held.nbytes
         rows = pa.concat_batches(held.batches) if len(held.batches) > 1 else held.batches[0]
-        for piece in _pieces(rows, held.nbytes):
+        for piece in _pieces(rows, round(held.nbytes / self._frame_bytes)):
             if self._typed:
                 self._ready.append(piece)
             else:
@@ -184,9 +190,9 @@ def _scattered(owners: npt.NDArray[np.uint16], batch: pa.RecordBatch) -> Iterato
         yield int(owners[start]), arranged.slice(start, end - start)
 
 
-def _pieces(rows: pa.RecordBatch, nbytes: int) -> Iterator[pa.RecordBatch]:
+def _pieces(rows: pa.RecordBatch, frames: int) -> Iterator[pa.RecordBatch]:
     """Cut rows into pieces of about the size of a frame; wide rows would otherwise make oversized frames."""
-    count = max(1, min(rows.num_rows, round(nbytes / FRAME_BYTES)))
+    count = max(1, min(rows.num_rows, frames))
     for i in range(count):
         start = rows.num_rows * i // count
         yield rows.slice(start, rows.num_rows * (i + 1) // count - start)

@@ -16,6 +16,7 @@ from midstream.engine.clock import Clock
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import MidstreamError, OperatorFailed
+from midstream.flow.knobs import knob_value
 from midstream.ids import BinId, Digest, Epoch
 from midstream.runtime.reporting import failure_of
 from midstream.runtime.switch_lock import SwitchLock
@@ -67,6 +68,7 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
     revision = assignment.revision
     try:
         sizer = host.sizer(assignment.program)
+        sizer.target_ns = 1000 * knob_value(assignment.knobs, "slice")
         work = TaskRun(task, assignment, host.resources, host.state, clock=host.clock, sizer=sizer)
         with contextlib.closing(work), host.attending(task, work) as lock:
             try:

@@ -58,7 +58,8 @@ from midstream.control.messages import (
 )
 from midstream.control.placement import Placement, require_possible
 from midstream.errors import CheckpointError, FlowError, MidstreamError, ProtocolError
-from midstream.flow.edits import reassignments_in
+from midstream.flow.edits import reassignments_in, tuned_by
+from midstream.flow.knobs import knobs_told
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import DatabaseSink
 from midstream.flow.spec import SinkTable
@@ -197,6 +198,7 @@ class Driver:
                     closing=entry.closing,
                     places=self.placement.places,
                     prefetch=self.placement.requests,
+                    knobs=knobs_told(configuration.knobs),
                 )
             )
             self._open = run
@@ -390,7 +392,9 @@ class Driver:
         """Prepare a change as if it were requested now."""
         blobs = self._checkpoint.blobs
         with blobs.holds.preparing(), blobs.together():
-            return self.changes.check(self.changes.store(request))
+            prepared = self.changes.check(self.changes.store(request))
+            self._edge.check_knobs(tuned_by(request.edits))
+            return prepared
 
     def request(self, request: Request) -> Change:
         """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
@@ -404,6 +408,7 @@ class Driver:
             with self._checkpoint.blobs.together():  # synced before the record of the change refers to them
                 request = self.changes.store(request)
                 prepared = self.changes.check(request)
+                self._edge.check_knobs(tuned_by(request.edits))
                 if request.preflight:
                     self._try(prepared)
                 self._claim_sinks(prepared)

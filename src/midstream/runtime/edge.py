@@ -64,6 +64,9 @@ class Edge(Protocol):
     def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
         """Call transforms on no rows; raises :class:`~midstream.errors.FlowError` if one cannot work."""
 
+    def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
+        """Raises :class:`~midstream.errors.FlowError` if this runtime cannot set a knob that a change tunes."""
+
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
         """Spread partitions over the executors that exist now, and return where each would be. Nothing runs
         there until :meth:`adopt_places`, so what they will own can be loaded ahead. Empty if partitions do not stick to

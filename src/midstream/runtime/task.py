@@ -75,6 +75,7 @@ class TaskRun:
                 states=self._states,
                 outlets=self._outlets,
                 recorder=self._recorder,
+                knobs=order.knobs,
             )
         except BaseException:
             self.close()

@@ -275,6 +275,7 @@ def state_of(job: Job) -> JobState:
         error=None if exception is None else str(exception),
         sweep=metrics.sweep,
         errors={stats.operator: stats.errors for stats in metrics.operators if stats.errors},
+        knobs=job.knobs,
         rows_ahead={stats.operator: stats.rows_ahead for stats in metrics.operators if stats.rows_ahead},
     )
 

@@ -20,7 +20,7 @@ from midstream.checkpoint.change_records import ChangeRecord
 from midstream.checkpoint.savepoints import Savepoint
 from midstream.data.schema import ddl_of
 from midstream.errors import FlowError, FunctionError
-from midstream.flow.edits import Edit, Insert, Move, Remove, Rescale, Rewire, Update
+from midstream.flow.edits import Edit, Insert, Move, Remove, Rescale, Rewire, Tune, Update
 from midstream.flow.functions import pack
 from midstream.flow.graph_format import graph_from_document, graph_to_document
 from midstream.flow.inputs import describe_table
@@ -46,6 +46,7 @@ __all__ = [
     "RewireMessage",
     "SavepointRequest",
     "SavepointState",
+    "TuneMessage",
     "UpdateMessage",
     "Welcome",
     "message_of",
@@ -162,11 +163,21 @@ class RewireMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
         return Rewire(self.operator, self.to, self.input)
 
 
+class TuneMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="tune"):
+    """A :class:`~midstream.Tune` as a message: texts such as ``"500 ms"``, numbers, or null for a default."""
+
+    knobs: dict[str, int | str | None]
+
+    def edit(self) -> Tune:
+        """The edit."""
+        return Tune(**self.knobs)
+
+
 def _names(given: Any) -> tuple[str, ...]:
     return tuple(given) if isinstance(given, tuple | list) else () if given is None else (given,)
 
 
-EditMessage = UpdateMessage | MoveMessage | RescaleMessage | InsertMessage | RemoveMessage | RewireMessage
+EditMessage = UpdateMessage | MoveMessage | RescaleMessage | InsertMessage | RemoveMessage | RewireMessage | TuneMessage
 """An edit on its way, by its ``kind``."""
 EDIT_KINDS = tuple(repr(kind.__struct_config__.tag) for kind in get_args(EditMessage))
 """The kinds of edits, for messages to people."""
@@ -187,6 +198,8 @@ def message_of(edit: Edit) -> EditMessage:
             return RemoveMessage(operator)
         case Rewire(operator=operator, to=to, input=number):
             return RewireMessage(operator, _names(to), number)
+        case Tune(knobs=knobs):
+            return TuneMessage(dict(knobs))
     raise FlowError(f"a {type(edit).__name__} cannot be sent to a job; deploy the whole script")
 
 
@@ -357,6 +370,8 @@ class JobState(msgspec.Struct, frozen=True):
     """Bad rows by operator; only operators that have some."""
     rows_ahead: dict[str, int] = {}
     """By source, rows whose event time was too far in the future to move the watermark; only sources that have some."""
+    knobs: dict[str, int | None] = {}
+    """Every knob's value, in microseconds, bytes or rows; null for no limit."""
 
 
 class Explained(msgspec.Struct, frozen=True):

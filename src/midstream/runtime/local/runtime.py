@@ -78,6 +78,10 @@ SUSPICION = 5
 """How much more often a second attempt starts if the first has switched: it must switch at the same row."""
 FULL_RUNS = 4
 """Runs of an epoch in which faults have their full probability; see :class:`Faults`."""
+_NO_KNOBS = {
+    "rows_per_epoch": "all epochs are cut before the run; give the GeneratorSource max_rows_per_epoch=",
+    "batch": "the local runtime has no JVM that hands rows over",
+}
 BEFORE = StageIndex(-1)
 """Used instead of a stage: before an epoch is opened."""
 
@@ -345,6 +349,12 @@ class _Runtime:
     def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
         """Call their local functions."""
         check_transforms(graph, names)
+
+    def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
+        """Refuse what does not exist here. ``pace`` is taken: time does not pass by itself."""
+        for name, why in _NO_KNOBS.items():
+            if tuned.get(name) is not None:
+                raise FlowError(f"knob {name} is for Spark: {why}")
 
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
         """Choose anew."""

@@ -28,6 +28,7 @@ from midstream.control.placement import ExecutorShare
 from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.edits import Edit
+from midstream.flow.knobs import KNOBS
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
@@ -39,6 +40,7 @@ from midstream.runtime.notebook import card_of, keep_showing
 from midstream.runtime.reporting import unexpected
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.heartbeat import Heartbeat
+from midstream.runtime.spark.pace import RowLimit
 from midstream.runtime.watch import Watch, Watches
 
 KEPT_PROGRESS = 100
@@ -85,6 +87,8 @@ class Job(MigratingJob):
         local_state: str | None = None,
         audit: str | None = None,
         close_with: StructType | None = None,
+        trigger_us: int | None = None,
+        row_limit: RowLimit | None = None,
     ) -> None:
         self._spark = spark
         self._close_with = close_with
@@ -93,7 +97,16 @@ class Job(MigratingJob):
         self._control = control
         self._changes = changes
         self._heartbeat = Heartbeat(
-            spark, changes, checkpoint, control, local_state=local_state, audit=audit, on_commit=self._committed
+            spark,
+            changes,
+            checkpoint,
+            control,
+            local_state=local_state,
+            audit=audit,
+            on_commit=self._committed,
+            is_running=self._is_query_active,
+            trigger_us=trigger_us,
+            row_limit=row_limit,
         )
         self._query: StreamingQuery | None = None
         self._server: HttpInterface | None = None
@@ -126,6 +139,12 @@ class Job(MigratingJob):
     def revision(self) -> Revision:
         """The revision of its current configuration; every change makes the next one."""
         return self._changes.configuration.revision
+
+    @property
+    def knobs(self) -> dict[str, int | None]:
+        """The value of every knob, in microseconds, bytes or rows; None for no limit. See :class:`midstream.Tune`."""
+        tuned = self._changes.configuration.knobs
+        return {name: tuned.get(name, knob.default) for name, knob in KNOBS.items()}
 
     @property
     def on_trial(self) -> Change | None:
@@ -246,7 +265,7 @@ class Job(MigratingJob):
 
         :param edits: what to change together, in any mixture: :class:`midstream.Update` gives an operator another
             function; :class:`midstream.Insert`, :class:`midstream.Remove` and :class:`midstream.Rewire` change the
-            plan.
+            plan; :class:`midstream.Tune` sets knobs.
         :param scheduler: how the change is enacted, see :class:`~midstream.planner.change_plan.Scheduler`.
         :param time_limit: an epoch on trial must be done within this time (``"5 seconds"``) after the change has taken
             effect in it, or the change is rolled back.
@@ -431,6 +450,13 @@ class Job(MigratingJob):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _is_query_active(self) -> bool:
+        query = self._query
+        try:
+            return query is None or query.isActive
+        except Exception:  # Spark has ended
+            return False
 
     # ── the heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────
 
