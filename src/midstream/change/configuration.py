@@ -41,9 +41,10 @@ FIELDS = {
     "partitions": int,
     "kept": Mapping[str, StateLayout],
     "knobs": Mapping[str, int],
+    "flushed": tuple[str, ...],
 }
 """Fields of a configuration's document, in addition to the graph's."""
-_LATER_FIELDS = ("partitions", "kept", "knobs")
+_LATER_FIELDS = ("partitions", "kept", "knobs", "flushed")
 """Fields that documents of older versions lack."""
 
 
@@ -54,7 +55,8 @@ class Configuration:
     ``assignments`` has the stages behind an exchange. ``blobs`` holds the digest of each operator's function or table,
     ``migrations`` the migrations that bring its state up to date. ``partitions`` is how many a new stage gets,
     ``kept`` has the operators that left state when they were removed, ``knobs`` the knobs that do not have their
-    defaults. The programs and the document follow from these; :meth:`store` puts them into the blob store.
+    defaults. ``flushed`` are operators that close all that is open at the end of an epoch. The programs and the
+    document follow from these; :meth:`store` puts them into the blob store.
     """
 
     plan: Plan
@@ -65,6 +67,7 @@ class Configuration:
     partitions: int = 1
     kept: Mapping[str, StateLayout] = field(default_factory=dict)
     knobs: Mapping[str, int] = field(default_factory=dict)
+    flushed: tuple[str, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -90,6 +93,7 @@ class Configuration:
             "partitions": self.partitions,
             "kept": self.kept,
             "knobs": self.knobs,
+            "flushed": self.flushed,
         }
         return {name: CODEC.encode(values[name], hint) for name, hint in FIELDS.items()}
 
@@ -136,6 +140,7 @@ def read_configuration(data: bytes, revision: Revision) -> Configuration:
         fields.get("partitions", partitions),
         fields.get("kept", {}),
         fields.get("knobs", {}),
+        fields.get("flushed", ()),
     )
 
 

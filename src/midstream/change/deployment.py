@@ -5,7 +5,7 @@ Functions are compared by what they do, not by where they stand: moving a functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from midstream.flow.functions import likeness
 from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Add, Connect, Step, TakeOut
 from midstream.flow.sinks import CallSink, DatabaseSink, MemorySink
+from midstream.operators.plan_edits import require_flushable
 
 __all__ = ["Deployment", "deployment_of"]
 
@@ -30,9 +31,13 @@ class Deployment:
 
 
 def deployment_of(
-    current: Configuration, script: Graph, migrate: Mapping[str, Callable[[Any, Any], None]] | None = None
+    current: Configuration,
+    script: Graph,
+    migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+    flush: Collection[str] = (),
 ) -> Deployment:
-    """Compare a script with what a job runs. ``migrate`` has functions that convert the state of updated processes.
+    """Compare a script with what a job runs. ``migrate`` has functions that convert the state of updated processes,
+    ``flush`` the operators that emit all they hold before they go.
 
     Raises :class:`FlowError` for the script of another flow, and for other sources.
     """
@@ -44,7 +49,8 @@ def deployment_of(
         )
     _check_sources(graph, script)
     migrations = dict(migrate or {})
-    dropped: list[Step] = [TakeOut(op.name) for op in graph if op.name not in script]
+    dropped: list[Step] = [TakeOut(op.name, op.name in flush) for op in graph if op.name not in script]
+    _check_flushed(flush, graph, [op.name for op in graph if op.name not in script])
     added: list[Step] = []
     connected: list[Step] = []
     updates: list[Update] = []
@@ -74,6 +80,16 @@ def deployment_of(
         )
     steps = (*dropped, *added, *connected)
     return Deployment((*([Redraw(steps)] if steps else []), *updates), tuple(untouched))
+
+
+def _check_flushed(flush: Collection[str], graph: Graph, gone: Collection[str]) -> None:
+    if strangers := sorted(set(flush) - set(gone)):
+        raise FlowError(
+            f"flush= names {', '.join(strangers)}, which the script does not remove; it removes "
+            f"{', '.join(gone) or 'no operator'}"
+        )
+    for name in flush:
+        require_flushable(graph[name], f"Removal of {graph[name].kind} {name!r}")
 
 
 _ANOTHER = Update("", None)

@@ -36,14 +36,19 @@ _WHAT = "an operator in the record of a change"
 
 
 def plan_records(
-    before: Configuration, after: Configuration, replaced: Collection[str], sources: Mapping[str, tuple[str, str]]
+    before: Configuration,
+    after: Configuration,
+    replaced: Collection[str],
+    sources: Mapping[str, tuple[str, str]],
+    flushed: Collection[str] = (),
 ) -> tuple[PlanRecord, ...]:
     """What a change did to the plan. ``sources`` has the label and the text of the functions of new operators."""
     difference = difference_of(before.graph, after.graph, replaced)
     found: list[PlanRecord] = []
     for name in (*difference.replaced, *difference.removed):
         op = before.graph[name]
-        found.append(RemoveRecord(name, _encoded(op), before.blobs.get(name, NOT_STORED), _takes(before.graph, op)))
+        function, takes = before.blobs.get(name, NOT_STORED), _takes(before.graph, op)
+        found.append(RemoveRecord(name, _encoded(op), function, takes, name in flushed))
     for op in after.graph:
         if op.name in (*difference.replaced, *difference.added):
             label, source = sources.get(op.name, (op.kind, ""))
@@ -109,7 +114,7 @@ def steps_towards(graph: Graph, edits: Iterable[PlanRecord], load: Load) -> tupl
         is_there = name in graph
         if isinstance(edit, RemoveRecord):
             if is_there:
-                steps.append(TakeOut(name))
+                steps.append(TakeOut(name, edit.flush))
             given.pop(name, None)
             continue
         op = described_operator(edit)

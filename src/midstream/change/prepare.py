@@ -27,6 +27,7 @@ from midstream.flow.edits import (
     added_by,
     check_edits,
     dropped_by,
+    flushed_by,
     reassignments_in,
     revise,
     steps_in,
@@ -41,6 +42,7 @@ from midstream.flow.sinks import MemorySink
 from midstream.flow.transactions import Transaction
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.operators.plan_edits import resolved
+from midstream.planner.assignment import Assignment
 from midstream.planner.carried_assignments import carried
 from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
 from midstream.planner.merged_flow import MergedFlow, merge
@@ -65,6 +67,22 @@ class PreparedChange:
     edits: tuple[EditRecord, ...]
     merged: MergedFlow
     waits_for: str | None = None
+    flush: Configuration | None = None
+    """What runs for one epoch before ``after``, if operators emit all that they hold before they go."""
+
+    @property
+    def first(self) -> Configuration:
+        """What runs from the first epoch on that begins under the change."""
+        return self.after if self.flush is None else self.flush
+
+    def with_assignments(self, assignments: Mapping[StageIndex, Assignment], store: BlobStore) -> PreparedChange:
+        """The same change with other owners of bins."""
+        return replace(
+            self,
+            before=self.before.with_assignments(assignments),
+            after=self.after.with_assignments(assignments).store(store),
+            flush=None if self.flush is None else self.flush.with_assignments(assignments).store(store),
+        )
 
     @property
     def from_next_epoch(self) -> bool:
@@ -102,10 +120,14 @@ class PreparedChange:
             for port in graph[name].inputs
         )
 
+    @property
+    def _flushed(self) -> tuple[str, ...]:
+        return () if self.flush is None else self.flush.flushed
+
     def describe(self) -> str:
         """The plan, and the reason if it waits."""
         text = self.plan.describe()
-        lines = [text, *(f"  {line}" for line in described_plan(self.before, self.after, self.merged))]
+        lines = [text, *(f"  {line}" for line in described_plan(self.before, self.after, self.merged, self._flushed))]
         lines += [f"  {line}" for line in _described_moves(self.before, self.after)]
         lines += [f"  {line}" for line in described_knobs(self.before.knobs, self.after.knobs)]
         if self.waits_for is not None and not self.plan.from_next_epoch:
@@ -218,6 +240,9 @@ def prepare(
         waits_for = waits_for or "the tasks of an epoch have the same knobs"
     if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
         _check_outlets(current.graph, graph)
+    flushed = flushed_by(edits)
+    if flushed:
+        waits_for = "operators emit all that they hold in an epoch of its own"
     kept = _stored(graph, edits, store, stored or {}, migrates or {})
     after = _applied(current, graph, edits, kept, revision).store(store)
     sources = {
@@ -228,9 +253,10 @@ def prepare(
     records = (
         *(_record(edit, current, after, kept) for edit in edits if not isinstance(edit, Redraw | Tune)),
         *([tune_record(current.knobs, tuned)] if tuned else []),
-        *plan_records(current, after, replaced, sources),
+        *plan_records(current, after, replaced, sources, flushed),
     )
-    return PreparedChange(current, after, plan, records, merged, waits_for)
+    flush = replace(current, revision=revision, flushed=flushed).store(store) if flushed else None
+    return PreparedChange(current, after, plan, records, merged, waits_for, flush)
 
 
 def _require_fitting_state(current: Configuration, graph: Graph) -> None:

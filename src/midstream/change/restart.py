@@ -41,11 +41,15 @@ __all__ = ["Pending", "Restart", "drop_changes", "restart_of"]
 
 @dataclass(frozen=True)
 class Pending:
-    """The change that was on trial when the driver died. ``is_committed``: it was in effect in a committed epoch."""
+    """The change that was on trial when the driver died. ``is_committed``: it was in effect in a committed epoch.
+
+    ``is_flushed``: only the epoch before it is committed, in which operators emitted what they held.
+    """
 
     record: ChangeRecord
     prepared: PreparedChange
     is_committed: bool
+    is_flushed: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ def restart_of(
     if pending is not None:
         try:
             resumed = _resumed(configuration, pending, store, outcomes, is_committed=is_committed)
+            if is_committed and before is not None and before.flushed:
+                resumed = replace(resumed, is_committed=False, is_flushed=True)
         except _NothingToResume as reason:
             # A change of owners alone is over with its first epoch; the manifest has the owners.
             is_applied = is_committed and not pending.updates
@@ -258,6 +264,8 @@ def _resumed(
     """
     record = msgspec.structs.replace(pending, revision=Revision(max(pending.revision, configuration.revision + 1)))
     steps = _steps(configuration, [record], store, records)
+    if is_committed:  # then an epoch before it has emitted what they held
+        steps = tuple(TakeOut(step.name) if isinstance(step, TakeOut) else step for step in steps)
     known = [
         update
         for update in record.updates

@@ -93,6 +93,8 @@ class _Trial:
     """Runs under it that failed without a function's failing, since the last commit."""
     is_committed: bool = False
     """Whether a committed epoch ran under it, in whole or in part."""
+    is_flushed: bool = False
+    """Whether the epoch is committed in which operators emitted all that they held, before the change itself."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Changes:
         roll-back would restore, and those of the changes that wait."""
         configurations = [self.configuration, *(queued.change.prepared.after for queued in self._queue)]
         if self._trial is not None:
-            configurations.append(self._trial.change.prepared.before)
+            configurations += [self._trial.change.prepared.before, self._trial.change.prepared.after]
         return frozenset().union(*(configuration.digests() for configuration in configurations))
 
     def check(self, request: Request) -> PreparedChange:
@@ -159,7 +161,9 @@ class Changes:
     def newest(self) -> Configuration:
         """The configuration once all changes that wait have taken effect."""
         queue = tuple(self._queue)
-        return queue[-1].change.prepared.after if queue else self.configuration
+        if queue:
+            return queue[-1].change.prepared.after
+        return self.configuration if self._trial is None else self._trial.change.prepared.after
 
     def request(self, request: Request, prepared: PreparedChange, preparation_ms: float) -> Change:
         """Take a checked change; it waits if another one is in progress. The caller enacts what is ready."""
@@ -204,14 +208,14 @@ class Changes:
         """Continue with a change that was on trial when the driver died."""
         change = Change(pending.prepared, pending.record, self._stopwatch)
         self._highest = Revision(max(self._highest, change.revision))
-        self._trial = _Trial(change, is_committed=pending.is_committed)
-        self.configuration = pending.prepared.after
+        self._trial = _Trial(change, is_committed=pending.is_committed, is_flushed=pending.is_flushed)
+        self.configuration = pending.prepared.first
         self._tell_progress(self._trial)
         return change
 
     def _put_on_trial(self, change: Change) -> None:
         self._trial = _Trial(change)
-        self.configuration = change.prepared.after
+        self.configuration = change.prepared.first
         self._tell_progress(self._trial)
 
     # ── assignments ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -227,11 +231,12 @@ class Changes:
 
         A roll-back keeps them, and so does a change that waits: it is prepared for other functions only.
         """
-        self.configuration = self.configuration.with_assignments(assignments).store(self._store)
-        if self._trial is not None:
-            prepared = self._trial.change.prepared
-            before = prepared.before.with_assignments(assignments)
-            self._trial.change.relink(replace(prepared, before=before, after=self.configuration))
+        if self._trial is None:
+            self.configuration = self.configuration.with_assignments(assignments).store(self._store)
+            return
+        trial, prepared = self._trial, self._trial.change.prepared.with_assignments(assignments, self._store)
+        trial.change.relink(prepared)
+        self.configuration = prepared.after if trial.is_flushed else prepared.first
 
     # ── events of the run ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -240,6 +245,10 @@ class Changes:
         trial = self._trial
         if trial is None:
             return None
+        if self.configuration.flushed:
+            names = ", ".join(self.configuration.flushed)
+            trial.change.note(f"epoch {epoch} is the last one of {names}: it emits all that is held open")
+            return trial.change.revision
         trial.change.took_effect_in(epoch)
         trial.change.note(f"epoch {epoch} begins under it", in_effect=True)
         return trial.change.revision
@@ -265,7 +274,12 @@ class Changes:
         trial = self._trial
         if trial is None or commit.revision != trial.change.revision:
             return
-        trial.is_committed, trial.losses = True, 0
+        trial.losses = 0
+        if opened.flushed:
+            trial.is_flushed = True
+            self.configuration = trial.change.prepared.after
+            return
+        trial.is_committed = True
         if opened.revision != commit.revision:
             return
         trial.epochs += 1
@@ -300,7 +314,8 @@ class Changes:
         self.configuration = change.prepared.before.as_revision(self._highest).store(self._store)
         self._trial = None
         advice = after_roll_back(failure, change.record.new_functions, self._highest, is_committed=trial.is_committed)
-        outcome = Outcome.REVERTED if trial.is_committed else Outcome.ROLLED_BACK
+        has_effect = trial.is_committed or trial.is_flushed
+        outcome = Outcome.REVERTED if has_effect else Outcome.ROLLED_BACK
         self._end(change, outcome, f"{failure.why}\n\n{advice}")
         self._next()
         return True
@@ -368,8 +383,7 @@ class Changes:
         """A change for the owners of now; None if more than owners has changed since it was prepared."""
         if _reassigns(prepared) or prepared.before.with_assignments(base.assignments) != base:
             return None
-        after = prepared.after.with_assignments(base.assignments).store(self._store)
-        return replace(prepared, before=base, after=after)
+        return replace(prepared.with_assignments(base.assignments, self._store), before=base)
 
     def _prepare(self, base: Configuration, request: Request, number: int | None = None) -> PreparedChange:
         """Prepare a change. ``number`` is given if the log has it already; what a revert undoes is then found again."""

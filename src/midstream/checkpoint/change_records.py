@@ -150,12 +150,16 @@ class InsertRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="insert"):
 
 
 class RemoveRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="remove"):
-    """An operator that a change removed from the flow; the fields are those of :class:`InsertRecord`."""
+    """An operator that a change removed from the flow; the fields are those of :class:`InsertRecord`.
+
+    ``flush``: the epoch before emitted all that it held open.
+    """
 
     operator: str
     described: dict[str, Any]
     function: Digest
     takes: tuple[str, ...]
+    flush: bool = False
 
     @property
     def subject(self) -> str:

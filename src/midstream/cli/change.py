@@ -168,6 +168,14 @@ def deploy(
     ] = None,
     note: Annotated[str | None, typer.Option(help="The reason, for the history.")] = None,
     svg: Annotated[Path | None, typer.Option(help="File for a drawing of the change.", show_default=False)] = None,
+    flush: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPERATOR",
+            help="A window, outer join or process with timers that the script removes: it emits all that is open "
+            "before it goes; may be repeated.",
+        ),
+    ] = None,
     no_wait: NoWaitOption = False,
 ) -> None:
     """Run what a script says: what differs from the running flow becomes one change, rolled back if it fails."""
@@ -184,7 +192,7 @@ def deploy(
                     )
                 typer.echo(restart_plan(job, script))
                 return
-            planned = client.deploy(script, migrate=steps, scheduler=scheduler, plan_only=True)
+            planned = client.deploy(script, migrate=steps, flush=flush or (), scheduler=scheduler, plan_only=True)
             if not planned.text:
                 typer.echo("The job runs what the script says: nothing to change.")
                 return
@@ -193,7 +201,9 @@ def deploy(
                 write_text(svg, planned.svg)
             if plan:
                 return
-            found = client.deploy(script, migrate=steps, scheduler=scheduler, time_limit=time_limit, note=note)
+            found = client.deploy(
+                script, migrate=steps, flush=flush or (), scheduler=scheduler, time_limit=time_limit, note=note
+            )
         if found.change is not None:
             tell_outcome(client, found.change, job, no_wait)
 

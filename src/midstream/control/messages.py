@@ -213,7 +213,7 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     ``live`` names all blobs that a task may still need; a worker drops all others that it has loaded.
     ``beside`` has the partitions of the stage that ran on the task's executor in the last committed epoch, and
     ``awaited`` the bins that this executor prefetches for the stage: their bins stay in its base. None: not known.
-    ``knobs`` has those that do not have their defaults.
+    ``knobs`` has those that do not have their defaults, ``flushed`` the operators that close all that is open.
     """
 
     revision: Revision
@@ -227,6 +227,7 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     beside: tuple[PartitionId, ...] | None = None
     awaited: tuple[BinId, ...] = ()
     knobs: dict[str, int] = {}
+    flushed: tuple[str, ...] = ()
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
@@ -317,6 +318,8 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     """What executors should load ahead, as in :class:`PrefetchWanted`."""
     knobs: dict[str, int] = {}
     """The knobs that tasks go by, as far as they do not have their defaults; see :mod:`midstream.flow.knobs`."""
+    flushed: tuple[str, ...] = ()
+    """Operators that close all that is open at the end of this epoch, whatever the watermark."""
 
 
 class PrefetchWanted(msgspec.Struct, frozen=True, tag=True):

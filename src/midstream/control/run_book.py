@@ -90,6 +90,7 @@ class RunBook:
             beside=self._beside(task, worker),
             awaited=self._awaited(task, worker),
             knobs=opened.knobs,
+            flushed=opened.flushed,
         )
 
     def _beside(self, task: TaskId, worker: WorkerId | None) -> tuple[PartitionId, ...] | None:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from midstream.data.key_space import KeySpace
-from midstream.data.times import EpochTimes
+from midstream.data.times import END_OF_TIME, EpochTimes
 from midstream.engine.aggregation.combiner import Combiner
 from midstream.engine.bad_rows import ErrorsBranch, Screen
 from midstream.engine.resources import Resources
@@ -39,6 +40,8 @@ class Parts:
     times: EpochTimes
     revision: Revision
     keepers: dict[str, HandleKeeper] = field(default_factory=dict)
+    flushed: frozenset[str] = frozenset()
+    """Operators for which all of time is over at the end of this epoch."""
 
     def under(self, program: StageProgram, revision: Revision) -> Parts:
         """The parts of the same task under another revision."""
@@ -83,6 +86,8 @@ class TaskSpec(Spec, ABC):
 def instantiate(operator: Operator, parts: Parts) -> OperatorInTask:
     """Load what an operator needs and build it in a task."""
     spec = operator.spec
+    if operator.name in parts.flushed:
+        parts = replace(parts, times=msgspec.structs.replace(parts.times, watermark=END_OF_TIME))
     if isinstance(spec, TaskSpec):
         return spec.instantiate(operator, parts)
     return OperatorInTask((_passing_step(operator),) * len(parts.takes(operator)))

@@ -12,7 +12,7 @@ themselves: the old one until the task's switch, the new one from then on, and t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -88,6 +88,7 @@ class StageRunner:
         outlets: FileOutlets,
         recorder: Recorder | None = None,
         knobs: Mapping[str, int] | None = None,
+        flushed: Collection[str] = (),
     ) -> None:
         knobs = knobs or {}
         self._program = program
@@ -112,7 +113,7 @@ class StageRunner:
         self._sources = program.timed
         self._event_times: dict[str, int] = {}
         self._widest_row = 0
-        self._parts = Parts(program, resources, states, times, revision)
+        self._parts = Parts(program, resources, states, times, revision, flushed=frozenset(flushed))
         self._nodes: dict[str, OperatorNode] = {}
         for op in program.operators:
             self._nodes[op.name] = node_of(op, revision, self._key_sample)

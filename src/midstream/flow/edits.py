@@ -47,6 +47,7 @@ __all__ = [
     "added_by",
     "check_edits",
     "dropped_by",
+    "flushed_by",
     "reassignments_in",
     "revise",
     "steps_in",
@@ -151,11 +152,15 @@ class Remove(Edit):
 
     Its state is kept under its name, and found again by an operator of that name and layout.
 
+    :param flush: for windows, outer joins and processes with timers: the epoch before the one in which it goes closes
+        all that is open, whatever the watermark, and emits it in the old plan. Default: it stays in the kept state.
+
     >>> Remove("even").operator
     'even'
     """
 
     operator: str
+    flush: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,6 +267,11 @@ def tuned_by(edits: Iterable[Edit]) -> dict[str, int | None]:
 def added_by(edits: Iterable[Edit]) -> tuple[str, ...]:
     """The operators that a change adds."""
     return tuple(step.operator.name for step in steps_in(edits) if isinstance(step, Add))
+
+
+def flushed_by(edits: Iterable[Edit]) -> tuple[str, ...]:
+    """The operators that emit all they hold before a change drops them."""
+    return tuple(step.name for step in steps_in(edits) if isinstance(step, TakeOut) and step.flush)
 
 
 def dropped_by(edits: Iterable[Edit]) -> tuple[str, ...]:

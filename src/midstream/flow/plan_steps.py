@@ -36,12 +36,13 @@ class Add:
 
 @dataclass(frozen=True)
 class TakeOut:
-    """An operator is dropped."""
+    """An operator is dropped, and emits all that it holds before that if ``flush`` is set."""
 
     name: str
+    flush: bool = False
 
     def __str__(self) -> str:
-        return f"-{self.name}"
+        return f"-{self.name}{' (flushed)' if self.flush else ''}"
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,11 @@ class Aggregate(TaskSpec):
         """Whether senders may pre-aggregate rows: not with windows, nor when the order of rows matters."""
         return self.window is None and not any(aggregation.kind.depends_on_order for _, aggregation in self.columns)
 
+    @property
+    def holds_back(self) -> bool:
+        """Open windows."""
+        return self.window is not None
+
     def begins(self, branch: str) -> bool:
         """Totals are new source rows; late rows leave unchanged."""
         return not branch

@@ -15,7 +15,7 @@ from midstream.flow.plan_steps import Add, Connect, Step, TakeOut, outlined, par
 from midstream.operators.builder import Flow
 from midstream.operators.stream import Stream
 
-__all__ = ["resolved"]
+__all__ = ["require_flushable", "resolved"]
 
 
 def resolved(graph: Graph, edits: Sequence[Edit]) -> tuple[Edit, ...]:
@@ -132,6 +132,8 @@ def _removed(graph: Graph, edit: Remove) -> list[Step]:
     what = f"{what} of {op.kind} {op.name!r}"
     if not op.inputs:
         raise _no_sources(op)
+    if edit.flush:
+        require_flushable(op, what)
     steps: list[Step] = []
     for port in op.ports:
         readers = graph.consumers(port)
@@ -148,7 +150,7 @@ def _removed(graph: Graph, edit: Remove) -> list[Step]:
             if graph[name].spec.inputs_are_alike:
                 inputs = list(dict.fromkeys(inputs))
             steps.append(Connect(name, tuple(inputs)))
-    return [*steps, TakeOut(op.name)]
+    return [*steps, TakeOut(op.name, edit.flush)]
 
 
 def _rewired(graph: Graph, edit: Rewire) -> list[Step]:
@@ -185,6 +187,16 @@ def parse_operator(name: object, graph: Graph, what: str) -> str:
     if isinstance(name, str) and name in graph:
         return name
     return parse_port(name, graph, what).operator
+
+
+def require_flushable(op: Operator, what: str) -> None:
+    """Refuse to flush an operator that holds nothing back."""
+    if not op.spec.holds_back:
+        why = "emits its totals in every epoch" if op.kind == "aggregate" else "holds no rows or results back"
+        raise FlowError(
+            f"{what}: flush=True is for what is still open (windows, outer joins, timers of event time), and this "
+            f"{op.kind} {why}; leave flush out"
+        )
 
 
 def _no_sources(op: Operator) -> FlowError:

@@ -67,6 +67,11 @@ class Process(TaskSpec):
         """Whether the user promised it."""
         return self.unique
 
+    @property
+    def holds_back(self) -> bool:
+        """Timers of event time."""
+        return self.has_timers
+
     def errors_schema(self, takes: pa.Schema) -> pa.Schema:
         """A timer that fails has a key but no row, so the other columns may be null."""
         columns = [column if column.name in self.keys else column.with_nullable(True) for column in takes]

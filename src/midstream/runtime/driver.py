@@ -199,6 +199,7 @@ class Driver:
                     places=self.placement.places,
                     prefetch=self.placement.requests,
                     knobs=knobs_told(configuration.knobs),
+                    flushed=configuration.flushed,
                 )
             )
             self._open = run

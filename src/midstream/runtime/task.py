@@ -76,6 +76,7 @@ class TaskRun:
                 outlets=self._outlets,
                 recorder=self._recorder,
                 knobs=order.knobs,
+                flushed=order.flushed,
             )
         except BaseException:
             self.close()

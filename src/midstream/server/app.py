@@ -207,11 +207,14 @@ class _Endpoints:
     def _deploy(self, wanted: DeployRequest) -> Deployed:
         graph, migrate = wanted.unpacked(), wanted.migrations()
         if wanted.plan_only:
-            explanation = self._job.explain_deployment(graph, migrate=migrate, scheduler=wanted.scheduler)
+            explanation = self._job.explain_deployment(
+                graph, migrate=migrate, flush=wanted.flush, scheduler=wanted.scheduler
+            )
             return Deployed() if explanation is None else Deployed(None, str(explanation), explanation.to_svg())
         change = self._job.deploy(
             graph,
             migrate=migrate,
+            flush=wanted.flush,
             scheduler=wanted.scheduler,
             time_limit=wanted.time_limit,
             by=wanted.by,

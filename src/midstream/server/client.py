@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -137,6 +137,7 @@ class JobClient:
         flow: Flow | Graph,
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        flush: Collection[str] = (),
         scheduler: str = "fries",
         time_limit: str | None = None,
         by: str | None = None,
@@ -155,6 +156,7 @@ class JobClient:
             by or whoami(),
             note,
             plan_only,
+            tuple(flush),
         )
         return self._ask("POST", "/deploy", Deployed, body)
 

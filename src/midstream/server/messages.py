@@ -145,10 +145,11 @@ class RemoveMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     """A :class:`~midstream.Remove` as a message."""
 
     operator: str
+    flush: bool = False
 
     def edit(self) -> Remove:
         """The edit."""
-        return Remove(self.operator)
+        return Remove(self.operator, self.flush)
 
 
 class RewireMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="rewire"):
@@ -194,8 +195,8 @@ def message_of(edit: Edit) -> EditMessage:
             return RescaleMessage(partitions, stage)
         case Insert():
             return InsertMessage.of(edit)
-        case Remove(operator=operator):
-            return RemoveMessage(operator)
+        case Remove(operator=operator, flush=flush):
+            return RemoveMessage(operator, flush)
         case Rewire(operator=operator, to=to, input=number):
             return RewireMessage(operator, _names(to), number)
         case Tune(knobs=knobs):
@@ -247,6 +248,8 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: str | None = None
     note: str | None = None
     plan_only: bool = False
+    flush: tuple[str, ...] = ()
+    """Operators that emit all they hold open before they go."""
 
     @staticmethod
     def packed(graph: Graph) -> tuple[bytes, dict[str, bytes]]:

@@ -56,6 +56,7 @@ from midstream.ids import Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation
 from midstream.planner.assignment import Assignment, check_partitions
+from midstream.planner.carried_assignments import carried
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
 from midstream.runtime.driver import Driver
@@ -252,7 +253,8 @@ class _Runtime:
         log, store = self.checkpoint.changes, self.checkpoint.blobs
         first = self._first
         if newest is not None and newest.epoch >= self._found:  # of this run, so its bins stay where they are
-            first = first.with_assignments(configuration_of(newest, store).assignments)
+            left = configuration_of(newest, store)
+            first = first.with_assignments(carried(left.plan, left.assignments, first.plan, first.partitions))
         restart = job_start.restart(first, self.checkpoint)
         changes = Changes(restart.configuration, store, log, wall=self._wall)
         if restart.pending is not None:

@@ -6,7 +6,7 @@ import enum
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -290,6 +290,7 @@ class Job(MigratingJob):
         flow: Flow | Graph,
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        flush: Collection[str] = (),
         scheduler: str = "fries",
         time_limit: str | None = None,
         preflight: bool = True,
@@ -304,8 +305,9 @@ class Job(MigratingJob):
 
         :param flow: the flow as the script now says, of the same name.
         :param migrate: by operator, functions that convert the state of processes whose function changes.
+        :param flush: operators that the script removes, and that emit all they hold open before they go.
         """
-        deployment = self._deployment(flow, migrate)
+        deployment = self._deployment(flow, migrate, flush)
         if not deployment.edits:
             return None
         return self.update(
@@ -318,20 +320,24 @@ class Job(MigratingJob):
         )
 
     def _deployment(
-        self, flow: Flow | Graph, migrate: Mapping[str, Callable[[Any, Any], None]] | None = None
+        self,
+        flow: Flow | Graph,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        flush: Collection[str] = (),
     ) -> Deployment:
         graph = flow.graph if isinstance(flow, Flow) else flow
-        return deployment_of(self._changes.newest(), graph, migrate)
+        return deployment_of(self._changes.newest(), graph, migrate, flush)
 
     def explain_deployment(
         self,
         flow: Flow | Graph,
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        flush: Collection[str] = (),
         scheduler: str = "fries",
     ) -> Explanation | None:
         """Explain what :meth:`deploy` would do, without doing it; None if the job runs what the script says."""
-        deployment = self._deployment(flow, migrate)
+        deployment = self._deployment(flow, migrate, flush)
         return self.explain(*deployment.edits, scheduler=scheduler) if deployment.edits else None
 
     def explain(self, *edits: Edit, scheduler: str = "fries") -> Explanation:
