@@ -68,6 +68,9 @@ class Configuration:
     kept: Mapping[str, StateLayout] = field(default_factory=dict)
     knobs: Mapping[str, int] = field(default_factory=dict)
     flushed: tuple[str, ...] = ()
+    initial: Mapping[str, Digest] = field(default_factory=dict, compare=False)
+    """The packed initial states of operators that have none yet. Not in the document: manifests name what counts."""
+    bins: int = BINS
 
     @property
     def graph(self) -> Graph:
@@ -111,7 +114,7 @@ class Configuration:
     def digests(self) -> frozenset[Digest]:
         """All blobs that it needs: its document, programs, functions, tables and migrations."""
         steps = (step.function for steps in self.migrations.values() for step in steps)
-        return frozenset({self.document.digest, *self.programs, *self.blobs.values(), *steps})
+        return frozenset({self.document.digest, *self.programs, *self.blobs.values(), *steps, *self.initial.values()})
 
     def with_assignments(self, assignments: Mapping[StageIndex, Assignment]) -> Configuration:
         """The same configuration with other owners of bins."""
@@ -185,7 +188,14 @@ def first_configuration(
     with store.together():
         digests = {name: store.put(blob) for name, blob in packed.items()}
         first = Configuration(
-            plan, FIRST_REVISION, assignments, digests, partitions=partitions, kept=kept, knobs=dict(knobs or {})
+            plan,
+            FIRST_REVISION,
+            assignments,
+            digests,
+            partitions=partitions,
+            kept=kept,
+            knobs=dict(knobs or {}),
+            bins=bins,
         )
         return first.store(store)
 

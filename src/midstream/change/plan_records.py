@@ -41,6 +41,7 @@ def plan_records(
     replaced: Collection[str],
     sources: Mapping[str, tuple[str, str]],
     flushed: Collection[str] = (),
+    states: Mapping[str, Digest] | None = None,
 ) -> tuple[PlanRecord, ...]:
     """What a change did to the plan. ``sources`` has the label and the text of the functions of new operators."""
     difference = difference_of(before.graph, after.graph, replaced)
@@ -53,7 +54,8 @@ def plan_records(
         if op.name in (*difference.replaced, *difference.added):
             label, source = sources.get(op.name, (op.kind, ""))
             function = after.blobs.get(op.name, NOT_STORED)
-            found.append(InsertRecord(op.name, _encoded(op), function, _takes(after.graph, op), label, source))
+            state = (states or {}).get(op.name)
+            found.append(InsertRecord(op.name, _encoded(op), function, _takes(after.graph, op), label, source, state))
     for name in difference.rewired:
         inputs = [tuple(map(str, graph[name].inputs)) for graph in (before.graph, after.graph)]
         found.append(RewireRecord(name, *inputs))

@@ -72,6 +72,8 @@ def described_plan(
         if op.spec.is_stateful:
             found = name in before.kept or name in difference.replaced
             state = "; finds the state that was kept under its name" if found else "; starts without state"
+            if name in after.initial and not found:
+                state = "; starts with the state that it is given"
         lines.append(f"{verb} {op.kind} {name!r}{reads}{state}")
     for name in difference.removed:
         op = before.graph[name]

@@ -6,10 +6,11 @@ import contextlib
 import inspect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from midstream.change.configuration import Configuration, state_kept
+from midstream.change.initial_state import initial_states, require_no_other_state
 from midstream.change.knob_records import after_tuning, described_knobs, tune_record
 from midstream.change.plan_records import plan_records
 from midstream.change.plan_wait import described_plan, plan_that_waits
@@ -148,23 +149,30 @@ class StoredEdits:
 
     functions: Mapping[str, Digest]
     migrations: Mapping[str, Digest]
+    states: Mapping[str, Digest] = field(default_factory=dict)
+    """The packed initial states, by operator."""
 
 
 def store_edits(
-    graph: Graph,
+    current: Configuration,
     edits: Sequence[Edit],
     store: BlobStore,
     *,
     stored: Mapping[str, Digest] | None = None,
     migrates: Mapping[str, Digest] | None = None,
+    states: Mapping[str, Digest] | None = None,
 ) -> StoredEdits:
-    """Pack and store the functions and migrations in edits of ``graph``, unless they are stored already.
+    """Pack and store the functions, migrations and initial states in edits, unless they are stored already.
 
     Separate from :func:`prepare` because only this runs the user's code (``__getstate__``, a table's Spark job), which
     may take long. Raises :class:`FlowError` and stores nothing if the edits do not fit.
     """
-    checked = resolved(graph, check_edits(edits))
-    return _stored(revise(graph, checked), checked, store, stored or {}, migrates or {})
+    checked = resolved(current.graph, check_edits(edits))
+    graph, known = revise(current.graph, checked), states or {}
+    packed = initial_states(graph, checked, current.bins, known)
+    require_no_other_state(current, packed)
+    found = _stored(graph, checked, store, stored or {}, migrates or {})
+    return replace(found, states={**known, **{name: store.put(blob) for name, blob in packed.items()}})
 
 
 def apply(
@@ -191,7 +199,7 @@ def _applied(
     plan = compile_plan(graph, configuration.plan.numbers)
     assignments = configuration.assignments
     if added or dropped or steps_in(edits):
-        assignments = carried(configuration.plan, assignments, plan, configuration.partitions)
+        assignments = carried(configuration.plan, assignments, plan, configuration.partitions, configuration.bins)
     return replace(
         configuration,
         plan=plan,
@@ -201,6 +209,7 @@ def _applied(
         migrations=migrations,
         kept=state_kept(configuration, graph),
         knobs=after_tuning(configuration.knobs, tuned_by(edits)),
+        initial={**configuration.initial, **stored.states},
     )
 
 
@@ -213,11 +222,12 @@ def prepare(
     scheduler: Scheduler = Scheduler.FRIES,
     stored: Mapping[str, Digest] | None = None,
     migrates: Mapping[str, Digest] | None = None,
+    states: Mapping[str, Digest] | None = None,
 ) -> PreparedChange:
     """Check a change against the job's configuration, and store its functions and the new configuration.
 
-    ``stored`` and ``migrates`` are functions and migrations that are in the store already, by operator (see
-    :func:`store_edits`). Raises :class:`FlowError` and stores nothing if the change does not fit.
+    ``stored``, ``migrates`` and ``states`` are functions, migrations and initial states that are in the store already,
+    by operator (see :func:`store_edits`). Raises :class:`FlowError` and stores nothing if the change does not fit.
     """
     edits = resolved(current.graph, check_edits(edits))
     graph = revise(current.graph, edits)
@@ -243,7 +253,8 @@ def prepare(
     flushed = flushed_by(edits)
     if flushed:
         waits_for = "operators emit all that they hold in an epoch of its own"
-    kept = _stored(graph, edits, store, stored or {}, migrates or {})
+    kept = store_edits(current, edits, store, stored=stored, migrates=migrates, states=states)
+    require_no_other_state(current, kept.states)
     after = _applied(current, graph, edits, kept, revision).store(store)
     sources = {
         step.operator.name: (_described_payload(step.operator, step.payload), _source(step.payload))
@@ -253,7 +264,7 @@ def prepare(
     records = (
         *(_record(edit, current, after, kept) for edit in edits if not isinstance(edit, Redraw | Tune)),
         *([tune_record(current.knobs, tuned)] if tuned else []),
-        *plan_records(current, after, replaced, sources, flushed),
+        *plan_records(current, after, replaced, sources, flushed, kept.states),
     )
     flush = replace(current, revision=revision, flushed=flushed).store(store) if flushed else None
     return PreparedChange(current, after, plan, records, merged, waits_for, flush)

@@ -228,6 +228,13 @@ def _steps(
     return steps
 
 
+def _given_states(record: ChangeRecord, steps: Iterable[Step]) -> dict[str, Digest]:
+    """The initial states of the operators that these steps add."""
+    added = {step.operator.name for step in steps if isinstance(step, Add)}
+    inserts = [edit for edit in record.edits if isinstance(edit, InsertRecord) and edit.operator in added]
+    return {edit.operator: edit.state for edit in inserts if edit.state is not None}
+
+
 def _written_for(graph: Graph, stored: Mapping[str, Course]) -> dict[str, tuple[pa.Schema, ...]]:
     """The columns that recorded functions were written for, where their inputs have more columns now."""
     found = {}
@@ -294,6 +301,7 @@ def _resumed(
             scheduler=Scheduler(record.scheduler),
             stored={**_inserted([record]), **{update.operator: update.function for update in known}},
             migrates={update.operator: update.migrate for update in known if update.migrate is not None},
+            states={} if is_committed else _given_states(record, steps),
         )
     except MidstreamError as error:
         if not known and not steps:

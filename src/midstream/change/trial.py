@@ -58,6 +58,8 @@ class Request:
     """Functions that are in the store already, by operator."""
     migrates: Mapping[str, Digest] = field(default_factory=dict)
     """Migrations that are in the store already, by operator."""
+    states: Mapping[str, Digest] = field(default_factory=dict)
+    """Initial states that are in the store already, by operator."""
     time_limit_s: float | None = None
     """Seconds that an epoch on trial may take, counted from when the change takes effect in it."""
     preflight: bool = True
@@ -138,9 +140,14 @@ class Changes:
     def store(self, request: Request) -> Request:
         """Pack and store a change's functions. Runs the user's code, so it is called without the job's lock."""
         stored = store_edits(
-            self.newest().graph, request.edits, self._store, stored=request.stored, migrates=request.migrates
+            self.newest(),
+            request.edits,
+            self._store,
+            stored=request.stored,
+            migrates=request.migrates,
+            states=request.states,
         )
-        return replace(request, stored=stored.functions, migrates=stored.migrations)
+        return replace(request, stored=stored.functions, migrates=stored.migrations, states=stored.states)
 
     def live(self) -> frozenset[Digest]:
         """The blobs of all configurations that can run without another request: the current one, the one that a
@@ -348,6 +355,8 @@ class Changes:
 
     def _settle(self, change: Change) -> None:
         self._trial = None
+        if self.configuration.initial:  # committed epochs have it in their state
+            self.configuration = replace(self.configuration, initial={})
         self._end(change, Outcome.APPLIED)
         self._next()
 
@@ -399,6 +408,7 @@ class Changes:
             scheduler=request.scheduler,
             stored=request.stored,
             migrates=request.migrates,
+            states=request.states,
         )
 
 

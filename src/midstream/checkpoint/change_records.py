@@ -130,7 +130,8 @@ class InsertRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="insert"):
     """An operator that a change added to the flow.
 
     ``described`` is the operator as documents of graphs have it, ``takes`` the columns of each of its inputs for which
-    its function was written. The function is in the blob store, by digest.
+    its function was written. The function is in the blob store, by digest, and so is the initial ``state`` it was
+    given, until an epoch with it is committed.
     """
 
     operator: str
@@ -139,6 +140,7 @@ class InsertRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="insert"):
     takes: tuple[str, ...]
     label: str = ""
     source: str = ""
+    state: Digest | None = None
 
     @property
     def subject(self) -> str:

@@ -52,10 +52,11 @@ def blobs_on_record(records: Iterable[ChangeRecord], kept: int = KEPT_REVISIONS)
     functions = {
         digest for record in recent for update in record.updates for digest in (update.function, update.before)
     } | {edit.function for record in recent for edit in record.edits if isinstance(edit, InsertRecord | RemoveRecord)}
+    states = {edit.state for record in pending for edit in record.edits if isinstance(edit, InsertRecord)} - {None}
     migrations = {
         update.migrate for record in [*pending, *applied] for update in record.updates if update.migrate is not None
     }
-    return frozenset({*newest.values(), *configurations, *functions, *migrations} - {NOT_STORED})
+    return frozenset({*newest.values(), *configurations, *functions, *migrations, *states} - {NOT_STORED})
 
 
 def _applied(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:

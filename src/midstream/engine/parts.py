@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from midstream.engine.aggregation.combiner import Combiner
 from midstream.engine.bad_rows import ErrorsBranch, Screen
 from midstream.engine.resources import Resources
 from midstream.engine.steps import ONLY, OperatorInTask, OperatorStep
+from midstream.errors import FlowError
 from midstream.flow.model import Operator, Source
 from midstream.flow.spec import OnError, Spec
 from midstream.ids import Digest, Revision
@@ -77,6 +78,17 @@ class TaskSpec(Spec, ABC):
     def preload(self, operator: str, digest: Digest, resources: Resources) -> None:
         """Load one of the operator's blobs before a task needs it."""
         resources.function(digest, operator)
+
+    def load_initial(
+        self, operator: Operator, takes: Sequence[pa.Schema], table: pa.Table, state: TaskState, clock: int
+    ) -> None:
+        """Write a table that a user gives as initial state into the state of all bins; ``clock`` is the time of now.
+
+        Raises :class:`FlowError` if the table does not fit.
+        """
+        raise FlowError(
+            f"{self.kind} {operator.name!r} cannot be given an initial state; a process, an aggregate or a distinct can"
+        )
 
     def combiner(self, operator: Operator, takes: pa.Schema, space: KeySpace) -> Combiner:
         """Pre-aggregates rows on their way to this operator. Only called if it is :attr:`combinable`."""

@@ -19,7 +19,7 @@ edit       gives                                        decided by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -129,6 +129,9 @@ class Insert(Edit):
         a function of several streams.
     :param before: the readers that get the new stream; default: all readers of the output.
     :param between: ``(after, before)`` as a pair: one edge.
+    :param state: the initial state of what is inserted: a ``pyarrow.Table``, a pandas or Spark DataFrame, or a list of
+        rows; a dict by operator if several keep state. For a ``process`` the key columns and a column ``value``, or
+        several columns that make a dict; for an ``aggregate`` rows of the past; for a ``distinct`` keys of the past.
 
     >>> from midstream import Flow, Insert, ListSource, MemorySink, Update
     >>> from midstream.testing import ChangeAt, run_local
@@ -144,6 +147,7 @@ class Insert(Edit):
     after: str | tuple[str, ...] | None = None
     before: str | tuple[str, ...] | None = None
     between: tuple[str, str] | None = None
+    state: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ class Add:
     operator: Operator
     takes: tuple[pa.Schema, ...]
     payload: Any = field(default=None, compare=False, repr=False)
+    state: Any = field(default=None, compare=False, repr=False)
+    """The initial state that a user gives it, as a table."""
 
     def __str__(self) -> str:
         return f"+{self.operator.name}"

@@ -30,6 +30,7 @@ from midstream.flow.model import KeyBy, Operator
 from midstream.flow.spec import LATE, Contract, InputChange, Spec
 from midstream.flow.validate import check_name
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
+from midstream.operators.initial_state import fitted, replay
 from midstream.operators.rows import KeyedRows, StreamRows, checked_time
 from midstream.state.contents import in_namespace, keys_of
 from midstream.state.key_arrays import decode_keys, split_timers
@@ -114,6 +115,20 @@ class Aggregate(TaskSpec):
     def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
         """See :func:`instantiate_aggregate`."""
         return instantiate_aggregate(operator, self, parts.takes(operator)[0], parts.state(operator), parts.times)
+
+    def load_initial(
+        self, operator: Operator, takes: Sequence[pa.Schema], table: pa.Table, state: TaskState, clock: int
+    ) -> None:
+        """Rows of the past, in the columns of its input that it needs; they are aggregated, and nothing is emitted."""
+        totals = totals_of(operator, self, takes[0])
+        time = () if self.time is None or self.window is None else (self.time,)
+        needed = dict.fromkeys([*self.keys, *time, *totals.inputs])
+        what = f"aggregate {operator.name!r}"
+        rows = fitted(
+            table, [takes[0].field(name) for name in needed], what, ": rows of the past, as its input has them"
+        )
+        work = instantiate_aggregate(operator, self, takes[0], state, EpochTimes(clock))
+        replay(work, rows, takes[0], what)
 
     def combiner(self, operator: Operator, takes: pa.Schema, space: KeySpace) -> Combiner:
         """Senders emit partial totals instead of rows."""

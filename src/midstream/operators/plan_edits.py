@@ -5,7 +5,8 @@ An inserted operator is built by the builder of scripts, on a stream of the runn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, Insert, Redraw, Remove, Rewire
@@ -83,8 +84,10 @@ def _inserted(graph: Graph, edit: Insert) -> list[Step]:
         raise FlowError(f"{what} after {_listed(ports)}: its function adds no operator to the stream that it gets")
     outline = {op.name: op for op in added}
     what = f"{what} of {', '.join(map(repr, outline))}"
+    states = _states(edit.state, added, what)
     steps: list[Step] = [
-        Add(op, tuple(_schema(flow, port) for port in op.inputs), flow._payloads.get(op.name)) for op in added
+        Add(op, tuple(_schema(flow, port) for port in op.inputs), flow._payloads.get(op.name), states.get(op.name))
+        for op in added
     ]
     if made is None:
         if not any(op.delivery is not None for op in added):
@@ -107,6 +110,25 @@ def _inserted(graph: Graph, edit: Insert) -> list[Step]:
             inputs = list(dict.fromkeys(inputs))
         steps.append(Connect(name, tuple(inputs)))
     return steps
+
+
+def _states(given: Any, added: Sequence[Operator], what: str) -> dict[str, Any]:
+    """The initial state of each operator."""
+    if given is None:
+        return {}
+    keeping = [op.name for op in added if op.spec.is_stateful]
+    if not keeping:
+        raise FlowError(f"{what}: state= is given, but nothing that it inserts keeps state")
+    if not isinstance(given, Mapping):
+        if len(keeping) > 1:
+            raise FlowError(f"{what}: several operators keep state, so state= must be a dict by {', '.join(keeping)}")
+        return {keeping[0]: given}
+    if strangers := [str(name) for name in given if name not in keeping]:
+        raise FlowError(
+            f"{what}: state= names {', '.join(strangers)}; the operators that it inserts and that keep state are "
+            f"{', '.join(keeping)}"
+        )
+    return dict(given)
 
 
 def _schema(flow: Flow, port: Port) -> object:

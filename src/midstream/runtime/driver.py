@@ -27,6 +27,8 @@ from dataclasses import replace
 import msgspec
 
 from midstream.change.change import Change
+from midstream.change.configuration import Configuration
+from midstream.change.initial_state import rows_of_state
 from midstream.change.migrations import Migrations
 from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
@@ -63,7 +65,7 @@ from midstream.flow.knobs import knobs_told
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import DatabaseSink
 from midstream.flow.spec import SinkTable
-from midstream.ids import Epoch, Run
+from midstream.ids import Epoch, PartitionId, Run
 from midstream.metrics import EpochProgress
 from midstream.observation import Observation
 from midstream.planner.change_plan import Scheduler
@@ -73,6 +75,7 @@ from midstream.runtime.executor_warming import ExecutorWarming
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.observer import Observer
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
+from midstream.state.files import Author, FileKind
 
 __all__ = ["Driver"]
 
@@ -179,6 +182,7 @@ class Driver:
             committed = self._committed_before(epoch)
             self.migrations.begin(epoch, committed)
             configuration = self.changes.configuration
+            committed = self._with_initial_state(committed, configuration, epoch)
             run = OpenRun(epoch, self._next_run, entry, configuration, committed, self._wall())
             self._next_run = Run(run.run + 1)
             self._wants_replay, self._overdue = False, None
@@ -359,6 +363,17 @@ class Driver:
                 self._require_state(epoch, self.committed)
             self._sweep(self.committed)
         return self.committed
+
+    def _with_initial_state(
+        self, committed: CommittedState, configuration: Configuration, epoch: Epoch
+    ) -> CommittedState:
+        """Write the states that inserted operators begin with, as files of this run; they count with its commit."""
+        files = {}
+        for name in committed.lacks(configuration.initial):
+            rows = rows_of_state(self._checkpoint.blobs.get(configuration.initial[name]))
+            author = Author(name, epoch, self._next_run, PartitionId(0), 0)
+            files[name] = self._checkpoint.states.write(rows, FileKind.DELTA, author)
+        return committed.beginning_with(files) if files else committed
 
     def _sweep(self, committed: CommittedState) -> None:
         """Have everything removed that nobody needs any more."""

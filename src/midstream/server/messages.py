@@ -26,6 +26,7 @@ from midstream.flow.graph_format import graph_from_document, graph_to_document
 from midstream.flow.inputs import describe_table
 from midstream.flow.model import Graph, Operator
 from midstream.metrics import EpochProgress, SweepStats
+from midstream.operators.initial_state import table_given
 from midstream.storage.documents import read_document, write_document
 
 __all__ = [
@@ -129,16 +130,28 @@ class InsertMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     build: bytes
     after: tuple[str, ...]
     before: tuple[str, ...] | None = None
+    state: bytes | dict[str, bytes] | None = None
+    """The initial state as Arrow IPC, or by operator."""
 
     @classmethod
     def of(cls, edit: Insert) -> InsertMessage:
         """Pack an insert; raises :class:`FunctionError` if that is impossible."""
         after, before = edit.between or (edit.after, edit.before)
-        return cls(pack(edit.build, "Insert").data, _names(after), None if before is None else _names(before))
+        return cls(
+            pack(edit.build, "Insert").data,
+            _names(after),
+            None if before is None else _names(before),
+            _packed_state(edit.state),
+        )
 
     def edit(self) -> Insert:
         """Unpack it. This runs the sender's code."""
-        return Insert(_load(self.build, "Insert"), after=self.after, before=self.before)
+        return Insert(_load(self.build, "Insert"), after=self.after, before=self.before, state=self._given_state())
+
+    def _given_state(self) -> Any:
+        if isinstance(self.state, dict):
+            return {name: _table_from_bytes(data, name) for name, data in self.state.items()}
+        return None if self.state is None else _table_from_bytes(self.state, "Insert")
 
 
 class RemoveMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="remove"):
@@ -172,6 +185,14 @@ class TuneMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     def edit(self) -> Tune:
         """The edit."""
         return Tune(**self.knobs)
+
+
+def _packed_state(given: Any) -> bytes | dict[str, bytes] | None:
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return {name: _table_to_bytes(table_given(each, name), name) for name, each in given.items()}
+    return _table_to_bytes(table_given(given, "Insert"), "Insert")
 
 
 def _names(given: Any) -> tuple[str, ...]:
