@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from midstream.change.configuration import Configuration
 from midstream.data.key_space import KeySpace
+from midstream.engine.initial_rows import table_given
 from midstream.engine.parts import TaskSpec
 from midstream.errors import FlowError, OperatorFailed, SchemaError
 from midstream.flow.edits import Edit, steps_in
 from midstream.flow.model import Graph
 from midstream.flow.plan_steps import Add
-from midstream.operators.initial_state import table_given
 from midstream.state.base import Base
 from midstream.state.files import SCHEMA, StateFiles
 from midstream.state.lineage import Lineage

@@ -65,6 +65,8 @@ class Request:
     preflight: bool = True
     """Whether new functions are called on a few real rows, on the driver, before anything is sent."""
     note: str | None = None
+    deploys: bool = False
+    """Whether the edits are what a script says that the job does not run yet."""
     back_to: Undoing | None = None
     """For a revert: what it undoes, which depends on the outcomes of earlier changes."""
 
@@ -133,6 +135,12 @@ class Changes:
         return None if self._trial is None else self._trial.change
 
     @property
+    def in_progress(self) -> tuple[Change, ...]:
+        """The change on trial, and those that wait, in their order."""
+        on_trial = () if self._trial is None else (self._trial.change,)
+        return (*on_trial, *(queued.change for queued in tuple(self._queue)))
+
+    @property
     def needs_epoch(self) -> bool:
         """Whether a change waits for an epoch: to take effect, or for the end of the trial before it."""
         return bool(self._queue) or (self._trial is not None and not self._trial.epochs)
@@ -186,6 +194,7 @@ class Changes:
             configuration=prepared.after.document.digest,
             note=request.note,
             time_limit_s=request.time_limit_s,
+            deployed=request.deploys,
         )
         self._log.keep(record)
         self._highest = Revision(prepared.after.revision)
@@ -216,12 +225,14 @@ class Changes:
         change = Change(pending.prepared, pending.record, self._stopwatch)
         self._highest = Revision(max(self._highest, change.revision))
         self._trial = _Trial(change, is_committed=pending.is_committed, is_flushed=pending.is_flushed)
+        change.begins()
         self.configuration = pending.prepared.first
         self._tell_progress(self._trial)
         return change
 
     def _put_on_trial(self, change: Change) -> None:
         self._trial = _Trial(change)
+        change.begins()
         self.configuration = change.prepared.first
         self._tell_progress(self._trial)
 
@@ -351,7 +362,7 @@ class Changes:
         trial.change.progressed(TrialProgress(trial.epochs, TRIAL_EPOCHS, self._unmet(trial)))
 
     def _end(self, change: Change, outcome: Outcome, error: str | None = None) -> None:
-        change.end(outcome, error, self._log.keep)
+        change.end(outcome, error, self._log.keep, self._wall())
 
     def _settle(self, change: Change) -> None:
         self._trial = None

@@ -309,6 +309,14 @@ class ChangeRecord(msgspec.Struct, frozen=True):
     """The blob of the new configuration; None if the change was refused, or made while the job was not running."""
     drops: bool = False
     """Whether it dropped all earlier changes: the job was started with its script alone."""
+    deployed: bool = False
+    """Whether it brought the job to what a script said: a start of that script, or of a later one, needs it no more."""
+    waited_ms: float | None = None
+    """Milliseconds for which it waited behind earlier changes, before it could begin."""
+    trial_ms: float | None = None
+    """Milliseconds from then until its end."""
+    ended_at: float | None = None
+    """When its outcome was known, in seconds since 1970."""
     migration: MigrationRecord | None = None
     """Set if its bins move step by step. ``revision`` is then the one that the job ran; a migration makes none."""
 

@@ -21,6 +21,7 @@ from midstream.engine.aggregation.running import RunningTotals
 from midstream.engine.aggregation.sessions import Sessions, split_sessions
 from midstream.engine.aggregation.totals import TotalsOf
 from midstream.engine.aggregation.windows import Windows
+from midstream.engine.initial_rows import fitted, replay
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import OperatorInTask
 from midstream.errors import FlowError, SchemaError
@@ -30,7 +31,6 @@ from midstream.flow.model import KeyBy, Operator
 from midstream.flow.spec import LATE, Contract, InputChange, Spec
 from midstream.flow.validate import check_name
 from midstream.flow.windows import Session, Sliding, Tumbling, Window
-from midstream.operators.initial_state import fitted, replay
 from midstream.operators.rows import KeyedRows, StreamRows, checked_time
 from midstream.state.contents import in_namespace, keys_of
 from midstream.state.key_arrays import decode_keys, split_timers

@@ -20,6 +20,7 @@ from midstream.data.schema import columns_of
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.runs import Integers
 from midstream.engine.bad_rows import ErrorsBranch, Screen
+from midstream.engine.initial_rows import fitted, replay, require_unique
 from midstream.engine.keyed_rows import checked_times, ended_by, found_keys, refuse_nulls
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import ONLY, OperatorInTask
@@ -27,7 +28,6 @@ from midstream.errors import FlowError
 from midstream.flow.model import Operator
 from midstream.flow.spec import InputChange
 from midstream.flow.validate import check_name
-from midstream.operators.initial_state import fitted, replay, require_unique
 from midstream.operators.rows import KeyedRows
 from midstream.state.contents import in_namespace, keys_of
 from midstream.state.key_arrays import decode_keys, split_timers, timer_keys

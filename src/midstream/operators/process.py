@@ -12,6 +12,7 @@ import pyarrow as pa
 from midstream.data.durations import duration
 from midstream.data.schema import Declared, columns_of, parse_ddl
 from midstream.data.times import EpochTimes
+from midstream.engine.initial_rows import fitted, require_unique
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import OperatorInTask
 from midstream.errors import SchemaError, StateError
@@ -20,7 +21,6 @@ from midstream.flow.model import Operator
 from midstream.flow.spec import Contract, Form, InputChange, Spec, layout_text
 from midstream.flow.validate import check_name
 from midstream.ids import Revision
-from midstream.operators.initial_state import fitted, require_unique
 from midstream.operators.process_step import instantiate_process, keeper_of
 from midstream.operators.rows import KeyedRows, Row
 from midstream.state.key_arrays import decode_keys, split_timers

@@ -59,16 +59,16 @@ from midstream.control.messages import (
     TaskFailed,
 )
 from midstream.control.placement import Placement, require_possible
-from midstream.errors import CheckpointError, FlowError, MidstreamError, ProtocolError
+from midstream.errors import CheckpointError, MidstreamError, ProtocolError
 from midstream.flow.edits import reassignments_in, tuned_by
 from midstream.flow.knobs import knobs_told
 from midstream.flow.model import Graph, Sink
-from midstream.flow.sinks import DatabaseSink
 from midstream.flow.spec import SinkTable
 from midstream.ids import Epoch, PartitionId, Run
 from midstream.metrics import EpochProgress
 from midstream.observation import Observation
 from midstream.planner.change_plan import Scheduler
+from midstream.runtime.database_sink import TableClaims
 from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
 from midstream.runtime.executor_warming import ExecutorWarming
@@ -130,6 +130,8 @@ class Driver:
             stopwatch=stopwatch,
             wall=wall,
         )
+        self._claims = TableClaims(checkpoint.identity.job)
+        self._claims.applied(changes.configuration.graph)  # refuse a start that could not write
         self._ended: float | None = None
         """When the last epoch was committed, in this life of the driver."""
         self._next_run = Run(0)
@@ -181,7 +183,7 @@ class Driver:
                 return None
             committed = self._committed_before(epoch)
             self.migrations.begin(epoch, committed)
-            configuration = self.changes.configuration
+            configuration = self._writable(self.changes.configuration)
             committed = self._with_initial_state(committed, configuration, epoch)
             run = OpenRun(epoch, self._next_run, entry, configuration, committed, self._wall())
             self._next_run = Run(run.run + 1)
@@ -364,6 +366,13 @@ class Driver:
             self._sweep(self.committed)
         return self.committed
 
+    def _writable(self, configuration: Configuration) -> Configuration:
+        """The configuration whose database sinks own their tables."""
+        graph = self._claims.applied(configuration.graph)
+        if graph is configuration.graph:
+            return configuration
+        return replace(configuration, plan=replace(configuration.plan, graph=graph))
+
     def _with_initial_state(
         self, committed: CommittedState, configuration: Configuration, epoch: Epoch
     ) -> CommittedState:
@@ -452,16 +461,11 @@ class Driver:
                 _log.info("%s", note)
 
     def _claim_sinks(self, prepared: PreparedChange) -> None:
-        """Check and claim the folders of sinks that a change adds. A folder with other data is refused."""
+        """Check and claim the folders and tables of sinks that a change adds. Those with other data are refused."""
         difference = prepared.merged.difference
         graph, names = prepared.after.graph, {*difference.added, *difference.replaced}
         sinks = tuple(op for op in graph if op.delivery is not None and op.name in names)
-        for op in sinks:
-            if isinstance(graph.payloads.get(op.name), DatabaseSink):
-                raise FlowError(
-                    f"sink {op.name!r} is a DatabaseSink, which takes its table when a job starts; it cannot be added "
-                    f"while the job runs: stop the job, and start the script that has it on the same checkpoint"
-                )
+        self._claims.claim(graph, [op.name for op in sinks])
         if tables := _tables(replace(graph, operators=sinks)):
             mark_folders(check_file_sinks(graph, self._checkpoint.identity.job))
             self._folders.add(tables.values())

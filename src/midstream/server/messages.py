@@ -19,6 +19,7 @@ from midstream.change.plan_records import loaded_payload
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.checkpoint.savepoints import Savepoint
 from midstream.data.schema import ddl_of
+from midstream.engine.initial_rows import table_given
 from midstream.errors import FlowError, FunctionError
 from midstream.flow.edits import Edit, Insert, Move, Remove, Rescale, Rewire, Tune, Update
 from midstream.flow.functions import pack
@@ -26,7 +27,6 @@ from midstream.flow.graph_format import graph_from_document, graph_to_document
 from midstream.flow.inputs import describe_table
 from midstream.flow.model import Graph, Operator
 from midstream.metrics import EpochProgress, SweepStats
-from midstream.operators.initial_state import table_given
 from midstream.storage.documents import read_document, write_document
 
 __all__ = [

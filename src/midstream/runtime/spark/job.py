@@ -152,6 +152,11 @@ class Job(MigratingJob):
         return self._changes.on_trial
 
     @property
+    def changes(self) -> tuple[Change, ...]:
+        """The changes in progress: the one on trial, and those that wait for it, in their order."""
+        return self._changes.in_progress
+
+    @property
     def server(self) -> HttpInterface | None:
         """Its HTTP interface (``url`` and ``token``), if it was started with ``serve=``."""
         return self._server
@@ -273,6 +278,19 @@ class Job(MigratingJob):
         :param by: who requests it, for the history; default: the user of this process.
         :param note: the reason, for the history.
         """
+        return self._request(edits, scheduler, time_limit, preflight=preflight, by=by, note=note)
+
+    def _request(
+        self,
+        edits: tuple[Edit, ...],
+        scheduler: str,
+        time_limit: str | None,
+        *,
+        preflight: bool,
+        by: str | None,
+        note: str | None,
+        deploys: bool = False,
+    ) -> Change:
         limit = None if time_limit is None else duration(time_limit, "time_limit") / 1e6
         request = Request(
             edits,
@@ -281,6 +299,7 @@ class Job(MigratingJob):
             time_limit_s=limit,
             preflight=preflight,
             note=note,
+            deploys=deploys,
         )
         self._require_running()
         return self._heartbeat.request(request)
@@ -310,13 +329,9 @@ class Job(MigratingJob):
         deployment = self._deployment(flow, migrate, flush)
         if not deployment.edits:
             return None
-        return self.update(
-            *deployment.edits,
-            scheduler=scheduler,
-            time_limit=time_limit,
-            preflight=preflight,
-            by=by,
-            note=note or "deployed",
+        note = note or "deployed"
+        return self._request(
+            deployment.edits, scheduler, time_limit, preflight=preflight, by=by, note=note, deploys=True
         )
 
     def _deployment(
