@@ -27,7 +27,15 @@ from midstream.flow.plan_steps import Add, Connect, Step, TakeOut
 from midstream.ids import Digest
 from midstream.planner.merged_flow import difference_of
 
-__all__ = ["Load", "described_operator", "loaded_payload", "plan_records", "steps_towards", "undone_plan"]
+__all__ = [
+    "Load",
+    "described_operator",
+    "is_same_operator",
+    "loaded_payload",
+    "plan_records",
+    "steps_towards",
+    "undone_plan",
+]
 
 Load = Callable[[Operator, Digest], Any]
 """The user's object of an operator, from the digest of its blob."""
@@ -133,6 +141,11 @@ def steps_towards(graph: Graph, edits: Iterable[PlanRecord], load: Load) -> tupl
         if name in graph and graph[name].inputs in chain[:-1] and graph[name].inputs != chain[-1]:
             steps.append(Connect(name, chain[-1]))
     return tuple(steps)
+
+
+def is_same_operator(op: Operator, record: InsertRecord | RemoveRecord) -> bool:
+    """Whether an operator is of the kind and description that a record has."""
+    return _kind_of(op) == _kind_of(described_operator(record))
 
 
 def _kind_of(op: Operator) -> dict[str, Any]:

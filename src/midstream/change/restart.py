@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from midstream.change.configuration import FIRST_REVISION, Configuration, state_kept
 from midstream.change.knob_records import after_tuning, knob_warnings, recorded_knobs
+from midstream.change.newer_script import newer_functions, newest_deployment_in
 from midstream.change.plan_records import loaded_payload, steps_towards
 from midstream.change.prepare import PreparedChange, prepare
 from midstream.change.timeline import Course, RevisionStep, courses, known_revisions, listed, migrations_of, settled
@@ -84,9 +85,11 @@ def restart_of(
     revision = max([FIRST_REVISION, *(record.revision for record in applied)])
     if not is_committed:
         revision = Revision(max(revision, committed or 0))
-    steps = _steps(first, applied, store, applied)
-    known = {name: course for name, course in courses(applied).items() if _is_left(name, first, steps)}
-    configuration = _in_force(first, store, known, applied, revision, steps, before or first)
+    number = newest_deployment_in(first, applied, store)
+    later = [record for record in applied if record.number > number]
+    steps = _steps(first, later, store, applied)
+    known = {name: course for name, course in courses(later).items() if _is_left(name, first, steps)}
+    configuration = _in_force(first, store, known, applied, later, revision, steps, before or first)
     resumed = None
     if pending is not None:
         try:
@@ -105,7 +108,8 @@ def restart_of(
             configuration = configuration.as_revision(Revision(max(revision, committed or 0)))
     changed = tuple(after for before, after in zip(records, outcomes, strict=True) if before != after)
     knobs = knob_warnings(first.knobs, recorded_knobs(applied), first.graph)[1]
-    warnings = (*_plan_warnings(first, configuration, applied), *_warnings(first, known, resumed), *knobs)
+    deployed = newer_functions(first, [record for record in applied if record.number <= number], store)
+    warnings = (*deployed, *_plan_warnings(first, configuration, later), *_warnings(first, known, resumed), *knobs)
     return Restart(configuration, resumed, warnings, changed)
 
 
@@ -114,11 +118,15 @@ def _in_force(
     store: BlobStore,
     known: Mapping[str, Course],
     applied: Sequence[ChangeRecord],
+    later: Sequence[ChangeRecord],
     revision: Revision,
     steps: tuple[Step, ...],
     before: Configuration,
 ) -> Configuration:
-    """The script's configuration with the plan of the newest change, and the newest function of each operator."""
+    """The script's configuration with the plan of the newest change, and the newest function of each operator.
+
+    ``later`` are the changes whose edits the script does not have by a deployment.
+    """
     if not applied:
         return first.as_revision(revision)
     stored = {name: course for name, course in known.items() if course.newest.update.function != NOT_STORED}
@@ -133,7 +141,7 @@ def _in_force(
     try:
         graph = revise(first.graph, edits) if edits else first.graph
         graph = replace(graph, written_for={**graph.written_for, **_written_for(graph, stored)})
-        inserted = {name: digest for name, digest in _inserted(applied).items() if name in added_by(edits)}
+        inserted = {name: digest for name, digest in _inserted(later).items() if name in added_by(edits)}
         own = {name: digest for name, digest in first.blobs.items() if name not in added_by(edits) and name in graph}
         blobs = {**own, **inserted, **{name: course.newest.update.function for name, course in stored.items()}}
         plan = compile_plan(graph, first.plan.numbers)
