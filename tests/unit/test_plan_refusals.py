@@ -99,8 +99,8 @@ REFUSALS: dict[str, tuple[list[Edit], str]] = {
         "'user'",
     ),
     "an edge into another key": (
-        [Rewire("count", to="m"), Remove("by k")],
-        "process 'count' needs rows brought together by (k), but would read 'm', a map. Between it and a key_by of",
+        [Rewire("count", to="split:left"), Remove("by k")],
+        "process 'count' needs rows brought together by (k), but would read 'split[left]', a route. Between it and",
     ),
     "an operator with state behind another key": (
         [Insert(lambda rows: rows.key_by("by n", "n"), between=("by k", "count"))],
