@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-fast test-slow simulate search chaos lint types format docs bench bench-quick clean check-java
+.PHONY: help setup demo kafka test test-fast test-slow simulate search chaos lint types format docs bench bench-quick rivals clean check-java
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-slow: check-java $(STAMP) ## what `make test` leaves out: a cluster, all pa
 
 test-fast: $(STAMP) ## only the tests that need no Spark (under 1 minute; no Java needed)
 	@$(PY) -m pytest -m "not spark and not long and not slow" --ignore tests/spark --numprocesses 2 $(ARGS)
+
+kafka: check-java $(STAMP) ## fetch what the tests, the example and the benchmark with Kafka need (27 MB)
+	@$(PY) -m examples.kafka.jars
 
 lint: $(STAMP) ## style, formatting and types
 	@$(PY) -m ruff check .
@@ -63,6 +66,7 @@ search: $(STAMP) ## search for new examples of all properties; `make test` alway
 chaos: check-java $(STAMP) ## kill workers, executors and drivers of real jobs at random moments, against the oracle
 	@$(PY) -m tests.chaos.run $(ARGS)
 	@$(PY) -m tests.chaos.changes $(ARGS)
+	@$(PY) -m tests.chaos.plans $(ARGS)
 
 bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of JSON
 	@$(PY) -m benchmarks.pipeline $(ARGS)
@@ -76,9 +80,11 @@ bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of 
 	@$(PY) -m benchmarks.delay $(ARGS)
 	@$(PY) -m benchmarks.surge $(ARGS)
 	@$(PY) -m benchmarks.migration $(ARGS)
+	@$(PY) -m benchmarks.plan_changes $(ARGS)
 	@$(PY) -m benchmarks.txn $(ARGS)
 	@$(PY) -m benchmarks.ledger $(ARGS)
 	@$(PY) -m benchmarks.applications $(ARGS)
+	@$(PY) -m benchmarks.kafka $(ARGS)
 
 bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.pipeline --quick $(ARGS)
@@ -92,9 +98,14 @@ bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.delay --quick $(ARGS)
 	@$(PY) -m benchmarks.surge --quick $(ARGS)
 	@$(PY) -m benchmarks.migration --quick $(ARGS)
+	@$(PY) -m benchmarks.plan_changes --quick $(ARGS)
 	@$(PY) -m benchmarks.txn --quick $(ARGS)
 	@$(PY) -m benchmarks.ledger --quick $(ARGS)
 	@$(PY) -m benchmarks.applications --quick $(ARGS)
+	@$(PY) -m benchmarks.kafka --quick $(ARGS)
+
+rivals: $(STAMP) ## install PyFlink, for the benchmarks that compare with it, into build/rivals (850 MB)
+	@$(PY) -m benchmarks.rivals.install
 
 clean: ## remove caches, builds and what Spark leaves behind (.venv stays)
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis artifacts derby.log metastore_db spark-warehouse

@@ -7,8 +7,10 @@ epochs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ import numpy.typing as npt
 from midstream.flow.schedules import Schedule
 from midstream.metrics import EpochProgress
 
-__all__ = ["BUCKET_S", "Latencies", "Timeline"]
+__all__ = ["BUCKET_S", "Latencies", "Timeline", "first_due"]
 
 BUCKET_S = 0.25
 CALM = 1.2
@@ -87,8 +89,16 @@ class Timeline:
             if each.epoch not in self.ends:
                 if each.epoch != len(self.ends):
                     raise ValueError(f"epoch {each.epoch} follows {len(self.ends) - 1}: too late to know all epochs")
-                self.ends[each.epoch] = (self.rows + each.rows_in, each.committed_at)
+                self.append(each.rows_in, each.committed_at)
                 self.state_read.append(each.state_read)
+
+    def append(self, rows: int, committed_at: float) -> None:
+        """The next epoch."""
+        self.ends[len(self.ends)] = (self.rows + rows, committed_at)
+
+    def gaps(self, first: int) -> Floats:
+        """Seconds from commit to commit, up to those of the epochs from ``first`` on."""
+        return np.diff([at for _, at in self.ends.values()][max(0, first - 1) :])
 
     def latencies(self, schedule: Schedule, start_us: int, first: int, end: int | None = None) -> Latencies:
         """The rows of the epochs from ``first`` up to, not including, ``end``."""
@@ -99,3 +109,10 @@ class Timeline:
         committed = np.repeat([at for _, _, at in spans], [len(each) for each in due])
         times = (np.concatenate(due) + start_us) / 1e6
         return Latencies(times, committed - times)
+
+
+def first_due(checkpoint: str | Path) -> int:
+    """When the schedule of a job's only source began, in microseconds since 1970, by Spark's log of its first epoch."""
+    [log] = [path for path in Path(checkpoint).rglob("0") if path.parent.name == "offsets"]
+    start: int = json.loads(log.read_text().splitlines()[-1])["start_us"]
+    return start

@@ -59,8 +59,8 @@ class _Stage:
         lineages = {"FD": Lineage.start("FD").encode()} if stage else {}
         configuration = self.configurations[partition]
         order = TaskOrder(configuration.revision, configuration.programs[stage], lineages=lineages)
-        sizer = _Fixed(SLICE_ROWS)
-        return task, TaskRun(task, order, self.worker.resources, self.worker.state, clock=SystemClock(), sizer=sizer)
+        owners, worker, sizer = configuration.assignments, self.worker, _Fixed(SLICE_ROWS)
+        return task, TaskRun(task, order, owners, worker.resources, worker.state, clock=SystemClock(), sizer=sizer)
 
     def cpu_ns(self, batches: list[pa.RecordBatch], *, is_ready: bool) -> int:
         """CPU time of one task."""

@@ -14,7 +14,6 @@ the rows that were committed make by arithmetic.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -28,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from benchmarks.due_times import Latencies, Timeline
+from benchmarks.due_times import Latencies, Timeline, first_due
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import cluster
 from midstream import Flow, GeneratorSource, Move, NoopSink, State, Step
@@ -360,13 +359,6 @@ def fill(spark: SparkSession, folder: str, filling: Flow, timeline: Timeline, si
     while not job.await_termination(0.5):
         timeline.add(job.progress)
     timeline.add(job.progress)
-
-
-def first_due(folder: str) -> int:
-    """When the source began, in microseconds since 1970, by Spark's log."""
-    [log] = [path for path in Path(folder).rglob("*") if path.parent.name == "offsets" and path.name == "0"]
-    start: int = json.loads(log.read_text().splitlines()[-1])["start_us"]
-    return start
 
 
 def errors(folder: str, keys: int, rows: int) -> tuple[int, int]:

@@ -67,7 +67,8 @@ class _Sender:
         self.attempts += 1
         task = TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(0), self.attempts)
         order = TaskOrder(self.configuration.revision, self.configuration.programs[0])
-        work = TaskRun(task, order, self.resources, self.state, clock=SystemClock(), sizer=SliceSizer())
+        owners, clock = self.configuration.assignments, SystemClock()
+        work = TaskRun(task, order, owners, self.resources, self.state, clock=clock, sizer=SliceSizer())
         if not is_sampled:
             for node in work._runner._nodes.values():
                 node.keys = None

@@ -19,7 +19,11 @@ import numpy.typing as npt
 from midstream import Flow, GeneratorSource, MemorySink, NoopSink, State, local_session
 
 VISITORS = 5_000
-PATIENCE_S = 100.0  # a busy machine moves few bins an epoch
+BUDGET = "16 MB"
+"""What a step may move. Steps begin with one bin and at most double; in bytes, they do not depend on how fast the
+machine is, so 128 bins take eight epochs. Without a budget, steps are as small as keeps epochs about as short as they
+were."""
+PATIENCE_S = 100.0
 
 
 def visits(rate: float, **options: Any) -> GeneratorSource:
@@ -61,7 +65,7 @@ def main(spark: Any = None) -> list[int]:
         with flow.start(session, checkpoint=tempfile.mkdtemp(prefix="midstream-visits-"), partitions=2) as job:
             job.await_epoch(3, PATIENCE_S)
             for partitions in (4, 2):
-                migration = job.rescale(partitions, note="an example").require(PATIENCE_S)
+                migration = job.rescale(partitions, budget=BUDGET, note="an example").require(PATIENCE_S)
                 epochs = [step.epoch for step in migration.steps]
                 print(
                     f"{partitions} partitions: {migration.progress.bins_done} bins moved in {len(epochs)} steps, "

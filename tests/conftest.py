@@ -13,6 +13,7 @@ import pytest
 from midstream import Flow
 from midstream.metrics import JobMetrics
 from midstream.testing import run_local, run_spark
+from tests.brokers import connector_conf, kafka_broker
 from tests.databases import Database, Postgres, Sqlite, postgres_server
 from tests.examples import register_profiles
 
@@ -55,6 +56,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.sql.shuffle.partitions", "2")
         # Tests are over before the JVM's second compiler would pay for itself.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+        .config(map=connector_conf())
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")  # many tests make jobs fail on purpose
@@ -75,6 +77,13 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., JobMetr
         return metrics
 
     return on_spark
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Any]:
+    """A Kafka broker for the whole run; each test has topics of its own."""
+    with kafka_broker() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -122,10 +122,10 @@ class KeyedOracle:
                 return Running(spec)
             case Aggregate(window=Session(gap)) as spec:
                 return Sessions(spec, gap)
-            case Aggregate(window=Tumbling(size)) as spec:
-                return Windows(spec, size, size)
-            case Aggregate(window=Sliding(size, every)) as spec:
-                return Windows(spec, size, every)
+            case Aggregate(window=Tumbling(size, offset, None)) as spec:
+                return Windows(spec, size, size, offset)
+            case Aggregate(window=Sliding(size, every, offset, None)) as spec:
+                return Windows(spec, size, every, offset)
             case Distinct() as spec:
                 return Firsts(spec)
             case Join() as spec:
@@ -396,8 +396,8 @@ class Running:
 
 
 class Windows:
-    def __init__(self, spec: Aggregate, size: int, every: int) -> None:
-        self._spec, self._size, self._every = spec, size, every
+    def __init__(self, spec: Aggregate, size: int, every: int, offset: int) -> None:
+        self._spec, self._size, self._every, self.offset = spec, size, every, offset
         self.open: dict[tuple[Key, int], list[Row]] = {}
         """Rows by key and end of the window."""
 
@@ -414,9 +414,9 @@ class Windows:
         return {"": rows, LATE: late}
 
     def _ends(self, time: int) -> Iterator[int]:
-        """The ends of all windows that contain this time; windows begin at multiples of ``every``."""
+        """The ends of all windows that contain this time; windows begin ``offset`` after multiples of ``every``."""
         first = time - self._size + 1
-        start = first + -first % self._every
+        start = first + (self.offset - first) % self._every
         while start <= time:
             yield start + self._size
             start += self._every
@@ -583,4 +583,5 @@ class Pairs:
 
     def _end(self, time: int) -> int:
         assert isinstance(self._spec.window, Tumbling)
-        return (time // self._spec.window.size_us + 1) * self._spec.window.size_us
+        size, offset = self._spec.window.size_us, self._spec.window.offset_us
+        return ((time - offset) // size + 1) * size + offset

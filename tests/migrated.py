@@ -14,6 +14,7 @@ from midstream import Flow, ListSource, MemorySink
 from midstream.change.change import Change
 from midstream.change.trial import Request
 from midstream.checkpoint.change_records import ChangeRecord
+from midstream.control.placement import ExecutorShare
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.engine.clock import ManualClock
 from midstream.flow.edits import Edit
@@ -62,6 +63,12 @@ class SteppedJob(MigratingJob):
 
     def _require_running(self) -> None:
         """It always is."""
+
+    @property
+    def executors(self) -> tuple[ExecutorShare, ...]:
+        """Those of the runtime."""
+        assignments = self.runtime._driver.changes.configuration.assignments
+        return self.runtime.placement.shares(assignments, self.runtime.executors.names)
 
     def run(self, epochs: int = 1) -> None:
         """Run the next epochs."""

@@ -54,6 +54,7 @@ CONTENTS = {
         "docs/changing",
         "docs/moving-state",
         "docs/operating",
+        "docs/kafka",
     ),
     "Look up": ("docs/reference", "docs/site/api", "docs/glossary", "CHANGELOG"),
     "Inside": (

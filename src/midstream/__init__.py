@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
 from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Tune, Update
+from midstream.flow.kafka_notes import runs_that_count
+from midstream.flow.kafka_sink import KafkaSink
 from midstream.flow.schedules import Schedule
 from midstream.flow.sinks import ConsoleSink, DatabaseSink, FileSink, MemorySink, NoopSink
 from midstream.flow.sources import Constant, GeneratorSource, ListSource, SquareWave, Step
@@ -51,6 +53,7 @@ __all__ = [
     "GeneratorSource",
     "Insert",
     "Job",
+    "KafkaSink",
     "KeyedStream",
     "ListSource",
     "MemorySink",
@@ -81,6 +84,7 @@ __all__ = [
     "fork",
     "local_session",
     "rewind",
+    "runs_that_count",
     "savepoints",
     "sessions",
     "sliding",

@@ -197,6 +197,9 @@ class EpochProgress(msgspec.Struct, frozen=True):
     its first task to its last, ``sinks`` and ``commit``. Times are relative to the beginning of the run that counts."""
     state_read: int = 0
     """Bytes of state files that tasks had to read first, because their hosts lacked the rows."""
+    offsets: dict[str, str] = {}
+    """By source: how far it has been read with this epoch, in its own words; of Kafka the next offset by topic and
+    partition, as JSON. Empty on the local runtime."""
 
     @property
     def rows_per_s(self) -> float:

@@ -80,6 +80,9 @@ class SourceObservation(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that it gave in this epoch."""
     behind_ms: float | None = None
     """From its latest event time so far to the clock of this epoch. None without event times."""
+    offset: str = ""
+    """How far it has been read, in its own words; of Kafka the next offset by topic and partition, as JSON. Empty on
+    the local runtime."""
     backlog: dict[str, float] = {}
     """What the source itself says is left to read, under the names that Spark gives it, such as Kafka's
     ``maxOffsetsBehindLatest``. As of the last epoch that Spark has reported, read when somebody asks; empty if the

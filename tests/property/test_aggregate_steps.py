@@ -265,12 +265,12 @@ def test_running_totals_cover_all_epochs(history, partitions, columns):
         assert len(world.stored()) == len(seen)
 
 
-windows = st.sampled_from([Tumbling(5), Sliding(6, 2), Sliding(4, 1)])
+windows = st.sampled_from([Tumbling(5), Tumbling(5, 3), Sliding(6, 2), Sliding(6, 2, 1), Sliding(4, 1)])
 
 
 def ends_of(window, time):
     every = window.size_us if isinstance(window, Tumbling) else window.every_us
-    start = time // every * every
+    start = (time - window.offset_us) // every * every + window.offset_us
     return [start - back + window.size_us for back in range(0, window.size_us, every)]
 
 
@@ -292,10 +292,11 @@ def test_windows_are_emitted_once_when_they_close(history, window, partitions, c
             for place, end in [place for place in opened if watermark is not None and place[1] <= watermark]:
                 of_window = opened.pop((place, end))
                 one = result(key_of(of_window[0]), of_window, end - window.size_us, end, columns)
-                expected.append((timer_key(place, Namespace.WINDOW, end), one))
+                expected.append((timer_key(place, Namespace.WINDOW, end - window.offset_us), one))
             assert emitted_by(emitted) == by_partition(world, expected)
             assert late_of(emitted) == late
-            assert world.stored().keys() == {timer_key(key, Namespace.WINDOW, end) for key, end in opened}
+            aligned = {timer_key(key, Namespace.WINDOW, end - window.offset_us) for key, end in opened}
+            assert world.stored().keys() == aligned
 
 
 def linked(sessions, gap):

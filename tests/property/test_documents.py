@@ -23,7 +23,6 @@ from midstream.ids import Digest, Revision
 from midstream.planner.programs import StageProgram, StateMigration, link
 from midstream.planner.stages import compile_plan
 from midstream.storage.documents import FORMAT, read_document, write_document
-from tests.assignments import uneven
 from tests.examples import examples
 from tests.simulation.flows import random_case
 from tests.simulation.keyed_flows import keyed_case_of
@@ -133,9 +132,8 @@ def test_a_graph_and_its_programs_survive_a_round_trip(rng):
 
     blobs = {op.name: Digest(f"{rng.randrange(16**8):064x}") for op in graph if rng.random() < 0.7}
     migrations = {name: (StateMigration(Revision(2), digest),) for name, digest in blobs.items() if rng.random() < 0.3}
-    assignments = uneven(graph, rng.randrange(1 << 16))
-    once = link(compile_plan(graph), blobs, migrations, assignments)
-    twice = link(compile_plan(again), blobs, migrations, assignments)
+    once = link(compile_plan(graph), blobs, migrations)
+    twice = link(compile_plan(again), blobs, migrations)
     for program, same in zip(once, twice, strict=True):
         blob = program.to_blob()
         assert same.to_blob() == blob, "the same graph has the same digests"
@@ -152,7 +150,7 @@ def test_the_simulations_have_every_kind_of_operator():
 
 def program_document() -> Any:
     graph = bank([[]], MemorySink()).graph
-    return json.loads(link(compile_plan(graph), {}, {}, uneven(graph, 0))[-1].to_blob().data)
+    return json.loads(link(compile_plan(graph), {}, {})[-1].to_blob().data)
 
 
 def read_program(document: Any) -> StageProgram:

@@ -664,8 +664,8 @@ class _Builder:
         window = self.rng.choice(
             (
                 tumbling("5 seconds"),
-                tumbling("10 seconds"),
-                sliding("10 seconds", every="5 seconds"),
+                tumbling("10 seconds", offset="3 seconds"),
+                sliding("10 seconds", every="5 seconds", offset="1 second"),
                 sliding("12 seconds", every="3 seconds"),
                 sessions("2 seconds"),
                 sessions("4 seconds"),
@@ -716,6 +716,7 @@ class _Builder:
                 {"within": ("0 seconds", "6 seconds")},
                 {"within": ("8 seconds", "2 seconds")},
                 {"window": tumbling("6 seconds")},
+                {"window": tumbling("6 seconds", offset="2 seconds")},
             )
         )
         keyed = right.key_by(self.name("by"), *(f"r_{key}" for key in keys))

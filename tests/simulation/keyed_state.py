@@ -111,7 +111,7 @@ def wanted_of(told: Any, op: Operator) -> dict[str, Any]:
         case Running():
             return {"totals": told.totals()}
         case Windows():
-            return {"ends": {(end, key) for key, end in told.open}, "keys": set()}
+            return {"ends": {(end - told.offset, key) for key, end in told.open}, "keys": set()}
         case Sessions(_gap=gap):
             ends = {(one.last + gap, key) for key, each in told.open.items() for one in each}
             return {"ends": ends, "keys": set(told.open)}

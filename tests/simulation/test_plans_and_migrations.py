@@ -170,6 +170,31 @@ def test_a_migration_whose_stage_is_removed_ends_with_the_reason(strategy: str, 
     assert (record.outcome, record.error) == (Outcome.STOPPED, "the flow has none of its stages any more")
 
 
+@pytest.mark.parametrize("place", [("in", "by k"), ("count", "out")], ids=["before", "behind"])
+def test_a_step_is_undone_under_the_plan_that_its_epoch_has_by_then(place: tuple[str, str], tmp_path: Path):
+    """Runs are lost until the step is undone. Meanwhile a change has renumbered stages, or added one."""
+    insert = Insert(INSERT.build, between=place)
+    met = 0
+    for seed in (40, 51, 52, 75):  # in these, the third run is lost after the change has come
+        job = Job(tmp_path / str(seed))
+        run = job.run(
+            0,
+            6,
+            MigrateAt.of(0, Rescale(3, "count"), strategy="sudden"),
+            ChangeAt.of(1, insert, scheduler="epoch"),
+            seed=seed,
+            faults=Faults(lose_run=0.03),
+        )
+        assert_numbered(job.out.rows, 0, 6)
+        [migration, change] = run.history
+        if migration.outcome is Outcome.STOPPED and change.outcome is Outcome.APPLIED:
+            assert migration.migration
+            assert not migration.migration.steps
+            assert [len(set(owners)) for owners in job.owners()] == [2, 2]
+            met += change.epoch == 1
+    assert met > 2, "no change opened in the epoch whose step was undone; choose other seeds"
+
+
 def changed(folder: Path) -> Job:
     """A job whose plan was changed live, and with a savepoint after that."""
     job = Job(folder)

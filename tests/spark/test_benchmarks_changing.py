@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from examples.kafka import jars
 from tests.spark.conftest import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -86,3 +87,27 @@ def test_migration_moves_half_of_the_state_in_several_ways_and_counts_every_row_
     # A busy machine may be slow, but no row is served before it is due.
     assert all(run["max_ms"] >= run["p99_ms"] > 0 and run["steady_max_ms"] > 0 for run in runs.values())
     assert figures["restart_over_prewarmed"] > 0
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_plan_changes_measures_delays_and_loses_no_row(tmp_path: Path) -> None:
+    figures = run_quick("plan_changes", tmp_path / "plan_changes.svg")
+    assert (figures["lost"], figures["doubled"], figures["problems"], figures["random_problems"]) == (0, 0, [], [])
+    assert figures["random_changes"] >= 4
+    delays = figures["first_row_ms"]
+    # A busy machine may be slow, but a change must not take as long as a new driver.
+    assert 0 < delays["insert a filter"] < delays["a new driver"]
+    assert 0 < delays["insert a keyed operator"] < delays["a new driver"]
+    assert figures["within_stage_met_tasks"] + figures["within_stage_met_none"] == 3
+    assert figures["exchange_epochs"] > 0
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_kafka_compares_rows_and_latency_with_plain_spark(tmp_path: Path) -> None:
+    for part in (jars.BROKER, jars.CONNECTOR):
+        if not jars.present(part):
+            pytest.skip(f"the jars of Kafka's {part} are not in {jars.folder()}; {jars.COMMAND} fetches them")
+    figures = run_quick("kafka", tmp_path / "kafka.svg")
+    assert min(figures[f"{side}_latency_p50_ms"] for side in ("midstream", "plain")) > 0
+    assert figures["kafka_ratio"] > 0
+    assert figures["change_delay_ms"] > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import changes
+from tests.chaos import changes, plans
 from tests.chaos.processes import Victim
 from tests.chaos.run import Kill, Plan, run_round
 from tests.spark.conftest import PATIENCE_S
@@ -41,3 +41,12 @@ def test_changes_are_consistent_whatever_is_killed(kind: str, tmp_path: Path) ->
     done, wrong = changes.run_round(kind, seed=1, folder=tmp_path.resolve())
     assert wrong == []
     assert len(done) == 3, "nothing was left out"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * PATIENCE_S)
+def test_plans_change_at_random_whatever_is_killed(tmp_path: Path) -> None:
+    done = plans.run_round("driver", seed=1, changes=12, folder=tmp_path, apart=(3, 8))
+    assert done.problems == []
+    assert done.changes >= 12
+    assert len(done.kills) >= 2

@@ -94,4 +94,4 @@ def test_the_example_of_moved_state_misnumbers_no_visit(spark: Any, capsys: Any)
     from examples.moving_state import main
 
     assert main(spark) == []
-    assert "4 partitions: 128 bins moved" in capsys.readouterr().out
+    assert "4 partitions: 128 bins moved in 8 steps" in capsys.readouterr().out

@@ -91,8 +91,8 @@ def test_stages_continue_with_the_partitions_and_owners_of_the_last_epoch(
     assert ran.assignments == {StageIndex(1): spread(2), StageIndex(2): spread(2)}
     # As future moves will leave them: other numbers of partitions per stage, and partitions that own nothing.
     moved = {StageIndex(1): Assignment(3, (2,) * 200 + (0,) * 56), StageIndex(2): Assignment(4, (3, 1) * 128)}
-    document = replace(ran, assignments=moved).store(checkpoint.blobs).document
-    checkpoint.commit(msgspec.structs.replace(before, configuration=document.digest))
+    owners = replace(ran, assignments=moved).store(checkpoint.blobs).owners
+    checkpoint.commit(msgspec.structs.replace(before, assignments=owners.digest))
     run_spark(flow_over(EPOCHS[:3]), spark, checkpoint=location)
     assert "continues with 3 and 4 partitions" in caplog.text
     after = checkpoint.newest_manifest()

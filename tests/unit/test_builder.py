@@ -538,7 +538,11 @@ def test_on_timer_is_refused_where_nobody_calls_it(rows):
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        (None, "expected a FileSink, DatabaseSink, MemorySink, ConsoleSink, NoopSink or a function(df, epoch), found"),
+        (
+            None,
+            "expected a FileSink, DatabaseSink, KafkaSink, MemorySink, ConsoleSink, NoopSink or a function(df, epoch), "
+            "found",
+        ),
         (None, "found NoneType None"),
         ("out/", "found str 'out/'"),
         (lambda df: None, "the function is called with (df, epoch), but too many positional arguments"),

@@ -649,3 +649,20 @@ def test_the_server_listens_on_the_given_name_or_address_only():
 def test_a_host_that_is_no_address_of_the_driver_is_refused(host):
     with pytest.raises(ChannelError, match=f"cannot listen on '{host}'.*pass an address of the driver"):
         Server(echo, host=host)
+
+
+def test_clients_may_know_the_server_by_another_name_than_its_own_address():
+    with Server(echo, host="localhost", bind="0.0.0.0") as server, Client(server.address) as client:
+        assert server.address.endpoint.startswith("tcp://localhost:")
+        assert revision(client.request(started(6))) == 6
+
+
+def test_a_server_takes_the_given_port_or_one_of_the_next(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(channel, "NEXT_PORTS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free = probe.getsockname()[1]
+    with Server(echo, port=free) as one, Server(echo, port=free) as two:
+        ports = [int(server.address.endpoint.rpartition(":")[2]) for server in (one, two)]
+        assert ports == [free, free + 1]
+        with pytest.raises(ChannelError, match=f"cannot listen on '127.0.0.1', ports {free} to {free + 1}: .*in use"):
+            Server(echo, port=free)

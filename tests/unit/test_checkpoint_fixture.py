@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from midstream.change.offline_revert import revert_offline
+from midstream.change.rewind import rewind
+from midstream.change.savepoint import take_savepoint
 from midstream.checkpoint.change_records import Outcome
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
@@ -82,6 +84,18 @@ def test_the_history_of_an_old_checkpoint_can_be_read(checkpoint):
 def test_a_change_in_an_old_checkpoint_can_be_reverted(checkpoint):
     revert_offline(checkpoint, 3)
     assert_goes_on(checkpoint, Oracle(limit_in=range(3, STORED_EPOCHS)))
+
+
+def test_a_savepoint_of_an_old_checkpoint_is_whole_and_can_be_gone_back_to(checkpoint):
+    """Its manifests do not name the assignments apart from the configuration."""
+    taken = take_savepoint(checkpoint, "old")
+    assert taken.manifest.assignments == ""
+    run(LATER, checkpoint)
+    newest = Checkpoint.of_any_flow(checkpoint).newest_manifest()
+    assert newest is not None
+    assert newest.assignments
+    rewind(checkpoint, "old")
+    assert_goes_on(checkpoint, Oracle())
 
 
 def test_the_stored_checkpoint_has_every_kind_of_file(checkpoint):

@@ -38,6 +38,7 @@ from midstream.flow.model import Operator, Port
 from midstream.flow.spec import SPECS, SinkTable, Spec
 from midstream.flow.transactions.tables import Column, Table
 from midstream.flow.windows import Window
+from midstream.planner.assignment import FIELDS as ASSIGNMENTS
 from midstream.planner.assignment import Assignment
 from midstream.planner.programs import StageProgram, StateMigration
 from midstream.planner.stages import NumberedWire, Place, Stage, Wire, WireNumbers
@@ -104,6 +105,7 @@ ROOTS = (
     Merge,
     StageProgram,
     *CONFIGURATION.values(),
+    *ASSIGNMENTS.values(),
 )
 """What is written as a document by itself."""
 

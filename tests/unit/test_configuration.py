@@ -18,6 +18,7 @@ from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.retention import blobs_on_record
 from midstream.errors import CheckpointError, FlowError
 from midstream.ids import Digest, Epoch, Revision
+from midstream.planner.assignment import Assignment, spread
 from midstream.planner.programs import StateMigration
 from midstream.planner.stages import compile_plan
 from midstream.storage.blobs import BlobStore
@@ -59,7 +60,7 @@ def test_a_configuration_is_read_as_it_was_written(rng: random.Random) -> None:
     owners = uneven(graph, rng.randrange(1 << 16))
     configuration = Configuration(compile_plan(graph, numbers), Revision(5), owners, blobs, steps)
     assert configuration.plan.numbers == numbers
-    assert same(read_configuration(configuration.document.data, Revision(5)), configuration)
+    assert same(read_configuration(configuration.document.data, Revision(5), configuration.owners.data), configuration)
 
 
 def test_the_same_configuration_under_another_number_shares_its_blobs(tmp_path: Path) -> None:
@@ -94,15 +95,16 @@ def test_records_and_manifests_name_the_configuration_of_their_revision(tmp_path
     ended = run_local(counting(), checkpoint=str(tmp_path), changes=changes)
     checkpoint = Checkpoint.of_any_flow(str(tmp_path))
     assert [str(record.outcome) for record in ended.history] == ["applied", "applied"]
+    newest = checkpoint.newest_manifest()
+    assert newest is not None
+    owners = checkpoint.blobs.get(newest.assignments)
     for record in ended.history:
         assert record.configuration is not None
-        found = read_configuration(checkpoint.blobs.get(record.configuration), record.revision)
+        found = read_configuration(checkpoint.blobs.get(record.configuration), record.revision, owners)
         for update in record.updates:
             assert found.blobs[update.operator] == update.function
         assert record.configuration in blobs_on_record(ended.history)
         assert all(checkpoint.blobs.has(digest) for digest in found.blobs.values()), "its functions are kept"
-    newest = checkpoint.newest_manifest()
-    assert newest is not None
     assert newest.configuration == ended.history[-1].configuration
     assert configuration_of(newest, checkpoint.blobs).programs == newest.programs
     written = max((tmp_path / "changes").glob("*.json")).read_text().splitlines()[0]
@@ -136,7 +138,28 @@ def test_the_manifest_of_an_epoch_in_which_tasks_switched_names_the_configuratio
 def test_a_document_that_another_midstream_wrote_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    document = first_configuration(counting().graph, BlobStore(str(tmp_path)), 2).document
-    data = json.dumps({**json.loads(document.data), **change}).encode()
+    first = first_configuration(counting().graph, BlobStore(str(tmp_path)), 2)
+    data = json.dumps({**json.loads(first.document.data), **change}).encode()
     with pytest.raises(CheckpointError, match=message):
-        read_configuration(data, Revision(1))
+        read_configuration(data, Revision(1), first.owners.data)
+
+
+def test_a_step_of_a_migration_makes_other_owners_and_nothing_else(tmp_path: Path) -> None:
+    first = first_configuration(counting().graph, BlobStore(str(tmp_path)), 2)
+    [stage] = first.assignments
+    step = first.with_assignments({stage: Assignment(2, (1, *spread(2).owners[1:]))})
+    assert (step.programs, step.document) == (first.programs, first.document)
+    assert step.digests() ^ first.digests() == {step.owners.digest, first.owners.digest}
+
+
+def test_a_document_that_has_the_assignments_itself_is_read_as_it_was(tmp_path: Path) -> None:
+    """Manifests of older versions do not name them."""
+    store = BlobStore(str(tmp_path))
+    first = first_configuration(counting().graph, store, 2)
+    [stage] = first.assignments
+    moved = {stage: Assignment(3, (2,) * 200 + (0,) * 56)}
+    fields = {**json.loads(first.document.data), "assignments": {stage: moved[stage].to_document()}}
+    older = json.dumps(fields).encode()
+    assert same(read_configuration(older, first.revision), first.with_assignments(moved))
+    with pytest.raises(CheckpointError, match="the field 'assignments' is missing"):
+        read_configuration(first.document.data, first.revision)

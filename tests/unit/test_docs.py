@@ -3,6 +3,7 @@
 Blocks of code in a page run in order, in an empty folder, in a process of their own:
 
 * ``python`` runs without Spark, ``python spark`` with it, ``python no-run`` never. Blocks of a page share their names.
+* ``python kafka`` runs where a broker is: in ``tests/spark/test_kafka.py``, which gives it a session and topics.
 * ``python`` whose first line is a comment with a file's name is written to that file instead.
 * ``text output`` is what the Python block before it must print.
 * ``console`` holds ``$ commands`` and what they must print; ``console spark`` needs Spark.
@@ -20,6 +21,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,10 @@ class Block:
         return "spark" in self.words[1:]
 
     @property
+    def needs_kafka(self) -> bool:
+        return "kafka" in self.words[1:]
+
+    @property
     def file(self) -> str | None:
         named = re.match(r"# (\w+\.py)\n", self.text)
         return named[1] if named else None
@@ -75,12 +81,15 @@ def prose_of(page: Path) -> str:
 # ── running a page ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run_page(page: Path, with_spark: bool) -> None:
-    """Run a page in the current folder; the first thing that is not as the page says ends the process."""
-    names: dict[str, Any] = {"__name__": "page"}
+def run_page(page: Path, with_spark: bool, kafka: Mapping[str, Any] | None = None) -> None:
+    """Run a page in the current folder; the first thing that is not as the page says ends the process.
+
+    ``kafka`` are the names that blocks for Kafka need.
+    """
+    names: dict[str, Any] = {"__name__": "page", **(kafka or {})}
     printed = ""
     for block in blocks_of(page):
-        if block.needs_spark and not with_spark:
+        if (block.needs_spark and not with_spark) or (block.needs_kafka and kafka is None):
             printed = ""
             continue
         match block.words:
@@ -139,7 +148,9 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-WITH_CODE = [page for page in PAGES if any(b.words[0] in ("python", "console") for b in blocks_of(page))]
+WITH_CODE = [
+    page for page in PAGES if any(b.words[0] in ("python", "console") and not b.needs_kafka for b in blocks_of(page))
+]
 WITH_SPARK = [page for page in WITH_CODE if any(b.needs_spark for b in blocks_of(page))]
 
 
@@ -177,7 +188,7 @@ def test_nearly_all_blocks_are_run():
 
 def test_every_block_has_known_marks():
     known = {
-        "python": {"spark", "no-run"},
+        "python": {"spark", "no-run", "kafka"},
         "console": {"spark"},
         "text": {"output"},
         "sh": set(),

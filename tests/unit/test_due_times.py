@@ -27,6 +27,14 @@ def test_a_row_waits_from_its_due_time_to_the_commit_of_its_epoch() -> None:
     assert timeline.latencies(Constant(1), 10_000_000, 3).waited.tolist() == []
 
 
+def test_time_without_a_commit_is_counted_from_the_commit_before() -> None:
+    timeline = Timeline()
+    for at in (10.0, 11.0, 14.0, 14.5):
+        timeline.append(1, at)
+    assert timeline.gaps(0).tolist() == [1.0, 3.0, 0.5]
+    assert timeline.gaps(2).tolist() == [3.0, 0.5]
+
+
 def test_an_epoch_that_was_missed_is_an_error() -> None:
     timeline = Timeline()
     timeline.add([epoch(0, 11.0, 2)])

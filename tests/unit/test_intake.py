@@ -8,7 +8,6 @@ from midstream import Flow, ListSource, MemorySink, NoopSink
 from midstream.engine.frames import Header, encode_rows, frame
 from midstream.engine.intake import JOINED_ROWS, Carried, Rows, units
 from midstream.ids import PartitionId, Revision, WireId
-from midstream.planner.assignment import assign
 from midstream.planner.programs import StageProgram, link
 from midstream.planner.stages import compile_plan
 
@@ -19,8 +18,7 @@ def second_stage() -> StageProgram:
     rows = flow.source("in", ListSource([[]], "n bigint"))
     rows.key_by("by n", "n").union("u", flow.source("other", ListSource([[]], "n bigint"))).sink("out", NoopSink())
     rows.sink("raw", MemorySink())
-    plan = compile_plan(flow.graph)
-    return link(plan, {}, {}, assign(plan.exchanged, 1, {}))[1]
+    return link(compile_plan(flow.graph), {}, {})[1]
 
 
 def frames(*found: tuple[int, int, list[int]]) -> pa.RecordBatch:

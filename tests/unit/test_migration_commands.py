@@ -141,6 +141,30 @@ def test_cancelling_on_the_command_line(job: SteppedJob):
         assert "applied" in call("migrations", "counts", "1", "--reverse")
 
 
+def test_bins_are_kept_where_they_are_on_the_command_line(job: SteppedJob):
+    assert "for 3 epochs; epoch 5 is the first in which they may move" in call("freeze", "counts", "3")
+    told = call("rescale", "counts", "3", "--no-wait", code=1)
+    assert "epoch 5" in told
+    assert "freeze(0): give the number of epochs" in call("freeze", "counts", "0", code=1)
+    job.run(3)
+    assert "pending" in call("rescale", "counts", "3", "--no-wait")
+
+
+def test_executors_are_listed_on_the_command_line_and_by_a_client(client: JobClient):
+    [only] = client.executors()
+    assert (only.name, only.bins) == ("0", {1: 256, 2: 256})
+    assert call("executors", "counts").split() == ["executor", "partitions", "bins", "0", "4", "512"]
+
+
+def test_commands_that_migrate_share_their_options():
+    of_rescale, of_drain = (call(name, "--help") for name in ("rescale", "drain"))
+    for option in ("--strategy", "--budget", "--no-prewarm", "--at", "--queue", "--explain", "--svg", "--note"):
+        assert option in of_rescale
+        assert option in of_drain
+    assert "{JOB} {partitions}" in of_rescale
+    assert "Move everything off an executor" in of_drain
+
+
 def test_wrong_words_are_told():
     assert "'0-1' is not BIN=PARTITION" in call("migrate", "counts", "0-1", code=2)
     assert "neither the number of an epoch nor a time" in call("rescale", "counts", "3", "--at", "soon", code=2)

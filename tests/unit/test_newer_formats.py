@@ -18,17 +18,20 @@ from midstream.checkpoint.sink_files import MERGING, Merge
 from midstream.control.journal import read as read_journal
 from midstream.errors import CheckpointError, JobFailed
 from midstream.ids import Revision
+from midstream.planner.assignment import pack_assignments, unpack_assignments
 from midstream.planner.programs import StageProgram
 from midstream.storage.checksums import with_checksum, without_checksum
 from midstream.storage.documents import FORMAT, write_struct
 from midstream.testing import ChangeAt, run_local
 from tests.unit.test_growth import count
 
+NO_OWNERS = pack_assignments({}).data
 READERS: dict[str, Callable[[Path, Path], object]] = {
     "midstream.json": lambda folder, file: Checkpoint.of_any_flow(str(folder / "c")),
     "epochs": lambda folder, file: Checkpoint.of_any_flow(str(folder / "c")).newest_manifest(),
     "changes": lambda folder, file: Checkpoint.of_any_flow(str(folder / "c")).changes.records(),
-    "configuration": lambda folder, file: read_configuration(file.read_bytes(), Revision(1)),
+    "configuration": lambda folder, file: read_configuration(file.read_bytes(), Revision(1), NO_OWNERS),
+    "assignments": lambda folder, file: unpack_assignments(file.read_bytes()),
     "program": lambda folder, file: StageProgram.from_bytes(file.read_bytes()),
     "journal": lambda folder, file: read_journal(file.read_bytes()),
     "index of histories": lambda folder, file: read_history(str(folder / "c" / "audit")),
@@ -68,7 +71,8 @@ def kind_of(path: Path, folder: Path) -> str | None:
     match parts:
         case ("c", "blobs", *_):
             data = path.read_bytes()
-            return None if not data.startswith(b"{") else "program" if b'"stage":' in data else "configuration"
+            kinds = {b'"stage":': "program", b'"stages":': "assignments", b'"operators":': "configuration"}
+            return next((kind for mark, kind in kinds.items() if data.startswith(b"{") and mark in data), None)
         case ("c", "audit", name):
             return "index of histories" if name.endswith(".json") else "history"
         case ("c", "state" | "lock", *_) | ("out", "_staged", *_):
@@ -84,7 +88,7 @@ def newer(path: Path) -> None:
     ours, next_one = (f'"format":{number}'.encode() for number in (FORMAT, FORMAT + 1))
     if (content := without_checksum(data)) is not None:
         path.write_bytes(with_checksum(content.replace(ours, next_one)))
-    elif ours in data:
+    elif data.startswith(b"{"):
         path.write_bytes(data.replace(ours, next_one))
     elif path.suffix == ".arrow":
         table = pa.ipc.open_file(data).read_all().replace_schema_metadata({"format": str(FORMAT + 1)})

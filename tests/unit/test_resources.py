@@ -82,7 +82,8 @@ class World:
         order = TaskOrder(Revision(1), configuration.programs[0], change=change)
         access = StateAccess("job", str(self.folder / "state"), str(self.folder / "local"))
         task = TaskId(Epoch(0), Run(0), StageIndex(0), PartitionId(0), 1)
-        return TaskRun(task, order, self.resources, access, clock=ManualClock(), sizer=SliceSizer())
+        owners, clock = configuration.assignments, ManualClock()
+        return TaskRun(task, order, owners, self.resources, access, clock=clock, sizer=SliceSizer())
 
 
 @pytest.fixture
@@ -91,8 +92,8 @@ def world(tmp_path: Path) -> World:
 
 
 def loaded(configuration: Configuration) -> set[Digest]:
-    """What workers hold of a configuration; nobody there reads its document."""
-    return set(configuration.digests() - {configuration.document.digest})
+    """What workers hold of a configuration; nobody there reads its documents."""
+    return set(configuration.digests() - {configuration.document.digest, configuration.owners.digest})
 
 
 def test_objects_only_an_old_configuration_uses_are_closed_and_dropped(world: World):

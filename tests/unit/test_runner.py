@@ -79,7 +79,7 @@ class Stages:
         store = BlobStore(str(folder))
         self.plan = compile_plan(graph)
         blobs = {name: store.put(blob) for name, blob in pack_blobs(graph).items()}
-        self.programs = link(self.plan, blobs, {}, dict.fromkeys(self.plan.exchanged, SPREAD))
+        self.programs = link(self.plan, blobs, {})
         self.resources = Resources(store)
 
     def runner(
@@ -95,6 +95,7 @@ class Stages:
             self.programs[stage],
             self.resources,
             partition=PartitionId(partition),
+            assignments=dict.fromkeys(self.plan.exchanged, SPREAD),
             revision=Revision(revision),
             clock=clock or ManualClock(),
             sizer=SliceSizer(rows),

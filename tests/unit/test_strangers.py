@@ -278,3 +278,14 @@ def test_only_a_connection_to_the_channel_is_ever_closed(tmp_path):
                 assert file.write(b"!") == 1
         assert client.request(WorkerJoined(WorkerId("host", 1))) == Accepted()
         assert server.crowded_out == 0
+
+
+@pytest.mark.parametrize(("host", "is_peer"), [("0.0.0.0", True), ("127.0.0.1", True), ("127.0.0.2", False)])
+def test_a_connection_is_known_by_the_endpoint_that_it_came_to(host: str, is_peer: bool) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            accepted, _ = server.accept()
+            with accepted:
+                assert connection_limit._is_peer_of(accepted, f"tcp://{host}:{port}") is is_peer
+                assert not connection_limit._is_peer_of(accepted, f"tcp://{host}:{port + 1}")

@@ -67,7 +67,9 @@ class World:
 
     def task(self, change: StageChange | None = None, switch_at: InputPosition | None = None) -> TaskRun:
         order = TaskOrder(OLD, self.before.programs[0], change=change, switch_at=switch_at)
-        return TaskRun(TASK, order, self.resources, self.access, clock=ManualClock(), sizer=Fixed())
+        return TaskRun(
+            TASK, order, self.before.assignments, self.resources, self.access, clock=ManualClock(), sizer=Fixed()
+        )
 
 
 @pytest.fixture
@@ -185,7 +187,9 @@ class TimedWorld:
         lineages = {"p": Lineage.start("p").encode()} if stage else {}
         who = TaskId(Epoch(0), Run(0), StageIndex(stage), PartitionId(0), 1)
         order = TaskOrder(OLD, self.before.programs[stage], lineages=lineages, change=change)
-        return TaskRun(who, order, self.resources, self.access, clock=ManualClock(), sizer=Fixed())
+        return TaskRun(
+            who, order, self.before.assignments, self.resources, self.access, clock=ManualClock(), sizer=Fixed()
+        )
 
 
 @pytest.fixture

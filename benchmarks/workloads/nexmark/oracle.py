@@ -37,13 +37,13 @@ def oracle(query: str, persons: Rows, auctions: Rows, bids: Rows) -> list[Row]:
     return list(answers[query]())
 
 
-def latest(rows: Iterable[Row], column: str) -> list[Row]:
-    """The last row of each value of a column.
+def latest(rows: Iterable[Row], *columns: str) -> list[Row]:
+    """The last row for each combination of values of some columns.
 
     >>> latest([{"k": 1, "n": 1}, {"k": 2, "n": 1}, {"k": 1, "n": 2}], "k")
     [{'k': 1, 'n': 2}, {'k': 2, 'n': 1}]
     """
-    return list({row[column]: row for row in rows}.values())
+    return list({tuple(row[column] for column in columns): row for row in rows}.values())
 
 
 def watermark(*streams: Rows) -> datetime:

@@ -1,4 +1,4 @@
-"""NEXMark's queries q0–q8 as flows. Each takes the streams of an auction house and a sink for its result.
+"""NEXMark's queries q0–q8 as flows. Each adds to a flow what it makes of the streams of an auction house.
 
 q4 and q6 give updates: of each category or seller, the newest row counts (:data:`UPDATES`).
 """
@@ -15,40 +15,42 @@ import pyarrow.compute as pc
 from benchmarks.workloads.nexmark import terms
 from benchmarks.workloads.nexmark.generator import BID, Streams
 from midstream import Flow, Stream, agg, sliding, tumbling
-from midstream.flow.sinks import SinkTarget
 
-__all__ = ["QUERIES", "UPDATES", "Auctioneer", "Highest", "LastSales", "flow"]
+__all__ = [
+    "QUERIES",
+    "UPDATES",
+    "Auctioneer",
+    "Highest",
+    "LastSales",
+    "auctions_of",
+    "bids_of",
+    "people_of",
+    "sales_of",
+]
 
 Row = dict[str, Any]
 
 
-def flow(query: str, streams: Streams, sink: SinkTarget) -> Flow:
-    """The flow of one of :data:`QUERIES`, e.g. ``flow("q5", House().streams(rate=10_000), sink)``."""
-    flow = Flow(f"nexmark_{query}")
-    QUERIES[query](flow, streams).sink("result", sink)
-    return flow
-
-
 def q0(flow: Flow, streams: Streams) -> Stream:
     """Pass: all bids, as they are; what the rest costs."""
-    return _bids(flow, streams).map_batches("pass", lambda bids: bids)
+    return bids_of(flow, streams).map_batches("pass", lambda bids: bids)
 
 
 def q1(flow: Flow, streams: Streams) -> Stream:
     """Currency conversion: bids in euros."""
-    return _bids(flow, streams).map_batches("convert", in_euros, returns=BID.replace("price bigint", "euros double"))
+    return bids_of(flow, streams).map_batches("convert", in_euros, returns=BID.replace("price bigint", "euros double"))
 
 
 def q2(flow: Flow, streams: Streams) -> Stream:
     """Selection: bids for some of the auctions."""
-    wanted = _bids(flow, streams).filter_batches("select", is_selected)
+    wanted = bids_of(flow, streams).filter_batches("select", is_selected)
     return wanted.map_batches("project", lambda bids: bids.select(["auction", "price"]), returns=OFFER)
 
 
 def q3(flow: Flow, streams: Streams) -> Stream:
     """Local item suggestion: who sells goods of one category in some states?"""
-    sellers = _people(flow, streams).filter_batches("states", is_local)
-    items = _auctions(flow, streams).filter_batches("category", is_suggested)
+    sellers = people_of(flow, streams).filter_batches("states", is_local)
+    items = auctions_of(flow, streams).filter_batches("category", is_suggested)
     lots = items.map_batches("project", lambda rows: rows.select(["id", "seller", "event_time"]), returns=ITEM)
     within = f"{terms.RETENTION_S} seconds"
     return lots.key_by("by_seller", "seller").join(
@@ -58,26 +60,26 @@ def q3(flow: Flow, streams: Streams) -> Stream:
 
 def q4(flow: Flow, streams: Streams) -> Stream:
     """Average price for a category: of the winning bids of all auctions that have closed."""
-    sales = _sales(flow, streams).key_by("by_category", "category")
+    sales = sales_of(flow, streams).key_by("by_category", "category")
     return sales.aggregate("average", sold=agg.count(), average=agg.mean("price"))
 
 
 def q5(flow: Flow, streams: Streams) -> Stream:
     """Hot items: the auctions with the most bids in the last ten seconds, every two seconds."""
     window = sliding(f"{terms.HOT_WINDOW_S} seconds", every=f"{terms.HOT_EVERY_S} seconds")
-    counts = _bids(flow, streams).key_by("by_auction", "auction").aggregate("count", window=window, bids=agg.count())
+    counts = bids_of(flow, streams).key_by("by_auction", "auction").aggregate("count", window=window, bids=agg.count())
     return counts.key_by("by_window", "window_end").process("hottest", Highest("bids"))
 
 
 def q6(flow: Flow, streams: Streams) -> Stream:
     """Average selling price by seller: of the last ten auctions that have closed."""
-    sales = _sales(flow, streams).key_by("by_seller", "seller")
+    sales = sales_of(flow, streams).key_by("by_seller", "seller")
     return sales.process("average", LastSales(terms.LAST_SALES), returns="seller bigint, average double")
 
 
 def q7(flow: Flow, streams: Streams) -> Stream:
     """Highest bid in each ten seconds, with who made it and for what."""
-    bids = _bids(flow, streams).key_by("by_pair", "auction", "bidder")
+    bids = bids_of(flow, streams).key_by("by_pair", "auction", "bidder")
     # First the highest of each pair, where the work is shared; what is left for one key is little.
     highest = bids.aggregate("of_pair", window=tumbling(f"{terms.WINDOW_S} seconds"), price=agg.max("price"))
     return highest.key_by("by_window", "window_end").process("highest", Highest("price"))
@@ -85,8 +87,8 @@ def q7(flow: Flow, streams: Streams) -> Stream:
 
 def q8(flow: Flow, streams: Streams) -> Stream:
     """Monitor new users: who opens an auction in the same ten seconds in which they joined?"""
-    people = _people(flow, streams).key_by("by_id", "id")
-    opened = _auctions(flow, streams).map_batches("project", as_opened, returns=OPENED)
+    people = people_of(flow, streams).key_by("by_id", "id")
+    opened = auctions_of(flow, streams).map_batches("project", as_opened, returns=OPENED)
     window = tumbling(f"{terms.WINDOW_S} seconds")
     return people.join("meet", opened.key_by("by_seller", "seller"), window=window, left_time="joined")
 
@@ -94,8 +96,8 @@ def q8(flow: Flow, streams: Streams) -> Stream:
 QUERIES: dict[str, Callable[[Flow, Streams], Stream]] = {
     query.__name__: query for query in (q0, q1, q2, q3, q4, q5, q6, q7, q8)
 }
-UPDATES = {"q4": "category", "q6": "seller"}
-"""Queries that give updates, and the column that says of what."""
+UPDATES = {"q4": ("category",), "q6": ("seller",)}
+"""Queries that give updates, and the columns that say of what."""
 
 # ── the streams, and their columns on the way ─────────────────────────────────────────────────────────────────────
 
@@ -112,23 +114,26 @@ SALE = "auction bigint, seller bigint, category int, price bigint, expires times
 _DELAY = f"{terms.DELAY_S} seconds"
 
 
-def _bids(flow: Flow, streams: Streams) -> Stream:
-    return flow.source("bids", streams.bids, delay=_DELAY)
+def bids_of(flow: Flow, streams: Streams) -> Stream:
+    """The bids."""
+    return flow.source("bids", streams.bids, event_time="event_time", delay=_DELAY)
 
 
-def _auctions(flow: Flow, streams: Streams) -> Stream:
-    return flow.source("auctions", streams.auctions, delay=_DELAY)
+def auctions_of(flow: Flow, streams: Streams) -> Stream:
+    """The auctions."""
+    return flow.source("auctions", streams.auctions, event_time="event_time", delay=_DELAY)
 
 
-def _people(flow: Flow, streams: Streams) -> Stream:
-    persons = flow.source("persons", streams.persons, delay=_DELAY)
+def people_of(flow: Flow, streams: Streams) -> Stream:
+    """The people, as far as queries ask for them."""
+    persons = flow.source("persons", streams.persons, event_time="event_time", delay=_DELAY)
     return persons.map_batches("people", as_people, returns=PEOPLE)
 
 
-def _sales(flow: Flow, streams: Streams) -> Stream:
+def sales_of(flow: Flow, streams: Streams) -> Stream:
     """One row for each auction that has closed with a winner."""
-    lots = _auctions(flow, streams).map_batches("lots", as_lots, returns=LOT_OR_BID)
-    bids = _bids(flow, streams).map_batches("offers", as_offers, returns=LOT_OR_BID)
+    lots = auctions_of(flow, streams).map_batches("lots", as_lots, returns=LOT_OR_BID)
+    bids = bids_of(flow, streams).map_batches("offers", as_offers, returns=LOT_OR_BID)
     return lots.union("both", bids).key_by("by_auction", "auction").process("close", Auctioneer(), returns=SALE)
 
 

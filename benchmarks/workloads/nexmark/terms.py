@@ -24,3 +24,22 @@ LAST_SALES = 10
 
 WINDOW_S = 10
 """q7 and q8."""
+
+SESSION_GAP_S = 2
+"""q11: a pause of this length ends a session."""
+
+SIDE_ROWS = 10_000
+"""q13: rows of the table."""
+
+FROM_PRICE, TO_PRICE = 1_000_000, 50_000_000
+LETTER = "e"
+"""q14."""
+
+LOW_PRICE, HIGH_PRICE = 10_000, 1_000_000
+"""q17: bounds of the ranges of prices."""
+
+TOP = 10
+"""q19."""
+
+CHANNELS = {"web": 0, "app": 1, "phone": 2}
+"""q21: the well-known ones."""

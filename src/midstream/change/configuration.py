@@ -10,8 +10,8 @@ from midstream.checkpoint.layouts import StateLayout
 from midstream.checkpoint.manifest import Manifest
 from midstream.flow.graph_format import CODEC, graph_from_document, graph_to_document
 from midstream.flow.model import Graph
-from midstream.ids import BINS, Digest, Revision, StageIndex
-from midstream.planner.assignment import Assignment, assign
+from midstream.ids import BINS, Digest, Revision
+from midstream.planner.assignment import Assignments, assign, pack_assignments, unpack_assignments
 from midstream.planner.carried_assignments import carried
 from midstream.planner.programs import StateMigration, link, pack_blobs
 from midstream.planner.stages import Plan, WireNumbers, compile_plan
@@ -22,6 +22,7 @@ __all__ = [
     "FIELDS",
     "FIRST_REVISION",
     "Configuration",
+    "blobs_of",
     "configuration_left",
     "configuration_of",
     "first_configuration",
@@ -34,7 +35,6 @@ FIRST_REVISION = Revision(1)
 
 _WHAT = "the configuration of a revision"
 FIELDS = {
-    "assignments": Mapping[StageIndex, Assignment],
     "blobs": Mapping[str, Digest],
     "migrations": Mapping[str, tuple[StateMigration, ...]],
     "wires": WireNumbers,
@@ -46,6 +46,8 @@ FIELDS = {
 """Fields of a configuration's document, in addition to the graph's."""
 _LATER_FIELDS = ("partitions", "kept", "knobs", "flushed")
 """Fields that documents of older versions lack."""
+_ASSIGNMENTS = "assignments"
+"""A field that documents of older versions have: manifests did not name the assignments apart."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,14 @@ class Configuration:
     ``assignments`` has the stages behind an exchange. ``blobs`` holds the digest of each operator's function or table,
     ``migrations`` the migrations that bring its state up to date. ``partitions`` is how many a new stage gets,
     ``kept`` has the operators that left state when they were removed, ``knobs`` the knobs that do not have their
-    defaults. ``flushed`` are operators that close all that is open at the end of an epoch. The programs and the
-    document follow from these; :meth:`store` puts them into the blob store.
+    defaults. ``flushed`` are operators that close all that is open at the end of an epoch. The programs and two
+    documents follow from these: one of the assignments, which every step of a migration makes anew, and one of
+    everything else. :meth:`store` puts them into the blob store.
     """
 
     plan: Plan
     revision: Revision
-    assignments: Mapping[StageIndex, Assignment]
+    assignments: Assignments
     blobs: Mapping[str, Digest] = field(default_factory=dict)
     migrations: Mapping[str, tuple[StateMigration, ...]] = field(default_factory=dict)
     partitions: int = 1
@@ -84,12 +87,12 @@ class Configuration:
 
     @cached_property
     def document(self) -> Blob:
-        """Everything except the revision's number and the user's objects, so that equal configurations share a blob."""
+        """Everything except the revision's number, the assignments and the user's objects, so that equal configurations
+        share a blob."""
         return Blob.of(write_document({**graph_to_document(self.graph), **self._encoded()}))
 
     def _encoded(self) -> dict[str, object]:
         values = {
-            "assignments": self.assignments,
             "blobs": self.blobs,
             "migrations": self.migrations,
             "wires": self.plan.numbers,
@@ -101,23 +104,31 @@ class Configuration:
         return {name: CODEC.encode(values[name], hint) for name, hint in FIELDS.items()}
 
     @cached_property
+    def owners(self) -> Blob:
+        """The document of the assignments, which manifests name and tasks get with their orders."""
+        return pack_assignments(self.assignments)
+
+    @cached_property
     def _linked(self) -> tuple[Blob, ...]:
-        programs = link(self.plan, self.blobs, self.migrations, self.assignments)
-        return tuple(program.to_blob() for program in programs)
+        return tuple(program.to_blob() for program in link(self.plan, self.blobs, self.migrations))
 
     def store(self, store: BlobStore) -> Configuration:
-        """Put the programs and the document into the blob store, for workers and restarts."""
-        for blob in (*self._linked, self.document):
+        """Put the programs and the documents into the blob store, for workers and restarts."""
+        for blob in (*self._linked, self.document, self.owners):
             store.put(blob)
         return self
 
-    def digests(self) -> frozenset[Digest]:
-        """All blobs that it needs: its document, programs, functions, tables and migrations."""
+    def objects(self) -> frozenset[Digest]:
+        """The user's objects: functions, tables and migrations."""
         steps = (step.function for steps in self.migrations.values() for step in steps)
-        return frozenset({self.document.digest, *self.programs, *self.blobs.values(), *steps, *self.initial.values()})
+        return frozenset({*self.blobs.values(), *steps, *self.initial.values()})
 
-    def with_assignments(self, assignments: Mapping[StageIndex, Assignment]) -> Configuration:
-        """The same configuration with other owners of bins."""
+    def digests(self) -> frozenset[Digest]:
+        """All blobs that it needs: its documents and programs, and the user's objects."""
+        return self.objects() | {self.document.digest, self.owners.digest, *self.programs}
+
+    def with_assignments(self, assignments: Assignments) -> Configuration:
+        """The same configuration with other owners of bins. Its programs and document are the same blobs."""
         return replace(self, assignments=assignments)
 
     def as_revision(self, revision: Revision) -> Configuration:
@@ -125,19 +136,27 @@ class Configuration:
         return replace(self, revision=revision)
 
 
-def read_configuration(data: bytes, revision: Revision) -> Configuration:
-    """Read a configuration from its document. The user's objects are not loaded: the graph has no payloads."""
+def read_configuration(data: bytes, revision: Revision, owners: bytes | None = None) -> Configuration:
+    """Read a configuration from its document and that of its assignments, which older versions wrote into the first.
+
+    The user's objects are not loaded: the graph has no payloads.
+    """
     found = read_document(data, _WHAT)
+    older = {_ASSIGNMENTS: found.pop(_ASSIGNMENTS)} if _ASSIGNMENTS in found else {}
+    if owners is not None:
+        assignments = unpack_assignments(owners)
+    else:
+        assignments = CODEC.decode_fields(older, {_ASSIGNMENTS: Assignments}, _WHAT)[_ASSIGNMENTS]
     hints = {name: hint for name, hint in FIELDS.items() if name in found or name not in _LATER_FIELDS}
     own = {name: found.pop(name) for name in hints if name in found}
     fields = CODEC.decode_fields(own, hints, _WHAT)
     graph = graph_from_document(found, _WHAT)
     plan = compile_plan(graph, fields["wires"])
-    partitions = max((each.partitions for each in fields["assignments"].values()), default=1)
+    partitions = max((each.partitions for each in assignments.values()), default=1)
     return Configuration(
         plan,
         revision,
-        fields["assignments"],
+        assignments,
         fields["blobs"],
         fields["migrations"],
         fields.get("partitions", partitions),
@@ -149,7 +168,13 @@ def read_configuration(data: bytes, revision: Revision) -> Configuration:
 
 def configuration_of(manifest: Manifest, store: BlobStore) -> Configuration:
     """The configuration of the job at the end of a committed epoch."""
-    return read_configuration(store.get(manifest.configuration), manifest.revision)
+    owners = store.get(manifest.assignments) if manifest.assignments else None
+    return read_configuration(store.get(manifest.configuration), manifest.revision, owners)
+
+
+def blobs_of(manifest: Manifest, store: BlobStore) -> frozenset[Digest]:
+    """All blobs that the job needs to continue from a committed epoch, by the names that the manifest gives them."""
+    return configuration_of(manifest, store).objects() | manifest.digests()
 
 
 def configuration_left(manifest: Manifest, store: BlobStore) -> Configuration:
@@ -166,7 +191,7 @@ def first_configuration(
     store: BlobStore,
     partitions: int,
     blobs: Mapping[str, Blob] | None = None,
-    recorded: Mapping[StageIndex, Assignment] | None = None,
+    recorded: Assignments | None = None,
     before: Configuration | None = None,
     bins: int = BINS,
     knobs: Mapping[str, int] | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from midstream.change.migration_goal import moment_of
@@ -11,7 +10,7 @@ from midstream.change.running_migration import default_budget
 from midstream.drawing.figures import size_text
 from midstream.drawing.migration_picture import StageMoves, migration_to_svg, migration_to_text
 from midstream.ids import BinId, PartitionId, StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.migration import (
     BIN_BYTES,
     BinMove,
@@ -92,8 +91,8 @@ class MigrationExplanation:
 def explained(
     plan: Plan,
     request: MigrationRequest,
-    before: Mapping[StageIndex, Assignment],
-    after: Mapping[StageIndex, Assignment],
+    before: Assignments,
+    after: Assignments,
     size_of: SizeOf,
     epoch_ms: float | None,
 ) -> MigrationExplanation:

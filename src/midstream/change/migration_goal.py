@@ -13,7 +13,7 @@ from midstream.checkpoint.change_records import EditRecord, MigrationRecord, Mov
 from midstream.errors import FlowError
 from midstream.flow.edits import Move, Rescale
 from midstream.ids import StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.migration import Itinerary, StepStrategy
 from midstream.planner.reassignment import goal_of, unique_names
 from midstream.planner.stages import Plan
@@ -29,8 +29,6 @@ __all__ = [
     "stages_of",
     "targets_of",
 ]
-
-Assignments = Mapping[StageIndex, Assignment]
 
 
 def record_of(edit: Move | Rescale) -> EditRecord:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from midstream.errors import FlowError
 from midstream.flow.edits import Move, Rescale
 from midstream.ids import StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.balance import balanced, drained, imbalance
 from midstream.planner.reassignment import stage_names, stages_named, unique_names
 from midstream.planner.stages import Plan
@@ -59,7 +59,6 @@ class Drain:
 Goal = Move | Rescale | Rebalance | Drain | Assignment | Mapping[str, Assignment]
 """What a migration may be asked for. A mapping has assignments by the names of stages."""
 
-Assignments = Mapping[StageIndex, Assignment]
 Places = Mapping[StageIndex, Mapping[int, str]]
 """By stage and partition: the executor that runs it."""
 

@@ -22,12 +22,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
 from midstream.change.bin_bytes import BinBytes
-from midstream.change.configuration import Configuration
 from midstream.change.migration import Migration, MigrationControl, MigrationProgress
 from midstream.change.migration_goal import (
     described,
@@ -49,7 +48,8 @@ from midstream.checkpoint.committed_state import CommittedState
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Move, Rescale
 from midstream.ids import Epoch, StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignment, Assignments
+from midstream.planner.carried_assignments import under_plan
 from midstream.planner.change_plan import Scheduler
 from midstream.planner.migration import Budget, Itinerary, StepCost, StepStrategy, fluid
 from midstream.planner.reassignment import goal_of, unique_names
@@ -61,7 +61,6 @@ LOSSES_BEFORE_UNDOING = 2
 """How often an epoch is run again with a new step after runs failed without a function's failing."""
 STEADY_EPOCHS = 20
 """Newest epochs without a step, whose median is the steady time of an epoch."""
-Assignments = Mapping[StageIndex, Assignment]
 
 
 class Migrations:
@@ -340,7 +339,7 @@ class Migrations:
             running.waited += 1
             self._tell_progress(running, "takers that load state")
             return
-        self._step = OpenStep(epoch, moves, now, sum(map(self._sizes, moves)), 0.0, running.waited)
+        self._step = OpenStep(epoch, moves, configuration.plan, now, sum(map(self._sizes, moves)), 0.0, running.waited)
         self._warming.flip(now, then)
         self._changes.reassign(then)
         self._step.step_ms = 1000 * (self._stopwatch() - began)
@@ -357,16 +356,6 @@ class Migrations:
             return False
         running.migration.note(f"{len(running.planned or ())} bins move although their state is not loaded yet")
         return True
-
-    def foreseen(self) -> Configuration | None:
-        """The configuration of the step after the one that was just made, if that is known, so that what it needs can
-        be stored while an epoch is computed. Nothing depends on it."""
-        running, configuration = self._running, self._changes.configuration
-        ahead = None if running is None or self._step is None else running.peek()
-        if running is None or ahead is None or not self._is_in_step_with_plan(running):
-            return None
-        then = Itinerary(running.target).after_step(configuration.assignments, ahead)
-        return configuration.with_assignments(then)
 
     def committed(self, epoch: Epoch, epoch_ms: float, read: int | None = None) -> None:
         """An epoch is committed after ``epoch_ms``; its tasks read ``read`` bytes of state from the checkpoint."""
@@ -414,7 +403,8 @@ class Migrations:
             step.losses += 1
             running.migration.note(f"a run of epoch {step.epoch} failed, but no function did; it runs again")
             return True
-        self._changes.reassign(step.before)
+        now = self._changes.configuration
+        self._changes.reassign(under_plan(step.plan, step.before, now.plan, now.assignments))
         self._step = None
         running.migration.note(f"the step of epoch {step.epoch} is undone")
         self._end_running(

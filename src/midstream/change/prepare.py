@@ -43,8 +43,8 @@ from midstream.flow.sinks import MemorySink
 from midstream.flow.transactions import Transaction
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.operators.plan_edits import resolved
-from midstream.planner.assignment import Assignment
-from midstream.planner.carried_assignments import carried
+from midstream.planner.assignment import Assignments
+from midstream.planner.carried_assignments import carried, under_plan
 from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
 from midstream.planner.merged_flow import MergedFlow, merge
 from midstream.planner.programs import StateMigration
@@ -76,14 +76,14 @@ class PreparedChange:
         """What runs from the first epoch on that begins under the change."""
         return self.after if self.flush is None else self.flush
 
-    def with_assignments(self, assignments: Mapping[StageIndex, Assignment], store: BlobStore) -> PreparedChange:
-        """The same change with other owners of bins."""
-        return replace(
-            self,
-            before=self.before.with_assignments(assignments),
-            after=self.after.with_assignments(assignments).store(store),
-            flush=None if self.flush is None else self.flush.with_assignments(assignments).store(store),
-        )
+    def with_assignments(self, plan: Plan, assignments: Assignments) -> PreparedChange:
+        """The same change with other owners of bins, which are those of the stages of ``plan``."""
+
+        def owned(each: Configuration) -> Configuration:
+            return each.with_assignments(under_plan(plan, assignments, each.plan, each.assignments))
+
+        flush = None if self.flush is None else owned(self.flush)
+        return replace(self, before=owned(self.before), after=owned(self.after), flush=flush)
 
     @property
     def from_next_epoch(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from midstream.change.configuration import configuration_of
+from midstream.change.configuration import blobs_of, configuration_of
 from midstream.change.offline import claimed
 from midstream.change.timeline import rewound
 from midstream.checkpoint.change_records import whoami
@@ -136,10 +136,9 @@ def _whole_manifest(checkpoint: Checkpoint, epoch: Epoch) -> Manifest | None:
     manifest = checkpoint.manifest(epoch) if epoch in checkpoint.epochs() else None
     if manifest is None or not checkpoint.spark_files.leads_after(epoch):
         return None
-    if not checkpoint.blobs.has(manifest.configuration):
+    if checkpoint.lacks(manifest, manifest.digests()):
         return None
-    digests = configuration_of(manifest, checkpoint.blobs).digests()
-    return None if checkpoint.lacks(manifest, digests) else manifest
+    return None if checkpoint.lacks(manifest, blobs_of(manifest, checkpoint.blobs)) else manifest
 
 
 def _choices(checkpoint: Checkpoint, newest: Epoch) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 from midstream.change.migration import Migration
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.ids import Epoch, StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignments
 from midstream.planner.migration import (
     BinMove,
     Budget,
@@ -21,6 +21,7 @@ from midstream.planner.migration import (
     StepStrategy,
     steps_of,
 )
+from midstream.planner.stages import Plan
 
 __all__ = ["PATIENCE", "NoWarming", "OpenStep", "RunningMigration", "Warming", "default_budget"]
 
@@ -28,8 +29,6 @@ PATIENCE = 10
 """Most epochs that a step waits for state to be loaded where it will be."""
 SHARE_OF_EPOCH = 0.2
 """The budget of a migration that names none: this share of the steady time of an epoch."""
-
-Assignments = Mapping[StageIndex, Assignment]
 
 
 class Warming(Protocol):
@@ -66,6 +65,8 @@ class OpenStep:
 
     epoch: Epoch
     moves: tuple[BinMove, ...]
+    plan: Plan
+    """Whose stages these are; a change may have put another in force since."""
     before: Assignments
     bytes: int
     step_ms: float
@@ -88,20 +89,9 @@ class RunningMigration:
     patience: int = PATIENCE
     """Most epochs that the next step waits; the first one of what was prepared for a certain time does not."""
     is_cancelled: bool = False
-    ahead: tuple[BinMove, ...] | None = None
-    """The next step, if somebody has looked at it already."""
-
-    def peek(self) -> tuple[BinMove, ...] | None:
-        """The next step, if it does not depend on what the one before costs."""
-        if self.steps_left is not None and self.ahead is None:
-            self.ahead = next(self.steps, None)
-        return self.ahead
 
     def next_step(self) -> tuple[BinMove, ...]:
         """The next step, which may depend on what the one before has cost."""
-        ahead, self.ahead = self.ahead, None
-        if ahead is not None:
-            return ahead
         cost, self.cost = self.cost, None
         if inspect.getgeneratorstate(self.steps) == inspect.GEN_CREATED:
             cost = None
@@ -112,7 +102,7 @@ class RunningMigration:
         moves = Itinerary(self.target).left(now)
         plan, budget = self.migration.plan, self.budget(steady_ms)
         steps = steps_of(StepStrategy(plan.strategy), moves, sizes, budget)
-        self.steps_left, self.ahead = None, None
+        self.steps_left = None
         if plan.strategy != StepStrategy.BUDGETED:  # they are known, whatever they cost
             known = list(steps)
             steps, self.steps_left = _each(known), len(known)

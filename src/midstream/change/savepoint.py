@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from midstream.change.configuration import configuration_of
+from midstream.change.configuration import blobs_of
 from midstream.change.offline import claimed
 from midstream.checkpoint.change_records import whoami
 from midstream.checkpoint.location import Checkpoint
@@ -36,7 +36,7 @@ def savepoint_of(
             f"an earlier epoch first"
         )
     store = checkpoint.blobs
-    blobs = configuration_of(manifest, store).digests() | {manifest.configuration, *manifest.programs}
+    blobs = blobs_of(manifest, store)
     for digest in blobs:
         store.holds.touch(digest)
     files = checkpoint.spark_files.needed_after(manifest.epoch)

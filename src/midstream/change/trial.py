@@ -32,8 +32,8 @@ from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.control.messages import ChangeNoted, Commit
 from midstream.errors import MidstreamError
 from midstream.flow.edits import Edit
-from midstream.ids import Digest, Epoch, Revision, StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.ids import Digest, Epoch, Revision
+from midstream.planner.assignment import Assignments
 from midstream.planner.change_plan import Scheduler
 from midstream.storage.blobs import BlobStore
 
@@ -244,15 +244,17 @@ class Changes:
         changes = [*(queued.change for queued in self._queue), *([] if self._trial is None else [self._trial.change])]
         return any(_reassigns(change.prepared) for change in changes)
 
-    def reassign(self, assignments: Mapping[StageIndex, Assignment]) -> None:
+    def reassign(self, assignments: Assignments) -> None:
         """From the next epoch on, bins have these owners, whatever the job runs; called before an epoch begins.
 
-        A roll-back keeps them, and so does a change that waits: it is prepared for other functions only.
+        A roll-back keeps them, and so does a change that waits: it is prepared for other functions only. Nothing is
+        stored: that comes before the manifest that names them.
         """
         if self._trial is None:
-            self.configuration = self.configuration.with_assignments(assignments).store(self._store)
+            self.configuration = self.configuration.with_assignments(assignments)
             return
-        trial, prepared = self._trial, self._trial.change.prepared.with_assignments(assignments, self._store)
+        trial = self._trial
+        prepared = trial.change.prepared.with_assignments(self.configuration.plan, assignments)
         trial.change.relink(prepared)
         self.configuration = prepared.after if trial.is_flushed else prepared.first
 
@@ -403,7 +405,7 @@ class Changes:
         """A change for the owners of now; None if more than owners has changed since it was prepared."""
         if _reassigns(prepared) or prepared.before.with_assignments(base.assignments) != base:
             return None
-        return replace(prepared.with_assignments(base.assignments, self._store), before=base)
+        return replace(prepared.with_assignments(base.plan, base.assignments), before=base)
 
     def _prepare(self, base: Configuration, request: Request, number: int | None = None) -> PreparedChange:
         """Prepare a change. ``number`` is given if the log has it already; what a revert undoes is then found again."""

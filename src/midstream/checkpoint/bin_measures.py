@@ -14,8 +14,7 @@ import numpy as np
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.control.messages import Commit, StateChange
 from midstream.data.key_space import KeySpace, unpack_counts
-from midstream.ids import StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignments
 from midstream.planner.stages import Plan
 from midstream.planner.weights import BinWeights, StageEpoch, Weights
 from midstream.state.lineage import Lineage
@@ -35,7 +34,7 @@ class BinMeasures:
         commit: Commit,
         committed: CommittedState,
         plan: Plan,
-        assignments: Mapping[StageIndex, Assignment],
+        assignments: Assignments,
         seconds: float,
     ) -> BinMeasures:
         """The measures after an epoch that took so long; ``committed`` is the state after it."""

@@ -88,6 +88,7 @@ class CommittedState:
         commit: Commit,
         programs: tuple[Digest, ...],
         configuration: Digest,
+        assignments: Digest,
         *,
         committed_at: float,
         offsets: str,
@@ -109,6 +110,7 @@ class CommittedState:
             watermark=self.watermarks.watermark,
             files=dict(files),
             closing=closing,
+            assignments=assignments,
         )
 
     def files(self) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Manifest(msgspec.Struct, frozen=True):
     revision: Revision
     programs: tuple[Digest, ...]
     configuration: Digest
-    """The document of the job's configuration: graph, functions, and the owner of each bin of each stage."""
+    """The document of the job's configuration: graph and functions."""
     committed_at: float
     rows: dict[str, tuple[int, int]]
     """Per operator: rows in, rows out."""
@@ -56,3 +56,9 @@ class Manifest(msgspec.Struct, frozen=True):
     """Per file sink that got rows: its files, staged or in place already."""
     closing: bool = False
     """Whether this epoch closed all windows, so that no other epoch can follow."""
+    assignments: Digest = Digest("")
+    """The document with the owner of each bin of each stage; empty: it is part of the configuration's."""
+
+    def digests(self) -> frozenset[Digest]:
+        """The documents and programs that it names."""
+        return frozenset({self.configuration, *self.programs, self.assignments} - {""})

@@ -6,6 +6,7 @@ Checked before a job starts: a folder with other data, or with another layout, i
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -20,6 +21,8 @@ from midstream.storage.documents import read_struct, write_struct
 __all__ = ["MARKER", "SinkMarker", "check_file_sinks", "mark_folders", "owner_of"]
 
 MARKER = "_midstream.json"
+
+_UNFINISHED_MARKER = re.compile(r"_midstream\.json\.\d+\.tmp")
 
 
 class SinkMarker(msgspec.Struct, frozen=True):
@@ -82,7 +85,9 @@ def _is_marked(path: str, wanted: SinkMarker) -> bool:
         return False
     if info.type == pafs.FileType.File:
         raise CheckpointError(f"{what}: {where} is a file; a FileSink needs a folder")
-    held = sorted(posixpath.basename(entry.path) for entry in fs.get_file_info(pafs.FileSelector(root)))
+    names = (posixpath.basename(entry.path) for entry in fs.get_file_info(pafs.FileSelector(root)))
+    # A first start that was killed immediately leaves a marker that was only partly written.
+    held = sorted(name for name in names if not _UNFINISHED_MARKER.fullmatch(name))
     if MARKER not in held:
         if held:
             raise CheckpointError(

@@ -299,7 +299,7 @@ class Sweeper:
             for leftover in [each for each in self._overdue if each.folder is _Folder.BLOBS]:
                 del self._overdue[leftover]
         manifests = [self._checkpoint.manifest(committed.epoch) for committed in kept]
-        run = {digest for each in manifests if each is not None for digest in (each.configuration, *each.programs)}
+        run = {digest for each in manifests if each is not None for digest in each.digests()}
         saved = {digest for savepoint in self._checkpoint.savepoints.all() for digest in savepoint.digests()}
         needed = {*live, *run, *saved, *blobs_on_record(self._checkpoint.changes.records())}
         for name in store.garbage(needed):

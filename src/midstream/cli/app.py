@@ -20,7 +20,7 @@ from midstream.cli.calibrate import calibrate
 from midstream.cli.change import deploy, epoch, explain, history, jobs, revert, status, update
 from midstream.cli.live import print_summary, watch
 from midstream.cli.messages import errors_told, write_text
-from midstream.cli.migrate import assignment, drain, migrate, migrations, rebalance, rescale
+from midstream.cli.migrate import assignment, drain, executors, freeze, migrate, migrations, rebalance, rescale
 from midstream.cli.savepoints import fork, rewind, savepoint, savepoints
 from midstream.cli.state import held_table, parse_key, state_table
 from midstream.cli.target import find, needs_session, to_flow
@@ -194,7 +194,7 @@ def journal(
 
 for changing in (jobs, status, top, epoch, explain, update, tune, deploy, history, revert, calibrate):
     app.command()(changing)
-for moving in (rescale, rebalance, drain, migrate, migrations, assignment):
+for moving in (rescale, rebalance, drain, migrate, migrations, assignment, executors, freeze):
     app.command()(moving)
 for keeping in (savepoint, savepoints, fork, rewind):
     app.command()(keeping)

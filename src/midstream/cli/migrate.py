@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,14 +17,14 @@ from midstream.checkpoint.change_records import Outcome
 from midstream.cli.change import JobArgument, NoWaitOption
 from midstream.cli.messages import errors_told, failed, write_text
 from midstream.cli.served import client_of
-from midstream.cli.tables import assignment_table, migrations_table
+from midstream.cli.tables import assignment_table, executors_table, migrations_table
 from midstream.drawing.figures import size_text
 from midstream.flow.edits import Move, Rescale
 from midstream.planner.migration import StepStrategy
 from midstream.server.client import JobClient, is_over
 from midstream.server.migration_messages import MigrationState
 
-__all__ = ["assignment", "drain", "migrate", "migrations", "rebalance", "rescale"]
+__all__ = ["assignment", "drain", "executors", "freeze", "migrate", "migrations", "rebalance", "rescale"]
 
 LOOK_S = 0.5
 """Seconds between two looks at a migration."""
@@ -52,84 +54,74 @@ SvgOption = Annotated[
 NoteOption = Annotated[str | None, typer.Option(help="The reason, for the history.")]
 
 
-def rescale(
+def _command(goal_of: Callable[..., Goal]) -> Callable[..., None]:
+    """A command that takes a job, what ``goal_of`` takes, and the options of every migration."""
+
+    def command(job: str, explain: bool, svg: Path | None, no_wait: bool, **given: Any) -> None:
+        how = _how(**{name: given.pop(name) for name in inspect.signature(_how).parameters})
+        _migrate(job, goal_of(**given), how, explain, svg, no_wait)
+
+    first, *shared = inspect.signature(_shared, eval_str=True).parameters.values()
+    own = inspect.signature(goal_of, eval_str=True).parameters.values()
+    found = {each.name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (first, *own, *shared)}
+    command.__name__, command.__doc__ = goal_of.__name__, goal_of.__doc__
+    command.__signature__ = inspect.Signature([*found.values()])  # type: ignore[attr-defined]  # what typer reads
+    command.__annotations__ = {name: each.annotation for name, each in found.items()}
+    return command
+
+
+def _shared(
     job: JobArgument,
+    strategy: StrategyOption = StepStrategy.BUDGETED,
+    budget: BudgetOption = None,
+    prewarm: PrewarmOption = True,
+    at: AtOption = None,
+    queue: QueueOption = False,
+    explain: ExplainOption = False,
+    svg: SvgOption = None,
+    note: NoteOption = None,
+    no_wait: NoWaitOption = False,
+) -> None:
+    """The parameters of every command that migrates."""
+
+
+@_command
+def rescale(
     partitions: Annotated[int, typer.Argument(help="How many partitions a stage is to have.", show_default=False)],
     stage: StageOption = None,
-    strategy: StrategyOption = StepStrategy.BUDGETED,
-    budget: BudgetOption = None,
-    prewarm: PrewarmOption = True,
-    at: AtOption = None,
-    queue: QueueOption = False,
-    explain: ExplainOption = False,
-    svg: SvgOption = None,
-    note: NoteOption = None,
-    no_wait: NoWaitOption = False,
-) -> None:
+) -> Goal:
     """Give the stages of a running job another number of partitions; their state moves along."""
-    how = _how(strategy, budget, prewarm, at, queue, note)
-    _migrate(job, Rescale(partitions, stage), how, explain, svg, no_wait)
+    return Rescale(partitions, stage)
 
 
+@_command
 def rebalance(
-    job: JobArgument,
     stage: StageOption = None,
     measure: Annotated[str, typer.Option(help="What is evened out: work, rows or bytes.")] = "work",
-    strategy: StrategyOption = StepStrategy.BUDGETED,
-    budget: BudgetOption = None,
-    prewarm: PrewarmOption = True,
-    at: AtOption = None,
-    queue: QueueOption = False,
-    explain: ExplainOption = False,
-    svg: SvgOption = None,
-    note: NoteOption = None,
-    no_wait: NoWaitOption = False,
-) -> None:
+) -> Goal:
     """Give the partitions of a running job about the same weight, as it was measured."""
-    how = _how(strategy, budget, prewarm, at, queue, note)
-    _migrate(job, Rebalance(stage, measure), how, explain, svg, no_wait)
+    return Rebalance(stage, measure)
 
 
+@_command
 def drain(
-    job: JobArgument,
-    executor: Annotated[str, typer.Argument(help="Its id; 'midstream assignment' shows them.", show_default=False)],
-    strategy: StrategyOption = StepStrategy.BUDGETED,
-    budget: BudgetOption = None,
-    prewarm: PrewarmOption = True,
-    at: AtOption = None,
-    queue: QueueOption = False,
-    explain: ExplainOption = False,
-    svg: SvgOption = None,
-    note: NoteOption = None,
-    no_wait: NoWaitOption = False,
-) -> None:
+    executor: Annotated[str, typer.Argument(help="Its id; 'midstream executors' lists them.", show_default=False)],
+) -> Goal:
     """Move everything off an executor of a running job, so that it can be taken away."""
-    how = _how(strategy, budget, prewarm, at, queue, note)
-    _migrate(job, Drain(executor), how, explain, svg, no_wait)
+    return Drain(executor)
 
 
+@_command
 def migrate(
-    job: JobArgument,
     moves: Annotated[
         list[str], typer.Argument(metavar="BIN=PARTITION ...", help="The new owner of each bin.", show_default=False)
     ],
     stage: Annotated[
         str | None, typer.Option(help="The key_by of the stage, or an operator in it.", show_default=False)
     ] = None,
-    strategy: StrategyOption = StepStrategy.BUDGETED,
-    budget: BudgetOption = None,
-    prewarm: PrewarmOption = True,
-    at: AtOption = None,
-    queue: QueueOption = False,
-    explain: ExplainOption = False,
-    svg: SvgOption = None,
-    note: NoteOption = None,
-    no_wait: NoWaitOption = False,
-) -> None:
+) -> Goal:
     """Give some bins of a running job other owners."""
-    bins = dict(_move(text) for text in moves)
-    how = _how(strategy, budget, prewarm, at, queue, note)
-    _migrate(job, Move(bins, stage), how, explain, svg, no_wait)
+    return Move(dict(_move(text) for text in moves), stage)
 
 
 def migrations(
@@ -163,6 +155,22 @@ def assignment(job: JobArgument) -> None:
     with errors_told():
         for stage in client_of(job).assignment():
             Console().print(assignment_table(stage))
+
+
+def executors(job: JobArgument) -> None:
+    """List the executors of a running job, and how many bins each of them has; those without any included."""
+    with errors_told():
+        Console().print(executors_table(client_of(job).executors()))
+
+
+def freeze(
+    job: JobArgument,
+    epochs: Annotated[int, typer.Argument(help="For how many epochs.", show_default=False)],
+) -> None:
+    """Keep bins where they are for the next epochs of a running job; migrations that would begin are refused."""
+    with errors_told():
+        free = client_of(job).freeze(epochs)
+        typer.echo(f"bins stay where they are for {epochs} epochs; epoch {free} is the first in which they may move")
 
 
 def _how(

@@ -13,6 +13,7 @@ from rich.text import Text
 from midstream.change.revert import TakenBack
 from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.cli.served import SHORT
+from midstream.control.placement import ExecutorShare
 from midstream.drawing.figures import size_text
 from midstream.runtime.migration_desk import StageShares
 from midstream.server.messages import JobState
@@ -164,6 +165,14 @@ def assignment_table(stage: StageShares) -> Table:
             size_text(each.bytes),
             each.executor or "–",
         )
+    return table
+
+
+def executors_table(found: Sequence[ExecutorShare]) -> Table:
+    """Executors, and what each has of the job."""
+    table = table_of("executor", "partitions", "bins", justify="right")
+    for each in found:
+        table.add_row(each.name, str(sum(map(len, each.partitions.values()))), f"{sum(each.bins.values()):,}")
     return table
 
 

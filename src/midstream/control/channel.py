@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -50,6 +50,9 @@ _to_task: msgspec.msgpack.Decoder[ToTask] = msgspec.msgpack.Decoder(ToTask)
 _HEARTBEAT_EVERY, _HEARTBEAT_LIMIT = 1_000, 5_000
 # Milliseconds a close waits for the last packets to leave; a peer that has stopped reading costs no more than this.
 _LINGER = 500
+
+NEXT_PORTS = 16
+"""How many more ports a server tries if the one that it is to have is taken, as Spark does: each job needs its own."""
 
 _REFUSALS = 20  # attempts to connect, 100 ms apart
 _OTHER_KEY = "the process there presents a different server key: has the driver been restarted?"
@@ -90,13 +93,17 @@ class Server(contextlib.AbstractContextManager["Server"]):
     ``undelivered`` messages for peers that are gone or have stopped reading, ``crowded_out`` connections that were
     closed because too many had not shown the clients' key.
 
+    It listens on ``host``, which clients connect to. Where they must use another address or name than the one that this
+    host has (behind NAT, in a container), it listens on ``bind``, and ``host`` is only what clients are told. ``port``
+    0 means any free port; another one, or if that is taken one of the :data:`NEXT_PORTS` after it.
+
     >>> from midstream.control.messages import WorkerId, WorkerJoined
     >>> with Server(lambda peer, message: [(peer, Accepted())]) as server, Client(server.address) as client:
     ...     client.request(WorkerJoined(WorkerId("host", 7)))
     Accepted()
     """
 
-    def __init__(self, handle: Handler, host: str = "127.0.0.1") -> None:
+    def __init__(self, handle: Handler, host: str = "127.0.0.1", *, bind: str | None = None, port: int = 0) -> None:
         self.error: Exception | None = None
         self.dropped = 0
         self.undelivered = 0
@@ -106,14 +113,14 @@ class Server(contextlib.AbstractContextManager["Server"]):
         # The check of keys (ZAP) is per context: a private one keeps the jobs of one driver apart.
         self._context = zmq.Context()
         try:
-            self.address = self._open(host)
+            self.address = self._open(host, bind, port)
         except BaseException:
             self._context.destroy(linger=0)
             raise
         self._thread = threading.Thread(target=self._serve, name="midstream-channel", daemon=True)
         self._thread.start()
 
-    def _open(self, host: str) -> Address:
+    def _open(self, host: str, bind: str | None, port: int) -> Address:
         server_key, server_secret = zmq.curve_keypair()
         client_public, client_secret = zmq.curve_keypair()
         self._admitted = z85.decode(client_public)
@@ -133,8 +140,10 @@ class Server(contextlib.AbstractContextManager["Server"]):
         # A client that reconnects keeps its identity, even before its old connection is known to be dead.
         self._router.router_handover = True
         self._limit = ConnectionLimit(self._router, make_room())
-        endpoint = _bind(self._router, host)
+        endpoint = _bind(self._router, bind or host, port, any_address=bind is not None)
         self._limit.start(endpoint)
+        if bind is not None:
+            endpoint = f"tcp://{_bracketed(host)}:{endpoint.rpartition(':')[2]}"
         return Address(endpoint, server_key, client_public, client_secret)
 
     @property
@@ -257,7 +266,8 @@ class Client(contextlib.AbstractContextManager["Client"]):
         _keep_alive(socket)
         socket.set_hwm(0)  # a request waits for its answer, never for room to be sent
         socket.linger = _LINGER  # a client that was never closed must not block the garbage collector forever
-        socket.ipv6 = "[" in address.endpoint
+        # A name may have addresses of either kind, and libzmq then finds those of both.
+        socket.ipv6 = not _is_ipv4(address.endpoint)
         socket.routing_id = uuid.uuid4().hex.encode()
         socket.curve_serverkey = address.server_key
         socket.curve_publickey, socket.curve_secretkey = address.client_public, address.client_secret
@@ -382,14 +392,49 @@ def _keep_alive(socket: zmq.Socket[bytes]) -> None:
     socket.heartbeat_timeout = socket.heartbeat_ttl = _HEARTBEAT_LIMIT
 
 
-def _bind(router: zmq.Socket[bytes], host: str) -> str:
-    """Bind to a free port of this address only; return the endpoint that clients connect to."""
+def _bind(router: zmq.Socket[bytes], host: str, port: int, *, any_address: bool) -> str:
+    """Bind to a port of this address; return its endpoint. ``any_address``: all addresses of this host are allowed."""
+    ports = [str(each) for each in range(port, port + NEXT_PORTS + 1)] if port else ["*"]
     try:
         ip = ipaddress.ip_address(sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0][4][0])
-        if ip.is_unspecified:
+        if ip.is_unspecified and not any_address:
             raise ValueError("it means every address, and clients need a single one")
         router.ipv6 = ip.version == 6
-        router.bind(f"tcp://[{ip}]:*" if ip.version == 6 else f"tcp://{ip}:*")
+        _bind_to_first(router, str(ip), ports)
     except (OSError, ValueError, zmq.ZMQError) as error:
-        raise ChannelError(f"cannot listen on {host!r}: {error}; pass an address of the driver's host") from error
+        at = f"{host!r}" if not port else f"{host!r}, ports {ports[0]} to {ports[-1]}"
+        raise ChannelError(f"cannot listen on {at}: {error}; pass an address of the driver's host") from error
     return router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+
+def _bind_to_first(router: zmq.Socket[bytes], ip: str, ports: Sequence[str]) -> None:
+    """Bind to the first of these ports that is free."""
+    for port in ports:
+        try:
+            router.bind(f"tcp://{_bracketed(ip)}:{port}")
+            return
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE or port == ports[-1]:
+                raise
+
+
+def _bracketed(host: str) -> str:
+    """A host as it is written in an endpoint.
+
+    >>> _bracketed("::1"), _bracketed("10.0.0.1"), _bracketed("driver.example.org")
+    ('[::1]', '10.0.0.1', 'driver.example.org')
+    """
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_ipv4(endpoint: str) -> bool:
+    """Whether an endpoint has the address of a host, and it is one of IPv4.
+
+    >>> _is_ipv4("tcp://10.0.0.1:5000"), _is_ipv4("tcp://[::1]:5000"), _is_ipv4("tcp://driver:5000")
+    (True, False, False)
+    """
+    try:
+        ipaddress.IPv4Address(endpoint.removeprefix("tcp://").rpartition(":")[0])
+    except ValueError:
+        return False
+    return True

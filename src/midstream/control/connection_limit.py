@@ -12,6 +12,7 @@ takes. So there are never more than :data:`STRANGERS` + ``LEAD`` strangers.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import socket
@@ -172,8 +173,10 @@ def allowed(descriptors: int) -> int:
 
 
 def _is_peer_of(connection: socket.socket, endpoint: str) -> bool:
-    """Whether this connection was accepted at an endpoint such as ``tcp://[::1]:5000``."""
+    """Whether this connection was accepted at an endpoint such as ``tcp://[::1]:5000``, or ``tcp://0.0.0.0:5000``."""
     connection.getpeername()  # raises if there is none
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     found = connection.getsockname()
-    return isinstance(found, tuple) and found[:2] == (host.strip("[]"), int(port))
+    if not isinstance(found, tuple) or found[1] != int(port):
+        return False
+    return found[0] == host.strip("[]") or ipaddress.ip_address(host.strip("[]")).is_unspecified

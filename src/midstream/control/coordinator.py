@@ -198,11 +198,11 @@ class Coordinator:
         if book is None or not book.is_of(message.task):  # messages are taken only from tasks of the run in progress
             return [] if isinstance(message, Posted) else [Send(peer, _refusal(book, message.task))]
         match message:
-            case TaskStarted(task, worker):
+            case TaskStarted(worker=worker):
                 more = []
                 if worker is not None and worker in self._workers:
                     more = self._prefetching.heard_of(worker, self._workers[worker])
-                return [Send(peer, self._assignment(book, task, worker)), *more]
+                return [Send(peer, self._order(book, message)), *more]
             case TaskFinished():
                 book.finish(message)
             case TaskFailed():
@@ -216,11 +216,11 @@ class Coordinator:
             instructions += operation.on_task_ended(message)
         return instructions
 
-    def _assignment(self, book: RunBook, task: TaskId, worker: WorkerId | None) -> TaskOrder | Refused:
-        answer = book.start(task, worker)
+    def _order(self, book: RunBook, started: TaskStarted) -> TaskOrder | Refused:
+        answer = book.start(started)
         if isinstance(answer, TaskOrder):
             for operation in self._operations:
-                answer = operation.on_task_started(task, answer)
+                answer = operation.on_task_started(started.task, answer)
         return answer
 
     def _to_operation(self, peer: bytes, message: OperationMessage) -> list[Instruction]:

@@ -62,10 +62,12 @@ class WorkerId(msgspec.Struct, frozen=True, order=True):
 
 
 class TaskStarted(msgspec.Struct, frozen=True, tag=True):
-    """A task asks what to run. ``worker`` is the process to notify of changes."""
+    """A task asks what to run. ``worker`` is the process to notify of changes, ``assignments`` names those that this
+    process knows already."""
 
     task: TaskId
     worker: WorkerId | None = None
+    assignments: Digest = Digest("")
 
 
 class SwitchRequested(msgspec.Struct, frozen=True, tag=True):
@@ -206,8 +208,9 @@ class StageChange(msgspec.Struct, frozen=True):
 class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     """What a task runs. A task never guesses its configuration.
 
-    ``program`` is the digest of the stage's program in the blob store, which also has the bins that the task owns and
-    the destinations of its rows. ``lineages`` holds the encoded lineages of the stage's operators. If a change is
+    ``program`` is the digest of the stage's program in the blob store. ``assignments`` names the owners of all bins:
+    those that the task owns, and the destinations of its rows; ``owners`` is the document itself, unless the task's
+    process knows it. ``lineages`` holds the encoded lineages of the stage's operators. If a change is
     in progress, ``switch_at`` is where the task's heads switch: nowhere (None), or as soon as the rows of a wire are
     at this position, which for a wire that is not named is before its first row.
     ``live`` names all blobs that a task may still need; a worker drops all others that it has loaded.
@@ -228,6 +231,8 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     awaited: tuple[BinId, ...] = ()
     knobs: dict[str, int] = {}
     flushed: tuple[str, ...] = ()
+    assignments: Digest = Digest("")
+    owners: bytes | None = None
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
@@ -294,7 +299,8 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     """The driver starts a run of an epoch.
 
     ``programs`` holds one digest per stage, in order, ``partitions`` the number of partitions of each stage behind an
-    exchange, ``lineages`` the lineages of each stage's operators. ``clock`` is the driver's, ``watermarks`` are those
+    exchange, ``assignments`` the digest of the document ``owners`` (:func:`.pack_assignments`), ``lineages`` the
+    lineages of each stage's operators. ``clock`` is the driver's, ``watermarks`` are those
     of the previous epoch. ``on_trial`` is the revision that can still be rolled back, if any. ``live`` names the
     blobs of all configurations that the driver may still open an epoch with.
     """
@@ -320,6 +326,8 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     """The knobs that tasks go by, as far as they do not have their defaults; see :mod:`midstream.flow.knobs`."""
     flushed: tuple[str, ...] = ()
     """Operators that close all that is open at the end of this epoch, whatever the watermark."""
+    assignments: Digest = Digest("")
+    owners: bytes = b""
 
 
 class PrefetchWanted(msgspec.Struct, frozen=True, tag=True):

@@ -9,7 +9,6 @@ wanted something loaded must ask again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from midstream.control.messages import Commit, Places, Prefetched, PrefetchRequest
 from midstream.errors import FlowError
 from midstream.ids import BinId, Epoch, ExecutorId, PartitionId, StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignments
 
 __all__ = ["ExecutorShare", "Placement", "Warmth", "require_possible"]
 
@@ -108,13 +107,11 @@ class Placement:
         """The executors on which anything ran in the last committed epoch."""
         return frozenset(name for found in (self.places or {}).values() for name in found.values())
 
-    def shares(
-        self, assignments: Mapping[StageIndex, Assignment], alive: frozenset[ExecutorId]
-    ) -> tuple[ExecutorShare, ...]:
+    def shares(self, assignments: Assignments, alive: frozenset[ExecutorId]) -> tuple[ExecutorShare, ...]:
         """The part of each executor, by name: of those that are alive, and of those that ran something."""
         return tuple(self._share(name, assignments) for name in sorted(alive | self.seen()))
 
-    def _share(self, name: ExecutorId, assignments: Mapping[StageIndex, Assignment]) -> ExecutorShare:
+    def _share(self, name: ExecutorId, assignments: Assignments) -> ExecutorShare:
         partitions: dict[int, tuple[int, ...]] = {}
         bins: dict[int, int] = {}
         for stage, assignment in assignments.items():
@@ -125,7 +122,7 @@ class Placement:
         return ExecutorShare(str(name), partitions, bins)
 
 
-def require_possible(request: PrefetchRequest, assignments: Mapping[StageIndex, Assignment]) -> None:
+def require_possible(request: PrefetchRequest, assignments: Assignments) -> None:
     """Refuse a request for a stage or a bin that does not exist. Raises :class:`FlowError`."""
     assignment = assignments.get(request.stage)
     if assignment is None:

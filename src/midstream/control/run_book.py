@@ -19,6 +19,7 @@ from midstream.control.messages import (
     TaskFinished,
     TaskId,
     TaskOrder,
+    TaskStarted,
     WorkerId,
 )
 from midstream.data.times import END_OF_TIME, EpochTimes, Watermarks
@@ -72,9 +73,9 @@ class RunBook:
         """Whether a task belongs to this run. Others are fenced."""
         return (task.epoch, task.run) == (self.opened.epoch, self.opened.run)
 
-    def start(self, task: TaskId, worker: WorkerId | None) -> TaskOrder | Refused:
+    def start(self, started: TaskStarted) -> TaskOrder | Refused:
         """An attempt has started; returns its order, to which an operation may add."""
-        opened = self.opened
+        opened, task, worker = self.opened, started.task, started.worker
         if task.stage >= len(opened.programs):
             return Refused(f"the plan has {len(opened.programs)} stages; there is no stage {task.stage}")
         self.attempts.started.setdefault((task.stage, task.partition), set()).add(task)
@@ -91,6 +92,8 @@ class RunBook:
             awaited=self._awaited(task, worker),
             knobs=opened.knobs,
             flushed=opened.flushed,
+            assignments=opened.assignments,
+            owners=None if started.assignments == opened.assignments else opened.owners,
         )
 
     def _beside(self, task: TaskId, worker: WorkerId | None) -> tuple[PartitionId, ...] | None:

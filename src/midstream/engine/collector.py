@@ -7,7 +7,7 @@ very many of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from midstream.engine.frames import FrameKind, Header, encode_rows, frame
 from midstream.engine.intake import Carried
 from midstream.flow.knobs import knob_value
 from midstream.ids import PartitionId, Revision, StageIndex, WireId
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignments
 from midstream.planner.stages import Leaves, Wire
 
 FRAME_BYTES = knob_value({}, "frame")
@@ -50,8 +50,7 @@ class Collector:
 
     Rows on a wire with a key go to the partition of the wire's target that owns their bin, if that is the next stage;
     else to any partition that passes them on. Rows on a wire without a key stay in ``partition``, as far as the next
-    stage has that many. ``assignments`` are those of the stages that wires from here lead to, and of the next one,
-    ``following``, if it is behind an exchange.
+    stage has that many. ``following`` is the next stage.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Collector:
         leaves: Leaves,
         partition: PartitionId,
         following: StageIndex,
-        assignments: Mapping[StageIndex, Assignment],
+        assignments: Assignments,
         *,
         frame_bytes: int = FRAME_BYTES,
         held_bytes: int = HELD_BYTES,
@@ -71,8 +70,7 @@ class Collector:
         self._following = following
         self._partitions = assignments[following].partitions if leaves is Leaves.EXCHANGE else MAX_BINS
         self._stay = partition % self._partitions
-        # Partitions fit in 16 bits, for which numpy's stable sort is a radix sort.
-        self._owners = {stage: np.asarray(each.owners, np.uint16) for stage, each in assignments.items()}
+        self._owners = {stage: each.owner_array for stage, each in assignments.items()}
         self._held: dict[_Destination, _HeldRows] = {}
         self._held_bytes = 0
         self._ready: list[pa.RecordBatch] = []

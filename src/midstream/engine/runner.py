@@ -34,6 +34,7 @@ from midstream.engine.slices import SliceSizer
 from midstream.flow.knobs import knob_value
 from midstream.ids import InputPosition, Origin, PartitionId, Revision, StageIndex, WireId
 from midstream.metrics import OperatorStats
+from midstream.planner.assignment import Assignments
 from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Wire
 from midstream.state.task import TaskState
@@ -80,6 +81,7 @@ class StageRunner:
         resources: Resources,
         *,
         partition: PartitionId,
+        assignments: Assignments,
         revision: Revision,
         clock: Clock,
         sizer: SliceSizer,
@@ -92,6 +94,7 @@ class StageRunner:
     ) -> None:
         knobs = knobs or {}
         self._program = program
+        self._assignments = assignments
         self._recorder = recorder
         self._outlets = outlets
         self._wanted = dict(program.wanted)
@@ -103,7 +106,7 @@ class StageRunner:
             program.stage.leaves,
             partition,
             StageIndex(program.stage.index + 1),
-            program.assignments,
+            assignments,
             frame_bytes=knob_value(knobs, "frame"),
             held_bytes=knob_value(knobs, "held_output"),
         )
@@ -363,7 +366,7 @@ class StageRunner:
             return
         if (wire, revision) not in self._combiners:
             assert wire.target is not None, "rows with a key have a stage to go to"
-            space = program.assignments[wire.target].space
+            space = self._assignments[wire.target].space
             self._combiners[wire, revision] = combiner_of(consumer, program.schemas[wire.id], space)
         combiner = self._combiners[wire, revision]
         combiner.add(rows)

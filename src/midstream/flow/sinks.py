@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from midstream.data.schema import require_columns, type_name
 from midstream.errors import FlowError, SchemaError
+from midstream.flow.kafka_sink import KafkaSink, check_records
 from midstream.flow.spec import Delivery, SinkTable
 from midstream.storage.blobs import filesystem_of, is_plain_path
 from midstream.storage.table_format import FileFormat, TableFormat
@@ -279,6 +280,8 @@ def check_columns(target: SinkTarget, schema: pa.Schema, what: str) -> None:
         )
     if isinstance(target, FileSink):
         check_table(target, schema, what)
+    if isinstance(target, KafkaSink):
+        check_records(target, schema, what)
     for column in schema:
         if isinstance(target, DatabaseSink) and pa.types.is_nested(column.type):
             raise SchemaError(
@@ -304,4 +307,4 @@ def check_table(target: FileSink, schema: pa.Schema, what: str) -> None:
     target.layout.check(schema, what)
 
 
-SinkTarget = FileSink | MemorySink | ConsoleSink | NoopSink | CallSink | DatabaseSink
+SinkTarget = FileSink | MemorySink | ConsoleSink | NoopSink | CallSink | DatabaseSink | KafkaSink

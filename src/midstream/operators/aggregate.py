@@ -146,7 +146,8 @@ class Aggregate(TaskSpec):
         else:
             found = in_namespace(rows, Namespace.WINDOW)
             ends, keys = split_timers(keys_of(found))
-            values, bounds = found["value"].to_pylist(), [ends - self.window.size_us, ends]
+            values, alignment = found["value"].to_pylist(), self.window.alignment
+            bounds = [alignment.moments(ends - self.window.size_us), alignment.moments(ends)]
         moments = [pa.array(bound).view(takes[0].field(self.time).type) for bound in bounds]
         results = totals.results(totals.unpack(values)[0]) if values else [[] for _ in self.columns]
         columns = [*decode_keys(keys, columns_of(takes[0], self.keys)), *moments]
@@ -173,8 +174,12 @@ def instantiate_aggregate(
 def totals_of(operator: Operator, spec: Aggregate, takes: pa.Schema) -> TotalsOf:
     """The totals that an aggregate keeps for each key, or for each window of a key."""
     kept = ("first", "last") if isinstance(spec.window, Session) else ()
-    # A digest of this text is on disk, so the text must not change.
-    windows = str(CODEC.encode(spec.window, Window | None))
+    # A digest of this text is on disk, so the text must not change: fields that came later appear only if they are set.
+    window = CODEC.encode(spec.window, Window | None)
+    if isinstance(spec.window, Tumbling | Sliding):
+        later = {"offset_us": 0, "zone": None}
+        window = {name: value for name, value in window.items() if name not in later or value != later[name]}
+    windows = str(window)
     return TotalsOf(spec.columns, takes, f"aggregate {operator.name!r}", windows, kept)
 
 

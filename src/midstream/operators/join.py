@@ -128,7 +128,7 @@ class Join(TaskSpec):
             columns = [
                 *decode_keys(keys, schema),
                 pa.array([side] * len(keys), pa.string()),
-                pa.array(times).view(pa.timestamp("us", "UTC")),
+                pa.array(near.moments(times)).view(pa.timestamp("us", "UTC")),
                 pa.array(sizes, pa.int64()),
             ]
             added = [("side", pa.string()), ("time", pa.timestamp("us", "UTC")), ("bytes", pa.int64())]

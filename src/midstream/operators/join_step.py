@@ -29,6 +29,7 @@ from midstream.engine.steps import ONLY, OperatorInTask
 from midstream.errors import SchemaError, StateError
 from midstream.flow.model import Operator
 from midstream.flow.spec import ERRORS, ERRORS_RIGHT, LATE, LATE_RIGHT
+from midstream.flow.windows import Tumbling
 from midstream.state.integers import integer_bytes
 from midstream.state.keys import Namespace, group_keys
 from midstream.state.panes import Panes
@@ -278,7 +279,7 @@ class _JoinStep:
             )
             raise failed(self._operator.name, error, row_at(batch, row))
         times: _Integers = column.cast(pa.timestamp("us", column.type.tz)).view(pa.int64()).to_numpy()
-        return times + side.shift if self._near.grid == 1 else times // self._near.grid * self._near.grid
+        return self._near.instants(times, side.shift)
 
     def _key_numbers(self, side: _Side, batch: pa.RecordBatch) -> _Integers:
         try:
@@ -413,9 +414,11 @@ class _JoinStep:
 def _layout(spec: Join, near: Nearness) -> str:
     """A text of all that must not change while rows are stored. Its digest is on disk, so the text must stay."""
     keys = ", ".join(f"{left} = {right}" for left, right in zip(spec.left_keys, spec.right_keys, strict=True))
-    apart = f"within {near.reach} us" if near.grid == 1 else f"in windows of {near.grid} us"
+    apart = f"within {near.reach} us" if spec.window is None else f"in windows of {near.grid} us"
     if near.shift:
         apart = f"within {near.reach - near.shift} us before and {near.reach + near.shift} us after"
+    if isinstance(spec.window, Tumbling) and (spec.window.offset_us or spec.window.zone):
+        apart += f" from {spec.window.offset_us} us on in {spec.window.zone or 'UTC'}"
     return f"{spec.how} join on {keys}; {spec.left_time} and {spec.right_time} {apart}"
 
 

@@ -27,10 +27,8 @@ from midstream.flow.model import KeyBy, Port, Sink, Transform, Union
 from midstream.flow.sinks import (
     CallSink,
     ConsoleSink,
-    DatabaseSink,
     FileSink,
     MemorySink,
-    NoopSink,
     SinkTarget,
     check_columns,
 )
@@ -178,10 +176,10 @@ class Stream(
     def sink(self, name: str, target: SinkTarget | Callable[[Any, int], Any]) -> None:
         """Write the rows to a :class:`FileSink`, a :class:`DatabaseSink`, … or any ``callable(df, epoch)``."""
         what = f"sink {check_name(name, 'sink')!r}"
-        if not isinstance(target, FileSink | DatabaseSink | MemorySink | ConsoleSink | NoopSink | CallSink):
+        if not isinstance(target, SinkTarget):
             if not callable(target):
                 raise FlowError(
-                    f"{what}: expected a FileSink, DatabaseSink, MemorySink, ConsoleSink, NoopSink or a "
+                    f"{what}: expected a FileSink, DatabaseSink, KafkaSink, MemorySink, ConsoleSink, NoopSink or a "
                     f"function(df, epoch), found {type(target).__name__} {target!r:.60}"
                 )
             if inspect.isclass(target):  # could be called with (df, epoch), and would swallow the rows

@@ -3,24 +3,43 @@
 A configuration has an assignment for each stage behind an exchange. The assignment of a task's own stage decides which
 bins it *owns*; the assignment of the receiving stage decides where it *sends* the rows of a key. All operators of a
 stage share its assignment, so their state moves together.
+
+Programs name no owners. The assignments of all stages are one document of their own (:func:`pack_assignments`), so a
+step of a migration leaves everything else that tasks have loaded as it is.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import sys
 import zlib
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from midstream.data.key_space import MAX_BINS, KeySpace
 from midstream.errors import FlowError
+from midstream.flow.graph_format import CODEC
 from midstream.ids import BINS, BinId, PartitionId, StageIndex
+from midstream.storage.blobs import Blob
+from midstream.storage.documents import read_document, write_document
 
-__all__ = ["Assignment", "assign", "check_partitions", "spread"]
+__all__ = [
+    "FIELDS",
+    "Assignment",
+    "Assignments",
+    "assign",
+    "check_partitions",
+    "pack_assignments",
+    "spread",
+    "unpack_assignments",
+]
+
+_WHAT = "the assignments of a job"
 
 
 @dataclass(frozen=True)
@@ -63,10 +82,7 @@ class Assignment:
         >>> document["partitions"], Assignment.from_document(document).owners
         (3, (0, 1, 2, 0))
         """
-        numbers = array("H", self.owners)
-        if sys.byteorder == "big":
-            numbers.byteswap()
-        packed = base64.b64encode(zlib.compress(numbers.tobytes(), 1))
+        packed = base64.b64encode(zlib.compress(self.owner_array.astype("<u2").tobytes(), 1))
         return {"partitions": self.partitions, "owners": packed.decode()}
 
     @classmethod
@@ -78,11 +94,9 @@ class Assignment:
         partitions, owners = found["partitions"], found["owners"]
         if isinstance(owners, str):
             try:
-                numbers = array("H", zlib.decompress(base64.b64decode(owners, validate=True)))
+                numbers = np.frombuffer(zlib.decompress(base64.b64decode(owners, validate=True)), "<u2")
             except (binascii.Error, zlib.error, ValueError) as error:
                 raise ValueError(f"{owners!r:.80} are not owners of bins") from error
-            if sys.byteorder == "big":
-                numbers.byteswap()
             owners = numbers.tolist()
         if type(partitions) is not int or not isinstance(owners, list) or any(type(each) is not int for each in owners):
             raise ValueError(f"{found!r:.80} is not an assignment: a number of partitions, and an owner for each bin")
@@ -98,7 +112,42 @@ class Assignment:
 
     def owned_by(self, partition: PartitionId) -> tuple[BinId, ...]:
         """The bins of one partition, ascending."""
-        return tuple(BinId(number) for number, owner in enumerate(self.owners) if owner == partition)
+        return self._owned.get(partition, ())
+
+    @cached_property
+    def owner_array(self) -> npt.NDArray[np.uint16]:
+        """The owners, indexed by bin. Partitions fit in 16 bits, for which numpy's stable sort is a radix sort."""
+        array = np.asarray(self.owners, np.uint16)
+        array.setflags(write=False)
+        return array
+
+    @cached_property
+    def _owned(self) -> dict[PartitionId, tuple[BinId, ...]]:
+        order = np.argsort(self.owner_array, kind="stable")
+        starts = np.flatnonzero(np.diff(self.owner_array[order])) + 1
+        parts = np.split(order, starts)
+        return {PartitionId(self.owners[part[0]]): tuple(map(BinId, part.tolist())) for part in parts}
+
+
+Assignments = Mapping[StageIndex, Assignment]
+"""The assignment of each stage of a job that is behind an exchange."""
+FIELDS = {"stages": Assignments}
+"""Fields of the document of a job's assignments."""
+
+
+def pack_assignments(assignments: Assignments) -> Blob:
+    """The assignments of all stages as one document. Its digest names them.
+
+    >>> blob = pack_assignments({StageIndex(1): spread(2, bins=4)})
+    >>> unpack_assignments(blob.data)
+    {1: Assignment(partitions=2, owners=(0, 1, 0, 1))}
+    """
+    return Blob.of(write_document({name: CODEC.encode(assignments, hint) for name, hint in FIELDS.items()}))
+
+
+def unpack_assignments(data: bytes) -> dict[StageIndex, Assignment]:
+    """The inverse. Raises :class:`.CheckpointError` for what another version of midstream wrote in another format."""
+    return dict(CODEC.decode_fields(read_document(data, _WHAT), FIELDS, _WHAT)["stages"])
 
 
 def spread(partitions: int, bins: int = BINS) -> Assignment:

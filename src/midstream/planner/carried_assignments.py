@@ -6,22 +6,33 @@ checkpoint by bin, so where two stages become one, one of their assignments is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from midstream.ids import BINS, StageIndex
-from midstream.planner.assignment import Assignment, spread
+from midstream.planner.assignment import Assignment, Assignments, spread
 from midstream.planner.stages import Plan
 
-__all__ = ["carried"]
+__all__ = ["carried", "under_plan"]
 
 
 def carried(
-    before: Plan, assignments: Mapping[StageIndex, Assignment], after: Plan, partitions: int, bins: int = BINS
+    before: Plan, assignments: Assignments, after: Plan, partitions: int, bins: int = BINS
 ) -> dict[StageIndex, Assignment]:
     """The assignments of ``after``. Stages that ``before`` does not have spread their bins over ``partitions``.
 
     New stages have as many bins as the others, because state is addressed by bin; ``bins`` if there are no others.
     """
+    bins = next((each.bins for each in assignments.values()), bins)
+    return {index: spread(partitions, bins) for index in after.exchanged} | _of_same_stages(before, assignments, after)
+
+
+def under_plan(
+    before: Plan, assignments: Assignments, after: Plan, present: Assignments
+) -> dict[StageIndex, Assignment]:
+    """The same owners under another plan of the same job. Stages that ``before`` does not have keep their ``present``
+    assignments."""
+    return {**present, **_of_same_stages(before, assignments, after)}
+
+
+def _of_same_stages(before: Plan, assignments: Assignments, after: Plan) -> dict[StageIndex, Assignment]:
     host = {name: stage.index for stage in before.stages for name in stage.operators}
     found: dict[StageIndex, Assignment] = {}
     for index in after.exchanged:
@@ -31,5 +42,4 @@ def carried(
             if host.get(name) in assignments:
                 found[index] = assignments[host[name]]
                 break
-    bins = next((each.bins for each in assignments.values()), bins)
-    return {index: found.get(index) or spread(partitions, bins) for index in after.exchanged}
+    return found

@@ -20,11 +20,11 @@ that go leave with their last one.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 
 from midstream.ids import BinId, PartitionId, StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.disjoint_steps import disjoint_steps
 
 __all__ = [
@@ -93,9 +93,7 @@ SizeOf = Callable[[BinMove], int]
 """Bytes of state that move with a bin."""
 
 
-def moves_between(
-    before: Mapping[StageIndex, Assignment], after: Mapping[StageIndex, Assignment]
-) -> tuple[BinMove, ...]:
+def moves_between(before: Assignments, after: Assignments) -> tuple[BinMove, ...]:
     """The bins whose owners differ, by stage and bin.
 
     >>> moves_between({StageIndex(1): Assignment(2, (0, 1))}, {StageIndex(1): Assignment(2, (1, 1))})
@@ -219,19 +217,17 @@ class Itinerary:
     True
     """
 
-    target: Mapping[StageIndex, Assignment]
+    target: Assignments
 
-    def left(self, now: Mapping[StageIndex, Assignment]) -> tuple[BinMove, ...]:
+    def left(self, now: Assignments) -> tuple[BinMove, ...]:
         """The moves that are still to be made."""
         return moves_between(now, self.target)
 
-    def is_over(self, now: Mapping[StageIndex, Assignment]) -> bool:
+    def is_over(self, now: Assignments) -> bool:
         """Whether the target is reached."""
         return all(now[stage] == wanted for stage, wanted in self.target.items())
 
-    def after_step(
-        self, now: Mapping[StageIndex, Assignment], step: Collection[BinMove]
-    ) -> dict[StageIndex, Assignment]:
+    def after_step(self, now: Assignments, step: Collection[BinMove]) -> dict[StageIndex, Assignment]:
         """All assignments of the job after a step."""
         owners = {stage: list(now[stage].owners) for stage in self.target}
         for move in step:

@@ -14,8 +14,7 @@ import pyarrow as pa
 from midstream.flow.graph_format import CODEC
 from midstream.flow.model import Graph, Operator, Sink, Source
 from midstream.flow.spec import SinkTable
-from midstream.ids import BinId, Digest, PartitionId, Revision, StageIndex, WireId
-from midstream.planner.assignment import Assignment
+from midstream.ids import Digest, Revision, WireId
 from midstream.planner.stages import Plan, Stage, Wire
 from midstream.storage.blobs import Blob
 from midstream.storage.documents import read_document, write_document
@@ -33,7 +32,7 @@ class StateMigration:
 
 @dataclass(frozen=True)
 class StageProgram:
-    """One stage, self-contained.
+    """One stage, self-contained. Only who owns which bin is said elsewhere (:mod:`.assignment`).
 
     ``inputs`` are the schemas of the rows each operator takes, one per input; ``event_times`` the columns from which
     the operators' latencies are measured; ``onward`` the wires that the next stage receives or carries.
@@ -47,9 +46,6 @@ class StageProgram:
     event_times: Mapping[str, str]
     blobs: Mapping[str, Digest]
     onward: frozenset[WireId]
-    assignments: Mapping[StageIndex, Assignment]
-    """Of this stage, the next one, and the stages that wires from here lead to; only those behind an exchange have one.
-    """
     combines: Mapping[WireId, Operator]
     """Wires that start here and lead to a single operator, which allows pre-aggregation of its rows."""
     tables: Mapping[WireId, Mapping[str, SinkTable]]
@@ -80,15 +76,6 @@ class StageProgram:
         """The blobs of all operators."""
         return frozenset(digest for op in self.operators for digest in self.digests_of(op.name))
 
-    def without_owners(self) -> StageProgram:
-        """What is equal in programs that differ only in who owns which bin."""
-        return replace(self, assignments={})
-
-    def owned_by(self, partition: PartitionId) -> tuple[BinId, ...]:
-        """The bins that a task owns; none in a stage that is not behind an exchange."""
-        assignment = self.assignments.get(self.stage.index)
-        return () if assignment is None else assignment.owned_by(partition)
-
     def operator(self, name: str) -> Operator:
         """One of the operators."""
         return next(op for op in self.operators if op.name == name)
@@ -106,7 +93,9 @@ class StageProgram:
     @classmethod
     def from_bytes(cls, data: bytes) -> StageProgram:
         """Read a stored program; refuses one that another version of midstream wrote in another format."""
-        program: StageProgram = CODEC.decode(read_document(data, _WHAT), cls, _WHAT)
+        fields = read_document(data, _WHAT)
+        fields.pop("assignments", None)  # older programs named the owners of bins, too
+        program: StageProgram = CODEC.decode(fields, cls, _WHAT)
         return program
 
 
@@ -120,7 +109,6 @@ def link(
     plan: Plan,
     blobs: Mapping[str, Digest],
     migrations: Mapping[str, tuple[StateMigration, ...]],
-    assignments: Mapping[StageIndex, Assignment],
 ) -> tuple[StageProgram, ...]:
     """One program per stage. ``blobs`` names the stored function or table of each operator that has one."""
     times = plan.graph.event_times
@@ -130,7 +118,6 @@ def link(
         operators = tuple(plan.graph[name] for name in stage.operators)
         touched = {*stage.receives, *stage.carries, *stage.emits}
         following = plan.stages[stage.index + 1] if stage.index + 1 < len(plan.stages) else None
-        involved = {stage.index, stage.index + 1, *(wire.target for wire in plan.wires if wire.id in stage.emits)}
         programs.append(
             StageProgram(
                 stage=stage,
@@ -142,7 +129,6 @@ def link(
                 # A transform runs on the driver; workers must not load it.
                 blobs={op.name: blobs[op.name] for op in operators if _has_blob(op, blobs)},
                 onward=frozenset({*following.receives, *following.carries}) if following else frozenset(),
-                assignments={index: each for index, each in assignments.items() if index in involved},
                 combines=_combinable(plan, stage),
                 tables=_tables(plan, stage),
                 wanted=_wanted(plan, stage),

@@ -12,12 +12,10 @@ from midstream.data.ddl import closest
 from midstream.errors import FlowError
 from midstream.flow.edits import Move, Reassignment, Rescale
 from midstream.ids import StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.stages import Plan
 
 __all__ = ["goal_of", "keyed_stages", "moved", "reassigned", "rescaled", "stage_names", "stages_named", "unique_names"]
-
-Assignments = Mapping[StageIndex, Assignment]
 
 
 def stage_names(plan: Plan) -> dict[StageIndex, str]:

@@ -18,6 +18,7 @@ from midstream.engine.slices import SliceSizer
 from midstream.errors import MidstreamError, OperatorFailed
 from midstream.flow.knobs import knob_value
 from midstream.ids import BinId, Digest, Epoch
+from midstream.runtime.known_assignments import KnownAssignments
 from midstream.runtime.reporting import failure_of
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
@@ -38,6 +39,8 @@ class TaskHost(Protocol):
     state: StateAccess
     retirement: Retirement
     clock: Clock
+    known: KnownAssignments
+    """Replaced when a task is told others."""
 
     def ask(self, message: FromTask) -> ToTask:
         """Return the coordinator's answer. Raises :class:`~midstream.errors.Fenced` if it refuses."""
@@ -61,15 +64,17 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
     Yields the batches that are ready to leave, perhaps none. At each yield the runtime may do other things, and may
     switch the task if it is between slices. Closing the generator kills the attempt there.
     """
-    assignment = host.ask(TaskStarted(task, host.name))
-    assert isinstance(assignment, TaskOrder)
-    host.forget_all_but(assignment.live)
+    known = host.known
+    order = host.ask(TaskStarted(task, host.name, known.digest))
+    assert isinstance(order, TaskOrder)
+    host.known = known = known.under(order)
+    host.forget_all_but(order.live)
     yield []
-    revision = assignment.revision
+    revision = order.revision
     try:
-        sizer = host.sizer(assignment.program)
-        sizer.target_ns = 1000 * knob_value(assignment.knobs, "slice")
-        work = TaskRun(task, assignment, host.resources, host.state, clock=host.clock, sizer=sizer)
+        sizer = host.sizer(order.program)
+        sizer.target_ns = 1000 * knob_value(order.knobs, "slice")
+        work = TaskRun(task, order, known.assignments, host.resources, host.state, clock=host.clock, sizer=sizer)
         with contextlib.closing(work), host.attending(task, work) as lock:
             try:
                 for ready in work.run(lock.taking(batches)):
@@ -85,7 +90,7 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
     host.ask(report)
     if (wanted := work.wanted_bins()) is not None:
         _retire(host, task.epoch, work.lineages, wanted)
-    host.after_task(assignment.program)
+    host.after_task(order.program)
 
 
 def _retire(host: TaskHost, epoch: Epoch, lineages: Collection[Lineage], wanted: Collection[BinId]) -> None:

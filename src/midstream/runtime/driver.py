@@ -76,6 +76,7 @@ from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.observer import Observer
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
 from midstream.state.files import Author, FileKind
+from midstream.storage.blobs import Blob
 
 __all__ = ["Driver"]
 
@@ -132,6 +133,8 @@ class Driver:
         )
         self._claims = TableClaims(checkpoint.identity.job)
         self._claims.applied(changes.configuration.graph)  # refuse a start that could not write
+        self._stored_owners: Blob | None = None
+        """The assignments that the newest manifest of this driver names."""
         self._ended: float | None = None
         """When the last epoch was committed, in this life of the driver."""
         self._next_run = Run(0)
@@ -206,12 +209,14 @@ class Driver:
                     prefetch=self.placement.requests,
                     knobs=knobs_told(configuration.knobs),
                     flushed=configuration.flushed,
+                    assignments=configuration.owners.digest,
+                    owners=configuration.owners.data,
                 )
             )
             self._open = run
             self._start_timer()
-            if (foreseen := self.migrations.foreseen()) is not None:
-                self._edge.meanwhile(lambda: foreseen.store(self._checkpoint.blobs))
+            if configuration.owners != self._stored_owners:  # of a step; the manifest will name them
+                self._edge.meanwhile(lambda: self._checkpoint.blobs.put(configuration.owners))
             return run
 
     def _commit(self, run: OpenRun, duration_ms: float, first_began: float) -> bool:
@@ -255,12 +260,15 @@ class Driver:
             # 5.
             now = self._wall()
             ended_with = self.changes.run_of(commit, run.configuration)
+            if ended_with.owners != self._stored_owners:
+                self._checkpoint.blobs.put(ended_with.owners)
             tables = _tables(ended_with.graph)
             committed = run.committed.after(commit)
             manifest = committed.manifest(
                 commit,
                 ended_with.programs,
                 ended_with.document.digest,
+                ended_with.owners.digest,
                 committed_at=now,
                 offsets=run.entry.offsets,
                 files={tables[sink].location: files for sink, files in {**commit.files, **run.files}.items()},
@@ -268,6 +276,7 @@ class Driver:
             )
             self._checkpoint.commit(manifest)
             self._edge.at("manifest written")
+            self._stored_owners = ended_with.owners
             self._over(run)
             self.committed = committed
             # 6.
@@ -289,7 +298,7 @@ class Driver:
             times = EpochMoments(self._ended, first_began, run.began, planned, computed, ended)
             self._ended = ended
             phases = phases_of(times, commit.spans)
-            progress = epoch_progress(ended_with.plan, commit, now, duration_ms, phases)
+            progress = epoch_progress(ended_with.plan, commit, now, duration_ms, phases, run.entry.read)
             seen = self._observer.after(ended_with.graph, commit, progress, committed, run.entry.clock)
             is_on_trial = self.changes.on_trial is not None
             self._on_commit(commit, progress, msgspec.structs.replace(seen, is_on_trial=is_on_trial))

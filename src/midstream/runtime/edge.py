@@ -98,6 +98,8 @@ class EpochEntry:
     """Identifies the rows of the epoch."""
     closing: bool = False
     """Whether the epoch closes all windows; it has no rows, and is the job's last."""
+    read: tuple[str, ...] = ()
+    """How far each source is read with this epoch, in its own words, in the order of the query; empty if unknown."""
 
 
 @dataclass(frozen=True)

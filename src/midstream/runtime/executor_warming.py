@@ -12,12 +12,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from midstream.change.running_migration import Assignments
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.control.messages import PrefetchRequest
 from midstream.control.placement import Placement
 from midstream.ids import BinId, ExecutorId, PartitionId, StageIndex
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignment, Assignments
 from midstream.runtime.edge import Edge
 
 __all__ = ["BYTES_PER_S", "ExecutorWarming"]

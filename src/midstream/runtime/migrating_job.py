@@ -12,6 +12,7 @@ from midstream.change.migration_explanation import MigrationExplanation
 from midstream.change.migration_goals import Drain, Goal, Rebalance
 from midstream.change.migration_request import MigrationRequest, migration_request
 from midstream.checkpoint.change_records import whoami
+from midstream.control.placement import ExecutorShare
 from midstream.flow.edits import Rescale
 from midstream.ids import Epoch
 from midstream.runtime.migration_desk import MigrationDesk, StageShares
@@ -120,6 +121,11 @@ class MigratingJob(ABC):
         """Which partition owns which bin, for each stage behind an exchange, and what each partition has of rows, work
         and state."""
         return self._migrating.shares()
+
+    @property
+    @abstractmethod
+    def executors(self) -> tuple[ExecutorShare, ...]:
+        """The executors, and which partitions each ran in the last epoch, with how many bins."""
 
     @property
     def migrations(self) -> tuple[Migration, ...]:

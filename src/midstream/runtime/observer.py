@@ -50,6 +50,7 @@ class Observer:
                 SourceObservation(
                     source=name,
                     rows=rows.get(name, 0),
+                    offset=progress.offsets.get(name, ""),
                     behind_ms=max(0.0, (clock_us - latest[name]) / 1000) if name in latest else None,
                 )
                 for name in graph.sources

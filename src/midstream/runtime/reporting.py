@@ -20,9 +20,18 @@ def failure_of(error: OperatorFailed) -> TaskFailure:
 
 
 def epoch_progress(
-    plan: Plan, commit: Commit, committed_at: float, duration_ms: float, phases: tuple[Phase, ...]
+    plan: Plan,
+    commit: Commit,
+    committed_at: float,
+    duration_ms: float,
+    phases: tuple[Phase, ...],
+    read: tuple[str, ...] = (),
 ) -> EpochProgress:
-    """An epoch's measurements for users. Rows that go from a transform straight to a sink are not counted."""
+    """An epoch's measurements for users. Rows that go from a transform straight to a sink are not counted.
+
+    ``read`` says how far sources are read; streams that Spark took for one source are told by no name.
+    """
+    inlets = plan.stages[0].inlets
     stats = {each.operator: each for each in commit.operators}
     sinks = {op.name for op in plan.graph.of(Sink)}
     written = {wire.id: len(sinks & set(wire.consumers)) for wire in plan.wires if wire.target is None}
@@ -36,6 +45,7 @@ def epoch_progress(
         rows_out=sum(rows * written.get(wire, 0) for wire, rows in commit.emitted.items()),
         phases=phases,
         state_read=commit.state_read,
+        offsets=dict(zip(inlets, read, strict=True)) if len(read) == len(inlets) else {},
     )
 
 

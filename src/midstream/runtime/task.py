@@ -27,6 +27,7 @@ from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
 from midstream.errors import CheckpointError, StateError
 from midstream.ids import BinId, Digest, Revision
+from midstream.planner.assignment import Assignments
 from midstream.planner.programs import StageProgram
 from midstream.state.access import StateAccess, resident_bytes
 from midstream.state.files import Author
@@ -41,6 +42,7 @@ class TaskRun:
         self,
         task: TaskId,
         order: TaskOrder,
+        assignments: Assignments,
         resources: Resources,
         access: StateAccess,
         *,
@@ -61,13 +63,15 @@ class TaskRun:
             self._outlets = FileOutlets(
                 program.tables, program.schemas, epoch=task.epoch, partition=task.partition, durable=access.durable
             )
-            own = program.owned_by(task.partition)
+            here = assignments.get(task.stage)
+            own = () if here is None else here.owned_by(task.partition)
             for operator, data in order.lineages.items():
                 self._states[operator] = _open(access, operator, data, own)
             self._runner = StageRunner(
                 program,
                 resources,
                 partition=task.partition,
+                assignments=assignments,
                 revision=order.revision,
                 clock=clock,
                 sizer=sizer,
@@ -82,7 +86,7 @@ class TaskRun:
             self.close()
             raise
         self._own = own
-        self._beside = None if order.beside is None else tuple(program.owned_by(each) for each in order.beside)
+        self._beside = None if order.beside is None or here is None else tuple(map(here.owned_by, order.beside))
         self._awaited = order.awaited
         self._change = order.change
         self._switch_at = order.switch_at

@@ -90,6 +90,7 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/migrations/{number}", "GET", endpoints.migration),
         _route("/migrations/{number}", "POST", endpoints.turn),
         _route("/assignment", "GET", endpoints.assignment),
+        _route("/executors", "GET", endpoints.executors),
         _route("/freeze", "POST", endpoints.freeze),
         _route("/savepoints", "GET", endpoints.savepoints),
         _route("/savepoints", "POST", endpoints.savepoint),
@@ -172,6 +173,9 @@ class _Endpoints:
 
     async def assignment(self, request: Request) -> Response:
         return _json(await run_in_threadpool(self._migrating.assignment))
+
+    async def executors(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._migrating.executors))
 
     async def freeze(self, request: Request) -> Response:
         wanted = await self._read(request, FreezeRequest)

@@ -18,6 +18,7 @@ import msgspec
 from midstream import errors
 from midstream.change.migration_goals import Goal
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
+from midstream.control.placement import ExecutorShare
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, check_edits
 from midstream.flow.model import Graph
@@ -199,6 +200,10 @@ class JobClient:
     def assignment(self) -> list[StageShares]:
         """Which partition owns which bin, and what each partition has."""
         return self._ask("GET", "/assignment", list[StageShares])
+
+    def executors(self) -> list[ExecutorShare]:
+        """The executors that Spark has, and what each has of the job."""
+        return self._ask("GET", "/executors", list[ExecutorShare])
 
     def freeze(self, epochs: int) -> int:
         """Promise that the next epochs keep their assignments; returns the first that need not."""

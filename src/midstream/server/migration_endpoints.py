@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 
 from midstream.change.migration import Migration
+from midstream.control.placement import ExecutorShare
 from midstream.errors import FlowError
 from midstream.runtime.migration_desk import StageShares
 from midstream.server.migration_messages import (
@@ -44,6 +45,10 @@ class MigrationEndpoints:
     def assignment(self) -> tuple[StageShares, ...]:
         """``GET /assignment``."""
         return self._job.assignment()
+
+    def executors(self) -> tuple[ExecutorShare, ...]:
+        """``GET /executors``."""
+        return self._job.executors
 
     def migrations(self) -> list[MigrationState]:
         """``GET /migrations``: those in progress."""

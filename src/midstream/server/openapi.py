@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from midstream.checkpoint.change_records import ChangeRecord
+from midstream.control.placement import ExecutorShare
 from midstream.observation import Observation
 from midstream.runtime.migration_desk import StageShares
 from midstream.server.messages import (
@@ -41,6 +42,7 @@ _MESSAGES = (
     Deployed,
     Explained,
     ErrorReply,
+    ExecutorShare,
     FreezeRequest,
     Frozen,
     JobState,
@@ -120,6 +122,7 @@ def description() -> dict[str, Any]:
                 },
             },
             "/assignment": {"get": _list("Which partition owns which bin, and what each partition has", StageShares)},
+            "/executors": {"get": _list("The executors, and what each has of the job", ExecutorShare)},
             "/freeze": {"post": _post("Promise that the next epochs keep their assignments", FreezeRequest, Frozen)},
             "/savepoints": {
                 "get": _list("All savepoints, oldest epoch first", SavepointState, _422="They cannot be read."),

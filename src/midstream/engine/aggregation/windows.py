@@ -5,7 +5,7 @@ Panes are combined into windows only at the end of the epoch, so the cost of a r
 it is in.
 
 State holds one value per key and open window, ordered by the end of the window, so that one range scan finds the
-windows that close.
+windows that close. All times in here and in state are aligned: windows begin at multiples of the time between them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ class Windows:
     def __init__(self, common: Aggregating, window: Tumbling | Sliding) -> None:
         self._common = common
         self._size = window.size_us
-        self._every = window.size_us if isinstance(window, Tumbling) else window.every_us
+        self._every = window.every_us
+        self._alignment = alignment = window.alignment
+        times = common.times
+        self._late_before = None if times.late_before is None else alignment.aligned_one(times.late_before)
+        self._watermark = None if times.watermark is None else alignment.aligned_one(times.watermark)
         self._tally = Tally(common.totals, by_key_and_time(common.totals))
         self._blocks = Blocks(self._add)
         self._rows = 0
@@ -45,7 +49,7 @@ class Windows:
         """Add a slice. Emits bad rows, and rows that are late for all of their windows, unchanged."""
         common = self._common
         batch, bad = common.screen(batch)
-        times = common.times_of(batch)
+        times = self._alignment.aligned(common.times_of(batch))
         late = self._late(times)
         emitted = dict(bad)
         if late is not None:
@@ -58,7 +62,7 @@ class Windows:
 
     def finish(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
         """Update the windows that the epoch touched, and emit the windows that the watermark closes."""
-        state, totals, watermark = self._common.state, self._common.totals, self._common.times.watermark
+        state, totals, watermark = self._common.state, self._common.totals, self._watermark
         closing = ended_by(state, Namespace.WINDOW, watermark)
         stored, own = self._touched()
         keys = stored.to_pylist()
@@ -76,7 +80,7 @@ class Windows:
 
     def _late(self, times: Integers) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
         """A mask of the rows whose last window had ended when the epoch began; None if there are none."""
-        limit = self._common.times.late_before
+        limit = self._late_before
         # The last window of a row begins with the row's pane.
         if limit is None or not len(times) or self._pane(times.min()) * self._every + self._size > limit:
             return None
@@ -89,7 +93,7 @@ class Windows:
     def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
         common = self._common
         keys = found_keys(common.operator, rows, common.keys, common.what, common.space)
-        panes = self._pane(rows.column(common.time).view(pa.int64()).to_numpy())
+        panes = self._pane(self._alignment.aligned(rows.column(common.time).view(pa.int64()).to_numpy()))
         runs = runs_of(*with_times(keys.group_of_row, len(keys.stored), panes))
         firsts = runs.order[runs.starts]
         stored = keys.stored.take(pa.array(keys.group_of_row[firsts]))
@@ -105,8 +109,8 @@ class Windows:
         source = np.repeat(np.arange(len(panes)), overlap)
         start = panes.times[0][source] - np.tile(np.arange(overlap), len(panes))
         end = start * self._every + self._size
-        if self._common.times.late_before is not None:
-            in_time = end > self._common.times.late_before
+        if self._late_before is not None:
+            in_time = end > self._late_before
             source, end = source[in_time], end[in_time]
         keys = timer_keys(panes.keys.take(pa.array(source)), Namespace.WINDOW, end, self._common.space)
         codes, count = codes_of(keys)
@@ -130,7 +134,8 @@ class Windows:
         if parts:
             ordered, whole = _ascending(self._common, pa.concat_arrays(keys), totals.joined(parts))
             ends, of_keys = split_timers(ordered, self._common.space)
-            yield from self._common.emitted(of_keys, whole, (ends - self._size, ends))
+            moments = self._alignment.moments
+            yield from self._common.emitted(of_keys, whole, (moments(ends - self._size), moments(ends)))
 
 
 def _ascending(common: Aggregating, keys: pa.Array, totals: Totals) -> tuple[pa.Array, Totals]:

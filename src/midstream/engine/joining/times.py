@@ -24,6 +24,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from midstream.data.aligned_times import Alignment
 from midstream.flow.windows import Tumbling, Window
 
 __all__ = ["NEVER", "Limits", "Nearness"]
@@ -52,23 +56,36 @@ class Nearness:
     """Instants are multiples of this: the size of a window, or 1."""
     shift: int = 0
     """From the event time of a left row to its instant."""
+    alignment: Alignment | None = None
+    """Of windows; their starts are aligned times."""
 
     @classmethod
     def of(cls, window: Window | None, before_us: int | None, after_us: int | None) -> Nearness:
         """The nearness that a join asks for; the sum of both distances is even.
 
         >>> Nearness.of(None, 2, 10)
-        Nearness(reach=6, width=6, grid=1, shift=4)
+        Nearness(reach=6, width=6, grid=1, shift=4, alignment=None)
         """
         if before_us is not None:
             after_us = before_us if after_us is None else after_us
             reach = (before_us + after_us) // 2
             return cls(reach, max(reach, 1), 1, after_us - reach)
         assert isinstance(window, Tumbling)
-        return cls(0, window.size_us, window.size_us)
+        return cls(0, window.size_us, window.size_us, alignment=window.alignment)
+
+    def instants(self, times: npt.NDArray[np.int64], shift: int) -> npt.NDArray[np.int64]:
+        """The instants of rows with these event times, on a side whose instants are shifted so far."""
+        aligned = times if self.alignment is None else self.alignment.aligned(times)
+        return aligned + shift if self.grid == 1 else aligned // self.grid * self.grid
+
+    def moments(self, instants: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The starts of windows with these instants; without windows, the instants."""
+        return instants if self.alignment is None else self.alignment.moments(instants)
 
     def late_below(self, watermark: int, shift: int = 0) -> int:
         """Rows with instants below this are late, on a side whose instants are shifted so far."""
+        if self.alignment is not None:
+            watermark = self.alignment.aligned_one(watermark)
         return watermark // self.grid * self.grid + shift
 
     def over_below(self, watermark: int, others_shift: int = 0) -> int:

@@ -14,7 +14,8 @@ from midstream.data.schema import conform
 from midstream.engine.frames import FRAME_SCHEMA, decode_rows, frames_of
 from midstream.engine.intake import FRAME_COLUMN, INLET_COLUMN, inlet_column
 from midstream.errors import FlowError, MidstreamError, SchemaError, SourceError
-from midstream.flow.model import Graph, Operator, Source, Transform
+from midstream.flow.kafka_sink import KafkaSink
+from midstream.flow.model import Graph, Operator, Sink, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.ids import WireId
 
@@ -89,7 +90,12 @@ def by_destination(frames: LocalData, partitions: int, order: Sequence[str], rng
 
 
 def require_local(graph: Graph) -> None:
-    """Refuse transforms that only Spark can run."""
+    """Refuse transforms and sinks that only Spark can run."""
+    for op in graph.of(Sink):
+        if isinstance(graph.payloads.get(op.name), KafkaSink):
+            raise FlowError(
+                f"sink {op.name!r} is a KafkaSink, which needs Spark; on the local runtime use a MemorySink"
+            )
     for op in graph.of(Transform):
         _local_function(graph, op)
 

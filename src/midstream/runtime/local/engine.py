@@ -11,7 +11,7 @@ import pyarrow as pa
 from midstream.engine.file_outlets import FileOutlets
 from midstream.flow.model import Operator
 from midstream.ids import Epoch, PartitionId, StageIndex, WireId
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignments
 from midstream.planner.stages import Plan, Stage
 from midstream.runtime.driver_sinks import give
 from midstream.runtime.local.data import LocalData, transform
@@ -31,7 +31,7 @@ class LocalEngine:
 
     plan: Plan
     epoch: Epoch
-    assignments: Mapping[StageIndex, Assignment]
+    assignments: Assignments
     rng: random.Random
     run_tasks: RunTasks
     is_output_lost: Callable[[], bool]

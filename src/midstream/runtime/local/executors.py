@@ -11,6 +11,7 @@ from midstream.control.messages import Prefetch, WorkerId
 from midstream.engine.clock import Clock
 from midstream.errors import FlowError
 from midstream.ids import ExecutorId, PartitionId
+from midstream.runtime.known_assignments import KnownAssignments
 from midstream.runtime.prefetcher import Prefetcher
 from midstream.state.access import StateAccess
 from midstream.state.retirement import Retirement
@@ -26,6 +27,7 @@ class LocalExecutor:
     state: StateAccess
     prefetcher: Prefetcher
     retirement: Retirement = field(default_factory=Retirement)
+    known: KnownAssignments = field(default_factory=KnownAssignments)
     inbox: list[Prefetch] = field(default_factory=list)
     """Messages on their way to it."""
 

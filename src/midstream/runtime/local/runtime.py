@@ -55,7 +55,7 @@ from midstream.flow.model import Graph, Source
 from midstream.ids import Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation
-from midstream.planner.assignment import Assignment, check_partitions
+from midstream.planner.assignment import Assignments, check_partitions
 from midstream.planner.carried_assignments import carried
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
@@ -114,7 +114,7 @@ def run_graph(
     audit: str | None = None,
     durable: bool = False,
     close_windows: bool = False,
-    assignments: Mapping[StageIndex, Assignment] | None = None,
+    assignments: Assignments | None = None,
     bins: int | None = None,
     executors: int = 1,
 ) -> LocalRun:
@@ -162,7 +162,7 @@ def runtime_of(
     changes: Sequence[ChangeAt | MigrateAt] = (),
     audit: str | None = None,
     durable: bool = False,
-    assignments: Mapping[StageIndex, Assignment] | None = None,
+    assignments: Assignments | None = None,
     bins: int | None = None,
     executors: int = 1,
 ) -> Iterator[_Runtime]:
@@ -254,7 +254,9 @@ class _Runtime:
         first = self._first
         if newest is not None and newest.epoch >= self._found:  # of this run, so its bins stay where they are
             left = configuration_of(newest, store)
-            first = first.with_assignments(carried(left.plan, left.assignments, first.plan, first.partitions))
+            first = first.with_assignments(
+                carried(left.plan, left.assignments, first.plan, first.partitions, first.bins)
+            )
         restart = job_start.restart(first, self.checkpoint)
         changes = Changes(restart.configuration, store, log, wall=self._wall)
         if restart.pending is not None:

@@ -22,6 +22,7 @@ from midstream.engine.slices import SliceSizer
 from midstream.errors import Fenced
 from midstream.ids import Digest
 from midstream.runtime.attempt import run_attempt
+from midstream.runtime.known_assignments import KnownAssignments
 from midstream.runtime.local.executors import LocalExecutor
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
@@ -145,6 +146,15 @@ class Attempt:
             self._lock.tell(change, self._post)
 
     # ── the process ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def known(self) -> KnownAssignments:
+        """The assignments that its executor was told; all of its tasks run in one process."""
+        return self.executor.known
+
+    @known.setter
+    def known(self, known: KnownAssignments) -> None:
+        self.executor.known = known
 
     def ask(self, message: FromTask) -> ToTask:
         """Return the coordinator's answer. Raises :class:`Fenced` if it refuses."""

@@ -28,13 +28,13 @@ RELEASE_TIMEOUT_S = 3.0
 class ControlPlane:
     """One coordinator, one server, one lock: events come from the driver's callback and from the channel's thread."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, *, bind: str | None = None, port: int = 0) -> None:
         self._coordinator = Coordinator()
         self._journal = Journal()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._listener: Callable[[Sequence[Instruction]], None] = lambda _: None
-        self._server = Server(self._from_channel, host)
+        self._server = Server(self._from_channel, host, bind=bind, port=port)
 
     @property
     def address(self) -> Address:

@@ -6,7 +6,7 @@ Runs inside ``foreachBatch``. The parts that are the same in every epoch are mad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,10 +24,11 @@ from midstream.errors import SchemaError
 from midstream.flow.model import Operator, Sink, Transform
 from midstream.flow.sinks import CallSink
 from midstream.ids import Epoch, Run, StageIndex, WireId
-from midstream.planner.assignment import Assignment
+from midstream.planner.assignment import Assignments
 from midstream.planner.stages import Leaves, Plan, Stage
 from midstream.runtime.driver_sinks import give
 from midstream.runtime.spark.batch_size import BatchLimit
+from midstream.runtime.spark.kafka import EpochNotes
 from midstream.runtime.spark.sinks import drain, write
 from midstream.runtime.spark.stage_columns import PublicColumns, quoted
 from midstream.runtime.spark.worker import Ticket, Whereabouts, decode_frames, run_stage, stage_files
@@ -46,7 +47,7 @@ class SparkEngine:
     plan: Plan
     epoch: Epoch
     run_number: Run
-    assignments: Mapping[StageIndex, Assignment]
+    assignments: Assignments
     at: Whereabouts
     steps: PublicColumns
     """Makes what each step applies to a DataFrame."""
@@ -58,6 +59,8 @@ class SparkEngine:
     files: dict[str, tuple[SinkFile, ...]]
     """Takes the files that are staged behind transforms, by sink."""
     durable: bool
+    notes: EpochNotes
+    """Tells readers of Kafka sinks which runs count."""
     anchor: Callable[[int], DataFrame | None] = lambda partitions: None
     """The anchor for a number of partitions, which makes them stick to executors; None without one."""
     _kept: list[DataFrame] = field(default_factory=list)
@@ -153,13 +156,13 @@ class SparkEngine:
         """Pass DataFrames to sinks; several are written at the same time."""
         if len(sinks) == 1:
             [(sink, rows)] = sinks
-            write(sink.name, self.plan.graph.payloads[sink.name], rows, self.epoch)
+            write(sink.name, self.plan.graph.payloads[sink.name], rows, self.epoch, self.notes)
             return
         with ThreadPoolExecutor(len(sinks), "midstream-sinks") as pool:
             tasks = [
                 pool.submit(
                     inheritable_thread_target(rows.sparkSession)(
-                        partial(write, sink.name, self.plan.graph.payloads[sink.name], rows, self.epoch)
+                        partial(write, sink.name, self.plan.graph.payloads[sink.name], rows, self.epoch, self.notes)
                     )
                 )
                 for sink, rows in sinks

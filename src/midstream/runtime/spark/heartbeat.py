@@ -40,6 +40,7 @@ from midstream.runtime.spark.anchors import Anchors
 from midstream.runtime.spark.batch_size import BYTES_CONF, ROWS_CONF, BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
+from midstream.runtime.spark.kafka import EpochNotes
 from midstream.runtime.spark.live_executors import live_executors
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
 from midstream.runtime.spark.pace import Pacer, RowLimit, require_pace
@@ -80,6 +81,7 @@ class Heartbeat:
         changes: Changes,
         checkpoint: Checkpoint,
         control: ControlPlane,
+        notes: EpochNotes,
         *,
         local_state: str | None,
         audit: str | None,
@@ -125,6 +127,7 @@ class Heartbeat:
         # An epoch that a change needs begins at once: a slow pace must not hold up those that wait behind it.
         self._pacer = Pacer(lambda: 0 if changes.needs_epoch else knob_value(self._knobs, "pace"), is_running)
         self._driver = Driver(changes, checkpoint, control, self, audit=order, on_commit=self._committed)
+        self._notes = notes
         self._sweep_thread = SweepThread(self._driver.sweeper)
         control.listen(self._driver.hear)
 
@@ -183,12 +186,14 @@ class Heartbeat:
             finished=self._control.finished,
             files=run.files,
             durable=self._checkpoint.durable,
+            notes=self._notes,
             anchor=partial(self._anchors.of, rows.sparkSession) if sticks else lambda partitions: None,
         )
         with self._marked(run), self._interruptible():
             walk(plan, engine, rows, partial(self._driver.planned, run))
 
     def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
+        self._notes.committed(self._driver.changes.configuration.graph, commit.epoch)
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row, knob_value(self._knobs, "batch"))
         self._on_progress(progress, seen)
@@ -242,6 +247,7 @@ class Heartbeat:
         self._anchors.close()
         if self._row_limit is not None:
             self._row_limit.close()
+        self._notes.close()
         if self._syncer is not None:
             self._syncer.shutdown()
 

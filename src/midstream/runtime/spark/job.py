@@ -40,6 +40,7 @@ from midstream.runtime.notebook import card_of, keep_showing
 from midstream.runtime.reporting import unexpected
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.heartbeat import Heartbeat
+from midstream.runtime.spark.kafka import EpochNotes
 from midstream.runtime.spark.pace import RowLimit
 from midstream.runtime.watch import Watch, Watches
 
@@ -83,6 +84,7 @@ class Job(MigratingJob):
         changes: Changes,
         checkpoint: Checkpoint,
         control: ControlPlane,
+        notes: EpochNotes,
         *,
         local_state: str | None = None,
         audit: str | None = None,
@@ -101,6 +103,7 @@ class Job(MigratingJob):
             changes,
             checkpoint,
             control,
+            notes,
             local_state=local_state,
             audit=audit,
             on_commit=self._committed,

@@ -61,12 +61,15 @@ class OffsetLog:
         try:
             with self._fs.open_input_stream(self._path("offsets", epoch)) as stream:
                 data = bytes(stream.read())
-            metadata = msgspec.json.decode(data.split(b"\n", 2)[1], type=_BatchMetadata)
-        except (OSError, IndexError, msgspec.MsgspecError) as error:
+            _, about, *sources = data.splitlines()
+            metadata = msgspec.json.decode(about, type=_BatchMetadata)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
             raise CheckpointError(
                 f"Spark's log of offsets in {self.location!r} cannot be read for epoch {epoch}: {error}"
             ) from error
-        return EpochEntry(1000 * metadata.batchTimestampMs, hashlib.sha256(data).hexdigest())
+        return EpochEntry(
+            1000 * metadata.batchTimestampMs, hashlib.sha256(data).hexdigest(), read=tuple(map(bytes.decode, sources))
+        )
 
     def sync(self, epoch: Epoch) -> None:
         """On a local disk, sync everything that Spark has written up to the beginning of an epoch.

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["local_session"]
 
+PACKAGES = "spark.jars.packages"
+
 _LOGGING = Path(__file__).resolve().with_name("log4j2.properties")
 
 
-def local_session(master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
+def local_session(
+    master: str = "local[*]", conf: Mapping[str, str] | None = None, packages: Sequence[str] = ()
+) -> SparkSession:
     """Start Spark, or use the running session, with settings that suit one machine; ``conf`` overrides them.
+
+    ``packages`` are Maven coordinates, such as ``"org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"``; Spark fetches
+    them with what they need, once, into a cache of its own. A session that runs already cannot get any: then it raises.
 
     Raises :class:`SetupError` if Java or pyspark are missing or too old.
     """
@@ -44,7 +51,13 @@ def local_session(master: str = "local[*]", conf: Mapping[str, str] | None = Non
     # Annotated because the class attribute is a descriptor that mypy does not see through.
     builder: SparkSession.Builder = SparkSession.builder
     builder = builder.master(master).appName("midstream")
-    for key, value in (default_conf(master) | dict(conf or {})).items():
+    settings = default_conf(master) | dict(conf or {})
+    if packages:
+        settings[PACKAGES] = packages_conf(packages, settings.get(PACKAGES, ""))
+        running = SparkSession.getActiveSession()
+        if running is not None:
+            require_loaded(packages, str(running.sparkContext.getConf().get(PACKAGES, "")))
+    for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     if "spark.log.level" not in (conf or {}):
@@ -52,6 +65,30 @@ def local_session(master: str = "local[*]", conf: Mapping[str, str] | None = Non
         spark.sparkContext.setLogLevel("FATAL")
     _leave_jobs_alone_on_interrupt()
     return spark
+
+
+def packages_conf(packages: Sequence[str], others: str = "") -> str:
+    """Spark's setting for Maven coordinates, with those that it has already.
+
+    >>> packages_conf(["org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"], "a:b:1")
+    'a:b:1,org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0'
+    """
+    if isinstance(packages, str) or not all(re.fullmatch(r"[^\s:,]+:[^\s:,]+:[^\s:,]+", each) for each in packages):
+        raise SetupError(
+            f"packages={packages!r} must be a list of Maven coordinates, 'group:artifact:version', such as "
+            f"['org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0']"
+        )
+    return ",".join([*filter(None, others.split(",")), *packages])
+
+
+def require_loaded(packages: Sequence[str], loaded: str) -> None:
+    """Refuse packages that a running session has not: Spark adds none to it."""
+    missing = [each for each in packages if each not in loaded.split(",")]
+    if missing:
+        raise SetupError(
+            f"Spark runs already, without {', '.join(missing)}; packages are loaded when it starts. Stop the running "
+            f"session first (spark.stop()), or start it with them"
+        )
 
 
 def default_conf(master: str) -> dict[str, str]:

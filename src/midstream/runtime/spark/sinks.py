@@ -11,9 +11,11 @@ from pyspark.sql import DataFrame
 
 from midstream.engine.failure import USER_ERRORS, failed
 from midstream.engine.frames import decode_rows
+from midstream.flow.kafka_sink import KafkaSink
 from midstream.flow.sinks import CallSink, DatabaseSink, SinkTarget
 from midstream.ids import Epoch
 from midstream.runtime.database_sink import replace_epoch
+from midstream.runtime.spark.kafka import EpochNotes, write_records
 from midstream.runtime.spark.worker import pack_portions
 
 
@@ -22,13 +24,15 @@ def drain(df: DataFrame) -> None:
     df.write.format("noop").mode("append").save()
 
 
-def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch) -> None:
-    """Pass an epoch to a sink that reads it as a DataFrame."""
+def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch, notes: EpochNotes) -> None:
+    """Pass an epoch to a sink that reads it as a DataFrame. ``notes`` tells readers of Kafka sinks of it."""
     match target:
         case CallSink(function):
             _call(function, name, df, epoch)
         case DatabaseSink():
             _call(lambda df, epoch: replace_epoch(target, portions(df), Epoch(epoch)), name, df, epoch)
+        case KafkaSink():
+            write_records(target, df, notes.begin(name, target, epoch))
         case _:
             raise AssertionError(f"a {type(target).__name__} reads no DataFrame")
 

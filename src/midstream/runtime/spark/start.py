@@ -23,14 +23,16 @@ from midstream.flow.knobs import require_takers, values_of
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.ids import StageIndex
-from midstream.planner.assignment import Assignment, check_partitions
+from midstream.planner.assignment import Assignment, Assignments, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.doctor import require_pyspark
 from midstream.runtime.spark.epoch import unite_inlets
+from midstream.runtime.spark.executor_check import PORT, require_executors
 from midstream.runtime.spark.generator_source import stream_of
 from midstream.runtime.spark.job import HttpInterface, Job
+from midstream.runtime.spark.kafka import EpochNotes, check_topics
 from midstream.runtime.spark.offset_log import start_query
 from midstream.runtime.spark.pace import RowLimit, require_pace
 from midstream.runtime.spark.storage_check import hadoop_knows, require_reachable
@@ -89,6 +91,7 @@ def start(
     inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name], row_limit) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
     check_transforms(graph, [op.name for op in graph.of(Transform)], spark)
+    check_topics(spark, graph)
     location = Checkpoint.look(str(checkpoint), graph, bins=bins, durable=durable)
     if partitions is not None:
         check_partitions(partitions, location.identity.bins)
@@ -96,9 +99,12 @@ def start(
     require_not_running(spark, query_name, location)
     require_reachable(graph, location, hadoop_knows(spark))
     free_folders = job_start.check(graph, location, drops=changes == DROP)
-    # 2. Claim the checkpoint, and the sinks' folders and tables.
-    location.claim()
     with contextlib.ExitStack() as undo:
+        control = open_control_plane(spark)
+        undo.callback(control.close)
+        require_executors(spark.sparkContext, control.address, graph, location)
+        # 2. Claim the checkpoint, and the sinks' folders and tables.
+        location.claim()
         undo.callback(location.release)
         graph = job_start.claim(graph, location, free_folders)
         # 3. Store the blobs that workers will fetch.
@@ -125,11 +131,13 @@ def start(
         for message in restart.messages:
             _log.warning("%s", message)
         # 4. Run.
-        control = ControlPlane(driver_host(spark))
-        undo.callback(control.close)
         state = Changes(restart.configuration, location.blobs, location.changes)
         if restart.pending is not None:
             state.resume(restart.pending)
+        notes = EpochNotes(spark, location.identity.job)
+        undo.callback(notes.close)
+        if newest is not None:  # a crash may have come before readers were told
+            notes.committed(restart.configuration.graph, newest.epoch)
         rows = unite_inlets([inlets[name] for name in restart.configuration.plan.stages[0].inlets])
         close_with = rows.schema if close_windows else None
         row_limit.set(restart.configuration.knobs.get("rows_per_epoch"))
@@ -139,6 +147,7 @@ def start(
             state,
             location,
             control,
+            notes,
             local_state=local_state,
             audit=audit,
             close_with=close_with,
@@ -209,9 +218,7 @@ def parse_trigger(trigger: str | None) -> dict[str, Any]:
     )
 
 
-def _kept_assignments(
-    recorded: Mapping[StageIndex, Assignment], partitions: int | None, parallelism: int
-) -> dict[StageIndex, Assignment]:
+def _kept_assignments(recorded: Assignments, partitions: int | None, parallelism: int) -> dict[StageIndex, Assignment]:
     """The assignments of the last committed epoch that this start keeps; logs it where that may surprise.
 
     Without ``partitions`` it keeps all. A number applies to every stage: stages that have it keep their assignment, and
@@ -244,8 +251,17 @@ def source_stream(spark: SparkSession, name: str, stream: Any, row_limit: RowLim
     return stream
 
 
-def driver_host(spark: SparkSession) -> str:
-    """The address at which tasks reach the driver; in local mode nothing outside this machine needs it."""
+def open_control_plane(spark: SparkSession) -> ControlPlane:
+    """The coordinator of a job, at an address that tasks reach; in local mode nothing outside this machine needs it.
+
+    On a cluster it listens where Spark's own driver does, and tasks are told what Spark tells its executors.
+    """
     if str(spark.sparkContext.master).startswith("local"):
-        return "127.0.0.1"
-    return str(spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1"))
+        return ControlPlane("127.0.0.1")
+    conf = spark.sparkContext.getConf()
+    port = str(conf.get(PORT, "0"))
+    if not (port.isdigit() and int(port) < 65_536):
+        raise SetupError(f"{PORT}={port!r} must be the number of a TCP port, or 0 for any that is free")
+    return ControlPlane(
+        str(conf.get("spark.driver.host", "127.0.0.1")), bind=conf.get("spark.driver.bindAddress"), port=int(port)
+    )

@@ -30,7 +30,6 @@ from midstream.control.messages import (
     WorkerJoined,
     WorkerReleased,
 )
-from midstream.engine.behaviours import Behaviours
 from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.frames import decode_rows, encode_rows, frames_of
@@ -41,6 +40,7 @@ from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced
 from midstream.flow.spec import SinkTable
 from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex, WireId
 from midstream.runtime.attempt import run_attempt
+from midstream.runtime.known_assignments import KnownAssignments
 from midstream.runtime.prefetcher import Portion, Prefetcher
 from midstream.runtime.spark.executor_name import executor_of_this_process
 from midstream.runtime.spark.frozen_modules import Settled
@@ -169,11 +169,11 @@ class _Worker:
         self._end: ControlError | None = None
         self._sizers: dict[Digest, SliceSizer] = {}
         self.resources = Resources(BlobStore(at.blobs))
-        self._behaviours = Behaviours(self.resources)
         # Spark removes its own folder when the application ends, and with it our copy of the state.
         local = at.local_state or os.path.join(SparkFiles.getRootDirectory(), "midstream-state")
         self.state = StateAccess(at.copies or at.job, at.state, own_local_folder(local, at.job), at.durable)
         self.retirement = Retirement()
+        self.known = KnownAssignments()
         self.clock: Clock = SystemClock()
         self.name = WorkerId(socket.gethostname(), os.getpid(), executor_of_this_process())
         self._prefetcher = Prefetcher(self.state, self.name, self.clock)
@@ -191,6 +191,8 @@ class _Worker:
         self._listens.wait(PATIENCE_S)  # otherwise a change could not reach the tasks of this process
 
     def ask(self, message: FromTask) -> ToTask:
+        if self._end is not None:  # also if the driver is there again: a function fails when it is closed under a task
+            raise self._end
         try:
             answer = self._client.request(message)
         except ChannelError as error:
@@ -217,7 +219,7 @@ class _Worker:
 
     def sizer(self, program: Digest) -> SliceSizer:
         """The sizer of a program, shared by its tasks: what earlier ones learnt is a good start for the next."""
-        return self._sizers.setdefault(self._behaviours.of(program), SliceSizer())
+        return self._sizers.setdefault(program, SliceSizer())
 
     def forget_all_but(self, live: Collection[Digest]) -> None:
         """Drop everything that no task of the job will use any more. No task may be running in this process.
@@ -225,17 +227,17 @@ class _Worker:
         The listener thread may be loading blobs for a change. If those are dropped here, the change is over; and what
         it loads after that is dropped when the next task starts.
         """
-        over = self._behaviours.forgotten(self.resources.forget_all_but(live))
-        for behaviour in over & self._sizers.keys():
-            del self._sizers[behaviour]
-        _settled.forgotten(over)
+        forgotten = self.resources.forget_all_but(live)
+        for program in forgotten & self._sizers.keys():
+            del self._sizers[program]
+        _settled.forgotten(forgotten)
 
     def after_task(self, program: Digest) -> None:
         """Tidy up while no task waits."""
         with self._prefetcher.resting() as rests:
             if rests:
                 self.state.trim()
-        _settled.after_task(self._behaviours.of(program))
+        _settled.after_task(program)
 
     def _listen(self, address: Address) -> None:
         """Listen for changes until the job ends; then close the user's functions.

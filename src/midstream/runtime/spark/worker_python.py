@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import logging
 import sys
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark import InheritableThread, SparkContext
+from pyspark import SparkContext
 
 from midstream.errors import SetupError
 from midstream.flow.model import Graph
 from midstream.runtime.spark.shipping import is_on_one_machine, ship
+from midstream.runtime.spark.small_job import MOST_TASKS, ask_workers
 from midstream.version import __version__
 
 __all__ = ["require_workers"]
@@ -46,8 +46,8 @@ NEEDED = {
 # Runs in a worker that may lack midstream, so it travels as text. It does not import what it looks for: the process
 # runs tasks later, perhaps with another midstream.
 _PROBE = """
-def look(names):
-    import importlib.util, os, sys
+def look(_):
+    import importlib.util, os, socket, sys
 
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     found = importlib.util.find_spec("midstream")
@@ -59,7 +59,7 @@ def look(names):
             version = text.partition("__version__ = ")[2].split("\\n")[0].strip("\\"' ")
         except OSError:
             pass
-    return sys.executable, tuple(sys.version_info[:3]), missing, place, version
+    yield sys.executable, tuple(sys.version_info[:3]), missing, place, version, socket.gethostname()
 """
 
 
@@ -74,6 +74,7 @@ class WorkerPython:
     midstream: str | None
     """The folder or archive of its midstream."""
     midstream_version: str | None
+    host: str = ""
 
 
 _asked: set[tuple[str, str, tuple[str, ...]]] = set()
@@ -112,7 +113,8 @@ def problem_of(found: WorkerPython) -> str | None:
     'Spark starts its Python workers with python3 (Python ...), which lacks lmdb, zmq (pip install lmdb pyzmq).'
     """
     python = ".".join(map(str, found.version))
-    workers = f"Spark starts its Python workers with {found.executable} (Python {python}), which"
+    at = f" on {found.host!r}" if found.host else ""
+    workers = f"Spark starts its Python workers{at} with {found.executable} (Python {python}), which"
     if found.version[:2] != sys.version_info[:2]:
         return f"{workers} is another version than the driver's Python {sys.version_info[0]}.{sys.version_info[1]}."
     if found.missing:
@@ -125,31 +127,21 @@ def problem_of(found: WorkerPython) -> str | None:
 
 
 def ask(context: SparkContext, names: Sequence[str]) -> WorkerPython | None:
-    """What a worker has; None if none answers in time. Raises :class:`SetupError` if none can be started."""
-    answers: list[Any] = []
-    failures: list[Exception] = []
-    tag = f"midstream-probe-{uuid.uuid4().hex}"
+    """What workers have: of the first one with a problem, if any has one; None if they do not all answer in time.
 
-    def run() -> None:
-        context.addJobTag(tag)
-        try:
-            answers.extend(context.parallelize([list(names)], 1).map(_probe()).collect())
-        except Exception as error:  # one of Spark's many classes of errors
-            failures.append(error)
-
-    thread = InheritableThread(target=run, name="midstream-probe", daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
-    if answers:
-        executable, version, missing, place, number = answers[0]
-        return WorkerPython(executable, version, tuple(missing), place, number)
-    if failures:
+    Raises :class:`SetupError` if none can be started.
+    """
+    tasks = 1 if is_on_one_machine(context) else min(int(context.defaultParallelism), MOST_TASKS)
+    try:
+        answers = ask_workers(context, _probe(names), tasks, PATIENCE_S)
+    except Exception as error:  # one of Spark's many classes of errors
         raise SetupError(
-            f"Spark cannot start a Python worker with {context.pythonExec}: {reason_of(str(failures[0]))} "
-            f"{_advice(context)}"
-        ) from failures[0]
-    context.cancelJobsWithTag(tag)
-    return None
+            f"Spark cannot start a Python worker with {context.pythonExec}: {reason_of(str(error))} {_advice(context)}"
+        ) from error
+    if answers is None:
+        return None
+    found = [WorkerPython(python, version, tuple(missing), *rest) for python, version, missing, *rest in answers]
+    return next((each for each in found if problem_of(each) is not None), found[0])
 
 
 def reason_of(story: str) -> str:
@@ -168,9 +160,9 @@ def reason_of(story: str) -> str:
     return f"{(lines or [''])[0][:300].rstrip('.')}."
 
 
-def _probe() -> Any:
+def _probe(names: Sequence[str]) -> Any:
     """The probe as a function that is pickled by value, like those of ``__main__``."""
-    space: dict[str, Any] = {"__name__": "__main__"}
+    space: dict[str, Any] = {"__name__": "__main__", "names": list(names)}
     exec(_PROBE, space)  # our own text
     return space["look"]
 
