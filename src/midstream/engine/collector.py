@@ -26,7 +26,6 @@ from midstream.planner.assignment import Assignments
 from midstream.planner.stages import Leaves, Wire
 
 FRAME_BYTES = knob_value({}, "frame")
-HELD_BYTES = knob_value({}, "held_output")
 
 
 class _Destination(NamedTuple):
@@ -60,11 +59,11 @@ class Collector:
         following: StageIndex,
         assignments: Assignments,
         *,
-        frame_bytes: int = FRAME_BYTES,
-        held_bytes: int = HELD_BYTES,
+        frame_bytes: int | None = None,
+        held_bytes: int | None = None,
     ) -> None:
-        self._frame_bytes = frame_bytes
-        self._most_held = held_bytes
+        self._frame_bytes = knob_value({}, "frame") if frame_bytes is None else frame_bytes
+        self._most_held = knob_value({}, "held_output") if held_bytes is None else held_bytes
         self._typed = leaves is Leaves.TYPED
         self._partition = partition
         self._following = following
