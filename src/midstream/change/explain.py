@@ -33,6 +33,8 @@ class Explanation:
         soon = knob_value(self.prepared.before.knobs, "slice") / 1000 + MESSAGE_MS
         if self.plan.scheduler is Scheduler.REPLAY:
             return soon, self.epoch_ms
+        if self.prepared.flush is not None:  # a whole epoch of the old plan comes before it
+            return self.epoch_ms or 0.0, None if self.epoch_ms is None else 2 * self.epoch_ms
         if self.prepared.from_next_epoch:
             return 0.0, self.epoch_ms
         may_take_all = crossings(self.prepared.after.plan, self.plan) or self.prepared.begun.has_side_entrance
