@@ -101,12 +101,13 @@ class StandInJob:
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
         flush: Sequence[str] = (),
+        state: Mapping[str, Any] | None = None,
         scheduler: str = "fries",
         time_limit: str | None = None,
         by: str | None = None,
         note: str | None = None,
     ) -> Change | None:
-        edits = deployment_of(self.changes.newest(), flow, migrate, flush).edits
+        edits = deployment_of(self.changes.newest(), flow, migrate, flush, state).edits
         return self.update(*edits, scheduler=scheduler, time_limit=time_limit, by=by, note=note) if edits else None
 
     def explain_deployment(
@@ -115,9 +116,10 @@ class StandInJob:
         *,
         migrate: Mapping[str, Any] | None = None,
         flush: Sequence[str] = (),
+        state: Mapping[str, Any] | None = None,
         scheduler: str = "fries",
     ) -> Explanation | None:
-        edits = deployment_of(self.changes.newest(), flow, migrate, flush).edits
+        edits = deployment_of(self.changes.newest(), flow, migrate, flush, state).edits
         return self.explain(*edits, scheduler=scheduler) if edits else None
 
     def history(self) -> list[ChangeRecord]:

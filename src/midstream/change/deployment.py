@@ -35,9 +35,10 @@ def deployment_of(
     script: Graph,
     migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
     flush: Collection[str] = (),
+    state: Mapping[str, Any] | None = None,
 ) -> Deployment:
     """Compare a script with what a job runs. ``migrate`` has functions that convert the state of updated processes,
-    ``flush`` the operators that emit all they hold before they go.
+    ``flush`` the operators that emit all they hold before they go, ``state`` the initial state of those that come.
 
     Raises :class:`FlowError` for the script of another flow, and for other sources.
     """
@@ -48,7 +49,8 @@ def deployment_of(
             f"flow"
         )
     _check_sources(graph, script)
-    migrations = dict(migrate or {})
+    migrations, given = dict(migrate or {}), dict(state or {})
+    _check_given(given, script, graph)
     dropped: list[Step] = [TakeOut(op.name, op.name in flush) for op in graph if op.name not in script]
     _check_flushed(flush, graph, [op.name for op in graph if op.name not in script])
     added: list[Step] = []
@@ -57,7 +59,8 @@ def deployment_of(
     untouched: list[str] = []
     for op in script:
         payload = script.payloads.get(op.name)
-        addition = Add(op, tuple(script.schema_of(port) for port in op.inputs), payload)
+        takes = tuple(script.schema_of(port) for port in op.inputs)
+        addition = Add(op, takes, payload, None if op.name in graph else given.get(op.name))
         if op.name not in graph:
             added.append(addition)
             continue
@@ -80,6 +83,15 @@ def deployment_of(
         )
     steps = (*dropped, *added, *connected)
     return Deployment((*([Redraw(steps)] if steps else []), *updates), tuple(untouched))
+
+
+def _check_given(given: Collection[str], script: Graph, graph: Graph) -> None:
+    new = [op.name for op in script if op.spec.is_stateful and op.name not in graph]
+    if strangers := sorted(set(given) - set(new)):
+        raise FlowError(
+            f"state= names {', '.join(strangers)}; the operators with state that the script adds are "
+            f"{', '.join(new) or 'none'}"
+        )
 
 
 def _check_flushed(flush: Collection[str], graph: Graph, gone: Collection[str]) -> None:

@@ -38,6 +38,7 @@ from midstream.server.messages import (
     SavepointRequest,
     SavepointState,
     message_of,
+    packed_states,
     python_version,
 )
 from midstream.server.migration_messages import (
@@ -139,6 +140,7 @@ class JobClient:
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
         flush: Collection[str] = (),
+        state: Mapping[str, Any] | None = None,
         scheduler: str = "fries",
         time_limit: str | None = None,
         by: str | None = None,
@@ -158,6 +160,7 @@ class JobClient:
             note,
             plan_only,
             tuple(flush),
+            packed_states(state),
         )
         return self._ask("POST", "/deploy", Deployed, body)
 

@@ -51,6 +51,7 @@ __all__ = [
     "UpdateMessage",
     "Welcome",
     "message_of",
+    "packed_states",
     "python_version",
 ]
 
@@ -187,11 +188,18 @@ class TuneMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
         return Tune(**self.knobs)
 
 
+def packed_states(given: Mapping[str, Any] | None) -> dict[str, bytes] | None:
+    """Initial states by operator, as a message has them."""
+    if given is None:
+        return None
+    return {name: _table_to_bytes(table_given(each, name), name) for name, each in given.items()}
+
+
 def _packed_state(given: Any) -> bytes | dict[str, bytes] | None:
     if given is None:
         return None
     if isinstance(given, Mapping):
-        return {name: _table_to_bytes(table_given(each, name), name) for name, each in given.items()}
+        return packed_states(given)
     return _table_to_bytes(table_given(given, "Insert"), "Insert")
 
 
@@ -271,6 +279,8 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan_only: bool = False
     flush: tuple[str, ...] = ()
     """Operators that emit all they hold open before they go."""
+    state: dict[str, bytes] | None = None
+    """By operator that comes: its initial state as Arrow IPC."""
 
     @staticmethod
     def packed(graph: Graph) -> tuple[bytes, dict[str, bytes]]:
@@ -296,6 +306,10 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if data is not None:
                 payloads[op.name] = _payload(op, data)
         return Graph(graph.name, graph.operators, payloads, graph.written_for)
+
+    def initial_states(self) -> Mapping[str, Any]:
+        """The initial states by operator."""
+        return {name: _table_from_bytes(data, name) for name, data in (self.state or {}).items()}
 
     def migrations(self) -> Mapping[str, Any]:
         """The migrations by operator. This runs the sender's code."""

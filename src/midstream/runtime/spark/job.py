@@ -313,6 +313,7 @@ class Job(MigratingJob):
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
         flush: Collection[str] = (),
+        state: Mapping[str, Any] | None = None,
         scheduler: str = "fries",
         time_limit: str | None = None,
         preflight: bool = True,
@@ -328,8 +329,9 @@ class Job(MigratingJob):
         :param flow: the flow as the script now says, of the same name.
         :param migrate: by operator, functions that convert the state of processes whose function changes.
         :param flush: operators that the script removes, and that emit all they hold open before they go.
+        :param state: by operator, the initial state of those that the script adds, as for :class:`midstream.Insert`.
         """
-        deployment = self._deployment(flow, migrate, flush)
+        deployment = self._deployment(flow, migrate, flush, state)
         if not deployment.edits:
             return None
         note = note or "deployed"
@@ -342,9 +344,10 @@ class Job(MigratingJob):
         flow: Flow | Graph,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
         flush: Collection[str] = (),
+        state: Mapping[str, Any] | None = None,
     ) -> Deployment:
         graph = flow.graph if isinstance(flow, Flow) else flow
-        return deployment_of(self._changes.newest(), graph, migrate, flush)
+        return deployment_of(self._changes.newest(), graph, migrate, flush, state)
 
     def explain_deployment(
         self,
@@ -352,10 +355,11 @@ class Job(MigratingJob):
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
         flush: Collection[str] = (),
+        state: Mapping[str, Any] | None = None,
         scheduler: str = "fries",
     ) -> Explanation | None:
         """Explain what :meth:`deploy` would do, without doing it; None if the job runs what the script says."""
-        deployment = self._deployment(flow, migrate, flush)
+        deployment = self._deployment(flow, migrate, flush, state)
         return self.explain(*deployment.edits, scheduler=scheduler) if deployment.edits else None
 
     def explain(self, *edits: Edit, scheduler: str = "fries") -> Explanation:
