@@ -181,7 +181,7 @@ def on_spark_only(df: Any) -> Any:
 
 def small_frames(nbytes: int) -> AbstractContextManager[Any]:
     """Within this block frames hold about so many bytes: with the usual megabyte, few rows would ever need two."""
-    return patch.dict(KNOBS, {"frame": replace(KNOBS["frame"], default=nbytes)})  # type: ignore[arg-type]  # a dict
+    return patch.dict(KNOBS, {"frame": replace(KNOBS["frame"], default=nbytes)})
 
 
 @dataclass

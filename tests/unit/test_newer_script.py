@@ -132,14 +132,14 @@ def test_the_life_of_a_change_has_times(job: Job) -> None:
     first = job.changes.request(request, job.changes.check(request), 1.5)
     request = job.changes.store(Request((Update("m", Times(3)),), Scheduler.EPOCH, "ann"))
     second = job.changes.request(request, job.changes.check(request), 2.5)
-    assert job.changes.in_progress == (first, second)
+    assert list(job.changes.in_progress) == [first, second]
     assert first.times.waited_ms is not None
     assert second.times.waited_ms is None
     for epoch in range(10):
         opened = job.changes.configuration
         job.changes.opened(Epoch(epoch))
         job.changes.committed(Commit(Epoch(epoch), opened.revision, (), 0, {}), opened)
-    assert job.changes.in_progress == (second,)
+    assert list(job.changes.in_progress) == [second]
     times = first.times
     assert (times.preparation_ms, times.ended_at) == (1.5, 7.0)
     assert times.trial_ms is not None

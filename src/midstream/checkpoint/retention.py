@@ -56,7 +56,8 @@ def blobs_on_record(records: Iterable[ChangeRecord], kept: int = KEPT_REVISIONS)
     functions = {
         digest for record in recent for update in record.updates for digest in (update.function, update.before)
     } | {edit.function for record in recent for edit in record.edits if isinstance(edit, InsertRecord | RemoveRecord)}
-    states = {edit.state for record in pending for edit in record.edits if isinstance(edit, InsertRecord)} - {None}
+    inserts = [edit for record in pending for edit in record.edits if isinstance(edit, InsertRecord)]
+    states = {edit.state for edit in inserts if edit.state is not None}
     migrations = {
         update.migrate for record in [*pending, *applied] for update in record.updates if update.migrate is not None
     }
