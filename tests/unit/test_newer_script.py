@@ -133,8 +133,7 @@ def test_the_life_of_a_change_has_times(job: Job) -> None:
     request = job.changes.store(Request((Update("m", Times(3)),), Scheduler.EPOCH, "ann"))
     second = job.changes.request(request, job.changes.check(request), 2.5)
     assert list(job.changes.in_progress) == [first, second]
-    assert first.times.waited_ms is not None
-    assert second.times.waited_ms is None
+    assert [each.times.waited_ms is None for each in (first, second)] == [False, True]
     for epoch in range(10):
         opened = job.changes.configuration
         job.changes.opened(Epoch(epoch))
@@ -143,7 +142,7 @@ def test_the_life_of_a_change_has_times(job: Job) -> None:
     times = first.times
     assert (times.preparation_ms, times.ended_at) == (1.5, 7.0)
     assert times.trial_ms is not None
-    assert second.times.waited_ms is not None
+    assert [each.times.waited_ms is None for each in (first, second)] == [False, False]
     assert second.times.ended_at is None
     assert [record.ended_at for record in job.log.records()] == [7.0, None]
 
