@@ -445,7 +445,7 @@ class Job(MigratingJob):
     def attach(
         self, query: StreamingQuery, server: HttpInterface | None = None, refresher: TableRefresher | None = None
     ) -> None:
-        """Set what belongs to the job. Called once, by :func:`midstream.runtime.spark.start.start`."""
+        """Called once, by :func:`midstream.runtime.spark.start.start`."""
         self._query, self._server, self._refresher = query, server, refresher
         if refresher is not None:
             refresher.start()
@@ -496,5 +496,6 @@ class Job(MigratingJob):
         with self._changed:
             # An epoch that is cut off by stop() fails too, but that is no failure of the job.
             if self._exception is None and not self._stopping:
-                self._exception = error if isinstance(error, JobFailed) else unexpected(self.name, epoch, error)
+                read = self._progress[-1].offsets if self._progress else {}
+                self._exception = error if isinstance(error, JobFailed) else unexpected(self.name, epoch, error, read)
             self._changed.notify_all()
