@@ -109,8 +109,8 @@ def _topic_hint(offsets: Mapping[str, str]) -> str:
     read = "; ".join(f"source {name!r} up to {text}" for name, text in offsets.items())
     return (
         f"\n\nKafka has no such topic, or no longer: it was deleted, or its name is wrong. Read so far: "
-        f"{read or 'nothing'}. A job cannot go on without a topic that it has begun to read; start with a new checkpoint, "
-        f"or bring the topic back with its records."
+        f"{read or 'nothing'}. A job cannot go on without a topic that it has begun to read; start with a new "
+        f"checkpoint, or bring the topic back with its records."
     )
 
 

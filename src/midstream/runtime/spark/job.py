@@ -29,7 +29,7 @@ from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.edits import Edit
 from midstream.flow.model import Graph
-from midstream.ids import Digest, Epoch, Revision
+from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation, with_backlog
 from midstream.operators.builder import Flow
@@ -269,10 +269,6 @@ class Job(MigratingJob):
         )
         self._require_running()
         return self._heartbeat.request(request)
-
-    def newest_tables(self) -> tuple[Graph, Mapping[str, Digest]]:
-        """The flow once all changes that wait are in effect, and digests of its functions and tables. For midstream."""
-        return (newest := self._changes.newest()).graph, newest.blobs
 
     def deploy(
         self,
