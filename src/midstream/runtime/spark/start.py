@@ -165,7 +165,7 @@ def start(
         if serving is not None:
             undo.callback(serving.close)
         digests = {name: blobs[name].digest for name in refreshes or ()}
-        refresher = TableRefresher(job, dict(refreshes), digests) if refreshes else None
+        refresher = TableRefresher(job, state.newest, dict(refreshes), digests) if refreshes else None
         job.attach(start_query(spark, writer.foreachBatch(job.on_epoch), location.spark_location), serving, refresher)
         undo.pop_all()  # from now on the job itself releases all this
     return job
