@@ -25,12 +25,14 @@ from midstream.checkpoint.change_records import (
     StepRecord,
     UpdateRecord,
 )
+from midstream.checkpoint.control_log import ControlEntry, ControlRecord
 from midstream.checkpoint.layouts import StateLayout
 from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.rewind_record import Rewind
 from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.sink_files import Committed, Merge
 from midstream.checkpoint.sink_marker import SinkMarker
+from midstream.engine.control_order import ControlReport
 from midstream.flow.aggregations import Aggregation
 from midstream.flow.graph_format import WINDOWS
 from midstream.flow.model import Operator, Port
@@ -59,6 +61,9 @@ DOCUMENTS = {
     "Lineage entry": LineageEntry,
     "File reference": FileRef,
     "Change": ChangeRecord,
+    "Report of a control operation": ControlReport,
+    "Entry of control operations": ControlEntry,
+    "Control operation": ControlRecord,
     "Update": UpdateRecord,
     "Move": MoveRecord,
     "Rescale": RescaleRecord,
@@ -97,6 +102,7 @@ ROOTS = (
     Rewind,
     ForkRecord,
     ChangeRecord,
+    ControlEntry,
     StoredLineage,
     SinkMarker,
     Committed,
