@@ -56,6 +56,7 @@ class Anchors:
         self._spark = spark
         self._pins = pins_partitions(spark)
         self._warned = False
+        self._is_checked = False
         self._in_use: dict[int, DataFrame] = {}
         self._read: set[int] = set()
         """Numbers of partitions whose anchor in use has been asked for; others may be adopted for what comes next."""
@@ -85,7 +86,9 @@ class Anchors:
                 has_choice = len(live_executors(self._spark)) > 1
                 anchor = self._spread(session, partitions).anchor if has_choice else _anchor(session, partitions)
                 self._in_use[partitions] = anchor
-                self._pins = self._is_read_in_place(session, partitions)
+                if not self._is_checked:  # Spark plans every number of partitions in the same way
+                    self._is_checked = True
+                    self._pins = self._is_read_in_place(session, partitions)
             self._read.add(partitions)
             return self._in_use[partitions] if self._pins else None
 

@@ -35,6 +35,7 @@ from midstream.control.messages import (
     WorkerReleased,
 )
 from midstream.engine.clock import Clock, SystemClock
+from midstream.engine.control_handlers import loaded
 from midstream.engine.control_order import ControlOrder
 from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.frames import decode_rows, encode_rows, frames_of
@@ -338,6 +339,8 @@ class _Worker:
 
     def _handle(self, told: Handle, post: Callable[[FromTask], None]) -> None:
         """Have a task run handlers of a control operation. One that has not begun to work will find the message."""
+        with contextlib.suppress(Exception):  # first, because the task waits meanwhile; it will report this error
+            loaded(told.order, self.resources)
         with self._guard:
             at_work = self._at_work
             if at_work is None:
