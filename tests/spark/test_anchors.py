@@ -126,6 +126,7 @@ def test_anchors_are_kept_apart_and_freed(spark: Any, anchors: Anchors, pinned: 
     assert anchors.of(spark, 3) is None, "the job is over"
 
 
+@pytest.mark.usefixtures("without_adaptive_execution")
 def test_a_single_partition_has_no_anchor(spark: Any, anchors: Anchors) -> None:
     """Spark would join it with one by hashes, and give its rows to whatever partition these say."""
     assert anchors.of(spark, 1) is None

@@ -122,11 +122,13 @@ class Anchors:
         return found.places
 
     def _spread(self, session: SparkSession, partitions: int) -> _Proposal:
-        """The most even of a few anchors, or the first that is as even as can be."""
+        """The most even of a few anchors, or the first that is even enough: executors differ by one partition at most,
+        or by a quarter of what each has."""
         executors = live_executors(self._spark)
+        enough = max(1, partitions // (4 * max(1, len(executors))))
         best = _computed(session, partitions)
         for _ in range(TRIES - 1):
-            if unevenness(best.places, executors) <= 1:
+            if unevenness(best.places, executors) <= enough:
                 break
             other = _computed(session, partitions)
             worse = max(best, other, key=lambda each: unevenness(each.places, executors))

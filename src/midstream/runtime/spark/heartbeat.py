@@ -364,7 +364,11 @@ class Heartbeat:
             )
 
     def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
-        """Have Spark spread partitions anew, in a small job. Before the first epoch there is nothing to move."""
+        """Have Spark spread partitions anew, in small jobs. With a single executor there is nothing to spread, before
+        the first epoch nothing to move."""
+        executors = live_executors(self._spark)
+        if len(executors) == 1:
+            return {PartitionId(number): each for number in range(partitions) for each in executors}
         return {} if self._session is None else self._anchors.propose(self._session, partitions)
 
     def adopt_places(self, partitions: int) -> None:
