@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from midstream import FileSink, Flow, ListSource, committed_files
-from midstream.checkpoint.location import IDENTITY
+from midstream.checkpoint.identity import IDENTITY
 from midstream.checkpoint.sink_marker import MARKER
 from midstream.control.channel import Server
 from midstream.control.messages import Accepted

@@ -25,7 +25,8 @@ from functools import partial
 import pyarrow.fs as pafs
 from pyspark import SparkContext
 
-from midstream.checkpoint.location import IDENTITY, Checkpoint
+from midstream.checkpoint.identity import IDENTITY
+from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sink_marker import MARKER
 from midstream.control.channel import Address, Client
 from midstream.control.messages import WorkerId, WorkerJoined, WorkerReleased
