@@ -29,15 +29,15 @@ def session(**conf: str) -> Iterator[SparkSession]:
 
 
 @contextlib.contextmanager
-def cluster(**conf: str) -> Iterator[SparkSession]:
-    """A session with two executors, processes of their own with one core each."""
+def cluster(executors: int = CORES, **conf: str) -> Iterator[SparkSession]:
+    """A session with executors that are processes of their own, with one core each."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         home = Path(folder, "spark")
         home.mkdir()
         for entry in Path(pyspark.__file__).parent.iterdir():
             (home / entry.name).symlink_to(entry)
         os.environ["SPARK_HOME"] = str(home)  # such a cluster writes into it
-        spark = local_session(f"local-cluster[{CORES},1,1024]", conf)
+        spark = local_session(f"local-cluster[{executors},1,1024]", conf)
         try:
             yield spark
         finally:

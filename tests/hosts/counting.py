@@ -127,7 +127,9 @@ class Driver:
         if self.job is not None:
             self.job.stop()  # one that a failed test left
         self.spark.sparkContext.pythonExec = python or self.python
-        self.folder, self.version, self.changes = Path(folder), 1, []
+        self.folder = Path(folder)
+        self.version = 1
+        self.changes: list[Any] = []
         source = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
         numbers = source.option("numPartitions", PARTITIONS).load().selectExpr("value AS n", f"value % {KEYS} AS k")
         flow = Flow("counting")

@@ -21,7 +21,7 @@ from midstream import Flow, ListSource, MemorySink, Stream
 from midstream.engine.collector import FRAME_BYTES
 from midstream.flow.knobs import KNOBS
 from midstream.flow.model import Sink, Source, Transform
-from midstream.testing import Faults, LocalRun, ManualClock, run_local
+from midstream.testing import ControlAt, Faults, LocalRun, ManualClock, run_local
 from tests.oracle import Answer, Row, SchemaError, interpret, multiset
 
 STRINGS = ("", "a", "b", "ab", "é", "日本", "🙂", "a\0", "x" * 40)
@@ -196,6 +196,7 @@ class Case:
     seed: int = 0
     faults: Faults = field(default_factory=Faults)
     frame_bytes: int = FRAME_BYTES
+    controls: list[ControlAt] = field(default_factory=list)
 
     def expected(self) -> list[Answer]:
         """The oracle's answer for every epoch."""
@@ -213,7 +214,12 @@ class Case:
         """Run the flow, with a clock that stands still, so that runs can be compared to the last bit."""
         with small_frames(self.frame_bytes):
             return run_local(
-                self.flow, partitions=self.partitions, seed=self.seed, faults=self.faults, clock=ManualClock()
+                self.flow,
+                partitions=self.partitions,
+                seed=self.seed,
+                faults=self.faults,
+                clock=ManualClock(),
+                changes=self.controls,
             )
 
     def found(self) -> dict[str, dict[int, list[Row]]]:

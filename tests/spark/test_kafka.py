@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from midstream import Flow, KafkaSink, MemorySink, Update
+from midstream import Flow, Insert, KafkaSink, MemorySink, Update
 from midstream.errors import JobFailed, SetupError
 from midstream.testing import run_spark
 from tests.brokers import stream_of, that_count
@@ -245,6 +245,26 @@ def test_records_of_a_change_that_was_rolled_back_do_not_count(spark: Any, topic
     found = Counter(json.loads(record.value)["n"] for record in topics.all_records())
     assert any(n >= 1000 for n in found), "the run that was rolled back has left records"
     assert topics.numbers() == list(range(100, 200))
+
+
+@pytest.mark.slow
+def test_a_sink_that_a_change_adds_needs_its_topics(spark: Any, topics: Topics, tmp_path: Path) -> None:
+    topics.feed(0, 20)
+    flow, out = Flow("kafka"), MemorySink()
+    rows = flow.source("in", topics.stream(spark), event_time="timestamp")
+    rows.map("parse", parse, returns="k string, n bigint").sink("out", out)
+    with flow.start(spark, checkpoint=str(tmp_path / "c")) as job:
+        assert job.await_epoch(1, PATIENCE_S)
+        for target, outcome in ((KafkaSink(topics.broker.servers, "nowhere"), "refused"), (topics.sink(), "applied")):
+            insert = Insert(lambda rows, target=target: rows.sink("copy", target), after="parse")
+            if outcome == "refused":
+                with pytest.raises(SetupError, match="sink 'copy': there is no topic 'nowhere'"):
+                    job.update(insert)
+                continue
+            change = job.update(insert)
+            topics.feed(20, 20)
+            assert str(change.wait(PATIENCE_S)) == outcome
+    assert topics.numbers() == list(range(20, 40))
 
 
 @pytest.mark.slow

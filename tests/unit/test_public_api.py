@@ -24,6 +24,10 @@ def test_midstream_exports_exactly_these_names():
         "Change",
         "ConsoleSink",
         "Constant",
+        "ControlContext",
+        "ControlHandle",
+        "ControlMessage",
+        "ControlOperation",
         "DatabaseSink",
         "Drain",
         "FileSink",
@@ -86,6 +90,7 @@ def test_importing_midstream_loads_no_optional_package():
 def test_testing_exports_exactly_these_names():
     assert testing.__all__ == [
         "ChangeAt",
+        "ControlAt",
         "Faults",
         "ListSource",
         "LocalRun",
@@ -110,6 +115,7 @@ HIERARCHY = {
     "ChangeFailed": (errors.MidstreamError, RuntimeError),
     "OperatorFailed": (errors.MidstreamError, RuntimeError),
     "JobFailed": (errors.MidstreamError, RuntimeError),
+    "ControlFailed": (errors.MidstreamError, RuntimeError),
     "ControlError": (errors.MidstreamError, RuntimeError),
     "ChannelError": (errors.ControlError,),
     "Fenced": (errors.ControlError,),

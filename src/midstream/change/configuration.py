@@ -124,8 +124,11 @@ class Configuration:
         return frozenset({*self.blobs.values(), *steps, *self.initial.values()})
 
     def digests(self) -> frozenset[Digest]:
-        """All blobs that it needs: its documents and programs, and the user's objects."""
-        return self.objects() | {self.document.digest, self.owners.digest, *self.programs}
+        """All blobs that tasks may read under it, and its document; the same before and after a step of a migration.
+
+        The assignments are not among them: nobody reads those but a restart, and its manifest protects them.
+        """
+        return self.objects() | {self.document.digest, *self.programs}
 
     def with_assignments(self, assignments: Assignments) -> Configuration:
         """The same configuration with other owners of bins. Its programs and document are the same blobs."""

@@ -158,7 +158,7 @@ def _is_same_sink(old: Operator, new: Operator, before: Any, after: Any) -> bool
 
 
 def _table_of(sink: DatabaseSink) -> tuple[Any, ...]:
-    return sink.table, sink.epoch_column, sink.epochs_table
+    return sink.table, sink.epoch_column, sink.epochs_table, sink.key
 
 
 def _check_sources(graph: Graph, script: Graph) -> None:

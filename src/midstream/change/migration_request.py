@@ -30,6 +30,9 @@ class MigrationRequest:
     queue: bool = False
     """Whether it waits if another one is running, instead of being refused."""
     note: str | None = None
+    spreads: bool = False
+    """Whether the partitions of its stages get other executors, so that each has about as many. Places are nothing that
+    is kept: a start of the job spreads partitions anyway."""
 
     @property
     def is_scheduled(self) -> bool:

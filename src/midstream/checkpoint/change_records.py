@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from midstream.checkpoint.entry_log import Numbered
 from midstream.flow.knobs import in_words
 from midstream.ids import Digest, Epoch, Revision
 
@@ -282,14 +283,13 @@ class ChangeEvent(msgspec.Struct, frozen=True):
     operators: tuple[str, ...] = ()
 
 
-class ChangeRecord(msgspec.Struct, frozen=True):
+class ChangeRecord(Numbered, frozen=True):
     """One change of a job.
 
     ``delay_ms`` is the time from when its functions were checked and stored (which took ``preparation_ms``), until
     no row met the old version of an updated operator. ``epoch`` is the first in which it was in effect.
     """
 
-    number: int
     revision: Revision
     requested_at: float
     by: str

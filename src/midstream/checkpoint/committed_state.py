@@ -9,6 +9,7 @@ from itertools import chain
 from midstream.checkpoint.manifest import Manifest
 from midstream.control.messages import Commit
 from midstream.data.times import Watermarks
+from midstream.engine.control_order import ControlReport
 from midstream.flow.model import Graph
 from midstream.ids import BINS, Digest, Epoch, StageIndex
 from midstream.planner.stages import Plan
@@ -94,6 +95,7 @@ class CommittedState:
         offsets: str,
         files: Mapping[str, tuple[SinkFile, ...]],
         closing: bool = False,
+        controls: Mapping[int, tuple[ControlReport, ...]] | None = None,
     ) -> Manifest:
         """The manifest of the epoch that led here."""
         return Manifest(
@@ -110,6 +112,7 @@ class CommittedState:
             watermark=self.watermarks.watermark,
             files=dict(files),
             closing=closing,
+            controls=dict(controls or {}),
             assignments=assignments,
         )
 

@@ -36,6 +36,7 @@ import msgspec
 import pyarrow.fs as pafs
 
 from midstream.checkpoint.change_log import ChangeLog
+from midstream.checkpoint.control_log import ControlLog
 from midstream.checkpoint.forgotten import without_forgotten
 from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.rewind_record import Rewind
@@ -95,6 +96,8 @@ class Checkpoint:
         self.blobs = BlobStore(below(self._shared, "blobs"), durable=durable)
         self.states = StateFiles(below(self._shared, "state"), durable=durable, space=KeySpace(identity.bins))
         self.changes = ChangeLog(below(self._shared, "changes"), durable=durable)
+        self.controls = ControlLog(below(self._shared, "controls"), durable=durable)
+        self.control_values = below(self._shared, "control-values")
         self.savepoints = Savepoints(below(self._shared, "savepoints"), durable=durable)
         self.spark_files = SparkFiles(below(self._shared, "spark"), durable=durable)
         self.audit_location = below(self._shared, "audit")

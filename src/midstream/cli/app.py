@@ -18,6 +18,7 @@ from midstream.change.forget import forget_state
 from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.cli.calibrate import calibrate
 from midstream.cli.change import deploy, epoch, explain, history, jobs, revert, status, update
+from midstream.cli.control import control, controls
 from midstream.cli.live import print_summary, watch
 from midstream.cli.messages import errors_told, write_text
 from midstream.cli.migrate import assignment, drain, executors, freeze, migrate, migrations, rebalance, rescale
@@ -196,6 +197,8 @@ for changing in (jobs, status, top, epoch, explain, update, tune, deploy, histor
     app.command()(changing)
 for moving in (rescale, rebalance, drain, migrate, migrations, assignment, executors, freeze):
     app.command()(moving)
+for controlling in (control, controls):
+    app.command()(controlling)
 for keeping in (savepoint, savepoints, fork, rewind):
     app.command()(keeping)
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.key_space import MAX_BINS, KeySpace, pack_counts
-from midstream.engine.frames import FrameKind, Header, encode_rows, frame
+from midstream.engine.frames import CONTROL_WIRE, FrameKind, Header, encode_rows, frame
 from midstream.engine.intake import Carried
 from midstream.flow.knobs import knob_value
 from midstream.ids import PartitionId, Revision, StageIndex, WireId
@@ -133,6 +133,12 @@ class Collector:
         owner = header.owner if carried.wire.key is not None else self._stay
         place = _Destination(header.wire, self._towards(carried.wire, owner), owner, header.revision, header.kind)
         self._emit(place, header.rows, carried.payload)
+
+    def tell_all(self, payload: pa.Buffer, revision: Revision) -> None:
+        """Send messages of control operations to every partition of the next stage, behind all rows added so far."""
+        self._flush_all()
+        for dest in range(self._partitions):
+            self._emit(_Destination(CONTROL_WIRE, dest, dest, revision, FrameKind.CONTROL), 0, payload)
 
     def _owners_at(self, wire: Wire) -> npt.NDArray[np.uint16]:
         assert wire.target is not None, "rows that leave for an outlet have no key"

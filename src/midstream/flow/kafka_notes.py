@@ -13,7 +13,10 @@ __all__ = ["EpochNote", "runs_that_count"]
 
 
 class EpochNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One record in the topic of epochs: a run of an epoch begins, or the newest committed epoch is this one."""
+    """One record in the topic of epochs: a run of an epoch begins, or an epoch is the newest that is committed.
+
+    Whatever is known of later epochs is void with either, and with the first also what is known of this epoch.
+    """
 
     job: str
     sink: str
@@ -38,28 +41,29 @@ def runs_that_count(notes: Iterable[bytes | str]) -> dict[tuple[str, str, int], 
     ...     [
     ...         '{"job": "j", "sink": "out", "epoch": 0, "run": "a"}',
     ...         '{"job": "j", "sink": "out", "epoch": 0, "run": "b"}',
+    ...         '{"job": "j", "sink": "out", "epoch": 0}',
     ...         '{"job": "j", "sink": "out", "epoch": 1, "run": "c"}',
     ...     ]
     ... )
     {('j', 'out', 0): 'b'}
     """
-    runs: dict[tuple[str, str], dict[int, str]] = {}
-    newest: dict[tuple[str, str], int] = {}
+    begun: dict[tuple[str, str], dict[int, str]] = {}
+    committed: set[tuple[str, str, int]] = set()
     for text in notes:
         try:
             note = msgspec.json.decode(text, type=EpochNote)
         except msgspec.MsgspecError as error:
             raise FlowError(f"{text!r:.100} is no record of a topic of epochs: {error}") from error
         place = note.job, note.sink
-        # A run begins when all earlier epochs are committed. What is known of later ones was taken back by a rewind.
-        newest[place] = note.epoch - 1 if note.run else note.epoch
-        known = runs.get(place, {})
-        runs[place] = {epoch: run for epoch, run in known.items() if epoch <= newest[place]}
+        runs = begun[place] = {e: run for e, run in begun.get(place, {}).items() if e < note.epoch + (not note.run)}
         if note.run:
-            runs[place][note.epoch] = note.run
+            runs[note.epoch] = note.run
+            committed.discard((*place, note.epoch))
+        else:
+            committed.add((*place, note.epoch))
     return {
-        (job, sink, epoch): run
-        for (job, sink), of_sink in runs.items()
-        for epoch, run in sorted(of_sink.items())
-        if epoch <= newest[job, sink]
+        (*place, epoch): run
+        for place, runs in begun.items()
+        for epoch, run in sorted(runs.items())
+        if (*place, epoch) in committed
     }

@@ -29,6 +29,9 @@ EPOCH_COLUMN = "epoch"
 EPOCHS_TABLE = "midstream_epochs"
 """The table in which a :class:`DatabaseSink` records the owner of each target table and its last epoch."""
 
+MODES = ("append", "upsert")
+"""What a :class:`DatabaseSink` does with rows: adds them, or lets them take the place of rows with the same key."""
+
 PARAMSTYLES = ("qmark", "numeric", "named", "format", "pyformat")
 """The styles of statement parameters that DB-API 2.0 defines."""
 
@@ -192,6 +195,12 @@ class DatabaseSink:
     columns (with defaults), and rows of your own whose ``epoch_column`` is null, which are left alone. Only one sink of
     one job may write to it; ``epochs_table`` records which, and is created if it is missing.
 
+    With ``mode="upsert"`` a row takes the place of the one with the same ``key``: columns of the rows, on which the
+    table has a unique index. Columns that the rows have not keep their values. Of several rows with one key in an
+    epoch the last counts. What an epoch overwrites is kept in a second table, ``<table>_undo``, until the next epoch,
+    so that it can be undone when the epoch runs again. That needs a database with ``INSERT … ON CONFLICT``, such as
+    PostgreSQL and SQLite.
+
     A dot in ``table`` separates schema and name; give a name that contains a dot as a tuple of parts. Names are quoted
     with ``quote`` and otherwise used unchanged. ``paramstyle`` defaults to the driver's own.
 
@@ -215,6 +224,8 @@ class DatabaseSink:
     epochs_table: tuple[str, ...]
     paramstyle: str | None
     quote: str
+    key: tuple[str, ...]
+    """The columns by which rows are replaced; empty if they are appended."""
     owner: SinkOwner | None
 
     delivery = Delivery.FRAME
@@ -228,7 +239,19 @@ class DatabaseSink:
         epochs_table: str | Sequence[str] = EPOCHS_TABLE,
         paramstyle: str | None = None,
         quote: str = '"',
+        mode: str = "append",
+        key: str | Sequence[str] = (),
     ) -> None:
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        if mode not in MODES:
+            raise FlowError(f"DatabaseSink: mode {mode!r} is not known; allowed: {', '.join(MODES)}")
+        if mode == "upsert" and (not keys or len(set(keys)) != len(keys)):
+            raise FlowError(
+                f"DatabaseSink: mode='upsert' needs key=, the columns by which a row replaces another, each once; "
+                f"found key={key!r}"
+            )
+        if mode != "upsert" and keys:
+            raise FlowError(f"DatabaseSink: key={key!r} is for mode='upsert'; found mode={mode!r}")
         if not callable(connect):
             raise FlowError(
                 f"DatabaseSink: connect must be a function that returns a new connection, found "
@@ -248,10 +271,16 @@ class DatabaseSink:
             "epochs_table": _name_parts(epochs_table, "epochs_table"),
             "paramstyle": paramstyle,
             "quote": quote,
+            "key": keys,
             "owner": None,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def undo_table(self) -> tuple[str, ...]:
+        """Where an upsert keeps what the newest epoch has overwritten."""
+        return (*self.table[:-1], f"{self.table[-1]}_undo")
 
     def owned_by(self, owner: SinkOwner) -> DatabaseSink:
         """The same sink with an owner, which it needs to write. Called by the runtime."""
@@ -282,6 +311,8 @@ def check_columns(target: SinkTarget, schema: pa.Schema, what: str) -> None:
         check_table(target, schema, what)
     if isinstance(target, KafkaSink):
         check_records(target, schema, what)
+    if isinstance(target, DatabaseSink):
+        require_columns(schema, target.key, f"{what}, key")
     for column in schema:
         if isinstance(target, DatabaseSink) and pa.types.is_nested(column.type):
             raise SchemaError(

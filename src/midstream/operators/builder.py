@@ -19,6 +19,7 @@ from midstream.flow.inputs import (
 )
 from midstream.flow.model import Graph, Operator, Port, port_schema
 from midstream.flow.spec import OnError, Spec
+from midstream.flow.table_refresh import TableRefresh
 from midstream.flow.transactions import Table
 from midstream.flow.validate import check_error_column, check_name, validate
 from midstream.operators.branches import on_error_of
@@ -48,6 +49,8 @@ class Flow:
         self._operators: dict[str, Operator] = {}
         self._payloads: dict[str, Any] = {}
         self._tables: dict[str, Table] = {}
+        self._refreshes: dict[str, TableRefresh] = {}
+        """By lookup: how its table is read again."""
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, operators={list(self._operators)})"
@@ -195,6 +198,7 @@ class Flow:
             durable=durable,
             close_windows=close_windows,
             knobs=knobs,
+            refreshes=self._refreshes,
         )
 
     def _event_time_of(self, port: Port) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
@@ -19,6 +19,7 @@ from midstream.errors import FlowError, SchemaError
 from midstream.flow.inputs import check_comparable, column_pairs, describe_table
 from midstream.flow.model import Operator
 from midstream.flow.spec import Contract, How, Spec
+from midstream.flow.table_refresh import TableRefresh, read_table
 from midstream.flow.validate import check_name
 from midstream.ids import Digest
 from midstream.operators.rows import StreamRows
@@ -175,11 +176,13 @@ class LookupMethods(StreamRows):
         how: str = "inner",
         unique: bool = True,
         on_error: str = "fail",
+        refresh: str | None = None,
+        version: Callable[[], Any] | None = None,
     ) -> Self:
         """Join each row with a static table, which every worker holds in memory; adds the table's columns.
 
         :param table: a ``pyarrow.Table``, a pandas DataFrame, or a batch DataFrame, which is collected when the job
-            starts.
+            starts. With ``refresh`` a function without parameters that reads and returns one of these.
         :param on: the columns that must be equal; ``{"stream_column": "table_column"}`` where names differ. Null
             equals nothing.
         :param how: ``"inner"`` drops rows without a match, ``"left"`` keeps them with nulls.
@@ -187,8 +190,19 @@ class LookupMethods(StreamRows):
             the job starts.
         :param on_error: with ``"branch"``, rows whose key is null leave at :meth:`errors`; by default they have no
             match.
+        :param refresh: how often the function is called again, on the driver, while a job runs that this script has
+            started: ``"1 hour"``. A table that differs from the one in use becomes a change like any other, by
+            ``refresh`` in the history. The local runtime reads the table once.
+        :param version: a function that gives something that changes with the table, such as a file's time or a table's
+            version, and costs less than reading it: the table is read only if this differs from the last time.
         """
         what = f"lookup {check_name(name, 'lookup')!r}"
+        refreshed: TableRefresh | None = None
+        if refresh is not None:
+            refreshed = TableRefresh.of(table, refresh, version, what)
+            table = read_table(refreshed.read, what)
+        elif version is not None:
+            raise FlowError(f"{what}: version= is asked as often as refresh= says; give that, or leave out version=")
         if how not in (How.INNER, How.LEFT):
             raise FlowError(f"{what}: how={how!r} is not known; allowed: {How.INNER}, {How.LEFT}")
         pairs = column_pairs(on, what)
@@ -200,4 +214,7 @@ class LookupMethods(StreamRows):
         keys = {theirs: mine for mine, theirs in pairs}
         schema = joined_schema(self.schema, table_schema, keys, what, keeps_left=How(how).keeps_left, keeps_right=False)
         spec = Lookup(pairs, How(how), unique, table_schema)
-        return cast(Self, self._flow._add(name, spec, (self._port,), schema, table, on_error))
+        added = cast(Self, self._flow._add(name, spec, (self._port,), schema, table, on_error))
+        if refreshed is not None:
+            self._flow._refreshes[name] = refreshed
+        return added

@@ -24,6 +24,7 @@ from midstream.errors import CheckpointError, FlowError, MidstreamError, SchemaE
 from midstream.flow.model import Graph, Sink
 from midstream.flow.sinks import PARAMSTYLES, DatabaseSink, SinkOwner
 from midstream.ids import Epoch
+from midstream.runtime.database_upsert import Upsert, upsert
 
 __all__ = ["TableClaims", "check_tables", "claim_tables", "replace_epoch"]
 
@@ -50,6 +51,8 @@ def check_tables(graph: Graph, job: str) -> None:
         with _as_setup_errors(name), _connection(sink) as database:
             database.require_transactions()
             _check_columns(sink, schema, database)
+            if sink.key:
+                Upsert(database, sink, schema.names).check()
             _check_owner(name, sink, job, database)
 
 
@@ -57,10 +60,14 @@ def claim_tables(graph: Graph, job: str) -> Graph:
     """Claim the tables for this job and this driver process; return the graph whose sinks may write."""
     driver = uuid.uuid4().hex
     payloads = dict(graph.payloads)
-    for name, sink, _ in _database_sinks(graph):
+    for name, sink, schema in _database_sinks(graph):
         owned = payloads[name] = sink.owned_by(SinkOwner(job, graph.name, name, driver))
         with _as_setup_errors(name):
             _create_epochs_table(owned)
+            if sink.key:
+                with _connection(owned) as database:
+                    Upsert(database, owned, schema.names).create_undo_table()
+                    database.commit()
             with _connection(owned) as database:
                 database.claim()  # closed without a commit, which must undo it
             with _connection(owned) as database:
@@ -110,7 +117,7 @@ def _database_sinks(graph: Graph) -> Iterator[tuple[str, DatabaseSink, pa.Schema
             yield op.name, target, op.schema
 
 
-def _check_columns(sink: DatabaseSink, schema: pa.Schema, database: _Database) -> None:
+def _check_columns(sink: DatabaseSink, schema: pa.Schema, database: Database) -> None:
     table = _shown(sink.table)
     try:
         found = database.columns(sink.table)
@@ -130,7 +137,7 @@ def _check_columns(sink: DatabaseSink, schema: pa.Schema, database: _Database) -
             )
 
 
-def _check_owner(name: str, sink: DatabaseSink, job: str, database: _Database) -> None:
+def _check_owner(name: str, sink: DatabaseSink, job: str, database: Database) -> None:
     table, epochs_table = _shown(sink.table), _shown(sink.epochs_table)
     found = database.entry() if database.has_epochs_table() else None
     if found is None:
@@ -174,16 +181,19 @@ def replace_epoch(sink: DatabaseSink, batches: Iterable[pa.RecordBatch], epoch: 
     """Write an epoch in one transaction. If it raises, nothing has changed, unless the answer to the commit was lost.
 
     In this order: 1. lock the table's entry, and check that no other driver has taken over; 2. delete the rows of this
-    epoch, and of later ones if the job went back; 3. insert the rows, a portion at a time; 4. note the epoch;
-    5. commit.
+    epoch, and of later ones if the job went back, or undo this epoch's upsert; 3. insert the rows, a portion at a time;
+    4. note the epoch; 5. commit.
     """
     with _connection(sink) as database:
         newest = database.lock()  # 1.
-        if newest is not None and newest >= epoch:
-            database.delete_from(epoch)  # 2.
-        for batch in batches:
-            if batch.num_rows:
-                database.insert(batch, epoch)  # 3.
+        if sink.key:
+            upsert(database, sink, batches, newest, epoch)  # 2. and 3.
+        else:
+            if newest is not None and newest >= epoch:
+                database.delete_from(epoch)  # 2.
+            for batch in batches:
+                if batch.num_rows:
+                    database.insert(batch, epoch)  # 3.
         database.note(epoch)  # 4.
         database.commit()  # 5.
 
@@ -200,11 +210,11 @@ class _LedgerRow:
 
 
 @contextlib.contextmanager
-def _connection(sink: DatabaseSink) -> Iterator[_Database]:
+def _connection(sink: DatabaseSink) -> Iterator[Database]:
     """A new connection, for one transaction. Changes that are not committed inside are undone."""
     connection = sink.connect()
     try:
-        yield _Database(sink, connection, sink.paramstyle or _paramstyle(connection))
+        yield Database(sink, connection, sink.paramstyle or _paramstyle(connection))
         connection.rollback()  # after a commit this undoes nothing
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is the one to report
@@ -214,7 +224,7 @@ def _connection(sink: DatabaseSink) -> Iterator[_Database]:
         connection.close()
 
 
-class _Database:
+class Database:
     """The statements of a sink, on one connection."""
 
     def __init__(self, sink: DatabaseSink, connection: Any, paramstyle: str) -> None:
@@ -222,8 +232,8 @@ class _Database:
         self._connection = connection
         self._paramstyle = paramstyle
         self._cursor = connection.cursor()
-        self._table = self._name(sink.table)
-        self._epochs = self._name(sink.epochs_table)
+        self._table = self.name(sink.table)
+        self._epochs = self.name(sink.epochs_table)
         self._driver = _package_of(connection)
 
     def commit(self) -> None:
@@ -252,14 +262,14 @@ class _Database:
         return True
 
     def create_epochs_table(self) -> None:
-        texts = ", ".join(f"{self._name((name,))} VARCHAR(255) NOT NULL" for name in ("job", "flow", "sink", "driver"))
-        key, epoch = self._name(("table_name",)), self._name(("epoch",))
-        self._run(f"CREATE TABLE {self._epochs} ({key} VARCHAR(255) NOT NULL PRIMARY KEY, {texts}, {epoch} BIGINT)")
+        texts = ", ".join(f"{self.name((name,))} VARCHAR(255) NOT NULL" for name in ("job", "flow", "sink", "driver"))
+        key, epoch = self.name(("table_name",)), self.name(("epoch",))
+        self.run(f"CREATE TABLE {self._epochs} ({key} VARCHAR(255) NOT NULL PRIMARY KEY, {texts}, {epoch} BIGINT)")
 
     def entry(self) -> _LedgerRow | None:
         """The row for the sink's table."""
-        names = [self._name((name,)) for name in ("job", "flow", "sink", "driver", "epoch")]
-        self._run(f"SELECT {', '.join(names)} FROM {self._epochs} WHERE {self._is_ours()}", _shown(self._sink.table))
+        names = [self.name((name,)) for name in ("job", "flow", "sink", "driver", "epoch")]
+        self.run(f"SELECT {', '.join(names)} FROM {self._epochs} WHERE {self._is_ours()}", _shown(self._sink.table))
         found = self._cursor.fetchall()
         return _LedgerRow(*found[0]) if found else None
 
@@ -268,8 +278,8 @@ class _Database:
         owner, table = self._owner, _shown(self._sink.table)
         found = self.entry()
         if found is None:
-            names = [self._name((each,)) for each in ("table_name", "job", "flow", "sink", "driver")]
-            self._run(
+            names = [self.name((each,)) for each in ("table_name", "job", "flow", "sink", "driver")]
+            self.run(
                 f"INSERT INTO {self._epochs} ({', '.join(names)}) VALUES ({', '.join(_PARAMETER * len(names))})",
                 *(table, owner.job, owner.flow, owner.sink, owner.driver),
             )
@@ -279,15 +289,15 @@ class _Database:
                 f"{found.job[:8]}); a table has one owner"
             )
         else:
-            self._run(
-                f"UPDATE {self._epochs} SET {self._name(('driver',))} = {_PARAMETER} WHERE {self._is_ours()}",
+            self.run(
+                f"UPDATE {self._epochs} SET {self.name(('driver',))} = {_PARAMETER} WHERE {self._is_ours()}",
                 *(owner.driver, table),
             )
 
     def lock(self) -> int | None:
         """Keep others out until the transaction ends; return the newest epoch in the table."""
-        driver = self._name(("driver",))
-        self._run(f"UPDATE {self._epochs} SET {driver} = {driver} WHERE {self._is_ours()}", _shown(self._sink.table))
+        driver = self.name(("driver",))
+        self.run(f"UPDATE {self._epochs} SET {driver} = {driver} WHERE {self._is_ours()}", _shown(self._sink.table))
         found = self.entry()
         if found is None or found.driver != self._owner.driver:
             raise CheckpointError(
@@ -298,13 +308,13 @@ class _Database:
         return found.epoch
 
     def note(self, epoch: Epoch) -> None:
-        self._run(
-            f"UPDATE {self._epochs} SET {self._name(('epoch',))} = {_PARAMETER} WHERE {self._is_ours()}",
+        self.run(
+            f"UPDATE {self._epochs} SET {self.name(('epoch',))} = {_PARAMETER} WHERE {self._is_ours()}",
             *(epoch, _shown(self._sink.table)),
         )
 
     def _is_ours(self) -> str:
-        return f"{self._name(('table_name',))} = {_PARAMETER}"
+        return f"{self.name(('table_name',))} = {_PARAMETER}"
 
     @property
     def _owner(self) -> SinkOwner:
@@ -315,23 +325,24 @@ class _Database:
 
     def columns(self, table: tuple[str, ...]) -> list[str]:
         """The columns of any table, without reading a row."""
-        self._run(f"SELECT * FROM {self._name(table)} WHERE 1 = 0")
+        self.run(f"SELECT * FROM {self.name(table)} WHERE 1 = 0")
         return [str(column[0]) for column in self._cursor.description]
 
     def newest_epoch(self) -> int | None:
         """The newest epoch of the rows in the table."""
-        self._run(f"SELECT MAX({self._name((self._sink.epoch_column,))}) FROM {self._table}")
+        self.run(f"SELECT MAX({self.name((self._sink.epoch_column,))}) FROM {self._table}")
         found: int | None = self._cursor.fetchall()[0][0]
         return found
 
     def delete_from(self, epoch: Epoch) -> None:
         """Delete the rows of this epoch and later ones."""
-        column = self._name((self._sink.epoch_column,))
-        self._run(f"DELETE FROM {self._table} WHERE {column} >= {_PARAMETER}", epoch)
+        column = self.name((self._sink.epoch_column,))
+        self.run(f"DELETE FROM {self._table} WHERE {column} >= {_PARAMETER}", epoch)
 
-    def insert(self, batch: pa.RecordBatch, epoch: Epoch) -> None:
+    def insert(self, batch: pa.RecordBatch, epoch: Epoch, table: tuple[str, ...] = ()) -> None:
+        """Insert rows, into the sink's table unless another is named."""
         names = [self._sink.epoch_column, *batch.schema.names]
-        into = f"{self._table} ({', '.join(self._name((name,)) for name in names)})"
+        into = f"{self.name(table) if table else self._table} ({', '.join(self.name((name,)) for name in names)})"
         if self._driver == "psycopg":
             self._copy(into, batch, epoch)
             return
@@ -356,11 +367,11 @@ class _Database:
 
     # ── SQL ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _name(self, parts: Sequence[str]) -> str:
+    def name(self, parts: Sequence[str]) -> str:
         quote = self._sink.quote
         return ".".join(f"{quote}{part.replace(quote, 2 * quote)}{quote}" for part in parts)
 
-    def _run(self, text: str, *values: Any) -> None:
+    def run(self, text: str, *values: Any) -> None:
         if values:
             self._cursor.execute(self._statement(text), self._parameters(values))
         else:

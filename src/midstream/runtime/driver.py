@@ -21,7 +21,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -47,9 +47,11 @@ from midstream.control.messages import (
     AuditOrder,
     ChangeNoted,
     Commit,
+    ControlNoted,
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
+    Event,
     GiveUpRun,
     Instruction,
     PrefetchNoted,
@@ -64,10 +66,11 @@ from midstream.flow.edits import reassignments_in, tuned_by
 from midstream.flow.knobs import knobs_told
 from midstream.flow.model import Graph, Sink
 from midstream.flow.spec import SinkTable
-from midstream.ids import Epoch, PartitionId, Run
+from midstream.ids import Digest, Epoch, ExecutorId, PartitionId, Run
 from midstream.metrics import EpochProgress
 from midstream.observation import Observation
 from midstream.planner.change_plan import Scheduler
+from midstream.runtime.control_desk import ControlDesk
 from midstream.runtime.database_sink import TableClaims
 from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
@@ -133,6 +136,7 @@ class Driver:
         )
         self._claims = TableClaims(checkpoint.identity.job)
         self._claims.applied(changes.configuration.graph)  # refuse a start that could not write
+        self.controlling = ControlDesk(self, self._lock, checkpoint, edge)
         self._stored_owners: Blob | None = None
         """The assignments that the newest manifest of this driver names."""
         self._ended: float | None = None
@@ -144,6 +148,7 @@ class Driver:
         self._is_stopping = False
         self._warned_of: set[str] = set()
         self._observer = Observer(checkpoint.identity.job)
+        self.controlling.resume(newest)
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -188,6 +193,7 @@ class Driver:
             self.migrations.begin(epoch, committed)
             configuration = self._writable(self.changes.configuration)
             committed = self._with_initial_state(committed, configuration, epoch)
+            controls = self.controlling.begin(configuration.plan)
             run = OpenRun(epoch, self._next_run, entry, configuration, committed, self._wall())
             self._next_run = Run(run.run + 1)
             self._wants_replay, self._overdue = False, None
@@ -203,12 +209,13 @@ class Driver:
                     watermarks=committed.watermarks,
                     on_trial=self.changes.opened(epoch),
                     audit=self._audit,
-                    live=tuple(sorted(self.changes.live())),
+                    live=tuple(sorted(self._live())),
                     closing=entry.closing,
                     places=self.placement.places,
                     prefetch=self.placement.requests,
                     knobs=knobs_told(configuration.knobs),
                     flushed=configuration.flushed,
+                    controls=controls,
                     assignments=configuration.owners.digest,
                     owners=configuration.owners.data,
                 )
@@ -231,7 +238,8 @@ class Driver:
         4. The engine's own log of the epoch is on disk: without it, nobody would know the manifest's rows.
         5. The manifest is written. From now on the epoch counts, whatever happens.
         6. The files of sinks, which the manifest names, are put in place. After an interruption the next start does it.
-        7. The changes and migrations are notified, before anything that depends on whether one is still in progress.
+        7. Changes, migrations and control operations are notified, before anything that depends on whether one is
+           still in progress.
         8. What nobody needs any more is removed: after 5, which says what is superseded, and after 7, which says what
            can still be gone back to.
         9. Users are notified last, because their code may fail.
@@ -273,6 +281,7 @@ class Driver:
                 offsets=run.entry.offsets,
                 files={tables[sink].location: files for sink, files in {**commit.files, **run.files}.items()},
                 closing=run.entry.closing,
+                controls=self.controlling.completed_in(commit),
             )
             self._checkpoint.commit(manifest)
             self._edge.at("manifest written")
@@ -285,6 +294,7 @@ class Driver:
             # 7.
             self.changes.committed(commit, run.configuration)
             self.migrations.committed(commit.epoch, duration_ms, commit.state_read)
+            self.controlling.committed(commit)
             # 8.
             self._samples = self._samples.after(commit)
             owners = ended_with.assignments
@@ -335,6 +345,7 @@ class Driver:
             self._control.tell(EpochAbandoned(run.epoch, run.run))
             self._over(run)
             if self._wants_replay and not self._is_stopping:
+                self.controlling.given_up()
                 return
             self._judge(run, error, failures, is_lost=is_lost)
 
@@ -344,6 +355,8 @@ class Driver:
         """Returns if the epoch must be run again, else raises."""
         failed = explain(run.configuration.graph.name, run.epoch, error, failures)
         if not self._is_stopping:
+            if self._overdue is None and self.controlling.failed(failures, is_lost=is_lost):
+                return
             with contextlib.suppress(CheckpointError, OSError):  # the failure matters more than its journal
                 self._checkpoint.keep_journal(run.epoch, run.run, self._control.journal())
                 self.sweeper.after_failure()
@@ -395,8 +408,12 @@ class Driver:
 
     def _sweep(self, committed: CommittedState) -> None:
         """Have everything removed that nobody needs any more."""
-        self.sweeper.after(committed, live=self.changes.live(), samples=self._samples.files())
+        self.sweeper.after(committed, live=self._live(), samples=self._samples.files())
         self._edge.sweep(self.sweeper)
+
+    def _live(self) -> frozenset[Digest]:
+        """The blobs of all that can run without another request."""
+        return self.changes.live() | self.controlling.live()
 
     def _adoptable(self, epoch: Epoch, entry: EpochEntry) -> Manifest | None:
         """The manifest of an epoch that was committed before this start, for the same rows.
@@ -450,7 +467,7 @@ class Driver:
                 with self._lock:
                     self.require_not_stopping()
                     if reassignments_in(request.edits):
-                        self.migrations.require_free("a change that moves bins")
+                        self.migrations.schedule.require_free("a change that moves bins")
                     if self.changes.is_current(prepared):
                         return self._take(request, prepared, 1000 * (self._stopwatch() - began))
                 prepared = self.changes.check(request)  # another change came first
@@ -474,8 +491,9 @@ class Driver:
         difference = prepared.merged.difference
         graph, names = prepared.after.graph, {*difference.added, *difference.replaced}
         sinks = tuple(op for op in graph if op.delivery is not None and op.name in names)
+        self._edge.check_sinks(added := replace(graph, operators=sinks))
         self._claims.claim(graph, [op.name for op in sinks])
-        if tables := _tables(replace(graph, operators=sinks)):
+        if tables := _tables(added):
             mark_folders(check_file_sinks(graph, self._checkpoint.identity.job))
             self._folders.add(tables.values())
 
@@ -494,6 +512,8 @@ class Driver:
             self.replay()
         elif prepared.from_next_epoch:
             change.note("waits for the next epoch")
+        elif self.controlling.is_aligned:
+            change.note("waits for the next epoch, because control operations are in progress in this one")
         else:
             self.hear(self._control.tell(prepared.begun))
             self._start_timer()
@@ -504,6 +524,9 @@ class Driver:
             match instruction:
                 case ChangeNoted():
                     self.changes.noted(instruction)
+                case ControlNoted():
+                    opened = self._open
+                    self.controlling.noted(instruction, None if opened is None else opened.epoch)
                 case PrefetchNoted(report):
                     self.placement.noted(report)
                     if report.error is not None:
@@ -516,6 +539,11 @@ class Driver:
                     pass
 
     # ── placement ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
+        """Where partitions would be if they were spread anew over the executors that exist now; empty if they do not
+        stick to executors. Takes as long as a few small jobs, and holds no lock."""
+        return self._edge.propose_places(partitions)
 
     def prefetch(self, requests: Sequence[PrefetchRequest]) -> None:
         """Have executors load bins ahead, beginning now, until the next call: these requests replace all earlier ones.
@@ -531,6 +559,21 @@ class Driver:
                 require_possible(request, self.changes.configuration.assignments)
             self.placement.wanted(requests)
             self.hear(self._control.tell(PrefetchWanted(requests)))
+
+    # ── control operations ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a run is open."""
+        return self._open is not None
+
+    def tell(self, event: Event) -> None:
+        """Have the coordinator handle an event, and do what follows."""
+        self.hear(self._control.tell(event))
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return self._wall()
 
     # ── savepoints ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -591,6 +634,7 @@ class Driver:
             self._edge.stop_timer()
             self.changes.abandon(why)
             self.migrations.abandon(why)
+            self.controlling.abandon(why)
 
 
 def _tables(graph: Graph) -> dict[str, SinkTable]:

@@ -53,6 +53,7 @@ __all__ = [
     "message_of",
     "packed_states",
     "python_version",
+    "require_same_python",
 ]
 
 
@@ -245,7 +246,7 @@ class ChangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def unpacked(self) -> tuple[Edit, ...]:
         """The edits. This runs the sender's code."""
-        _require_same_python(self.python)
+        require_same_python(self.python)
         return tuple(message.edit() for message in self.edits)
 
 
@@ -297,7 +298,7 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def unpacked(self) -> Graph:
         """The flow. This runs the sender's code."""
-        _require_same_python(self.python)
+        require_same_python(self.python)
         what = "the flow that was sent"
         graph = graph_from_document(read_document(self.flow, what), what)
         payloads: dict[str, Any] = {}
@@ -347,7 +348,7 @@ class RevertRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def unpacked(self) -> Mapping[str, Any]:
         """The migrations by operator. This runs the sender's code."""
-        _require_same_python(self.python)
+        require_same_python(self.python)
         return {step.operator: _load(step.function, step.operator) for step in self.migrate}
 
 
@@ -428,7 +429,8 @@ class ErrorReply(msgspec.Struct, frozen=True):
     message: str
 
 
-def _require_same_python(theirs: str) -> None:
+def require_same_python(theirs: str) -> None:
+    """Refuse what another minor version of Python has compiled."""
     if theirs != python_version():
         raise FunctionError(
             f"the job runs Python {python_version()}, and cannot run functions that Python {theirs!r:.20} compiled; "

@@ -35,6 +35,7 @@ from midstream.flow.sinks import FileSink
 from midstream.runtime.spark.executor_name import executor_of_this_process
 from midstream.runtime.spark.shipping import is_on_one_machine
 from midstream.runtime.spark.small_job import MOST_TASKS, ask_workers
+from midstream.runtime.spark.worker_python import reason_of
 from midstream.storage.blobs import filesystem_of, is_local, remove_file, write_atomically
 
 __all__ = ["PORT", "Answer", "Folder", "look", "proven", "require_able", "require_executors"]
@@ -80,7 +81,13 @@ def require_executors(context: SparkContext, address: Address, graph: Graph, che
             proofs.enter_context(proven(what, location, owner)) for what, location, owner in _shared(graph, checkpoint)
         ]
         tasks = min(int(context.defaultParallelism), MOST_TASKS)
-        answers = ask_workers(context, partial(look, address, tuple(folders)), tasks, PATIENCE_S)
+        try:
+            answers = ask_workers(context, partial(look, address, tuple(folders)), tasks, PATIENCE_S)
+        except Exception as error:  # one of Spark's many classes of errors
+            raise SetupError(
+                f"executors cannot be asked whether they reach the coordinator and the checkpoint: "
+                f"{reason_of(str(error))} Spark's log has the whole story"
+            ) from error
     if answers is None:
         _log.warning(
             "not all executors have answered within %g seconds, so it is not known whether they reach the coordinator "
@@ -115,7 +122,7 @@ def look(address: Address, folders: Sequence[Folder], _: Iterator[int]) -> Itera
     """What this executor cannot do. Runs in a Python worker."""
     where = f"executor {executor_of_this_process()} on {socket.gethostname()!r}"
     unreached = None
-    name = WorkerId(f"{socket.gethostname()} (check)", os.getpid())
+    name = WorkerId(socket.gethostname(), os.getpid())
     try:
         with Client(address, timeout=CONNECT_S) as client:
             client.request(WorkerJoined(name))
@@ -131,7 +138,7 @@ def _why_not(folder: Folder) -> str | None:
     try:
         fs, root = filesystem_of(folder.location)
         found = _content(fs, posixpath.join(root, folder.proof))
-    except (OSError, CheckpointError) as error:
+    except Exception as error:  # of whatever classes the storage's package has
         return f"cannot read there what the driver wrote ({error})"
     if _digest(found) != folder.digest:
         return f"finds another {folder.proof} there than the driver"
@@ -139,7 +146,7 @@ def _why_not(folder: Folder) -> str | None:
         own = posixpath.join(root, _passed_over(folder.owner))
         write_atomically(fs, own, b"", durable=False)
         remove_file(fs, own)
-    except OSError as error:
+    except Exception as error:
         return f"can read there, but not write ({error})"
     return None
 

@@ -33,6 +33,7 @@ from midstream.flow.model import Graph
 from midstream.ids import Epoch, ExecutorId, PartitionId
 from midstream.metrics import EpochProgress, SweepStats
 from midstream.observation import Observation
+from midstream.runtime.control_desk import ControlDesk
 from midstream.runtime.driver import Driver
 from midstream.runtime.edge import EpochEntry, OpenRun
 from midstream.runtime.migration_desk import MigrationDesk
@@ -40,7 +41,7 @@ from midstream.runtime.spark.anchors import Anchors
 from midstream.runtime.spark.batch_size import BYTES_CONF, ROWS_CONF, BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
-from midstream.runtime.spark.kafka import EpochNotes
+from midstream.runtime.spark.kafka import EpochNotes, check_topics
 from midstream.runtime.spark.live_executors import live_executors
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
 from midstream.runtime.spark.pace import Pacer, RowLimit, require_pace
@@ -170,6 +171,7 @@ class Heartbeat:
 
     def _compute(self, rows: DataFrame, run: OpenRun) -> None:
         plan = run.configuration.plan
+        self._notes.run_begins(run.epoch)
         self._entering = self._entering or tuple(rows.columns)
         self._columns.begin()
         self._anchors.keep({each.partitions for each in run.configuration.assignments.values()})
@@ -193,7 +195,7 @@ class Heartbeat:
             walk(plan, engine, rows, partial(self._driver.planned, run))
 
     def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
-        self._notes.committed(self._driver.changes.configuration.graph, commit.epoch)
+        self._notes.committed(commit.epoch)
         if commit.widest_row:
             self._limit = BatchLimit.of(commit.widest_row, knob_value(self._knobs, "batch"))
         self._on_progress(progress, seen)
@@ -225,6 +227,11 @@ class Heartbeat:
     def migrating(self) -> MigrationDesk:
         """Where migrations are requested."""
         return self._driver.migrating
+
+    @property
+    def controlling(self) -> ControlDesk:
+        """Where control operations are requested."""
+        return self._driver.controlling
 
     def savepoint(self, name: str, *, by: str, note: str | None) -> Savepoint:
         """Take a savepoint of the last committed epoch."""
@@ -352,6 +359,10 @@ class Heartbeat:
                 f"both out of the session's configuration to tune it"
             )
 
+    def check_sinks(self, sinks: Graph) -> None:
+        """Ask Kafka for the topics of its sinks."""
+        check_topics(self._spark, sinks)
+
     def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
         """Have Spark spread partitions anew, in a small job. Before the first epoch there is nothing to move."""
         return {} if self._session is None else self._anchors.propose(self._session, partitions)
@@ -363,6 +374,20 @@ class Heartbeat:
     def meanwhile(self, call: Callable[[], object]) -> None:
         """Call it in a thread; what goes wrong is logged, because nothing depends on it."""
         self._background.submit(_logged, call)
+
+    def aside(self, call: Callable[[], object], seconds: float, overdue: Callable[[], object]) -> None:
+        """Call it in a thread of its own, which nobody waits for."""
+        timer = threading.Timer(seconds, overdue)
+        timer.daemon = True
+
+        def run() -> None:
+            try:
+                _logged(call)
+            finally:
+                timer.cancel()
+
+        timer.start()
+        threading.Thread(target=run, name="midstream-aside", daemon=True).start()
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Sweep in a thread, during the next epochs."""

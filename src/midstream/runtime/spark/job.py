@@ -30,10 +30,12 @@ from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.edits import Edit
 from midstream.flow.knobs import KNOBS
 from midstream.flow.model import Graph
-from midstream.ids import Epoch, Revision
+from midstream.ids import Digest, Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation, with_backlog
 from midstream.operators.builder import Flow
+from midstream.runtime.control_desk import ControlDesk
+from midstream.runtime.controlled_job import ControlledJob
 from midstream.runtime.migrating_job import MigratingJob
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.notebook import card_of, keep_showing
@@ -42,6 +44,7 @@ from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.heartbeat import Heartbeat
 from midstream.runtime.spark.kafka import EpochNotes
 from midstream.runtime.spark.pace import RowLimit
+from midstream.runtime.table_refresher import TableRefresher
 from midstream.runtime.watch import Watch, Watches
 
 KEPT_PROGRESS = 100
@@ -69,7 +72,7 @@ class JobStatus(enum.StrEnum):
     FAILED = "failed"
 
 
-class Job(MigratingJob):
+class Job(MigratingJob, ControlledJob):
     """A running flow. Made by :meth:`midstream.Flow.start`; all methods may be called from any thread.
 
     Usable as a context manager, which stops the job at the end::
@@ -113,6 +116,7 @@ class Job(MigratingJob):
         )
         self._query: StreamingQuery | None = None
         self._server: HttpInterface | None = None
+        self._refresher: TableRefresher | None = None
         self._stopping = False
         self._over = threading.Event()
         self._exception: JobFailed | None = None
@@ -307,6 +311,10 @@ class Job(MigratingJob):
         self._require_running()
         return self._heartbeat.request(request)
 
+    def newest_tables(self) -> tuple[Graph, Mapping[str, Digest]]:
+        """The flow once all changes that wait are in effect, and digests of its functions and tables. For midstream."""
+        return (newest := self._changes.newest()).graph, newest.blobs
+
     def deploy(
         self,
         flow: Flow | Graph,
@@ -411,6 +419,10 @@ class Job(MigratingJob):
     def _migrating(self) -> MigrationDesk:
         return self._heartbeat.migrating
 
+    @property
+    def _controlling(self) -> ControlDesk:
+        return self._heartbeat.controlling
+
     # ── savepoints ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def savepoint(self, name: str, *, note: str | None = None, by: str | None = None) -> Savepoint:
@@ -488,10 +500,13 @@ class Job(MigratingJob):
 
     # ── the heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def attach(self, query: StreamingQuery, server: HttpInterface | None = None) -> None:
-        """Set the job's query and server. Called once, by :func:`midstream.runtime.spark.start.start`."""
-        self._query = query
-        self._server = server
+    def attach(
+        self, query: StreamingQuery, server: HttpInterface | None = None, refresher: TableRefresher | None = None
+    ) -> None:
+        """Set what belongs to the job. Called once, by :func:`midstream.runtime.spark.start.start`."""
+        self._query, self._server, self._refresher = query, server, refresher
+        if refresher is not None:
+            refresher.start()
         threading.Thread(target=self._watch, args=(query,), name="midstream-job", daemon=True).start()
 
     def _watch(self, query: StreamingQuery) -> None:
@@ -502,6 +517,8 @@ class Job(MigratingJob):
                 self._heartbeat.close_windows(self._close_with)
         except Exception as error:  # Spark's error; ours, if there is one, is clearer
             self._fail(error)
+        if self._refresher is not None:
+            self._refresher.stop()
         try:
             self._heartbeat.ended(f"job {self.name!r} has ended")
             self._control.close()

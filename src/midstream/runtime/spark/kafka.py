@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -94,27 +95,69 @@ def _header(name: str, value: Column) -> Column:
 
 
 class EpochNotes:
-    """Tells readers of Kafka sinks which run of an epoch counts. One producer for each sink, made when it is needed."""
+    """Tells readers of Kafka sinks which run of an epoch counts. One producer for each topic of epochs.
+
+    In the order of an epoch: :meth:`run_begins`, :meth:`begin` for each sink, :meth:`committed`. At a start,
+    :meth:`start` makes up for the last note, which a crash may have swallowed.
+    """
 
     def __init__(self, spark: SparkSession, job: str) -> None:
         self._spark = spark
         self._job = job
+        self._lock = threading.Lock()
+        """Several sinks may begin at the same time, in threads."""
         self._producers: dict[tuple[str, str], Any] = {}
         """By brokers and topic of epochs."""
+        self._open: dict[str, tuple[KafkaSink, EpochNote]] = {}
+        """Sinks that the run in progress has written, or is writing."""
+        self._said: list[tuple[KafkaSink, EpochNote, Any]] = []
+        """Notes of the last commit, and futures of the broker's answers."""
+
+    def start(self, graph: Graph, epoch: Epoch) -> None:
+        """Note the newest committed epoch again."""
+        for name, target in _kafka_sinks(graph):
+            self._say(target, EpochNote(self._job, name, epoch))
+
+    def run_begins(self, epoch: Epoch) -> None:
+        """A run of an epoch begins. What an earlier run has written is void, also that of sinks that are gone since."""
+        for target, note in self._open.values():
+            self._say(target, EpochNote(self._job, note.sink, Epoch(epoch - 1)))
+        self._open = {}
+        self._settle()
 
     def begin(self, sink: str, target: KafkaSink, epoch: Epoch) -> EpochNote:
         """Note that a run of an epoch begins, and wait until the broker has that: records of it come after it."""
         note = EpochNote(self._job, sink, epoch, uuid.uuid4().hex)
+        with self._lock:
+            self._open[sink] = target, note
         self._send(target, note).get()
         return note
 
-    def committed(self, graph: Graph, epoch: Epoch) -> None:
-        """Note that this is the newest committed epoch. Never raises: the next run that begins says the same."""
-        for name, target in _kafka_sinks(graph):
+    def committed(self, epoch: Epoch) -> None:
+        """Note that an epoch is committed. Never raises: what fails is said again when the next run begins."""
+        written, self._open = self._open, {}
+        for target, note in written.values():
+            self._say(target, EpochNote(self._job, note.sink, epoch))
+
+    def _say(self, target: KafkaSink, note: EpochNote) -> None:
+        try:
+            answer = self._send(target, note)
+        except Exception as error:
+            _log.warning("readers of sink %r learn later of epoch %d: %s", note.sink, note.epoch, summary(error))
+            answer = None
+        self._said.append((target, note, answer))
+
+    def _settle(self) -> None:
+        """See to it that all has arrived that was said: the next note but one would not make up for it."""
+        while self._said:
+            target, note, answer = self._said[0]
             try:
-                self._send(target, EpochNote(self._job, name, epoch))
-            except Exception as error:
-                _log.warning("readers of sink %r learn of epoch %d with the next one: %s", name, epoch, summary(error))
+                if answer is None:
+                    answer = self._send(target, note)
+                answer.get()
+            except Py4JJavaError:
+                self._send(target, note).get()
+            self._said.pop(0)
 
     def close(self) -> None:
         """Send what is pending, and let go of the producers."""
@@ -127,10 +170,12 @@ class EpochNotes:
         """A future of the broker's answer."""
         place = (target.servers, target.epochs_topic)
         jvm = _jvm(self._spark)
-        if place not in self._producers:
-            settings = _properties(self._spark, {**target.client, "acks": "all"})
-            bytes_ = jvm.org.apache.kafka.common.serialization.ByteArraySerializer
-            self._producers[place] = jvm.org.apache.kafka.clients.producer.KafkaProducer(settings, bytes_(), bytes_())
+        with self._lock:
+            if place not in self._producers:
+                settings = _properties(self._spark, {"max.block.ms": PATIENCE_MS, **target.client, "acks": "all"})
+                bytes_ = jvm.org.apache.kafka.common.serialization.ByteArraySerializer
+                producer = jvm.org.apache.kafka.clients.producer.KafkaProducer
+                self._producers[place] = producer(settings, bytes_(), bytes_())
         record = jvm.org.apache.kafka.clients.producer.ProducerRecord
         return self._producers[place].send(record(target.epochs_topic, note.key, msgspec.json.encode(note)))
 

@@ -22,6 +22,7 @@ from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
 from midstream.flow.knobs import require_takers, values_of
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
+from midstream.flow.table_refresh import TableRefresh
 from midstream.ids import StageIndex
 from midstream.planner.assignment import Assignment, Assignments, check_partitions
 from midstream.planner.programs import pack_blobs
@@ -38,6 +39,7 @@ from midstream.runtime.spark.pace import RowLimit, require_pace
 from midstream.runtime.spark.storage_check import hadoop_knows, require_reachable
 from midstream.runtime.spark.transform_check import check_transforms
 from midstream.runtime.spark.worker_python import require_workers
+from midstream.runtime.table_refresher import TableRefresher
 from midstream.state.local_folder import check_local_state
 
 AVAILABLE_NOW = "available-now"
@@ -62,6 +64,7 @@ def start(
     durable: bool = True,
     close_windows: bool = False,
     knobs: Mapping[str, str | int] | None = None,
+    refreshes: Mapping[str, TableRefresh] | None = None,
 ) -> Job:
     """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
     # 1. Check: nothing is written, nothing runs yet.
@@ -137,7 +140,7 @@ def start(
         notes = EpochNotes(spark, location.identity.job)
         undo.callback(notes.close)
         if newest is not None:  # a crash may have come before readers were told
-            notes.committed(restart.configuration.graph, newest.epoch)
+            notes.start(restart.configuration.graph, newest.epoch)
         rows = unite_inlets([inlets[name] for name in restart.configuration.plan.stages[0].inlets])
         close_with = rows.schema if close_windows else None
         row_limit.set(restart.configuration.knobs.get("rows_per_epoch"))
@@ -161,7 +164,9 @@ def start(
         serving = None if server is None else server(job, location.location)
         if serving is not None:
             undo.callback(serving.close)
-        job.attach(start_query(spark, writer.foreachBatch(job.on_epoch), location.spark_location), serving)
+        digests = {name: blobs[name].digest for name in refreshes or ()}
+        refresher = TableRefresher(job, dict(refreshes), digests) if refreshes else None
+        job.attach(start_query(spark, writer.foreachBatch(job.on_epoch), location.spark_location), serving, refresher)
         undo.pop_all()  # from now on the job itself releases all this
     return job
 
