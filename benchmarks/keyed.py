@@ -49,7 +49,7 @@ class Size:
 
     rows: int
     keys: int
-    warm_up_s: float
+    warm_up_s: int
     spark_epochs: int  # its epochs take seconds
     epochs: int
     small_epochs: int

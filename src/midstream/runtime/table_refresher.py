@@ -18,7 +18,6 @@ from midstream.checkpoint.change_records import Outcome
 from midstream.flow.edits import Edit, Update
 from midstream.flow.table_refresh import TableRefresh
 from midstream.ids import Digest
-from midstream.operators.lookup import Lookup
 
 __all__ = ["BY", "TableRefresher"]
 
@@ -92,8 +91,9 @@ class TableRefresher:
 
     def _refresh(self, name: str, refresh: TableRefresh) -> None:
         newest = self._newest()
-        if name not in newest.graph or not isinstance(spec := newest.graph[name].spec, Lookup):
+        if name not in newest.graph:
             return  # a change has removed it
+        spec = newest.graph[name].spec
         tried, change = self._tried.get(name, (None, None))
         if change is not None and change.outcome is Outcome.PENDING:
             return
@@ -105,6 +105,7 @@ class TableRefresher:
         edit = Update(name, refresh.read())
         _, table = spec.replaced(edit.function, None, name, f"refresh of lookup {name!r}")
         blob = spec.packed(table, name)
+        assert blob is not None, "a table can be stored"
         if blob.digest not in (newest.blobs.get(name), tried):
             self._tried[name] = (blob.digest, None)
             self._tried[name] = (blob.digest, self._job.update(edit, by=BY, note="its table was read again"))

@@ -217,7 +217,8 @@ class _Worker:
         try:
             answer = self._client.request(message)
         except ChannelError as error:
-            raise self._end or error from None
+            end: Exception | None = self._end  # the other thread may have set it meanwhile
+            raise end or error from None
         if isinstance(answer, Refused):
             raise Fenced(f"the coordinator refused {type(message).__name__}: {answer.reason}")
         return answer
