@@ -83,10 +83,13 @@ bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of 
 	@$(PY) -m benchmarks.delay $(ARGS)
 	@$(PY) -m benchmarks.surge $(ARGS)
 	@$(PY) -m benchmarks.migration $(ARGS)
+	@$(PY) -m benchmarks.migration_wave $(ARGS)
+	@$(PY) -m benchmarks.assignment_overhead $(ARGS)
 	@$(PY) -m benchmarks.plan_changes $(ARGS)
 	@$(PY) -m benchmarks.txn $(ARGS)
 	@$(PY) -m benchmarks.ledger $(ARGS)
 	@$(PY) -m benchmarks.applications $(ARGS)
+	@$(PY) -m benchmarks.nexmark $(ARGS)
 	@$(PY) -m benchmarks.kafka $(ARGS)
 
 bench-quick: check-java $(STAMP) ## the benchmarks, small
@@ -101,10 +104,13 @@ bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.delay --quick $(ARGS)
 	@$(PY) -m benchmarks.surge --quick $(ARGS)
 	@$(PY) -m benchmarks.migration --quick $(ARGS)
+	@$(PY) -m benchmarks.migration_wave --quick $(ARGS)
+	@$(PY) -m benchmarks.assignment_overhead --quick $(ARGS)
 	@$(PY) -m benchmarks.plan_changes --quick $(ARGS)
 	@$(PY) -m benchmarks.txn --quick $(ARGS)
 	@$(PY) -m benchmarks.ledger --quick $(ARGS)
 	@$(PY) -m benchmarks.applications --quick $(ARGS)
+	@$(PY) -m benchmarks.nexmark --quick $(ARGS)
 	@$(PY) -m benchmarks.kafka --quick $(ARGS)
 
 rivals: $(STAMP) ## install PyFlink, for the benchmarks that compare with it, into build/rivals (850 MB)

@@ -116,7 +116,7 @@ class Side:
             self.job = flow_over(rows, folder).start(rows.sparkSession, checkpoint=str(folder / "c"), partitions=CORES)
             [self._query] = [each for each in rows.sparkSession.streams.active if self.job.id in str(each.name)]
         else:
-            writer = rows.mapInArrow(parse_all, DDL).writeStream.format("parquet")  # type: ignore[arg-type]
+            writer = rows.mapInArrow(parse_all, DDL).writeStream.format("parquet")
             self._query = writer.option("checkpointLocation", str(folder / "c")).start(str(folder / "out"))
 
     def epochs(self) -> list[Epoch]:

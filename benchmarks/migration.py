@@ -1,10 +1,12 @@
-"""Half of a job's state moves to another executor under load: strategies, and the honest rival, a restart.
+"""Half of a job's state moves to another executor under load: strategies, and the honest rivals, two restarts.
 
 Megaphone's experiment (its Figure 2) on epochs. Words are counted by a `process`, on a cluster of two executors on this
 machine, with partitions that stick to them and local state of their own. Keys are preloaded; then rows are due at a
 constant rate, whether or not the job is ready. Each executor gives half of its bins to the other one, so all state that
 moves is read by an executor that did not have it, and the load is as even afterwards as it was before. In between, the
-bins go back. At the end the job is stopped and started with other partitions in the same driver.
+bins go back. At the end the job is stopped and started with other partitions in the same driver, twice: with what
+executors keep on their disks, and without it. The second time all executors share one new folder, which helps: what one
+has read no other one needs to read.
 
 A row's latency is the commit of its epoch minus the time it was due. At the end every key's count is compared with what
 the rows that were committed make by arithmetic.
@@ -18,8 +20,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ LOAD = 0.4
 """The share of the measured capacity that is due."""
 STARTS = 10
 NAME = "migration"
-RESTART = "stop and start"
+RESTART, RESTART_COLD = "stop and start", "stop and start, local state lost"
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class Measured:
     """The median of the epochs with a step."""
     epoch_ms: float | None = None
     """How long epochs took without one, as the job saw it."""
+    phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By phase of an epoch: the median of steady epochs, and of those with a step; milliseconds."""
 
     @property
     def spike_s(self) -> float:
@@ -132,6 +136,7 @@ class Measured:
             "steady_read_bytes": round(self.steady_read),
             "step_epoch_ms": self.step_ms,
             "steady_epoch_ms": self.epoch_ms,
+            "phases_ms": {name: [round(steady, 1), round(step, 1)] for name, (steady, step) in self.phases.items()},
         }
 
 
@@ -163,7 +168,17 @@ class MovingLoad(Load):
             steady_read=steady_read,
             step_ms=round(statistics.median(step.epoch_ms for step in migration.steps), 1),
             epoch_ms=round(statistics.median(step.steady_ms for step in migration.steps), 1),
+            phases=self._phases(range(first - size.patience.steady, first), [step.epoch for step in migration.steps]),
         )
+
+    def _phases(self, steady: Sequence[int], steps: Sequence[int]) -> dict[str, tuple[float, float]]:
+        """What steps add, and where."""
+        found = self.timeline.phases
+
+        def median(name: str, epochs: Sequence[int]) -> float:
+            return statistics.median(found[epoch].get(name, 0.0) for epoch in epochs)
+
+        return {name: (median(name, steady), median(name, steps)) for name in found[steps[0]]}
 
     def go_back(self, bins: dict[int, int]) -> None:
         """Move, unmeasured."""
@@ -239,17 +254,21 @@ def run(spark: SparkSession, size: Size, ways: Sequence[Way], tell: Callable[[st
                 events[str(way)] = load.move(way, size, there)
                 tell(f"{way}: {events[str(way)].figures()}")
                 load.go_back(back)
-            steady, first = load.steady(size.patience), len(timeline.ends)
-            requested = time.time()
-            job.stop()
-            timeline.add(job.progress)
-            job = words(schedule).start(spark, checkpoint=folder, partitions=RESTARTED_PARTITIONS)
-            load = MovingLoad(job, timeline, schedule, start_us)
-            load.epochs(1)
-            ended = next(reversed(timeline.ends.values()))[1]
-            during, stable = load.settle(size.patience, first, requested, steady)
-            events[RESTART] = Measured(steady, during, requested, ended, stable)
-            tell(f"{RESTART}: {events[RESTART].figures()}")
+            for name, partitions, local in (
+                (RESTART, RESTARTED_PARTITIONS, None),
+                (RESTART_COLD, PARTITIONS, f"{folder}/local"),
+            ):
+                steady, first = load.steady(size.patience), len(timeline.ends)
+                requested = time.time()
+                job.stop()
+                timeline.add(job.progress)
+                job = words(schedule).start(spark, checkpoint=folder, partitions=partitions, local_state=local)
+                load = MovingLoad(job, timeline, schedule, start_us)
+                load.epochs(1)
+                ended = next(reversed(timeline.ends.values()))[1]
+                during, stable = load.settle(size.patience, first, requested, steady)
+                events[name] = Measured(steady, during, requested, ended, stable)
+                tell(f"{name}: {events[name].figures()}")
         finally:
             job.stop()
         timeline.add(job.progress)
@@ -322,6 +341,16 @@ def main() -> None:
             for name, run in runs.items()
         ],
     )
+    names = sorted({name for run in runs.values() for name in run["phases_ms"]})
+    table(
+        "where the time of an epoch goes: median ms of steady ones → of those with a step",
+        ("", *names),
+        [
+            (way, *("{} → {}".format(*run["phases_ms"][name]) for name in names))
+            for way, run in runs.items()
+            if run["phases_ms"]
+        ],
+    )
     print(f"load average {after}; {result.rows:,} rows, {result.lost} lost, {result.doubled} doubled")
     if options.plot:
         plot(options.plot, result.events)
@@ -333,6 +362,7 @@ def main() -> None:
         "fluid_over_steady": runs[str(FLUID)]["max_over_steady"],
         "sudden_over_prewarmed": ratio(sudden, prewarmed),
         "restart_over_prewarmed": ratio(result.events[RESTART], prewarmed),
+        "cold_restart_over_prewarmed": ratio(result.events[RESTART_COLD], prewarmed),
         "lost": result.lost,
         "doubled": result.doubled,
         "runs": runs,

@@ -9,7 +9,8 @@ everything is checked against arithmetic.
 
 Sources cannot be added to a running job yet, so there is no figure for that.
 
-    python -m benchmarks.plan_changes [--quick] [--only changes,pyflink,kills] [--pyflink PYTHON] [--plot FILE]
+    python -m benchmarks.plan_changes [--quick] [--only changes,pyflink,kills] [--rounds ROUNDS]
+        [--pyflink PYTHON] [--plot FILE]
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -285,13 +286,14 @@ def main() -> None:
     """Run the benchmark."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", default=",".join(PARTS), help="parts of it, e.g. changes,kills")
+    parser.add_argument("--rounds", type=int, metavar="ROUNDS", help="how often each change is made")
     parser.add_argument("--pyflink", metavar="PYTHON", help="a Python that has apache-flink")
     options = parser.parse_args()
     parts = options.only.split(",")
     if unknown := sorted({*parts} - {*PARTS}):
         parser.error(f"--only {unknown[0]}: the parts are {', '.join(PARTS)}")
     size, results, began = (QUICK if options.quick else FULL), Results(), time.perf_counter()
-    python = None
+    size, python = replace(size, rounds=options.rounds or size.rounds), None
     if PYFLINK in parts:
         try:
             python = find(options.pyflink)

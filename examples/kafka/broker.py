@@ -189,7 +189,7 @@ class Broker:
 def _record(message: Message) -> Record:
     headers = {name: bytes(value) for name, value in dict(message.headers() or ()).items()}  # type: ignore[arg-type]
     key, value, (_, time_ms) = message.key(), message.value(), message.timestamp()
-    return Record(key, value, headers, message.partition() or 0, message.offset() or 0, time_ms)  # type: ignore[arg-type]
+    return Record(key, value, headers, message.partition() or 0, message.offset() or 0, time_ms)
 
 
 @contextlib.contextmanager

@@ -144,11 +144,11 @@ class Driver:
         """Wait until the job has committed this many epochs more."""
         wanted = self.job.metrics.epochs + more
         assert self.job.await_epoch(wanted, patience_s), f"{self.job.metrics.epochs} epochs, not {wanted}"
-        return self.job.metrics.epochs
+        return self.epochs()
 
     def epochs(self) -> int:
         """How many epochs are committed."""
-        return self.job.metrics.epochs
+        return int(self.job.metrics.epochs)
 
     def change(self) -> None:
         """Ask for the next version of both operators."""

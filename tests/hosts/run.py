@@ -113,12 +113,13 @@ def main() -> None:
     """Measure, and print a table and a line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.hosts.run", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="short cuts only")
+    parser.add_argument("--cuts", type=float, nargs="+", default=CUTS_S, help="seconds that cuts last")
     parser.add_argument("--given-up", type=int, default=120, help="seconds: spark.network.timeout")
     options = parser.parse_args()
     interval = max(1, min(10, options.given_up // 8))
     settings = {
         "spark.network.timeout": f"{options.given_up}s",
-        "spark.network.timeoutInterval": f"{min(60, options.given_up)}s",
+        "spark.network.timeoutInterval": f"{max(1, min(60, options.given_up // 8))}s",
         "spark.executor.heartbeatInterval": f"{interval}s",
     }
     with ExitStack() as stack:
@@ -129,7 +130,7 @@ def main() -> None:
         driver = stack.enter_context(remote_driver(cluster, "tests.hosts.counting", **settings))
         driver.call("wait_for_executors", len(WORKERS))
         of = Measurement(cluster, driver, [socket, str(port)])
-        cuts = QUICK_S if options.quick else CUTS_S
+        cuts = QUICK_S if options.quick else options.cuts
         faults: list[Callable[[], Wait]] = [of.killed_workers, of.killed_executor]
         for other in ("the driver", "another one"):
             faults += [partial(of.cut, seconds, other) for seconds in cuts]

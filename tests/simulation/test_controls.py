@@ -16,8 +16,11 @@ import pytest
 
 from midstream import ControlContext, ControlMessage, ControlOperation, Flow, ListSource, MemorySink, Rescale, Update
 from midstream.checkpoint.control_log import ControlOutcome
-from midstream.runtime.edge import DriverCrashed
+from midstream.ids import Epoch
+from midstream.runtime.edge import DriverCrashed, EpochEntry
 from midstream.runtime.local import runtime as local
+from midstream.runtime.local.data import source_epochs
+from midstream.runtime.local.runtime import runtime_of
 from midstream.testing import ChangeAt, ControlAt, Faults, LocalRun, ManualClock, MigrateAt, run_local
 from tests.simulation.flows import check, random_case, random_faults
 from tests.simulation.keyed_flows import check_keyed, keyed_case_of
@@ -116,15 +119,17 @@ class World:
             for epoch in range(epochs)
         ]
 
-    def run(self, *changes: ControlAt | ChangeAt | MigrateAt, **more: Any) -> LocalRun:
+    def flow(self, sources: int = 1) -> Flow:
         flow = Flow("sums")
-        source = flow.source(
-            "in", ListSource(self.rows, "epoch int, id int, k string, n bigint", partitions=more.pop("sources", 1))
-        )
+        source = flow.source("in", ListSource(self.rows, "epoch int, id int, k string, n bigint", partitions=sources))
         moved = source.map("same", lambda row: row)
         moved.key_by("by k", "k").process("sum", add_up, returns="epoch int, k string, id int, n bigint").sink(
             "out", self.out
         )
+        return flow
+
+    def run(self, *changes: ControlAt | ChangeAt | MigrateAt, **more: Any) -> LocalRun:
+        flow = self.flow(more.pop("sources", 1))
         return run_local(flow, changes=changes, clock=ManualClock(), checkpoint=self.folder, **more)
 
     def check(self, run: LocalRun, operations: dict[int, tuple[int, int]]) -> list[dict[str, int]]:
@@ -267,6 +272,28 @@ def test_a_message_is_handled_between_the_rows_between_which_it_was_sent(tmp_pat
         assert sorted(row["n"] for row in out.rows) == sorted(row["n"] for epoch in rows for row in epoch)
 
 
+@pytest.mark.parametrize("handler", ["begin", "next", "complete", "dispose", "merge"])
+def test_whatever_fails_in_a_task_of_a_blocking_operation_takes_it_back(handler: str, tmp_path: Path):
+    class Raises(Affine):
+        def prepare(self, graph: Any) -> dict[str, Any]:
+            return {**super().prepare(graph), "in": None, "same": None}
+
+        def complete(self, ctx: ControlContext) -> Any:
+            ctx.send([1])
+            return super().complete(ctx) if ctx.operator == "sum" else {}
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("on purpose")
+
+    world, operation = World(tmp_path), Raises(5, 5)
+    setattr(Raises, handler, fail)
+    run = world.run(ControlAt(2, operation), sources=2)
+    [record] = run.controls
+    assert record.outcome is ControlOutcome.FAILED
+    assert "ValueError: on purpose" in str(record.error)
+    world.check(run, {})
+
+
 # ── the driver dies ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -320,6 +347,29 @@ def test_a_stopped_job_goes_on_with_it(tmp_path: Path):
     assert record.outcome is ControlOutcome.COMPLETE
     if first.outcome is ControlOutcome.PENDING:
         assert "it goes on when the job starts again" in str(control.handle.error)
+
+
+def test_an_epoch_that_is_planned_anew_for_other_rows_applies_it_again(tmp_path: Path):
+    """As when the engine's log was lost: the last manifest does not count, nor what was complete with it."""
+    world = World(tmp_path, epochs=3)
+    run = world.run(ControlAt(1, Affine(3, 1)), seed=4)
+    [record] = run.controls
+    assert (record.epoch, record.outcome) == (2, ControlOutcome.COMPLETE)
+    with runtime_of(world.flow().graph, checkpoint=world.folder, clock=ManualClock()) as runtime:
+        runtime._log[Epoch(2)] = EpochEntry(0, "other rows")
+        runtime.run_epoch(Epoch(2), list(source_epochs(world.flow().graph))[2])
+        runtime.run_epoch(Epoch(3), list(source_epochs(world.flow().graph))[2])
+    [record] = runtime.result.controls
+    assert (record.epoch, record.outcome) == (2, ControlOutcome.COMPLETE)
+    sums: Counter[str] = Counter()
+    for rows in (*world.rows[:2], world.rows[2]):
+        for row in rows:
+            sums[row["k"]] += row["n"]
+    first = {key: 3 * value + 1 for key, value in sums.items()}
+    for row in world.rows[2]:
+        first[row["k"]] += row["n"]
+    last = {row["k"]: row["n"] for row in world.out.tables[3].to_pylist()}
+    assert last == {key: first[key] for key in last}
 
 
 # ── values and limits ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -66,7 +66,8 @@ def test_a_killed_process_leaves_upserts_that_the_next_one_finishes(
 ) -> None:
     """SIGKILL at random statements and commits; the server sees connections that break."""
     postgres.run("CREATE TABLE out (k VARCHAR(20) PRIMARY KEY, n BIGINT, epoch BIGINT)")
-    rng, codes = random.Random(seed), []
+    rng = random.Random(seed)
+    codes: list[int] = []
     while done(tmp_path / "c") < len(EPOCHS):
         step = rng.randrange(10, 45) if len(codes) < 10 else 0
         command = [sys.executable, "-m", "tests.simulation.upserting_job", tmp_path, postgres.port, step]

@@ -18,7 +18,7 @@ from midstream.checkpoint.location import Checkpoint
 from midstream.testing import run_local
 
 Row = dict[str, Any]
-EPOCHS = [[{"k": "abcdef"[(7 * i + e) % 6], "n": i + e} for i in range(8)] for e in range(6)]
+EPOCHS: list[list[Row]] = [[{"k": "abcdef"[(7 * i + e) % 6], "n": i + e} for i in range(8)] for e in range(6)]
 EPOCHS[0].append({"k": "once", "n": 5})
 
 

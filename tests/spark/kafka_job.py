@@ -80,14 +80,14 @@ def main(place: str, master: str) -> None:
     servers, total = (folder / "servers").read_text().split()
     spark = session(master)
     records = stream_of(spark, servers, "in", maxOffsetsPerTrigger=PER_EPOCH)
-    job = build(records, servers, folder / "files").start(spark, checkpoint=str(folder / "checkpoint"), partitions=2)
+    job = build(records, servers, folder / "files").start(spark, checkpoint=str(folder / "checkpoint"))
     changes = [record for record in job.history() if record.updates]
     while not _is_read(job, int(total)):
         version = 2 + sum(each.outcome is Outcome.APPLIED for each in changes)
         change = job.update(Update("parse", Parse(version)), Update("count", Count(version)))
         while change.outcome is Outcome.PENDING and not _is_read(job, int(total)):
             change.wait(0.2)
-        if version == 3 and not job.migrations:
+        if version >= 3 and not job.migrations and any(len(stage.partitions) != 3 for stage in job.assignment()):
             job.rescale(3)
         changes = [record for record in job.history() if record.updates]
     job.stop()
@@ -98,7 +98,7 @@ def _is_read(job: Any, total: int) -> bool:
     """Whether all records are committed."""
     job.await_termination(0.1)  # raises if it has failed
     newest = job.progress[-1].offsets["records"] if job.progress else "{}"
-    return sum(json.loads(newest).get("in", {}).values()) == total
+    return bool(sum(json.loads(newest).get("in", {}).values()) == total)
 
 
 if __name__ == "__main__":

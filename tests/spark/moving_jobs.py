@@ -20,10 +20,10 @@ from midstream.state.lineage import Lineage
 from tests.spark.placement_jobs import KEYS, Placed, cluster, flow_of
 
 PATIENCE_S = 120.0
-BINS = 24
+BINS = 32
 EPOCHS = 600
 """More than any of these jobs runs."""
-COUNTED = "user string, epoch bigint, count bigint, executor string, java bigint"
+COUNTED = "user string, number bigint, count bigint, executor string, java bigint"
 
 
 def start(spark: Any, folder: str, partitions: int) -> tuple[Job, MemorySink]:
@@ -44,7 +44,7 @@ def is_exact(job: Job, out: MemorySink) -> bool:
 
 def java_of(out: MemorySink, executor: str) -> int:
     """The newest process of an executor."""
-    return [row["java"] for row in out.rows if row["executor"] == executor][-1]
+    return int([row["java"] for row in out.rows if row["executor"] == executor][-1])
 
 
 def bins_of(job: Job) -> dict[str, int]:
@@ -104,6 +104,7 @@ def kill_in_mid_drain(folder: str, who: str) -> None:
     with cluster("3") as spark:
         job, out = start(spark, folder, 6)
         wait_epochs(job, 5)
+        leaving = bins_of(job)["0"]
         migration = job.drain("0", strategy="fluid", prewarm=who == "taker")
         assert migration.wait_step(2, PATIENCE_S)
         victim = "0" if who == "giver" else "1"
@@ -118,6 +119,7 @@ def kill_in_mid_drain(folder: str, who: str) -> None:
                     "outcome": str(outcome),
                     "error": migration.error,
                     "steps": len(migration.steps),
+                    "leaving": leaving,
                     "executors": bins_of(job),
                 }
             )
@@ -143,6 +145,20 @@ def join_in_mid_migration(folder: str) -> None:
         # As it may be after a start: Spark placed partitions while one executor was not there yet.
         job.stop()
         print(json.dumps({"exact": is_exact(job, out), "began": began, "joined": joined, "rescaled": rescaled}))
+
+
+def to_one_and_back(folder: str) -> None:
+    """A stage on two executors gets a single partition, then three."""
+    with cluster("2") as spark:
+        job, out = start(spark, folder, 4)
+        wait_epochs(job, 4)
+        found = []
+        for partitions in (1, 3):
+            job.rescale(partitions, strategy="sudden").require(PATIENCE_S)
+            wait_epochs(job, 3)
+            found.append([share.bins for share in job.assignment()[0].partitions])
+        job.stop()
+        print(json.dumps({"exact": is_exact(job, out), "bins": found}))
 
 
 def rebalance(folder: str) -> None:
@@ -176,9 +192,9 @@ def rebalance(folder: str) -> None:
 
 def go_on(folder: str) -> None:
     """Rescale step by step, or go on with that, and say so after each step; the test kills this driver at some."""
-    data = [[{"user": f"u{n}", "epoch": epoch} for n in range(KEYS)] for epoch in range(EPOCHS)]
+    data = [[{"user": f"u{n}", "number": epoch} for n in range(KEYS)] for epoch in range(EPOCHS)]
     flow, out = Flow("moving"), f"{folder}/out"
-    rows = flow.source("rows", ListSource(data, "user string, epoch bigint"))
+    rows = flow.source("rows", ListSource(data, "user string, number bigint"))
     rows.key_by("by user", "user").process("count", Placed(), returns=COUNTED).sink("out", FileSink(out))
     spark = local_session("local[2]")
     job = flow.start(spark, checkpoint=f"{folder}/checkpoint", partitions=2, bins=BINS)

@@ -165,6 +165,18 @@ def test_new_partitions_of_a_topic_are_read(spark: Any, topics: Topics, tmp_path
 
 
 @pytest.mark.slow
+def test_a_broker_that_dies_and_comes_back_is_waited_for(spark: Any, topics: Topics, tmp_path: Path) -> None:
+    topics.feed(0, 200)
+    flow = flow_of(spark, topics, maxOffsetsPerTrigger=20)
+    with flow.start(spark, checkpoint=str(tmp_path / "c")) as job:
+        assert job.await_epoch(3, PATIENCE_S)
+        topics.broker.kill()
+        topics.broker.start()
+        assert job.await_epoch(10, PATIENCE_S)
+    assert topics.numbers() == list(range(200))
+
+
+@pytest.mark.slow
 def test_a_deleted_topic_fails_the_job_and_says_so(spark: Any, topics: Topics, tmp_path: Path) -> None:
     topics.feed(0, 50)
     flow = flow_of(spark, topics, **{"kafka.metadata.max.age.ms": 200})
@@ -173,7 +185,8 @@ def test_a_deleted_topic_fails_the_job_and_says_so(spark: Any, topics: Topics, t
     topics.broker.delete_topic(topics.input)
     with pytest.raises(JobFailed) as failed:
         job.await_termination(PATIENCE_S)
-    assert topics.input in str(failed.value)
+    assert "Kafka has no such topic, or no longer: it was deleted" in str(failed.value)
+    assert f"source 'in' up to {{\"{topics.input}\"" in str(failed.value)
     assert topics.numbers() == list(range(50))
 
 

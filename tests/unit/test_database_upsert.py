@@ -179,7 +179,7 @@ def test_a_job_that_went_back_by_several_epochs_is_refused(out: Database) -> Non
 
 
 def test_a_null_in_the_key_fails_the_epoch_and_changes_nothing(out: Database) -> None:
-    rows = [{"k": "a", "n": 1}, {"k": None, "n": 2}]
+    rows: list[dict[str, Any]] = [{"k": "a", "n": 1}, {"k": None, "n": 2}]
     with pytest.raises(JobFailed, match="a row has a null in the column 'k', which is in the key of the upsert"):
         run_local(flow_to(upserting(out), rows=rows))
     assert found(out) == {}

@@ -228,9 +228,9 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     ``live`` names all blobs that a task may still need; a worker drops all others that it has loaded.
     ``beside`` has the partitions of the stage that ran on the task's executor in the last committed epoch, and
     ``awaited`` the bins that this executor prefetches for the stage: their bins stay in its base. None: not known.
-    ``knobs`` has those that do not have their defaults, ``flushed`` the operators that close all that is open.
     ``controls`` are the control operations in progress; of each task of the stage before, of which there were
     ``senders``, come messages of those that are not fast.
+    ``knobs`` has those that do not have their defaults, ``flushed`` the operators that close all that is open.
     """
 
     revision: Revision
@@ -345,12 +345,12 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     """Where partitions ran in the last committed epoch, if that is known."""
     prefetch: tuple[PrefetchRequest, ...] = ()
     """What executors should load ahead, as in :class:`PrefetchWanted`."""
+    controls: tuple[ControlOrder, ...] = ()
+    """The control operations that begin with this run."""
     knobs: dict[str, int] = {}
     """The knobs that tasks go by, as far as they do not have their defaults; see :mod:`midstream.flow.knobs`."""
     flushed: tuple[str, ...] = ()
     """Operators that close all that is open at the end of this epoch, whatever the watermark."""
-    controls: tuple[ControlOrder, ...] = ()
-    """The control operations that begin with this run."""
     assignments: Digest = Digest("")
     owners: bytes = b""
 

@@ -20,6 +20,7 @@ from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.key_space import MAX_BINS, KeySpace, pack_counts
 from midstream.engine.frames import CONTROL_WIRE, FrameKind, Header, encode_rows, frame
 from midstream.engine.intake import Carried
+from midstream.engine.rows_by_bin import RowsByBin
 from midstream.flow.knobs import knob_value
 from midstream.ids import PartitionId, Revision, StageIndex, WireId
 from midstream.planner.assignment import Assignments
@@ -76,7 +77,7 @@ class Collector:
         self._seq = 0
         self.emitted: Counter[WireId] = Counter()
         """Number of rows put on each wire that starts here."""
-        self._bin_rows: dict[StageIndex, npt.NDArray[np.float64]] = {}
+        self._bin_rows: dict[StageIndex, RowsByBin] = {}
         self.sent: Counter[WireId] = Counter()
         """Number of rows that left in frames on each wire, including those that pass through."""
 
@@ -102,15 +103,15 @@ class Collector:
 
     def _count(self, wire: Wire, bins: npt.NDArray[Any], rows_each: float = 1.0) -> None:
         assert wire.target is not None
-        owners = self._owners_at(wire)
-        counts = np.bincount(bins, minlength=len(owners))
-        found = self._bin_rows.setdefault(wire.target, np.zeros(len(owners), np.float64))
-        found += counts if rows_each == 1.0 else counts * rows_each
+        found = self._bin_rows.get(wire.target)
+        if found is None:
+            found = self._bin_rows[wire.target] = RowsByBin(len(self._owners_at(wire)))
+        found.add(bins, rows_each)
 
     @property
     def bin_rows(self) -> dict[StageIndex, bytes]:
         """The rows put on wires that start here, by stage that they lead to and by bin of their keys; packed."""
-        return {stage: pack_counts(rows) for stage, rows in self._bin_rows.items()}
+        return {stage: pack_counts(rows.totals) for stage, rows in self._bin_rows.items()}
 
     def _hold(
         self, wire: Wire, revision: Revision, kind: FrameKind, parts: Iterable[tuple[int, pa.RecordBatch]]

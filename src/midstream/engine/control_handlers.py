@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from midstream.engine.clock import Clock
@@ -24,7 +24,7 @@ from midstream.flow.model import Operator
 from midstream.ids import Epoch, PartitionId, WireId
 from midstream.planner.programs import StageProgram
 
-__all__ = ["Guard", "HandlersInTask", "Surroundings", "unguarded"]
+__all__ = ["Guard", "HandlersInTask", "Surroundings", "loaded", "unguarded"]
 
 Guard = Callable[[ControlOrder, str, str], AbstractContextManager[None]]
 """Watches over a call of a handler, given the operation, the operator and the handler's name: if the call does not
@@ -57,6 +57,16 @@ class Surroundings:
         self.epoch = epoch
         self.partition = partition
         self.guard = guard
+
+
+def loaded(order: ControlOrder, resources: Resources) -> tuple[ControlOperation, Mapping[str, Any]]:
+    """An operation and its configurations, kept in this process. Runs the user's code."""
+
+    def load() -> tuple[ControlOperation, Mapping[str, Any]]:
+        found: tuple[ControlOperation, Mapping[str, Any]] = pickle.loads(resources.data(order.program))
+        return found
+
+    return resources.made("control", order.program, None, load)
 
 
 class _Failed(Exception):
@@ -94,16 +104,11 @@ class HandlersInTask:
 
     def _load(self) -> None:
         order, around = self.order, self._around
-
-        def load() -> tuple[ControlOperation, Mapping[str, Any]]:
-            found: tuple[ControlOperation, Mapping[str, Any]] = pickle.loads(around.resources.data(order.program))
-            return found
-
         operators = {op.name: op for op in around.program.operators if op.name in order.operators}
         if not operators and not around.program.onward:
             return  # the end of the way: nobody here to handle messages, and nobody to pass them on to
         try:
-            self._operation, configurations = around.resources.made("control", order.program, None, load)
+            self._operation, configurations = loaded(order, around.resources)
         except USER_ERRORS as error:
             raise self._failed(next(iter(operators), ""), "loading it", error) from error
         nodes = around.at_work()
@@ -133,14 +138,19 @@ class HandlersInTask:
             for wire in program.wires:
                 if wire.id not in program.stage.receives and wire.id not in program.stage.carries:
                     continue
-                data = values.get(wire.id)
-                value = None if data is None else decoded(data)
+                value = self._received(wire.port.operator, values.get(wire.id))
                 if wire.id in program.stage.carries:
                     self._carried[wire.id] = self._merged(wire.port.operator, self._carried.get(wire.id), value)
                     continue
                 for op in program.operators:
                     if op.name in wire.consumers:
                         self._deliver(op.name, ControlMessage(self.order.number, sender, None, value))
+
+    def _received(self, operator: str, data: bytes | None) -> Any:
+        try:
+            return None if data is None else decoded(data)
+        except USER_ERRORS as error:
+            raise self._failed(operator, "reading the value that it sent", error) from error
 
     def sweep(self, *, reaches_state: bool) -> None:
         """The messages of all senders have come, or enter here: go through all operators in the stream's order."""
@@ -152,7 +162,8 @@ class HandlersInTask:
                     for operator, result in results:
                         merged = self._merged(operator, merged, result)
                     self._encode(results[0][0], merged)
-        self._dispose()
+        with self._contained():
+            self._dispose()
 
     def _swept(self, reaches_state: bool) -> list[tuple[str, Any]]:
         program = self._around.program
@@ -226,8 +237,10 @@ class HandlersInTask:
         self._require_in_time(context.operator, handler, began)
 
     def _dispose(self) -> None:
-        """Let go of everything that began. What goes wrong here is reported, but undoes nothing: it is over."""
-        for name in [op.name for op in self._around.program.operators if op.name in self._begun]:
+        """Let go of everything that began; raises the first failure when all of it is done."""
+        begun, self._begun = self._begun, set()
+        failures = []
+        for name in [op.name for op in self._around.program.operators if op.name in begun]:
             context = self._contexts[name]
             context.enter("dispose")
             assert self._operation is not None
@@ -235,9 +248,10 @@ class HandlersInTask:
                 with self._around.guard(self.order, name, "dispose"):
                     self._operation.dispose(context)
             except USER_ERRORS as error:
-                self.error = self.error or str(self._failed(name, "dispose", error))
+                failures.append(self._failed(name, "dispose", error))
             context.variables.clear()
-        self._begun.clear()
+        if failures:
+            raise failures[0]
 
     def _merged(self, operator: str, one: Any, other: Any) -> Any:
         """Two values or results as one; None stands for nothing."""
@@ -307,7 +321,8 @@ class HandlersInTask:
             yield
         except _Failed as failed:
             self.error = self.error or (f"{failed.text}\n\n{failed.traceback}" if failed.traceback else failed.text)
-            self._dispose()
+            with suppress(_Failed):
+                self._dispose()
             if self.order.mode is ControlMode.BLOCKING:
                 raise OperatorFailed(
                     f"control operation {self.order.number} ({self.order.name}) failed: {failed.text}",

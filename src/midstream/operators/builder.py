@@ -197,8 +197,8 @@ class Flow:
             revert_to=revert_to,
             durable=durable,
             close_windows=close_windows,
-            knobs=knobs,
             refreshes=self._refreshes,
+            knobs=knobs,
         )
 
     def _event_time_of(self, port: Port) -> str | None:

@@ -87,6 +87,8 @@ class ControlDesk:
         self._open: dict[int, _Open] = {}
         self._known: deque[ControlHandle] = deque(maxlen=KEPT)
         self._next = checkpoint.controls.next_number()
+        self._recent: dict[int, ControlRecord] = {}
+        """Blocking operations that are complete with one of the last two epochs, which may have to run again."""
         self._is_over: str | None = None
         """Why the job has ended, if it has."""
 
@@ -95,6 +97,8 @@ class ControlDesk:
         self._values.tidy()
         for record in self._checkpoint.controls.records():
             if record.outcome is not ControlOutcome.PENDING:
+                if newest is not None and record.epoch is not None and record.epoch >= newest.epoch:
+                    self._recent[record.number] = record
                 continue
             opened = _Open(ControlHandle(record), ControlMode(record.mode), None)
             self._open[record.number] = opened
@@ -106,6 +110,14 @@ class ControlDesk:
             else:
                 restarts = record.restarts if record.is_stopped else record.restarts + 1
                 self._keep([opened], is_stopped=False, restarts=restarts)
+
+    def taken_back(self, epoch: Epoch) -> None:
+        """An epoch that had a manifest runs again for other rows, so what was complete with it has yet to happen."""
+        for record in list(self._recent.values()):
+            if record.outcome is ControlOutcome.COMPLETE and record.epoch is not None and record.epoch >= epoch:
+                opened = _Open(ControlHandle(record), ControlMode(record.mode), None)
+                self._open[record.number] = opened
+                self._keep([opened], outcome=ControlOutcome.PENDING, epoch=None, ended_at=None, error=None)
 
     # ── for users' threads ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -180,7 +192,8 @@ class ControlDesk:
     def live(self) -> frozenset[Digest]:
         """The blobs of all operations in progress."""
         with self._books:
-            return frozenset(each.handle.record.program for each in self._open.values())
+            records = [*(each.handle.record for each in self._open.values()), *self._recent.values()]
+        return frozenset(record.program for record in records)
 
     def begin(self, plan: Plan) -> tuple[ControlOrder, ...]:
         """A run is opened; returns the operations that it carries."""
@@ -209,6 +222,12 @@ class ControlDesk:
             if opened.handle.number in commit.controls and not opened.is_ending:
                 completed.append((opened, commit.controls[opened.handle.number]))
         self._completed(completed, commit.epoch)
+        blocking = (each.handle.record for each, _ in completed if each.mode is ControlMode.BLOCKING)
+        kept = {record.number: record for record in (*self._recent.values(), *blocking)}
+        with self._books:
+            self._recent = {
+                number: record for number, record in kept.items() if (record.epoch or Epoch(0)) >= commit.epoch - 1
+            }
 
     def noted(self, noted: ControlNoted, epoch: Epoch | None) -> None:
         """A fast operation is complete. Called by the channel's thread, without the driver's lock."""

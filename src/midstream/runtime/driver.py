@@ -134,9 +134,9 @@ class Driver:
             stopwatch=stopwatch,
             wall=wall,
         )
+        self.controlling = ControlDesk(self, self._lock, checkpoint, edge)
         self._claims = TableClaims(checkpoint.identity.job)
         self._claims.applied(changes.configuration.graph)  # refuse a start that could not write
-        self.controlling = ControlDesk(self, self._lock, checkpoint, edge)
         self._stored_owners: Blob | None = None
         """The assignments that the newest manifest of this driver names."""
         self._ended: float | None = None
@@ -189,11 +189,13 @@ class Driver:
                 )
                 self._sweep(self.committed)
                 return None
+            if epoch <= self._found:
+                self.controlling.taken_back(epoch)
             committed = self._committed_before(epoch)
             self.migrations.begin(epoch, committed)
             configuration = self._writable(self.changes.configuration)
-            committed = self._with_initial_state(committed, configuration, epoch)
             controls = self.controlling.begin(configuration.plan)
+            committed = self._with_initial_state(committed, configuration, epoch)
             run = OpenRun(epoch, self._next_run, entry, configuration, committed, self._wall())
             self._next_run = Run(run.run + 1)
             self._wants_replay, self._overdue = False, None
@@ -213,9 +215,9 @@ class Driver:
                     closing=entry.closing,
                     places=self.placement.places,
                     prefetch=self.placement.requests,
+                    controls=controls,
                     knobs=knobs_told(configuration.knobs),
                     flushed=configuration.flushed,
-                    controls=controls,
                     assignments=configuration.owners.digest,
                     owners=configuration.owners.data,
                 )
@@ -460,6 +462,7 @@ class Driver:
                 request = self.changes.store(request)
                 prepared = self.changes.check(request)
                 self._edge.check_knobs(tuned_by(request.edits))
+                self._checkpoint.blobs.sync_ahead()  # the disk is at work while the preflight is
                 if request.preflight:
                     self._try(prepared)
                 self._claim_sinks(prepared)

@@ -64,12 +64,12 @@ class Edge(Protocol):
     def try_transforms(self, graph: Graph, names: Sequence[str]) -> None:
         """Call transforms on no rows; raises :class:`~midstream.errors.FlowError` if one cannot work."""
 
-    def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
-        """Raises :class:`~midstream.errors.FlowError` if this runtime cannot set a knob that a change tunes."""
-
     def check_sinks(self, sinks: Graph) -> None:
         """Refuse sinks that a change adds and that cannot be written here; raises
         :class:`~midstream.errors.MidstreamError`. ``sinks`` has no other operators."""
+
+    def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
+        """Raises :class:`~midstream.errors.FlowError` if this runtime cannot set a knob that a change tunes."""
 
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
         """Spread partitions over the executors that exist now, and return where each would be. Nothing runs

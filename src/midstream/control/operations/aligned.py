@@ -68,8 +68,10 @@ class Aligned:
 
     def on_run_over(self, commit: Commit) -> Commit:
         """The epoch is whole, so all tasks have reported."""
-        found = dict(commit.controls)
-        for order in self._orders:
-            reports = (each for place in sorted(self._reports) for each in self._reports[place])
-            found[order.number] = tuple(each for each in reports if each.number == order.number)
-        return msgspec.structs.replace(commit, controls=found)
+        found: dict[int, list[ControlReport]] = {order.number: [] for order in self._orders}
+        for place in sorted(self._reports):
+            for report in self._reports[place]:
+                if report.number in found:
+                    found[report.number].append(report)
+        complete = {number: tuple(reports) for number, reports in found.items()}
+        return msgspec.structs.replace(commit, controls={**commit.controls, **complete})

@@ -359,15 +359,15 @@ class _Runtime:
         """Call their local functions."""
         check_transforms(graph, names)
 
+    def check_sinks(self, sinks: Graph) -> None:
+        """Refuse those that only Spark can write."""
+        require_local(sinks)
+
     def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
         """Refuse what does not exist here. ``pace`` is taken: time does not pass by itself."""
         for name, why in _NO_KNOBS.items():
             if tuned.get(name) is not None:
                 raise FlowError(f"knob {name} is for Spark: {why}")
-
-    def check_sinks(self, sinks: Graph) -> None:
-        """Refuse those that only Spark can write."""
-        require_local(sinks)
 
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
         """Choose anew."""

@@ -7,7 +7,9 @@ partition is Spark's choice: it depends on how the tasks that compute an anchor 
 small jobs, until one has about as many partitions on every executor. Partitions of a lost executor are computed again
 on others, and stick there.
 
-All stages with the same number of partitions share an anchor.
+All stages with the same number of partitions share an anchor. A single partition has none: where both sides have one
+partition, and one of them may be large, Spark spreads both anew by hashes, and frames would come to partitions that do
+not own their rows.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Anchors:
         self._spark = spark
         self._pins = pins_partitions(spark)
         self._warned = False
+        self._is_checked = False
         self._in_use: dict[int, DataFrame] = {}
         self._read: set[int] = set()
         """Numbers of partitions whose anchor in use has been asked for; others may be adopted for what comes next."""
@@ -76,12 +79,16 @@ class Anchors:
 
     def of(self, session: SparkSession, partitions: int) -> DataFrame | None:
         """The anchor for exchanges with this number of partitions, made if there is none; None if it would not work."""
+        if partitions == 1:
+            return None
         with self._lock:
             if partitions not in self._in_use and self._pins:
                 has_choice = len(live_executors(self._spark)) > 1
                 anchor = self._spread(session, partitions).anchor if has_choice else _anchor(session, partitions)
                 self._in_use[partitions] = anchor
-                self._pins = self._is_read_in_place(session, partitions)
+                if not self._is_checked:  # Spark plans every number of partitions in the same way
+                    self._is_checked = True
+                    self._pins = self._is_read_in_place(session, partitions)
             self._read.add(partitions)
             return self._in_use[partitions] if self._pins else None
 
@@ -104,7 +111,7 @@ class Anchors:
 
         Returns where each partition would be, after a few small jobs; empty if partitions do not stick.
         """
-        if not self._pins:
+        if not self._pins or partitions == 1:
             return {}
         found = self._spread(session, partitions)
         with self._lock:

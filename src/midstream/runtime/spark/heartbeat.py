@@ -350,6 +350,10 @@ class Heartbeat:
         """Check transforms with Spark's analyser."""
         check_transforms(graph, names, self._spark)
 
+    def check_sinks(self, sinks: Graph) -> None:
+        """Ask Kafka for the topics of its sinks."""
+        check_topics(self._spark, sinks)
+
     def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
         """Refuse what Spark has fixed."""
         require_pace(tuned.get("pace"), self._trigger_us)
@@ -358,10 +362,6 @@ class Heartbeat:
                 f"knob batch is taken: the session sets {ROWS_CONF} or {BYTES_CONF}, and midstream keeps that; leave "
                 f"both out of the session's configuration to tune it"
             )
-
-    def check_sinks(self, sinks: Graph) -> None:
-        """Ask Kafka for the topics of its sinks."""
-        check_topics(self._spark, sinks)
 
     def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
         """Have Spark spread partitions anew, in a small job. Before the first epoch there is nothing to move."""

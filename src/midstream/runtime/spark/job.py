@@ -30,7 +30,7 @@ from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.edits import Edit
 from midstream.flow.knobs import KNOBS
 from midstream.flow.model import Graph
-from midstream.ids import Digest, Epoch, Revision
+from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation, with_backlog
 from midstream.operators.builder import Flow
@@ -311,10 +311,6 @@ class Job(MigratingJob, ControlledJob):
         self._require_running()
         return self._heartbeat.request(request)
 
-    def newest_tables(self) -> tuple[Graph, Mapping[str, Digest]]:
-        """The flow once all changes that wait are in effect, and digests of its functions and tables. For midstream."""
-        return (newest := self._changes.newest()).graph, newest.blobs
-
     def deploy(
         self,
         flow: Flow | Graph,
@@ -503,7 +499,7 @@ class Job(MigratingJob, ControlledJob):
     def attach(
         self, query: StreamingQuery, server: HttpInterface | None = None, refresher: TableRefresher | None = None
     ) -> None:
-        """Set what belongs to the job. Called once, by :func:`midstream.runtime.spark.start.start`."""
+        """Called once, by :func:`midstream.runtime.spark.start.start`."""
         self._query, self._server, self._refresher = query, server, refresher
         if refresher is not None:
             refresher.start()
@@ -554,5 +550,6 @@ class Job(MigratingJob, ControlledJob):
         with self._changed:
             # An epoch that is cut off by stop() fails too, but that is no failure of the job.
             if self._exception is None and not self._stopping:
-                self._exception = error if isinstance(error, JobFailed) else unexpected(self.name, epoch, error)
+                read = self._progress[-1].offsets if self._progress else {}
+                self._exception = error if isinstance(error, JobFailed) else unexpected(self.name, epoch, error, read)
             self._changed.notify_all()

@@ -63,8 +63,8 @@ def start(
     revert_to: int | None = None,
     durable: bool = True,
     close_windows: bool = False,
-    knobs: Mapping[str, str | int] | None = None,
     refreshes: Mapping[str, TableRefresh] | None = None,
+    knobs: Mapping[str, str | int] | None = None,
 ) -> Job:
     """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
     # 1. Check: nothing is written, nothing runs yet.
@@ -165,7 +165,7 @@ def start(
         if serving is not None:
             undo.callback(serving.close)
         digests = {name: blobs[name].digest for name in refreshes or ()}
-        refresher = TableRefresher(job, dict(refreshes), digests) if refreshes else None
+        refresher = TableRefresher(job, state.newest, dict(refreshes), digests) if refreshes else None
         job.attach(start_query(spark, writer.foreachBatch(job.on_epoch), location.spark_location), serving, refresher)
         undo.pop_all()  # from now on the job itself releases all this
     return job

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from midstream.control.messages import (
     WorkerReleased,
 )
 from midstream.engine.clock import Clock, SystemClock
+from midstream.engine.control_handlers import loaded
 from midstream.engine.control_order import ControlOrder
 from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.frames import decode_rows, encode_rows, frames_of
@@ -128,12 +130,20 @@ def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordB
     return run(batch.rename_columns(list(names)) for batch in batches)
 
 
+HOLD_S = 0.05
+"""How long :func:`tell_executor` holds its core."""
+
+
 def tell_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Say where this partition is: its number, and the executor."""
+    """Say where this partition is: its number, and the executor.
+
+    All of these tasks take about as long, so that cores become free in turn and executors get as many of them.
+    """
     context = TaskContext.get()
     assert context is not None, "tell_executor is called by Spark, inside a task"
     for _ in batches:
         pass
+    time.sleep(HOLD_S)
     found = {"partition": [context.partitionId()], "executor": [executor_of_this_process()]}
     yield pa.RecordBatch.from_pydict(found, pa.schema([("partition", pa.int32()), ("executor", pa.string())]))
 
@@ -329,6 +339,8 @@ class _Worker:
 
     def _handle(self, told: Handle, post: Callable[[FromTask], None]) -> None:
         """Have a task run handlers of a control operation. One that has not begun to work will find the message."""
+        with contextlib.suppress(Exception):  # first, because the task waits meanwhile; it will report this error
+            loaded(told.order, self.resources)
         with self._guard:
             at_work = self._at_work
             if at_work is None:
