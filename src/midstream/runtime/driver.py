@@ -152,8 +152,10 @@ class Driver:
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def run(self, epoch: Epoch, entry: EpochEntry, compute: Callable[[OpenRun], None]) -> None:
-        """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be.
+    def run(self, epoch: Epoch, entry: EpochEntry, compute: Callable[[OpenRun], None]) -> bool:
+        """Run an epoch until it is committed; False if it was already, before this start.
+
+        Raises :class:`~midstream.errors.JobFailed` if it cannot be.
 
         ``compute`` returns when a run is computed and all its sinks are written.
         """
@@ -163,7 +165,7 @@ class Driver:
             self._edge.make_ready()
             run = self.begin(epoch, entry)
             if run is None:
-                return
+                return False
             first_began = run.began if first_began is None else first_began
             try:
                 compute(run)
@@ -173,7 +175,7 @@ class Driver:
                 self._failed(run, error, is_lost=self._edge.is_lost(error))
                 continue
             if self._commit(run, 1000 * (self._stopwatch() - began), first_began):
-                return
+                return True
 
     def planned(self, run: OpenRun) -> None:
         """The runtime knows what it has to compute for a run, and begins to."""
