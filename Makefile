@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo kafka test test-fast test-slow simulate search chaos lint types format docs bench bench-quick rivals clean check-java
+.PHONY: help setup demo kafka test test-fast test-slow simulate search chaos matrix lint types format docs bench bench-quick rivals clean check-java
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-slow: check-java $(STAMP) ## what `make test` leaves out: a cluster, all pa
 
 test-fast: $(STAMP) ## only the tests that need no Spark (under 1 minute; no Java needed)
 	@$(PY) -m pytest -m "not spark and not long and not slow" --ignore tests/spark --numprocesses 2 $(ARGS)
+
+matrix: check-java ## the fast tests, and some on Spark, with other versions of Python and PySpark (an hour the first time)
+	@scripts/matrix $(ARGS)
 
 kafka: check-java $(STAMP) ## fetch what the tests, the example and the benchmark with Kafka need (27 MB)
 	@$(PY) -m examples.kafka.jars
@@ -80,10 +83,13 @@ bench: check-java $(STAMP) ## the benchmarks, in full; each ends with a line of 
 	@$(PY) -m benchmarks.delay $(ARGS)
 	@$(PY) -m benchmarks.surge $(ARGS)
 	@$(PY) -m benchmarks.migration $(ARGS)
+	@$(PY) -m benchmarks.migration_wave $(ARGS)
+	@$(PY) -m benchmarks.assignment_overhead $(ARGS)
 	@$(PY) -m benchmarks.plan_changes $(ARGS)
 	@$(PY) -m benchmarks.txn $(ARGS)
 	@$(PY) -m benchmarks.ledger $(ARGS)
 	@$(PY) -m benchmarks.applications $(ARGS)
+	@$(PY) -m benchmarks.nexmark $(ARGS)
 	@$(PY) -m benchmarks.kafka $(ARGS)
 
 bench-quick: check-java $(STAMP) ## the benchmarks, small
@@ -98,10 +104,13 @@ bench-quick: check-java $(STAMP) ## the benchmarks, small
 	@$(PY) -m benchmarks.delay --quick $(ARGS)
 	@$(PY) -m benchmarks.surge --quick $(ARGS)
 	@$(PY) -m benchmarks.migration --quick $(ARGS)
+	@$(PY) -m benchmarks.migration_wave --quick $(ARGS)
+	@$(PY) -m benchmarks.assignment_overhead --quick $(ARGS)
 	@$(PY) -m benchmarks.plan_changes --quick $(ARGS)
 	@$(PY) -m benchmarks.txn --quick $(ARGS)
 	@$(PY) -m benchmarks.ledger --quick $(ARGS)
 	@$(PY) -m benchmarks.applications --quick $(ARGS)
+	@$(PY) -m benchmarks.nexmark --quick $(ARGS)
 	@$(PY) -m benchmarks.kafka --quick $(ARGS)
 
 rivals: $(STAMP) ## install PyFlink, for the benchmarks that compare with it, into build/rivals (850 MB)

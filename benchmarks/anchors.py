@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.report import arguments, closing_line, table
-from benchmarks.sessions import cluster
+from benchmarks.sessions import CORES, cluster
 from midstream.runtime.spark.anchors import Anchors
 from midstream.runtime.spark.stage_columns import PreparedColumns
 
@@ -29,7 +29,7 @@ def main() -> None:
     """Run it."""
     quick = arguments(__doc__ or "").parse_args().quick
     conf = {"spark.sql.adaptive.enabled": "false"}  # as in the session of a job's query
-    with cluster(**conf) as spark:
+    with cluster(CORES, **conf) as spark:
         found = {rows: _both(spark, rows, 5 if quick else 15) for rows in (400, 200_000 if quick else 2_000_000)}
     table(
         "An exchange and what it costs, medians",

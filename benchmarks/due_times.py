@@ -77,6 +77,8 @@ class Timeline:
     """By epoch: the number of rows up to its end, and its commit."""
     state_read: list[int] = field(default_factory=list)
     """Bytes of state that each epoch had to read."""
+    phases: list[dict[str, float]] = field(default_factory=list)
+    """Milliseconds of each phase of each epoch; "between" is what lies between them."""
 
     @property
     def rows(self) -> int:
@@ -91,6 +93,9 @@ class Timeline:
                     raise ValueError(f"epoch {each.epoch} follows {len(self.ends) - 1}: too late to know all epochs")
                 self.append(each.rows_in, each.committed_at)
                 self.state_read.append(each.state_read)
+                parts = {phase.name: phase.ended_ms - phase.began_ms for phase in each.phases}
+                between = each.duration_ms - sum(ms for name, ms in parts.items() if name != "idle")
+                self.phases.append({**parts, "between": max(0.0, between)})
 
     def append(self, rows: int, committed_at: float) -> None:
         """The next epoch."""

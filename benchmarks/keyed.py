@@ -3,7 +3,14 @@
 All read the same stream of rows with 10,000 keys and keep a count for each. Spark's sides, on RocksDB with a changelog
 and in update mode, are transformWithStateInPandas and `groupBy().count()`, which never leaves the JVM. midstream's are
 `aggregate` (vectorised) and `process` (a Python function called per row). Times are Spark's own, from each query's
-progress. Also: what keeping state adds to an epoch that touches 1,000 keys.
+progress.
+
+The JVM compiles what runs often, so a query's epochs get shorter for the better part of a minute: those of `aggregate`
+took 139 ms in the first 10 s, 106 after 30 and 90 after 50. Each side therefore runs for the same time before its
+epochs count.
+
+Also: the floor, an epoch of plain Spark with the same rows, two Python stages and an exchange in which nothing is done;
+and what keeping state adds to an epoch that touches 1,000 keys.
 
     python -m benchmarks.keyed [--quick] [--rows ROWS] [--plot FILE]
 """
@@ -23,7 +30,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from rich.progress import Progress
 
 from benchmarks.report import arguments, closing_line, table
-from benchmarks.sessions import CORES, midstream_durations, query_durations, session
+from benchmarks.sessions import CORES, floor_durations, midstream_durations, query_durations, session
 from midstream import Flow, NoopSink, State, agg
 
 COUNTED = "user bigint, n bigint"
@@ -38,19 +45,19 @@ STATE_STORE = {
 
 @dataclass(frozen=True)
 class Size:
-    """Rows and keys of an epoch, and how many epochs of each side; the first ones warm up."""
+    """Rows and keys of an epoch, the seconds that each side runs before its epochs count, and how many count."""
 
     rows: int
     keys: int
-    spark_epochs: int
-    spark_warm_up: int  # its epochs take half of the first one's time after four
+    warm_up_s: float
+    spark_epochs: int  # its epochs take seconds
     epochs: int
     small_epochs: int
-    warm_up: int
+    small_warm_up: int
 
 
-FULL = Size(rows=200_000, keys=10_000, spark_epochs=8, spark_warm_up=4, epochs=20, small_epochs=30, warm_up=1)
-QUICK = Size(rows=20_000, keys=1_000, spark_epochs=2, spark_warm_up=1, epochs=3, small_epochs=4, warm_up=1)
+FULL = Size(rows=200_000, keys=10_000, warm_up_s=30, spark_epochs=4, epochs=30, small_epochs=30, small_warm_up=3)
+QUICK = Size(rows=20_000, keys=1_000, warm_up_s=3, spark_epochs=1, epochs=3, small_epochs=4, small_warm_up=1)
 
 
 def events(spark: SparkSession, rows: int, keys: int) -> DataFrame:
@@ -87,17 +94,22 @@ class Counter(StatefulProcessor):
         """Nothing is held open."""
 
 
-def spark_durations(stream: DataFrame, epochs: int) -> list[float]:
+def spark_durations(stream: DataFrame, size: Size) -> list[float]:
     """transformWithStateInPandas, to Spark's noop sink."""
     counted = stream.groupBy("user").transformWithStateInPandas(
         statefulProcessor=Counter(), outputStructType=COUNTED, outputMode="Update", timeMode="None"
     )
-    return query_durations(counted, epochs, "update")
+    return query_durations(counted, size.spark_epochs, "update", size.warm_up_s)
 
 
-def builtin_durations(stream: DataFrame, epochs: int) -> list[float]:
+def builtin_durations(stream: DataFrame, size: Size) -> list[float]:
     """`groupBy().count()`, compiled code of the JVM, to Spark's noop sink."""
-    return query_durations(stream.groupBy("user").count(), epochs, "update")
+    return query_durations(stream.groupBy("user").count(), size.epochs, "update", size.warm_up_s)
+
+
+def empty_durations(stream: DataFrame, size: Size) -> list[float]:
+    """The same rows through two stages of plain Spark that do nothing with them."""
+    return floor_durations(stream, size.epochs, size.warm_up_s)
 
 
 def count(key: int, row: dict[str, Any], state: State) -> dict[str, Any]:
@@ -140,8 +152,8 @@ def state_overhead_ms(spark: SparkSession, size: Size) -> tuple[float, float]:
     having: list[float] = []
     for _ in range(2):
         stream = events(spark, 1_000, 1_000)
-        without += midstream_durations(spark, stateless_flow(stream), size.small_epochs)[size.warm_up * 3 :]
-        having += midstream_durations(spark, process_flow(stream), size.small_epochs)[size.warm_up * 3 :]
+        without += midstream_durations(spark, stateless_flow(stream), size.small_epochs)[size.small_warm_up :]
+        having += midstream_durations(spark, process_flow(stream), size.small_epochs)[size.small_warm_up :]
     return statistics.median(without), statistics.median(having)
 
 
@@ -154,17 +166,16 @@ def main() -> None:
     size = replace(size, rows=options.rows or size.rows)
     conf = {**STATE_STORE, "spark.sql.shuffle.partitions": str(CORES)}
     with session(**conf) as spark, Progress() as progress:
-        steps = progress.add_task("counting by key", total=8)
         stream = events(spark, size.rows, size.keys)
+        flows = {"process": process_flow(stream), "aggregate": aggregate_flow(stream)}
+        steps = progress.add_task("counting by key", total=len(flows) + 4)
         durations = {}
-        for _ in range(2):  # the first round warms the JVM up, and is not counted
-            for name, flow in (("process", process_flow(stream)), ("aggregate", aggregate_flow(stream))):
-                durations[name] = midstream_durations(spark, flow, size.epochs)[size.warm_up :]
-                progress.advance(steps)
-            durations["builtin"] = builtin_durations(stream, size.epochs)[size.warm_up :]
+        for name, flow in flows.items():
+            durations[name] = midstream_durations(spark, flow, size.epochs, size.warm_up_s)
             progress.advance(steps)
-        durations["spark"] = spark_durations(stream, size.spark_epochs)[size.spark_warm_up :]
-        progress.advance(steps)
+        for name, measure in (("floor", empty_durations), ("builtin", builtin_durations), ("spark", spark_durations)):
+            durations[name] = measure(stream, size)
+            progress.advance(steps)
         without, having = state_overhead_ms(spark, size)
         progress.advance(steps)
     rate = {name: size.rows / statistics.median(found) * 1000 for name, found in durations.items()}
@@ -178,6 +189,9 @@ def main() -> None:
         "aggregate_ratio": round(rate["aggregate"] / rate["spark"], 1),
         "process_ratio": round(rate["process"] / rate["spark"], 1),
         "builtin_ratio": round(rate["aggregate"] / rate["builtin"], 2),
+        "aggregate_epoch_ms": statistics.median(durations["aggregate"]),
+        "floor_epoch_ms": statistics.median(durations["floor"]),
+        "floor_ratio": round(rate["floor"] / rate["spark"], 1),
         "stateless_small_epoch_ms": without,
         "stateful_small_epoch_ms": having,
         "state_overhead_ms": having - without,
@@ -190,6 +204,7 @@ def main() -> None:
             ("groupBy().count(), RocksDB", f"{rate['builtin']:,.0f}", f"{rate['builtin'] / rate['spark']:.1f}", ""),
             ("midstream process", f"{rate['process']:,.0f}", f"{figures['process_ratio']}", "≥ 15"),
             ("midstream aggregate", f"{rate['aggregate']:,.0f}", f"{figures['aggregate_ratio']}", "≥ 40"),
+            ("plain Spark, two empty Python stages", f"{rate['floor']:,.0f}", f"{figures['floor_ratio']}", ""),
             ("midstream aggregate × groupBy().count()", "", f"{figures['builtin_ratio']}", "≥ 1"),
             ("state of 1,000 keys adds", f"{figures['state_overhead_ms']:.0f} ms", "", "≤ 60 ms"),
         ],

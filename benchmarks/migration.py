@@ -1,10 +1,12 @@
-"""Half of a job's state moves to another executor under load: strategies, and the honest rival, a restart.
+"""Half of a job's state moves to another executor under load: strategies, and the honest rivals, two restarts.
 
 Megaphone's experiment (its Figure 2) on epochs. Words are counted by a `process`, on a cluster of two executors on this
 machine, with partitions that stick to them and local state of their own. Keys are preloaded; then rows are due at a
 constant rate, whether or not the job is ready. Each executor gives half of its bins to the other one, so all state that
 moves is read by an executor that did not have it, and the load is as even afterwards as it was before. In between, the
-bins go back. At the end the job is stopped and started with other partitions in the same driver.
+bins go back. At the end the job is stopped and started with other partitions in the same driver, twice: with what
+executors keep on their disks, and without it. The second time all executors share one new folder, which helps: what one
+has read no other one needs to read.
 
 A row's latency is the commit of its epoch minus the time it was due. At the end every key's count is compared with what
 the rows that were committed make by arithmetic.
@@ -18,54 +20,53 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from benchmarks.due_times import Latencies, Timeline, first_due
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import cluster
-from midstream import Flow, GeneratorSource, Move, NoopSink, State, Step
-from midstream.change.migration import Migration
-from midstream.checkpoint.inspection import read_state
-from midstream.runtime.spark.job import Job
+from benchmarks.word_load import (
+    STAGE,
+    STRIDE,
+    Load,
+    Patience,
+    fill,
+    filling,
+    flow,
+    loading,
+    source,
+    state_errors,
+)
+from midstream import Flow, Move, Step
 
 PARTITIONS = 4
 RESTARTED_PARTITIONS = 2
 LOAD = 0.4
 """The share of the measured capacity that is due."""
-STRIDE = 7_919
-"""A prime that divides no number of keys used here, so any run of as many rows as there are keys has every key."""
-LEAD_S = 6.0
-"""The load begins so long after a job is started."""
-PATIENCE_S = 120.0
 STARTS = 10
-STAGE = "by word"
-RESTART = "stop and start"
+NAME = "migration"
+RESTART, RESTART_COLD = "stop and start", "stop and start, local state lost"
 
 
 @dataclass(frozen=True)
 class Size:
-    """Keys, bins, and rows of an epoch when keys are loaded and capacity is measured; epochs that count as steady; for
-    how many seconds and epochs rows must be served as before, and for how long that is awaited."""
+    """Keys, bins, rows of an epoch when keys are loaded and capacity is measured, and how many of these epochs."""
 
     keys: int
     bins: int
     chunk: int
     chunks: int
-    steady: int
-    calm_s: float
-    calm_epochs: int
-    patience_s: float
+    patience: Patience
 
 
-FULL = Size(10_000_000, 256, 500_000, 6, 25, 10.0, 10, 90.0)
-QUICK = Size(100_000, 32, 25_000, 4, 20, 3.0, 5, 6.0)
+FULL = Size(10_000_000, 256, 500_000, 6, Patience(25, 10.0, 10, 90.0))
+QUICK = Size(100_000, 32, 25_000, 4, Patience(20, 3.0, 5, 6.0))
 WARM_UP = 8
 """Epochs after a start that do not count."""
 BETWEEN = 6
@@ -109,6 +110,8 @@ class Measured:
     """The median of the epochs with a step."""
     epoch_ms: float | None = None
     """How long epochs took without one, as the job saw it."""
+    phases: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By phase of an epoch: the median of steady epochs, and of those with a step; milliseconds."""
 
     @property
     def spike_s(self) -> float:
@@ -133,97 +136,24 @@ class Measured:
             "steady_read_bytes": round(self.steady_read),
             "step_epoch_ms": self.step_ms,
             "steady_epoch_ms": self.epoch_ms,
+            "phases_ms": {name: [round(steady, 1), round(step, 1)] for name, (steady, step) in self.phases.items()},
         }
-
-
-# ── the flow ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Words:
-    """Every key once, then every key again, in an order that visits bins at random."""
-
-    keys: int
-
-    def __call__(self, indexes: Any, rng: Any) -> pa.RecordBatch:
-        """The words of these events."""
-        numbers = pa.array(indexes.astype(np.int64) * STRIDE % self.keys)
-        return pa.RecordBatch.from_arrays([numbers.cast(pa.string())], names=["word"])
-
-
-def count(word: str, row: dict[str, Any], state: State) -> dict[str, Any]:
-    """A word more."""
-    n = state.get(0) + 1
-    state.set(n)
-    return {"word": word, "n": n}
-
-
-def flow(keys: int, load: Step, *, limit: int | None = None, chunk: int | None = None) -> Flow:
-    """Words, counted."""
-    made = Flow("migration")
-    source = GeneratorSource(Words(keys), "word string", load, limit=limit, max_rows_per_epoch=chunk)
-    words = made.source("words", source).key_by(STAGE, "word")
-    words.process("count", count, returns="word string, n bigint").sink("out", NoopSink())
-    return made
 
 
 # ── a job under load ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass
-class Load:
-    """A job, and what is due."""
-
-    job: Job
-    timeline: Timeline
-    schedule: Step
-    start_us: int
-
-    def follow(self, is_done: Callable[[], bool]) -> None:
-        """Go on until this holds, looking once an epoch."""
-        while not is_done():
-            if not self.job.await_epoch(self.job.metrics.epochs + 1, PATIENCE_S):
-                raise RuntimeError(f"the job is {self.job.status}: it has committed no epoch in {PATIENCE_S:.0f} s")
-            self.timeline.add(self.job.progress)
-
-    def epochs(self, count: int) -> None:
-        """Go on for some epochs."""
-        end = self.job.metrics.epochs + count
-        self.follow(lambda: self.job.metrics.epochs >= end)
-        self.timeline.add(self.job.progress)
-
-    def since(self, epoch: int) -> Latencies:
-        """The rows of the epochs from this one on."""
-        return self.timeline.latencies(self.schedule, self.start_us, epoch)
-
-    def steady(self, size: Size) -> Latencies:
-        """Wait for steady epochs, and return their rows."""
-        self.epochs(size.steady)
-        return self.since(len(self.timeline.ends) - size.steady)
-
-    def settle(self, size: Size, first: int, requested: float, steady: Latencies) -> tuple[Latencies, float | None]:
-        """Wait until rows are served as before; return the rows from the event until then, and when that was."""
-        p99, deadline = steady.quantile(0.99), time.time() + size.patience_s
-
-        def calm() -> float | None:
-            rows = self.since(first)
-            since = rows.calm_since(p99) if len(rows.due) else None
-            if since is None or rows.due[-1] - since < size.calm_s:
-                return None
-            epochs = sum(1 for _, committed in self.timeline.ends.values() if committed > max(since, requested))
-            return since if epochs >= size.calm_epochs else None
-
-        self.follow(lambda: calm() is not None or time.time() > deadline)
-        rows, since = self.since(first), calm()
-        return rows, None if since is None else max(0.0, since - requested)
+class MovingLoad(Load):
+    """A load under which bins move from one executor to the other, and back."""
 
     def move(self, way: Way, size: Size, bins: dict[int, int]) -> Measured:
         """Wait for steady epochs, and move."""
-        steady, steady_read = self.steady(size), statistics.median(self.timeline.state_read[-size.steady :])
+        steady, steady_read = self.steady(size.patience), self.steady_read(size.patience)
         first, requested = len(self.timeline.ends), time.time()
         migration = self.job.migrate(Move(bins, STAGE), strategy=way.strategy, prewarm=way.prewarm)
-        ended = self._end(migration)
-        rows, stable = self.settle(size, first, requested, steady)
+        ended = self.end_of(migration)
+        rows, stable = self.settle(size.patience, first, requested, steady)
         read = [step.read for step in migration.steps]
         return Measured(
             steady,
@@ -238,18 +168,22 @@ class Load:
             steady_read=steady_read,
             step_ms=round(statistics.median(step.epoch_ms for step in migration.steps), 1),
             epoch_ms=round(statistics.median(step.steady_ms for step in migration.steps), 1),
+            phases=self._phases(range(first - size.patience.steady, first), [step.epoch for step in migration.steps]),
         )
+
+    def _phases(self, steady: Sequence[int], steps: Sequence[int]) -> dict[str, tuple[float, float]]:
+        """What steps add, and where."""
+        found = self.timeline.phases
+
+        def median(name: str, epochs: Sequence[int]) -> float:
+            return statistics.median(found[epoch].get(name, 0.0) for epoch in epochs)
+
+        return {name: (median(name, steady), median(name, steps)) for name in found[steps[0]]}
 
     def go_back(self, bins: dict[int, int]) -> None:
         """Move, unmeasured."""
-        self._end(self.job.migrate(Move(bins, STAGE), strategy="sudden", prewarm=True))
+        self.end_of(self.job.migrate(Move(bins, STAGE), strategy="sudden", prewarm=True))
         self.epochs(BETWEEN)
-
-    def _end(self, migration: Migration) -> float:
-        """Go on until it has ended; return when."""
-        self.follow(lambda: migration.is_over)
-        migration.require(0)
-        return next(reversed(self.timeline.ends.values()))[1]
 
     def places(self) -> tuple[list[int], list[int]] | None:
         """The partitions of each executor, if there are two with as many."""
@@ -295,21 +229,22 @@ def run(spark: SparkSession, size: Size, ways: Sequence[Way], tell: Callable[[st
     """Everything, on one checkpoint."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         timeline = Timeline()
+
+        def words(load: Step, limit: int | None = None) -> Flow:
+            return flow(source(size.keys, load, limit=limit, chunk=limit and size.chunk), NAME)
+
         rows = size.keys + size.chunk * size.chunks
-        filled = ((0.0, float(rows)), (1.0, 0.0))
         began = time.perf_counter()
-        fill(spark, folder, flow(size.keys, Step(filled), limit=size.keys, chunk=size.chunk), timeline, size)
+        fill(spark, folder, words(filling(rows), limit=size.keys), timeline, partitions=PARTITIONS, bins=size.bins)
         tell(f"{size.keys:,} keys are loaded after {time.perf_counter() - began:.0f} s")
-        fill(spark, folder, flow(size.keys, Step(filled), limit=rows, chunk=size.chunk), timeline, size)
+        fill(spark, folder, words(filling(rows), limit=rows), timeline, partitions=PARTITIONS, bins=size.bins)
         ends = [at for _, at in timeline.ends.values()][-size.chunks + 1 :]
         capacity = size.chunk / statistics.median(np.diff(ends))
         start_us, rate = first_due(folder), round(LOAD * capacity)
         tell(f"capacity {capacity:,.0f} rows/s; {rate:,} are due")
-        schedule = Step((*filled, (time.time() + LEAD_S - start_us / 1e6, rate)))
+        schedule = loading(rows, start_us, rate)
         events = dict[str, Measured]()
-        load = placed(
-            lambda: Load(flow(size.keys, schedule).start(spark, checkpoint=folder), timeline, schedule, start_us)
-        )
+        load = placed(lambda: MovingLoad(words(schedule).start(spark, checkpoint=folder), timeline, schedule, start_us))
         job = load.job
         try:
             load.follow(lambda: timeline.rows > rows)
@@ -319,25 +254,29 @@ def run(spark: SparkSession, size: Size, ways: Sequence[Way], tell: Callable[[st
                 events[str(way)] = load.move(way, size, there)
                 tell(f"{way}: {events[str(way)].figures()}")
                 load.go_back(back)
-            steady, first = load.steady(size), len(timeline.ends)
-            requested = time.time()
-            job.stop()
-            timeline.add(job.progress)
-            job = flow(size.keys, schedule).start(spark, checkpoint=folder, partitions=RESTARTED_PARTITIONS)
-            load = Load(job, timeline, schedule, start_us)
-            load.epochs(1)
-            ended = next(reversed(timeline.ends.values()))[1]
-            during, stable = load.settle(size, first, requested, steady)
-            events[RESTART] = Measured(steady, during, requested, ended, stable)
-            tell(f"{RESTART}: {events[RESTART].figures()}")
+            for name, partitions, local in (
+                (RESTART, RESTARTED_PARTITIONS, None),
+                (RESTART_COLD, PARTITIONS, f"{folder}/local"),
+            ):
+                steady, first = load.steady(size.patience), len(timeline.ends)
+                requested = time.time()
+                job.stop()
+                timeline.add(job.progress)
+                job = words(schedule).start(spark, checkpoint=folder, partitions=partitions, local_state=local)
+                load = MovingLoad(job, timeline, schedule, start_us)
+                load.epochs(1)
+                ended = next(reversed(timeline.ends.values()))[1]
+                during, stable = load.settle(size.patience, first, requested, steady)
+                events[name] = Measured(steady, during, requested, ended, stable)
+                tell(f"{name}: {events[name].figures()}")
         finally:
             job.stop()
         timeline.add(job.progress)
-        lost, doubled = errors(folder, size.keys, timeline.rows)
+        lost, doubled = state_errors(folder, size.keys, timeline.rows)
     return Result(rate, events, timeline.rows, lost, doubled)
 
 
-def placed(start: Callable[[], Load]) -> Load:
+def placed(start: Callable[[], MovingLoad]) -> MovingLoad:
     """A job whose partitions are spread evenly: Spark places them when a job starts, as tasks happen to end."""
     for _ in range(STARTS):
         load = start()
@@ -351,25 +290,6 @@ def placed(start: Callable[[], Load]) -> Load:
         load.job.stop()
         load.timeline.add(load.job.progress)
     raise RuntimeError(f"in {STARTS} starts, partitions were never spread evenly over two executors")
-
-
-def fill(spark: SparkSession, folder: str, filling: Flow, timeline: Timeline, size: Size) -> None:
-    """Run until a limit of rows."""
-    job = filling.start(spark, checkpoint=folder, trigger="available-now", partitions=PARTITIONS, bins=size.bins)
-    while not job.await_termination(0.5):
-        timeline.add(job.progress)
-    timeline.add(job.progress)
-
-
-def errors(folder: str, keys: int, rows: int) -> tuple[int, int]:
-    """How often a row was not counted, and how often one was counted again, by the state that is left."""
-    found = read_state(folder, "count")
-    words = found.column("word").cast(pa.int64()).to_numpy()
-    counts = np.zeros(keys, np.int64)
-    np.add.at(counts, words, found.column(found.num_columns - 1).cast(pa.int64()).to_numpy())
-    wanted = np.full(keys, rows // keys)
-    wanted[np.arange(rows // keys * keys, rows) * STRIDE % keys] += 1
-    return int(np.maximum(wanted - counts, 0).sum()), int(np.maximum(counts - wanted, 0).sum())
 
 
 def plot(path: Path, events: dict[str, Measured]) -> None:
@@ -421,6 +341,16 @@ def main() -> None:
             for name, run in runs.items()
         ],
     )
+    names = sorted({name for run in runs.values() for name in run["phases_ms"]})
+    table(
+        "where the time of an epoch goes: median ms of steady ones → of those with a step",
+        ("", *names),
+        [
+            (way, *("{} → {}".format(*run["phases_ms"][name]) for name in names))
+            for way, run in runs.items()
+            if run["phases_ms"]
+        ],
+    )
     print(f"load average {after}; {result.rows:,} rows, {result.lost} lost, {result.doubled} doubled")
     if options.plot:
         plot(options.plot, result.events)
@@ -432,6 +362,7 @@ def main() -> None:
         "fluid_over_steady": runs[str(FLUID)]["max_over_steady"],
         "sudden_over_prewarmed": ratio(sudden, prewarmed),
         "restart_over_prewarmed": ratio(result.events[RESTART], prewarmed),
+        "cold_restart_over_prewarmed": ratio(result.events[RESTART_COLD], prewarmed),
         "lost": result.lost,
         "doubled": result.doubled,
         "runs": runs,

@@ -9,7 +9,8 @@ everything is checked against arithmetic.
 
 Sources cannot be added to a running job yet, so there is no figure for that.
 
-    python -m benchmarks.plan_changes [--quick] [--only changes,pyflink,kills] [--pyflink PYTHON] [--plot FILE]
+    python -m benchmarks.plan_changes [--quick] [--only changes,pyflink,kills] [--rounds ROUNDS]
+        [--pyflink PYTHON] [--plot FILE]
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from benchmarks.plan_timeline import (
     CYCLE,
     INSERT,
     KEYED,
-    RATE,
     REDEPLOY,
     RESTART,
     WITHIN,
@@ -49,9 +49,10 @@ PARTS = CHANGES, PYFLINK, KILLS = "changes", "pyflink", "kills"
 
 @dataclass(frozen=True)
 class Size:
-    """Rounds of changes, epochs between two of them, restarts in the same driver; cycles of PyFlink, and how long it
-    runs in between; changes at random, and epochs between two kills."""
+    """Numbers that are due each second; rounds of changes, epochs between two of them, restarts in the same driver;
+    cycles of PyFlink, and how long it runs in between; changes at random, and epochs between two kills."""
 
+    rate: int
     rounds: int
     calm: int
     restarts: int
@@ -61,8 +62,8 @@ class Size:
     apart: tuple[int, int]
 
 
-FULL = Size(rounds=12, calm=8, restarts=4, cycles=5, steady_s=8.0, random=100, apart=(5, 15))
-QUICK = Size(rounds=1, calm=5, restarts=1, cycles=1, steady_s=2.0, random=4, apart=(3, 5))
+FULL = Size(rate=5_000, rounds=12, calm=8, restarts=4, cycles=5, steady_s=8.0, random=100, apart=(5, 15))
+QUICK = Size(rate=1_500, rounds=1, calm=5, restarts=1, cycles=1, steady_s=2.0, random=4, apart=(3, 5))
 
 
 @dataclass
@@ -159,7 +160,7 @@ def figures_of(results: Results, calm: int) -> dict[str, Any]:
             "longest_epoch_ratios": ratios,
             "longest_epoch_ratio_without_change": noise(results.course, calm),
             "epoch_ms": round(1000 * statistics.median(each.epoch_s for each in found)),
-            "rate": RATE,
+            "rate": results.course.rate,
             "first_row_ms": {kind: _median_of(found, kind, "first_new_ms") for kind in (*CYCLE, RESTART, REDEPLOY)},
             "last_row_ms": {kind: _median_of(found, kind, "last_old_ms") for kind in (*CYCLE, RESTART, REDEPLOY)},
             "pause_ms": {kind: _median_of(found, kind, "pause_ms") for kind in (*CYCLE, RESTART, REDEPLOY)},
@@ -199,7 +200,7 @@ def _median_of(found: Sequence[Measured], kind: str, name: str) -> float | None:
 # ── showing them ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def show(results: Results, figures: dict[str, Any]) -> None:
+def show(results: Results, figures: dict[str, Any], rate: int) -> None:
     """Tables for people."""
     rows = []
     if results.course is not None:
@@ -210,7 +211,7 @@ def show(results: Results, figures: dict[str, Any]) -> None:
         found = figures["pyflink"]
         rows.append(("PyFlink, savepoint", _cell(found["first_row_ms"]), "", _cell(found["pause_ms"]), ""))
     table(
-        f"SMQ at {RATE:,} rows/s, ms since the call (medians), {CORES} cores",
+        f"SMQ at {rate:,} rows/s, ms since the call (medians), {CORES} cores",
         ("", "first row of the new plan", "last row of the old one", "no row worked on for", "rows wait longer by"),
         rows,
     )
@@ -247,11 +248,13 @@ def plot(path: Path, results: Results, calm: int) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 4))
-    dots = {kind: [] for kind in (*CYCLE, RESTART, REDEPLOY)} if results.course is not None else {}
+    dots: dict[str, list[float]] = (
+        {kind: [] for kind in (*CYCLE, RESTART, REDEPLOY)} if results.course is not None else {}
+    )
     if (course := results.course) is not None:
         found = measured(course, calm)
         for each in found:
-            dots[each.event.kind].append(each.first_new_ms)
+            dots.setdefault(each.event.kind, []).append(each.first_new_ms)
         colours = {INSERT: "#2255aa", KEYED: "#4c9be8", RESTART: "#e0a030", REDEPLOY: "#bb5566"}
         for kind, colour in colours.items():
             here = [each.event for each in found if each.event.kind == kind]
@@ -283,13 +286,14 @@ def main() -> None:
     """Run the benchmark."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", default=",".join(PARTS), help="parts of it, e.g. changes,kills")
+    parser.add_argument("--rounds", type=int, metavar="ROUNDS", help="how often each change is made")
     parser.add_argument("--pyflink", metavar="PYTHON", help="a Python that has apache-flink")
     options = parser.parse_args()
     parts = options.only.split(",")
     if unknown := sorted({*parts} - {*PARTS}):
         parser.error(f"--only {unknown[0]}: the parts are {', '.join(PARTS)}")
     size, results, began = (QUICK if options.quick else FULL), Results(), time.perf_counter()
-    python = None
+    size, python = replace(size, rounds=options.rounds or size.rounds), None
     if PYFLINK in parts:
         try:
             python = find(options.pyflink)
@@ -303,10 +307,10 @@ def main() -> None:
             changes = progress.add_task("changes", total=size.rounds * len(CYCLE) + size.restarts + 1)
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, session() as spark:
                 advance = lambda: progress.advance(changes)  # noqa: E731
-                results.course = run(spark, Path(folder), size.rounds, size.calm, size.restarts, advance)
+                results.course = run(spark, Path(folder), size.rate, size.rounds, size.calm, size.restarts, advance)
         if python is not None:
             cycles = progress.add_task("PyFlink", total=1)
-            results.cycles = savepoint_cycles(python, RATE, COST_US, size.cycles, size.steady_s)
+            results.cycles = savepoint_cycles(python, size.rate, COST_US, size.cycles, size.steady_s)
             progress.advance(cycles)
         if KILLS in parts:
             kills = progress.add_task("changes with kills", total=1)
@@ -315,7 +319,7 @@ def main() -> None:
             progress.advance(kills)
     figures = figures_of(results, size.calm) | {"load_average": [before, os.getloadavg()]}
     figures["took_s"] = round(time.perf_counter() - began)
-    show(results, figures)
+    show(results, figures, size.rate)
     if options.plot:
         plot(options.plot, results, size.calm)
     closing_line("plan_changes", figures, quick=options.quick)

@@ -1,7 +1,7 @@
 """SMQ under a constant load while its plan is changed, live and by restarts: what ``benchmarks.plan_changes`` measures.
 
 One checkpoint, one sink and one timeline for everything, so that one verdict covers all rows. Run as a module, this is
-the driver that is deployed anew: ``python -m benchmarks.plan_timeline CHECKPOINT SINK EPOCHS``.
+the driver that is deployed anew: ``python -m benchmarks.plan_timeline CHECKPOINT SINK RATE NTH EPOCHS``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from midstream import Constant, FileSink, Flow
 from midstream.metrics import EpochProgress
 from midstream.runtime.spark.job import Job
 
-__all__ = ["COST_US", "CYCLE", "INSERT", "KEYED", "RATE", "REDEPLOY", "RESTART", "WITHIN", "Course", "Event", "run"]
+__all__ = ["COST_US", "CYCLE", "INSERT", "KEYED", "REDEPLOY", "RESTART", "WITHIN", "Course", "Event", "run"]
 
-RATE = 5_000
-"""Numbers that are due each second: with what they cost, about a third of what two cores can do."""
 COST_US = 100.0
+"""What a number costs, beside what the engine does with it."""
+LONGEST_S = 3
+"""The numbers of an epoch were due within this time at most: a job that is behind catches up in steps."""
 ROOT = Path(__file__).parents[1]
 WARM_UP = 10
 """Least number of epochs after a start that do not count."""
@@ -79,7 +80,9 @@ class Event:
 class Course:
     """All that happened on one checkpoint."""
 
-    timeline: Timeline
+    rate: int
+    """Numbers that are due each second."""
+    timeline: Timeline = field(default_factory=Timeline)
     start_us: int = 0
     events: list[Event] = field(default_factory=list)
     warm: int = WARM_UP
@@ -102,7 +105,7 @@ class Course:
 
     def latencies(self, first: int, end: int) -> Latencies:
         """Of the rows of these epochs."""
-        return self.timeline.latencies(Constant(RATE), self.start_us, first, end)
+        return self.timeline.latencies(Constant(self.rate), self.start_us, first, end)
 
     def pause_s(self, since: float, until: float) -> float:
         """The longest time in between for which no row was worked on."""
@@ -110,17 +113,18 @@ class Course:
         return float(np.diff(self.stamps[max(begin - 1, 0) : end + 1]).max(initial=0.0))
 
 
-def script(sink: Path, plan: smq.Plan) -> Flow:
+def script(sink: Path, rate: int, plan: smq.Plan) -> Flow:
     """The flow with this plan, under the load."""
-    return smq.flow(smq.numbers(RATE, partitions=CORES), FileSink(sink, merge=False), COST_US, plan)
+    source = smq.numbers(rate, partitions=CORES, max_rows_per_epoch=rate * LONGEST_S)
+    return smq.flow(source, FileSink(sink, merge=False), COST_US, plan)
 
 
 def run(
-    spark: SparkSession, folder: Path, rounds: int, calm: int, restarts: int, advance: Callable[[], None]
+    spark: SparkSession, folder: Path, rate: int, rounds: int, calm: int, restarts: int, advance: Callable[[], None]
 ) -> Course:
     """Make all changes, ``calm`` epochs apart; then restart the job with other scripts, at last in a new driver."""
-    checkpoint, sink, course = str(folder / "checkpoint"), folder / "out", Course(Timeline())
-    job = script(sink, smq.BASE).start(spark, checkpoint=checkpoint, partitions=CORES)
+    checkpoint, sink, course = str(folder / "checkpoint"), folder / "out", Course(rate)
+    job = script(sink, rate, smq.BASE).start(spark, checkpoint=checkpoint, partitions=CORES)
     try:
         follow(job, course.timeline, 2)
         course.start_us = first_due(checkpoint)
@@ -136,12 +140,12 @@ def run(
         plan = smq.BASE
         for _ in range(restarts):
             change = smq.Change(plan, plan := smq.BASE if plan is FIFTH else FIFTH)
-            job, event = restart(spark, job, course.timeline, change, checkpoint, sink)
+            job, event = restart(spark, job, course, change, checkpoint, sink)
             course.events.append(event)
             follow(job, course.timeline, calm)
             advance()
         change = smq.Change(plan, smq.BASE if plan is FIFTH else FIFTH)
-        course.events.append(redeploy(job, course.timeline, change, checkpoint, sink, calm))
+        course.events.append(redeploy(job, course, change, checkpoint, sink, calm))
         advance()
     finally:
         job.stop()
@@ -190,33 +194,30 @@ def update(job: Job, timeline: Timeline, kind: str, change: smq.Change) -> Event
 
 
 def restart(
-    spark: SparkSession, job: Job, timeline: Timeline, change: smq.Change, checkpoint: str, sink: Path
+    spark: SparkSession, job: Job, course: Course, change: smq.Change, checkpoint: str, sink: Path
 ) -> tuple[Job, Event]:
     """Stop the job, and start the other script on its checkpoint in this driver, where everything is warm."""
+    timeline = course.timeline
     timeline.add(job.progress)
     called_at, running = time.time(), len(timeline.ends)
     job.stop()
     timeline.add(job.progress)
-    again = script(sink, change.after).start(spark, checkpoint=checkpoint, partitions=CORES, changes="drop")
+    again = script(sink, course.rate, change.after).start(
+        spark, checkpoint=checkpoint, partitions=CORES, changes="drop"
+    )
     return again, Event(RESTART, change, called_at, running, len(timeline.ends))
 
 
-def redeploy(job: Job, timeline: Timeline, change: smq.Change, checkpoint: str, sink: Path, epochs: int) -> Event:
+def redeploy(job: Job, course: Course, change: smq.Change, checkpoint: str, sink: Path, epochs: int) -> Event:
     """Stop the job, and start the other script in another process, with a JVM, Spark and workers of its own."""
+    timeline = course.timeline
     timeline.add(job.progress)
     called_at, running = time.time(), len(timeline.ends)
     job.stop()
     timeline.add(job.progress)
     event = Event(REDEPLOY, change, called_at, running, len(timeline.ends))
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.plan_timeline",
-        checkpoint,
-        str(sink),
-        str(change.after.nth),
-        str(epochs),
-    ]
+    told = (checkpoint, sink, course.rate, change.after.nth, epochs)
+    command = [sys.executable, "-m", "benchmarks.plan_timeline", *map(str, told)]
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False)
     if ended.returncode:
@@ -236,8 +237,8 @@ def check(course: Course, sink: Path) -> None:
 
 def main() -> None:
     """Be the new driver; its last line has its epochs."""
-    checkpoint, sink, nth, epochs = sys.argv[1:]
-    flow = script(Path(sink), smq.Plan(nth=int(nth)))
+    checkpoint, sink, rate, nth, epochs = sys.argv[1:]
+    flow = script(Path(sink), int(rate), smq.Plan(nth=int(nth)))
     with session() as spark, flow.start(spark, checkpoint=checkpoint, partitions=CORES, changes="drop") as job:
         job.await_epoch(int(epochs), PATIENCE_S)
         job.stop()

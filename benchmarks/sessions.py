@@ -8,14 +8,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from midstream import Flow, local_session
+from midstream.runtime.spark.offset_log import start_query
 
 CORES = 2
+COUNTS = pa.schema([("dest", pa.int32()), ("n", pa.int64())])
 
 
 @contextlib.contextmanager
@@ -29,15 +32,15 @@ def session(**conf: str) -> Iterator[SparkSession]:
 
 
 @contextlib.contextmanager
-def cluster(**conf: str) -> Iterator[SparkSession]:
-    """A session with two executors, processes of their own with one core each."""
+def cluster(executors: int = CORES, **conf: str) -> Iterator[SparkSession]:
+    """A session with executors that are processes of their own, with one core each."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         home = Path(folder, "spark")
         home.mkdir()
         for entry in Path(pyspark.__file__).parent.iterdir():
             (home / entry.name).symlink_to(entry)
         os.environ["SPARK_HOME"] = str(home)  # such a cluster writes into it
-        spark = local_session(f"local-cluster[{CORES},1,1024]", conf)
+        spark = local_session(f"local-cluster[{executors},1,1024]", conf)
         try:
             yield spark
         finally:
@@ -60,31 +63,77 @@ def payments_stream(spark: SparkSession, rows_per_epoch: int) -> DataFrame:
     )
 
 
-def query_durations(rows: DataFrame, epochs: int, mode: str = "append") -> list[float]:
-    """Epochs of a plain Spark query to the noop sink that had rows, timed by Spark."""
+def query_durations(rows: DataFrame, epochs: int, mode: str = "append", warm_up_s: float = 0) -> list[float]:
+    """Epochs of a plain Spark query to the noop sink that had rows, timed by Spark.
+
+    ``warm_up_s``: seconds that it runs before the epochs that count.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
         writer = rows.writeStream.format("noop").outputMode(mode).option("checkpointLocation", checkpoint)
-        query = writer.start()
-        try:
-            while query.isActive and len(done := _finished(query)) < epochs:
-                query.awaitTermination(1)
-            if query.exception() is not None:
-                raise RuntimeError(str(query.exception()))
-        finally:
-            query.stop()
+        return _durations(writer.start(), epochs, warm_up_s)
+
+
+def floor_durations(rows: DataFrame, epochs: int, warm_up_s: float = 0) -> list[float]:
+    """The least that an epoch of two stages with Python in them takes in plain Spark, timed by Spark.
+
+    `foreachBatch`, two `mapInArrow` and an exchange of one row a task between them; the functions read their input and
+    do nothing with it. Spark's log is written as midstream has it written, and adaptive execution is off.
+    """
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        n = sum(batch.num_rows for batch in batches)
+        yield pa.RecordBatch.from_pydict({"dest": list(range(CORES)), "n": [n] * CORES}, COUNTS)
+
+    def drop(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        return iter(())
+
+    def epoch(frame: DataFrame, _: int) -> None:
+        counted = frame.mapInArrow(count, "dest int, n bigint").repartitionById(CORES, F.col("dest"))
+        counted.sortWithinPartitions("n").mapInArrow(drop, "n bigint").write.format("noop").mode("append").save()
+
+    spark = rows.sparkSession
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
+            location = f"file://{checkpoint}"
+            writer = rows.writeStream.foreachBatch(epoch).option("checkpointLocation", location)
+            return _durations(start_query(spark, writer, location), epochs, warm_up_s)
+    finally:
+        spark.conf.unset("spark.sql.adaptive.enabled")
+
+
+def _durations(query: StreamingQuery, epochs: int, warm_up_s: float) -> list[float]:
+    done: list[float] = []
+    try:
+        if warm_up_s:
+            query.awaitTermination(warm_up_s)
+        first = query.lastProgress["batchId"] + 1 if warm_up_s and query.lastProgress else 0
+        while query.isActive and len(done := _finished(query, first)) < epochs:
+            query.awaitTermination(1)
+        if query.exception() is not None:
+            raise RuntimeError(str(query.exception()))
+    finally:
+        query.stop()
     return done[:epochs]
 
 
-def _finished(query: StreamingQuery) -> list[float]:
-    return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["numInputRows"]]
+def _finished(query: StreamingQuery, first: int) -> list[float]:
+    return [
+        p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["numInputRows"] and p["batchId"] >= first
+    ]
 
 
-def midstream_durations(spark: SparkSession, flow: Flow, epochs: int) -> list[float]:
+def midstream_durations(spark: SparkSession, flow: Flow, epochs: int, warm_up_s: float = 0) -> list[float]:
     """A flow's epochs, timed by Spark like the other side's."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint,
         flow.start(spark, checkpoint=checkpoint, partitions=CORES) as job,
     ):
-        job.await_epoch(epochs + 1)
         [query] = [query for query in spark.streams.active if job.id in str(query.name)]
-        return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["batchId"] < epochs]
+        if warm_up_s:
+            query.awaitTermination(warm_up_s)
+        first = job.progress[-1].epoch + 1 if warm_up_s else 0
+        job.await_epoch(first + epochs + 1)
+        return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if 0 <= p["batchId"] - first < epochs]

@@ -1,4 +1,4 @@
-"""A job on the local runtime whose epochs a test runs one by one, with everything that moves state."""
+"""A job on the local runtime whose epochs a test runs one by one, with everything that moves state or controls it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from midstream.flow.edits import Edit
 from midstream.ids import Epoch, StageIndex
 from midstream.planner.assignment import Assignment
 from midstream.planner.change_plan import Scheduler
+from midstream.runtime.control_desk import ControlDesk
+from midstream.runtime.controlled_job import ControlledJob
 from midstream.runtime.local.data import source_epochs
 from midstream.runtime.local.runtime import _Runtime, runtime_of
 from midstream.runtime.migrating_job import MigratingJob
@@ -47,7 +49,7 @@ def bin_of(key: str) -> int:
     return int(bins_of(hash_columns(pa.record_batch({"k": pa.array([key])}), ["k"]))[0])
 
 
-class SteppedJob(MigratingJob):
+class SteppedJob(MigratingJob, ControlledJob):
     """Numbers the rows of each user, in the stage "by user"; then passes them through the stage "by length"."""
 
     name, id = "counts", "0123456789abcdef0123456789abcdef"
@@ -60,6 +62,10 @@ class SteppedJob(MigratingJob):
     @property
     def _migrating(self) -> MigrationDesk:
         return self.runtime._driver.migrating
+
+    @property
+    def _controlling(self) -> ControlDesk:
+        return self.runtime._driver.controlling
 
     def _require_running(self) -> None:
         """It always is."""

@@ -1,7 +1,7 @@
 """Install the engines that benchmarks compare with, each into an environment of its own: what ``make rivals`` does.
 
-PyFlink does not run on the newest Pythons, and needs older versions of packages that midstream uses; so it gets its own
-Python, the newest one on this machine that it supports, and a folder that ``make clean`` removes.
+PyFlink does not run on the newest Pythons, and needs older versions of packages that midstream uses; so it gets an
+environment of its own, with a Python that it supports, in a folder that ``make clean`` removes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from benchmarks.rivals.flink import ENVIRONMENT, ROOT, Missing, find
 __all__ = ["PYFLINK", "SUPPORTED", "candidates", "main", "version_of"]
 
 PYFLINK = "apache-flink==2.3.0"
-SUPPORTED = ((3, 12), (3, 11), (3, 10), (3, 9))
-"""The versions of Python that this version of it runs on, best first."""
+SUPPORTED = ((3, 11), (3, 12), (3, 10), (3, 9))
+"""The versions of Python that this version of it runs on; with the first one it was tried."""
 VERSION = "import ensurepip, venv, sys; print(*sys.version_info[:2])"
 
 

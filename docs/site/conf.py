@@ -53,6 +53,7 @@ CONTENTS = {
         "docs/transactions",
         "docs/changing",
         "docs/moving-state",
+        "docs/controlling",
         "docs/operating",
         "docs/kafka",
     ),

@@ -8,9 +8,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from midstream.engine.control_operations import ControlMessage, ControlOperation
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
-from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Update
+from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Tune, Update
 from midstream.flow.kafka_notes import runs_that_count
 from midstream.flow.kafka_sink import KafkaSink
 from midstream.flow.schedules import Schedule
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from midstream.checkpoint.change_records import Outcome
     from midstream.checkpoint.savepoints import Savepoint
     from midstream.checkpoint.sink_files import committed_files
+    from midstream.engine.control_context import ControlContext
     from midstream.observation import Observation
+    from midstream.runtime.control_handle import ControlHandle
     from midstream.runtime.spark.job import Job
     from midstream.runtime.spark.session import local_session
 
@@ -46,6 +49,10 @@ __all__ = [
     "Change",
     "ConsoleSink",
     "Constant",
+    "ControlContext",
+    "ControlHandle",
+    "ControlMessage",
+    "ControlOperation",
     "DatabaseSink",
     "Drain",
     "FileSink",
@@ -74,6 +81,7 @@ __all__ = [
     "Step",
     "Stream",
     "Table",
+    "Tune",
     "Update",
     "__version__",
     "agg",
@@ -94,6 +102,8 @@ __all__ = [
 
 _LOADED_WHEN_USED = {
     "Change": "midstream.change.change",
+    "ControlContext": "midstream.engine.control_context",
+    "ControlHandle": "midstream.runtime.control_handle",
     "Drain": "midstream.change.migration_goals",
     "Job": "midstream.runtime.spark.job",
     "Migration": "midstream.change.migration",

@@ -12,6 +12,7 @@
     ├── StateError (RuntimeError)       keyed state cannot be read, written or addressed
     ├── OperatorFailed (RuntimeError)   the user's code failed on a row, inside a task
     ├── ChangeFailed (RuntimeError)     a change of a running job was rolled back or refused
+    ├── ControlFailed (RuntimeError)    a control operation failed, and nothing of it counts
     ├── JobFailed (RuntimeError)        the job stopped because an epoch could not be finished
     └── ControlError (RuntimeError)     coordinator and task could not communicate
         ├── ChannelError                a task could not reach the coordinator
@@ -31,6 +32,7 @@ __all__ = [
     "ChannelError",
     "CheckpointError",
     "ControlError",
+    "ControlFailed",
     "Fenced",
     "FlowError",
     "FunctionError",
@@ -114,6 +116,10 @@ class OperatorFailed(MidstreamError, RuntimeError):
 
 class ChangeFailed(MidstreamError, RuntimeError):
     """A change was rolled back or refused. Fields: ``outcome``, ``revision``."""
+
+
+class ControlFailed(MidstreamError, RuntimeError):
+    """A control operation failed: a handler raised or took too long, or the job has ended. Fields: ``number``."""
 
 
 class JobFailed(MidstreamError, RuntimeError):

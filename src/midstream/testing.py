@@ -18,11 +18,12 @@ from midstream.engine.clock import Clock, ManualClock
 from midstream.flow.sinks import MemorySink
 from midstream.flow.sources import ListSource
 from midstream.operators.builder import Flow
-from midstream.runtime.local.run import ChangeAt, Faults, LocalRun, MigrateAt
+from midstream.runtime.local.run import ChangeAt, ControlAt, Faults, LocalRun, MigrateAt
 from midstream.runtime.local.runtime import run_graph
 
 __all__ = [
     "ChangeAt",
+    "ControlAt",
     "Faults",
     "ListSource",
     "LocalRun",
@@ -43,7 +44,7 @@ def run_local(
     faults: Faults | None = None,
     clock: Clock | None = None,
     checkpoint: str | None = None,
-    changes: Sequence[ChangeAt | MigrateAt] = (),
+    changes: Sequence[ChangeAt | MigrateAt | ControlAt] = (),
     audit: str | None = None,
     durable: bool = False,
     close_windows: bool = False,
@@ -56,10 +57,11 @@ def run_local(
     on any of these, except for the order of rows of different keys. Raises what a job on Spark would raise.
 
     With a ``checkpoint`` (a folder), a run continues with the state of an earlier one: the first epoch of its sources
-    follows the last epoch of that run. ``changes`` and migrations (:class:`MigrateAt`) are made during the run, each at
-    a moment of its epoch that the seed decides. With ``audit``, a column that identifies the source's rows, the run
-    records which row met which operator under which revision, for :mod:`midstream.audit`. ``durable`` makes the
-    checkpoint survive a power failure, as on Spark by default; tests rarely need that.
+    follows the last epoch of that run. ``changes``, migrations (:class:`MigrateAt`) and control operations
+    (:class:`ControlAt`) are made during the run, each at a moment of its epoch that the seed decides. With ``audit``,
+    a column that identifies the source's rows, the run records which row met which operator under which revision, for
+    :mod:`midstream.audit`. ``durable`` makes the checkpoint survive a power failure, as on Spark by default; tests
+    rarely need that.
 
     ``bins`` is the number of bins of a new job; see :meth:`Flow.start`.
 

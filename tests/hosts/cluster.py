@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pyspark
 
-from tests.hosts.network import Host, Network, network
+from tests.hosts.network import TEMPORARY, Host, Network, network
 
 __all__ = ["UNLIKE", "WORKERS", "Cluster", "Refusal", "RemoteDriver", "remote_driver", "standalone_cluster"]
 
@@ -88,7 +88,9 @@ def standalone_cluster(folder: Path) -> Iterator[Cluster]:
         for name in WORKERS:
             host = joined.add(name, [private], {uneven: bare} if name == UNLIKE else {})
             run = ["org.apache.spark.deploy.worker.Worker", "--host", host.address, "--cores", "2", "--memory", "2g"]
-            stack.enter_context(_daemon(cluster, host, [*run, "--work-dir", "/tmp/work", cluster.master], python))
+            stack.enter_context(
+                _daemon(cluster, host, [*run, "--work-dir", f"{TEMPORARY}/work", cluster.master], python)
+            )
         _wait_for(cluster, "master", "Registering worker", len(WORKERS))
         yield cluster
 

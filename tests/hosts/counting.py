@@ -127,7 +127,9 @@ class Driver:
         if self.job is not None:
             self.job.stop()  # one that a failed test left
         self.spark.sparkContext.pythonExec = python or self.python
-        self.folder, self.version, self.changes = Path(folder), 1, []
+        self.folder = Path(folder)
+        self.version = 1
+        self.changes: list[Any] = []
         source = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
         numbers = source.option("numPartitions", PARTITIONS).load().selectExpr("value AS n", f"value % {KEYS} AS k")
         flow = Flow("counting")
@@ -142,11 +144,11 @@ class Driver:
         """Wait until the job has committed this many epochs more."""
         wanted = self.job.metrics.epochs + more
         assert self.job.await_epoch(wanted, patience_s), f"{self.job.metrics.epochs} epochs, not {wanted}"
-        return self.job.metrics.epochs
+        return self.epochs()
 
     def epochs(self) -> int:
         """How many epochs are committed."""
-        return self.job.metrics.epochs
+        return int(self.job.metrics.epochs)
 
     def change(self) -> None:
         """Ask for the next version of both operators."""

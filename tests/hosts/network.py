@@ -1,9 +1,9 @@
 """Hosts in namespaces of the kernel, joined by a switch, for tests that break a network.
 
-Each host has its own network, host name, processes and `/tmp`. All see the same read-only software (Spark, Python), and
-one folder as storage that hosts share. Nothing is made outside these namespaces and nothing has a name there, so there
-is nothing to clean up: a namespace is gone with its last process, and its first process dies with the test's, even if
-that is killed.
+Each host has its own network, host name, processes and folder for temporary files. All see the same software (Spark,
+Python), and one folder as storage that hosts share. Nothing is made outside these namespaces and nothing has a name
+there, so there is nothing to clean up: a namespace is gone with its last process, and its first process dies with the
+test's, even if that is killed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-__all__ = ["Host", "Network", "network", "why_not"]
+__all__ = ["TEMPORARY", "Host", "Network", "network", "why_not"]
 
 PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"}
 """The programs that are needed, and Debian's packages of them."""
+
+TEMPORARY = tempfile.gettempdir()
+"""Where each host has files of its own."""
 
 SUBNET = "10.77.0"
 NOWHERE = "02:00:00:00:00:fe"
@@ -141,17 +145,17 @@ class Network:
         return host
 
     def _own_files(self, host: Host, private: Sequence[Path], links: Mapping[Path, Path]) -> None:
-        """Give a host a `/tmp` and names of hosts of its own. In `/tmp`, only these folders are those of all hosts."""
+        """Give a host temporary files and names of hosts of its own. Of the test's, it sees only two folders."""
         own = self._folder / host.name
-        (own / "tmp").mkdir(parents=True)
+        (own / "temporary").mkdir(parents=True)
         names = {"127.0.0.1": "localhost", **{each.address: each.name for each in (*self.hosts.values(), host)}}
         (own / "names").write_text("".join(f"{address} {name}\n" for address, name in names.items()))
         script = ["mount --make-rprivate /", f"mount --bind {own / 'names'} /etc/hosts"]
         for path in (self.shared, self._software):
-            if path.is_relative_to("/tmp"):
-                place = own / "tmp" / path.relative_to("/tmp")
+            if path.is_relative_to(TEMPORARY):
+                place = own / "temporary" / path.relative_to(TEMPORARY)
                 script.append(f"mkdir -p {place} && mount --bind {path} {place}")
-        script.append(f"mount --rbind {own / 'tmp'} /tmp")
+        script.append(f"mount --rbind {own / 'temporary'} {TEMPORARY}")
         script += [f"mount -t tmpfs none {path}" for path in private]
         script += [f"mount --bind {other} {path}" for path, other in links.items()]
         host.run("sh", "-ec", "\n".join(script))

@@ -45,7 +45,8 @@ class RunningJob:
 def as_if_nothing_had_happened(found: dict[str, Any]) -> None:
     """Check sinks and state of a job against what its numbers must give, and that no row met a part of a change."""
     epochs = found["last"] + 1
-    seen, expected = Counter(), set()
+    seen: Counter[int] = Counter()
+    expected = set()
     for n in range(epochs * ROWS):
         seen[n % KEYS] += 1
         expected.add((n, n % KEYS, seen[n % KEYS], n // ROWS))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -206,6 +208,25 @@ def test_no_step_costs_more_than_its_budget_unless_one_bin_does(ms_per_64k: floa
         assert bins == 1 or took - 100.0 <= budget * 1.001
     for (one, _), (next_one, _) in pairwise(found):
         assert next_one <= GROWTH * one + 1
+
+
+@pytest.mark.parametrize("price", [1e-7, 1e-6, 5e-6])
+@pytest.mark.parametrize("noise", [0.02, 0.035, 0.05])
+def test_nearly_no_epoch_exceeds_the_budget_although_epochs_and_prices_vary(price: float, noise: float):
+    """Rows that fall due during a long epoch make the next one longer; 95% stay within the budget (M13)."""
+    steady_ms, budget_ms, backlog, size = 200.0, 40.0, 0.3, 1 << 20
+    over: list[float] = []
+    for seed in range(40):
+        rng, last = random.Random(seed), steady_ms
+        steps, cost = budgeted(many(256), lambda move: size, Budget(ms=budget_ms)), None
+        with contextlib.suppress(StopIteration):
+            while True:
+                count = len(steps.send(cost))
+                usual = (steady_ms * (1 - backlog) + backlog * last) * rng.lognormvariate(0, noise)
+                last = usual + price * count * (size + BIN_BYTES) * rng.lognormvariate(0, 0.2)
+                over.append(last - steady_ms)
+                cost = StepCost(count, count * size, last, steady_ms)
+    assert sorted(over)[int(0.95 * len(over))] <= budget_ms
 
 
 def test_what_bytes_cost_is_learnt_and_used():

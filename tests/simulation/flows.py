@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream import Flow, ListSource, MemorySink, Stream
-from midstream.engine import collector
 from midstream.engine.collector import FRAME_BYTES
+from midstream.flow.knobs import KNOBS
 from midstream.flow.model import Sink, Source, Transform
-from midstream.testing import Faults, LocalRun, ManualClock, run_local
+from midstream.testing import ControlAt, Faults, LocalRun, ManualClock, run_local
 from tests.oracle import Answer, Row, SchemaError, interpret, multiset
 
 STRINGS = ("", "a", "b", "ab", "é", "日本", "🙂", "a\0", "x" * 40)
@@ -181,7 +181,7 @@ def on_spark_only(df: Any) -> Any:
 
 def small_frames(nbytes: int) -> AbstractContextManager[Any]:
     """Within this block frames hold about so many bytes: with the usual megabyte, few rows would ever need two."""
-    return patch.object(collector, "FRAME_BYTES", nbytes)
+    return patch.dict(KNOBS, {"frame": replace(KNOBS["frame"], default=nbytes)})
 
 
 @dataclass
@@ -196,6 +196,7 @@ class Case:
     seed: int = 0
     faults: Faults = field(default_factory=Faults)
     frame_bytes: int = FRAME_BYTES
+    controls: list[ControlAt] = field(default_factory=list)
 
     def expected(self) -> list[Answer]:
         """The oracle's answer for every epoch."""
@@ -213,7 +214,12 @@ class Case:
         """Run the flow, with a clock that stands still, so that runs can be compared to the last bit."""
         with small_frames(self.frame_bytes):
             return run_local(
-                self.flow, partitions=self.partitions, seed=self.seed, faults=self.faults, clock=ManualClock()
+                self.flow,
+                partitions=self.partitions,
+                seed=self.seed,
+                faults=self.faults,
+                clock=ManualClock(),
+                changes=self.controls,
             )
 
     def found(self) -> dict[str, dict[int, list[Row]]]:

@@ -37,7 +37,7 @@ from midstream.runtime.local import control as local_control
 from midstream.runtime.local import runtime as local
 from midstream.runtime.local.runtime import run_graph
 from midstream.state import lineage, mapped
-from midstream.testing import Faults, LocalRun, ManualClock, MigrateAt
+from midstream.testing import ControlAt, Faults, LocalRun, ManualClock, MigrateAt
 from tests.assignments import uneven
 from tests.epochs import small_blocks
 from tests.keyed_oracle import KeyedOracle, us
@@ -291,6 +291,7 @@ class KeyedCase:
     """What plain readers saw in these folders when a driver had last started."""
     ledger: Ledger | None = None
     migrations: list[MigrateAt] = field(default_factory=list)
+    controls: list[ControlAt] = field(default_factory=list)
     executors: int = 1
     drivers: int = 0
     """How many there were: one in each life, and one after each crash."""
@@ -345,7 +346,10 @@ class KeyedCase:
                         clock=clock,
                         checkpoint=self.checkpoint,
                         close_windows=self.closes and number == len(self.lives) - 1,
-                        changes=[each for each in self.migrations if start <= each.epoch < start + life.epochs],
+                        changes=[
+                            *(each for each in self.migrations if start <= each.epoch < start + life.epochs),
+                            *(each for each in self.controls if start <= each.epoch < start + life.epochs),
+                        ],
                         executors=self.executors,
                     )
                 )

@@ -1,9 +1,9 @@
 """Thousands of random flows under random faults, each against the oracle.
 
 ``python -m tests.simulation.run --seeds 5000`` takes about an hour. Each seed stands for a flow without state, for one
-with state, for one that is changed while it runs, for one whose tasks switch with rivals about, and for one of
-transactions; ``--only`` runs one kind. A seed that
-fails is printed with its whole case, and replays alone: ``--start SEED --seeds 1``.
+with state, for one that is changed while it runs, for one whose tasks switch with rivals about, for one of
+transactions, and for one under control operations; ``--only`` runs one kind. A seed that fails is printed with its
+whole case, and replays alone: ``--start SEED --seeds 1``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from tests.simulation.changing_flows import changing_case_of
 from tests.simulation.flows import Case, check, random_case, random_faults
 from tests.simulation.keyed_flows import check_keyed, keyed_case_of
 from tests.simulation.switching_flows import ROWS, check_switching
+from tests.simulation.traced_controls import check_traces, random_controls
 from tests.simulation.transacted_flows import check_transacted, transacted_case_of
 
-KINDS = ("stateless", "keyed", "changes", "switching", "transactions")
+KINDS = ("stateless", "keyed", "changes", "switching", "transactions", "controls")
 
 
 def case_of(seed: int) -> Case:
@@ -45,9 +46,27 @@ def run_seed(seed: int, kind: str) -> int:
         if kind == "switching":
             check_switching(seed, Path(folder))
             return ROWS
+        if kind == "controls":
+            return run_controls(seed, Path(folder))
         if kind == "transactions":
             return check_transacted(transacted_case_of(seed, Path(folder))).metrics.rows_in
         return sum(run.metrics.rows_in for run in check_keyed(keyed_case_of(seed, Path(folder))))
+
+
+def run_controls(seed: int, folder: Path) -> int:
+    """Traced control operations on a flow without state, or on one with state."""
+    rng = random.Random(seed)
+    if seed % 2:
+        case = case_of(seed)
+        case.controls = random_controls(rng, max(map(len, case.epochs.values())))
+        rows = check(case).metrics.rows_in
+        check_traces(case.flow.graph, case.controls, ends=False)
+        return rows
+    keyed = keyed_case_of(seed, folder)
+    keyed.controls = random_controls(rng, sum(life.epochs for life in keyed.lives))
+    rows = sum(run.metrics.rows_in for run in check_keyed(keyed))
+    check_traces(keyed.flow.graph, keyed.controls, ends=False)
+    return rows
 
 
 def story_of(seed: int, kind: str) -> str:
@@ -59,6 +78,7 @@ def story_of(seed: int, kind: str) -> str:
         return "the flow of tests/simulation/switching_flows.py"
     cases: dict[str, Callable[[int, Path], object]] = {
         "changes": changing_case_of,
+        "controls": lambda seed, folder: case_of(seed) if seed % 2 else keyed_case_of(seed, folder),
         "keyed": keyed_case_of,
         "transactions": transacted_case_of,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pyspark.sql import functions as F
 
 from midstream import MemorySink
 from midstream.engine.frames import FRAME_ORDER
-from midstream.ids import ExecutorId
+from midstream.ids import ExecutorId, PartitionId
 from midstream.runtime.spark import anchors as anchors_module
 from midstream.runtime.spark.anchors import Anchors
 from midstream.runtime.spark.doctor import REDUCE_LOCALITY
@@ -125,6 +126,14 @@ def test_anchors_are_kept_apart_and_freed(spark: Any, anchors: Anchors, pinned: 
     assert anchors.of(spark, 3) is None, "the job is over"
 
 
+def test_a_single_partition_has_no_anchor(spark: Any, anchors: Anchors) -> None:
+    """Spark would join it with one by hashes, and give its rows to whatever partition these say."""
+    assert anchors.of(spark, 1) is None
+    assert anchors.propose(spark, 1) == {}
+    assert kept_data(spark) == 0
+    assert anchors.of(spark, 2) is not None
+
+
 def test_one_executor_needs_no_anchor_and_several_need_a_setting(
     spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,3 +164,25 @@ def test_a_spark_that_plans_another_exchange_is_not_given_anchors(
 
 def test_without_a_cluster_the_driver_is_the_executor(spark: Any) -> None:
     assert live_executors(spark) == {"driver"}
+
+
+@pytest.mark.parametrize(
+    ("offers", "used", "tries"), [(["aaaa", "aaab", "abab", "baba"], "abab", 3), (["aaab"] * 9, "aaab", 6)]
+)
+def test_anchors_are_computed_until_one_is_even(
+    offers: list[str], used: str, tries: int, spark: Any, anchors: Anchors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark places partitions as tasks happen to end; here, as a test says."""
+    computed = anchors_module._computed
+    made: list[Any] = []
+
+    def offered(session: Any, partitions: int) -> Any:
+        places = {PartitionId(n): ExecutorId(name) for n, name in enumerate(offers[len(made)])}
+        made.append(replace(computed(session, partitions), places=places))
+        return made[-1]
+
+    monkeypatch.setattr(anchors_module, "_computed", offered)
+    monkeypatch.setattr(anchors_module, "live_executors", lambda spark: {ExecutorId("a"), ExecutorId("b")})
+    assert "".join(anchors.propose(spark, 4).values()) == used
+    assert len(made) == tries
+    assert kept_data(spark) == 1, "the others are forgotten"

@@ -1,4 +1,4 @@
-"""Small versions of the experiments on live changes run and print their results."""
+"""Small versions of the experiments on live changes, and of NEXMark, run and print their results."""
 
 from __future__ import annotations
 
@@ -111,3 +111,11 @@ def test_kafka_compares_rows_and_latency_with_plain_spark(tmp_path: Path) -> Non
     assert min(figures[f"{side}_latency_p50_ms"] for side in ("midstream", "plain")) > 0
     assert figures["kafka_ratio"] > 0
     assert figures["change_delay_ms"] > 0
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_nexmark_compares_each_query_with_spark(tmp_path: Path) -> None:
+    figures = run_quick("nexmark", tmp_path / "nexmark.svg")
+    assert set(figures["over_spark"]) == {"q0", "q2", "q5", "q14"}
+    assert set(figures["over_spark_python"]) == {"q0", "q2", "q14"}
+    assert all(factor > 0 for factor in (*figures["over_spark"].values(), *figures["events_per_s"].values()))

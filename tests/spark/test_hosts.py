@@ -17,7 +17,7 @@ import pytest
 from tests.databases import Postgres, postgres_server
 from tests.hosts.cluster import UNLIKE, WORKERS, Cluster, Refusal, RemoteDriver, remote_driver, standalone_cluster
 from tests.hosts.counting import KEYS, PARTITIONS, ROWS
-from tests.hosts.network import why_not
+from tests.hosts.network import TEMPORARY, why_not
 from tests.hosts.running import RunningJob
 from tests.spark.conftest import PATIENCE_S
 
@@ -90,7 +90,9 @@ def test_code_is_shipped_and_partitions_stay_on_their_hosts(start: StartJob, clu
     assert len(used) >= 2, "Spark spreads partitions over the hosts that are ready when the first epoch runs"
     assert sorted(number for each in placed for number in each["partitions"].get("1", ())) == list(range(PARTITIONS))
     for name in used:
-        assert cluster.host(name).run("find", "/tmp/work", "-name", "midstream-state"), "each has state of its own"
+        assert cluster.host(name).run("find", f"{TEMPORARY}/work", "-name", "midstream-state"), (
+            "each has state of its own"
+        )
 
 
 def test_a_setup_that_cannot_work_is_refused_before_anything_is_written(

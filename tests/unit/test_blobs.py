@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 
 import pyarrow.fs as pafs
@@ -11,6 +12,7 @@ import pytest
 
 from midstream.errors import CheckpointError
 from midstream.ids import Digest
+from midstream.storage import disk
 from midstream.storage.blobs import Blob, BlobStore, filesystem_of, write_atomically
 from tests.power_loss import Recorder, Synced
 
@@ -109,6 +111,83 @@ def test_blobs_put_together_are_synced_once_when_the_block_ends(tmp_path):
         count = len(recorder.operations)
         store.put(blobs[0])
         assert len(recorder.operations) == count, "nothing to do"
+
+
+def test_what_is_synced_ahead_is_synced_within_the_block_and_once(tmp_path):
+    store, recorder, blobs = BlobStore(str(tmp_path)), Recorder(), [Blob.of(b"model"), Blob.of(b"program")]
+    paths = [str(tmp_path / blob.digest[:2] / blob.digest) for blob in blobs]
+    synced = threading.Event()
+
+    def sync(of_file, found=disk._sync_path):
+        found(of_file)
+        synced.set()
+
+    def times(path):
+        return recorder.operations.count(Synced(path, is_folder=False))
+
+    with pytest.MonkeyPatch.context() as patched, recorder.recording():
+        patched.setattr(disk, "_sync_path", sync)
+        with store.together():
+            store.put(blobs[0])
+            store.sync_ahead()
+            assert synced.wait(60), "the disk does not wait for the end of the block"
+            store.put(blobs[0])
+            store.sync_ahead()
+            store.put(blobs[1])
+        assert [times(path) for path in paths] == [1, 1]
+        assert recorder.operations.count(Synced(os.path.dirname(paths[0]), is_folder=True)) == 1
+        with store.together():
+            store.put(blobs[0])
+            store.sync_ahead()
+        assert times(paths[0]) == 1
+
+
+def test_a_sync_ahead_that_fails_fails_the_block(tmp_path, monkeypatch):
+    failed = threading.Event()
+
+    def broken(_):
+        failed.set()
+        raise OSError(5, "Input/output error")
+
+    store, blob = BlobStore(str(tmp_path)), Blob.of(b"model")
+
+    def put() -> None:
+        with store.together(), monkeypatch.context() as patched:
+            patched.setattr(disk, "_sync_path", broken)  # undone before the end: the system reports an error once
+            store.put(blob)
+            store.sync_ahead()
+            assert failed.wait(60)
+
+    with pytest.raises(CheckpointError, match=r"cannot sync blobs in .*Input/output error"):
+        put()
+    recorder = Recorder()
+    with recorder.recording():
+        store.put(blob)
+    assert [each for each in recorder.operations if isinstance(each, Synced)], "it is not taken for synced"
+
+
+def test_without_durability_and_outside_of_a_block_nothing_is_synced_ahead(tmp_path):
+    recorder, blob = Recorder(), Blob.of(b"model")
+    with recorder.recording():
+        store = BlobStore(str(tmp_path), durable=False)
+        store.sync_ahead()
+        with store.together():
+            store.put(blob)
+            store.sync_ahead()
+    assert not [each for each in recorder.operations if isinstance(each, Synced)]
+
+
+def test_what_a_block_has_put_is_not_read_from_the_disk_before_its_end(tmp_path):
+    store, blob = BlobStore(str(tmp_path)), Blob.of(b"model")
+    with store.together():
+        store.put(blob)
+        (tmp_path / blob.digest[:2] / blob.digest).rename(tmp_path / "elsewhere")
+        assert store.get(blob.digest) == b"model"
+        (tmp_path / "elsewhere").rename(tmp_path / blob.digest[:2] / blob.digest)
+    assert store.get(blob.digest) == b"model"
+    (tmp_path / blob.digest[:2] / blob.digest).unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        store.get(blob.digest)
 
 
 def test_a_blob_that_another_process_left_unsynced_is_synced_by_the_next(tmp_path):

@@ -23,14 +23,17 @@ from midstream.checkpoint.change_records import (
     RescaleRecord,
     RewireRecord,
     StepRecord,
+    TuneRecord,
     UpdateRecord,
 )
+from midstream.checkpoint.control_log import ControlEntry, ControlRecord
 from midstream.checkpoint.layouts import StateLayout
 from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.rewind_record import Rewind
 from midstream.checkpoint.savepoints import Savepoint
 from midstream.checkpoint.sink_files import Committed, Merge
 from midstream.checkpoint.sink_marker import SinkMarker
+from midstream.engine.control_order import ControlReport
 from midstream.flow.aggregations import Aggregation
 from midstream.flow.graph_format import WINDOWS
 from midstream.flow.model import Operator, Port
@@ -59,6 +62,9 @@ DOCUMENTS = {
     "Lineage entry": LineageEntry,
     "File reference": FileRef,
     "Change": ChangeRecord,
+    "Report of a control operation": ControlReport,
+    "Entry of control operations": ControlEntry,
+    "Control operation": ControlRecord,
     "Update": UpdateRecord,
     "Move": MoveRecord,
     "Rescale": RescaleRecord,
@@ -68,6 +74,7 @@ DOCUMENTS = {
     "Remove": RemoveRecord,
     "Rewire": RewireRecord,
     "Forget": ForgetRecord,
+    "Tune": TuneRecord,
     "Event of a change": ChangeEvent,
     "Program": StageProgram,
     "Stage": Stage,
@@ -97,6 +104,7 @@ ROOTS = (
     Rewind,
     ForkRecord,
     ChangeRecord,
+    ControlEntry,
     StoredLineage,
     SinkMarker,
     Committed,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from midstream import FileSink, Flow, ListSource, committed_files
-from midstream.checkpoint.location import IDENTITY
+from midstream.checkpoint.identity import IDENTITY
 from midstream.checkpoint.sink_marker import MARKER
 from midstream.control.channel import Server
 from midstream.control.messages import Accepted
 from midstream.errors import CheckpointError, SetupError
 from midstream.runtime.spark import executor_check
-from midstream.runtime.spark.executor_check import Answer, Folder, look, proven, require_able
+from midstream.runtime.spark.executor_check import Answer, SharedFolder, look, proven, require_able
 from midstream.testing import run_local
 
 
@@ -25,7 +25,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def answer(server: Server, *folders: Folder) -> Answer:
+def answer(server: Server, *folders: SharedFolder) -> Answer:
     [found] = look(server.address, folders, iter([0]))
     return found
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from midstream import Flow, ListSource, MemorySink, NoopSink
 from midstream.engine.frames import Header, encode_rows, frame
-from midstream.engine.intake import JOINED_ROWS, Carried, Rows, units
+from midstream.engine.intake import JOINED_ROWS, Carried, ControlArrival, Rows, units
 from midstream.ids import PartitionId, Revision, WireId
 from midstream.planner.programs import StageProgram, link
 from midstream.planner.stages import compile_plan
@@ -33,12 +33,14 @@ def frames(*found: tuple[int, int, list[int]]) -> pa.RecordBatch:
 
 def shown(program: StageProgram, *batches: pa.RecordBatch) -> list[tuple[int | None, int | None, list[int]]]:
     """Units as (wire, revision, values); a carried frame has no values."""
-    return [
-        (unit.wire, unit.revision, unit.batch.column("n").to_pylist())
-        if isinstance(unit, Rows)
-        else (unit.header.wire, unit.header.revision, [])
-        for unit in units(program, batches)
-    ]
+    found: list[tuple[int | None, int | None, list[int]]] = []
+    for unit in units(program, batches):
+        assert not isinstance(unit, ControlArrival)
+        if isinstance(unit, Rows):
+            found.append((unit.wire, unit.revision, unit.batch.column("n").to_pylist()))
+        else:
+            found.append((unit.header.wire, unit.header.revision, []))
+    return found
 
 
 def wires(program: StageProgram) -> tuple[int, int]:

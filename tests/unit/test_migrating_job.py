@@ -13,6 +13,7 @@ import pytest
 from midstream import Assignment, Drain, Move, Outcome, Rebalance, Rescale, Update
 from midstream.change.trial import RunFailure
 from midstream.errors import ChangeFailed, FlowError
+from midstream.ids import Digest, Epoch
 from midstream.planner.assignment import spread
 from midstream.planner.reassignment import rescaled
 from tests.migrated import BEGIN, SteppedJob, bin_of, numbered, stepped_job
@@ -335,6 +336,31 @@ def test_a_lost_run_is_run_again_with_its_step_and_then_without(job: SteppedJob)
     assert "was undone because runs with it failed 3 times: an executor was lost" in migration.error
     job.run()
     job.assert_gapless()
+
+
+# ── what is kept ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_assignments_stay_as_long_as_a_restart_may_need_them_and_steps_sweep_nothing(job: SteppedJob):
+    checkpoint = job.runtime.checkpoint
+
+    def named() -> list[Digest]:
+        manifests = [checkpoint.manifest(Epoch(job.epoch - back)) for back in (1, 2)]
+        return [each.assignments for each in manifests if each is not None]
+
+    def stored() -> set[Digest]:
+        return {digest for digest in checkpoint.blobs.digests() if b'"stages":' in checkpoint.blobs.get(digest)}
+
+    live = job.runtime._driver.changes.live()
+    job.migrate(Move(dict.fromkeys(range(0, 20, 2), 1)), strategy="fluid")
+    for _ in range(10):
+        job.run()
+        assert {*named()} <= stored()
+    assert len(stored()) > 9, "each step has written some"
+    assert job.runtime._driver.changes.live() == live
+    job.update(Update("count", lambda key, row, state: numbered(key, row, state)))
+    job.run(15)
+    assert stored() == {*named()}, "when something else is swept, they are swept as well"
 
 
 # ── executors ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -154,6 +155,22 @@ def test_executors_are_listed_on_the_command_line_and_by_a_client(client: JobCli
     [only] = client.executors()
     assert (only.name, only.bins) == ("0", {1: 256, 2: 256})
     assert call("executors", "counts").split() == ["executor", "partitions", "bins", "0", "4", "512"]
+
+
+def test_owners_are_printed_and_taken_from_a_file(job: SteppedJob, tmp_path: Path):
+    before = json.loads(call("assignment", "counts", "--json"))
+    assert before["by length"] == {"partitions": 2, "owners": [0, 1] * 128}
+    file = tmp_path / "owners.json"
+    file.write_text(json.dumps({**before, "by user": {"partitions": 2, "owners": [0] * 256}}))
+    with Running(job):
+        assert "applied, 128 of 128 bins" in call("migrate", "counts", "--to", str(file), "--strategy", "sudden")
+    assert set(json.loads(call("assignment", "counts", "--json"))["by user"]["owners"]) == {0}
+    assert "or a file with --to" in call("migrate", "counts", code=2)
+    assert "or a file with --to" in call("migrate", "counts", "1=0", "--to", str(file), code=2)
+    assert "cannot read" in call("migrate", "counts", "--to", str(tmp_path / "none.json"), code=2)
+    for text in ("[]", "{", '{"by user": {"partitions": 1, "owners": [0, 1]}}'):
+        file.write_text(text)
+        assert "has not the owners of bins by stage" in call("migrate", "counts", "--to", str(file), code=2)
 
 
 def test_commands_that_migrate_share_their_options():

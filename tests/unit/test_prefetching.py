@@ -262,3 +262,36 @@ def test_bases_are_closed_only_between_portions(world: World, monkeypatch: pytes
         with world.prefetcher.resting() as rests:
             assert not rests
     assert [each.bins for each in world.work()] == [(3, 5)], "it opens them again"
+
+
+def test_bins_are_freed_one_by_one_when_nothing_is_to_be_loaded(world: World):
+    world.prefetcher.take(world.message(3, bins=(1, 3, 5)))
+    world.work()
+    world.prefetcher.free(world.lineages[4], [BinId(1), BinId(3), BinId(5)])
+    assert world.prefetcher.step() == Portion(0, 1)
+    assert world.at(3) == {3, 5}
+    world.prefetcher.take(world.message(3, bins=(7,)))
+    assert isinstance(world.prefetcher.step(), Portion)
+    assert world.at(3) == {3, 5, 7}, "what somebody waits for comes first"
+    assert [each.bins for each in world.work()] == [(7,)]
+    assert world.at(3) == {7}
+    assert not world.prefetcher.has_work.is_set()
+
+
+def test_a_bin_that_cannot_be_freed_is_told_of_and_the_others_are_freed(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    world.prefetcher.take(world.message(3))
+    world.work()
+    drop = StateAccess.drop
+
+    def refused(state: StateAccess, lineage: Lineage, bins: Sequence[BinId]) -> None:
+        if 3 in bins:
+            raise OSError("the disk is read-only")
+        drop(state, lineage, bins)
+
+    monkeypatch.setattr(StateAccess, "drop", refused)
+    world.prefetcher.free(world.lineages[4], [BinId(3), BinId(5)])
+    assert world.work() == []
+    assert world.at(3) == {3}
+    assert "bin 3 of 'count', which no partition here owns, stays: the disk is read-only" in caplog.text

@@ -92,8 +92,8 @@ def world(tmp_path: Path) -> World:
 
 
 def loaded(configuration: Configuration) -> set[Digest]:
-    """What workers hold of a configuration; nobody there reads its documents."""
-    return set(configuration.digests() - {configuration.document.digest, configuration.owners.digest})
+    """What workers hold of a configuration; nobody there reads its document."""
+    return set(configuration.digests() - {configuration.document.digest})
 
 
 def test_objects_only_an_old_configuration_uses_are_closed_and_dropped(world: World):

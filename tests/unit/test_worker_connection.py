@@ -96,7 +96,12 @@ def test_a_function_that_fails_because_it_was_closed_is_not_reported(
     address = replace(server.address, endpoint=between.endpoint)
     worker = _Worker(Whereabouts(address, "job", str(tmp_path), str(tmp_path), str(tmp_path / "local")))
     closes, may_end = threading.Event(), threading.Event()
-    monkeypatch.setattr(worker.resources, "close", lambda: (closes.set(), may_end.wait(LONG)))
+
+    def close() -> None:
+        closes.set()
+        may_end.wait(LONG)
+
+    monkeypatch.setattr(worker.resources, "close", close)
     between.cut()
     assert closes.wait(LONG)
     task = TaskId(Epoch(7), Run(0), StageIndex(0), PartitionId(0), attempt=1)

@@ -81,8 +81,13 @@ def q17(flow: Flow, streams: Streams) -> Stream:
 def q18(flow: Flow, streams: Streams) -> Stream:
     """Find the last bid that a person made for an auction."""
     bids = bids_of(flow, streams).key_by("by_pair", "bidder", "auction")
-    last = {name: agg.last_by(name, "event_time") for name in ("price", "channel", "url")}
-    return bids.aggregate("last", **last, event_time=agg.max("event_time"))
+    return bids.aggregate(
+        "last",
+        price=agg.last_by("price", "event_time"),
+        channel=agg.last_by("channel", "event_time"),
+        url=agg.last_by("url", "event_time"),
+        event_time=agg.max("event_time"),
+    )
 
 
 def q19(flow: Flow, streams: Streams) -> Stream:

@@ -25,6 +25,11 @@ _DELAY = f"{terms.DELAY_S} seconds"
 _TIMED = f"{BID}, event_time timestamp"
 
 
+def _bids(streams: Streams) -> DataFrame:
+    bids: DataFrame = streams.bids
+    return bids
+
+
 def _late(rows: DataFrame, time: str = "event_time") -> DataFrame:
     return rows.withWatermark(time, _DELAY)
 
@@ -33,13 +38,13 @@ def _people(streams: Streams) -> DataFrame:
     return _late(streams.persons.select("id", "name", "city", "state", F.col("event_time").alias("joined")), "joined")
 
 
-def _near(one: str, other: str) -> Any:
-    within = F.expr(f"INTERVAL {terms.RETENTION_S} SECONDS")
+def _near(one: str, other: str, seconds: int = terms.RETENTION_S) -> Any:
+    within = F.expr(f"INTERVAL {seconds} SECONDS")
     return (F.col(one) >= F.col(other) - within) & (F.col(one) <= F.col(other) + within)
 
 
 def _q2(spark: SparkSession, streams: Streams) -> DataFrame:
-    return streams.bids.where(f"auction % {terms.AUCTION_MODULUS} = 0").select("auction", "price")
+    return _bids(streams).where(f"auction % {terms.AUCTION_MODULUS} = 0").select("auction", "price")
 
 
 def _q3(spark: SparkSession, streams: Streams) -> DataFrame:
@@ -51,31 +56,32 @@ def _q3(spark: SparkSession, streams: Streams) -> DataFrame:
 
 def _q5(spark: SparkSession, streams: Streams) -> DataFrame:
     hop = F.window("event_time", f"{terms.HOT_WINDOW_S} seconds", f"{terms.HOT_EVERY_S} seconds")
-    counts = _late(streams.bids).groupBy(hop, "auction").count()
+    counts = _late(_bids(streams)).groupBy(hop, "auction").count()
     return counts.groupBy("window").agg(F.max_by("auction", "count"), F.max("count"))
 
 
 def _q7(spark: SparkSession, streams: Streams) -> DataFrame:
     tumble = F.window("event_time", f"{terms.WINDOW_S} seconds")
     highest = F.max_by(F.struct("auction", "bidder"), "price")
-    return _late(streams.bids).groupBy(tumble).agg(highest, F.max("price"))
+    return _late(_bids(streams)).groupBy(tumble).agg(highest, F.max("price"))
 
 
 def _q8(spark: SparkSession, streams: Streams) -> DataFrame:
     opened = streams.auctions.select(F.col("id").alias("auction"), "seller", "reserve", "event_time")
-    opened = _late(opened).withColumn("w", F.window("event_time", f"{terms.WINDOW_S} seconds"))
-    people = _people(streams).withColumn("v", F.window("joined", f"{terms.WINDOW_S} seconds"))
-    return people.join(opened, (F.col("id") == F.col("seller")) & (F.col("v") == F.col("w")))
+    # A window is an event time of its own, and a query may have only one for each stream.
+    same = [F.floor(F.unix_micros(time) / (1_000_000 * terms.WINDOW_S)) for time in ("joined", "event_time")]
+    near = _near("event_time", "joined", terms.WINDOW_S)
+    return _people(streams).join(_late(opened), (F.col("id") == F.col("seller")) & (same[0] == same[1]) & near)
 
 
 def _q11(spark: SparkSession, streams: Streams) -> DataFrame:
     session = F.session_window("event_time", f"{terms.SESSION_GAP_S} seconds")
-    return _late(streams.bids).groupBy("bidder", session).count()
+    return _late(_bids(streams)).groupBy("bidder", session).count()
 
 
 def _q13(spark: SparkSession, streams: Streams) -> DataFrame:
     side = spark.createDataFrame(side_input().to_pandas())
-    bids = streams.bids.withColumn("key", F.expr(f"auction % {terms.SIDE_ROWS}"))
+    bids = _bids(streams).withColumn("key", F.expr(f"auction % {terms.SIDE_ROWS}"))
     return bids.join(F.broadcast(side), "key").select("auction", "bidder", "price", "event_time", "value")
 
 
@@ -89,12 +95,12 @@ _RANGE = f"price > {terms.FROM_PRICE} AND price < {terms.TO_PRICE}"
 
 def _q14(spark: SparkSession, streams: Streams) -> DataFrame:
     letters = f"length(url) - length(replace(url, '{terms.LETTER}', '')) AS letters"
-    return streams.bids.where(_RANGE).selectExpr("auction", "bidder", _EUROS, _PART, "event_time", letters)
+    return _bids(streams).where(_RANGE).selectExpr("auction", "bidder", _EUROS, _PART, "event_time", letters)
 
 
 def _q17(spark: SparkSession, streams: Streams) -> DataFrame:
     low, high = terms.LOW_PRICE, terms.HIGH_PRICE
-    bids = streams.bids.withColumn("day", F.expr("date_trunc('DAY', event_time)")).groupBy("auction", "day")
+    bids = _bids(streams).withColumn("day", F.expr("date_trunc('DAY', event_time)")).groupBy("auction", "day")
     return bids.agg(
         F.count("*"),
         F.expr(f"count_if(price < {low})"),
@@ -109,30 +115,30 @@ def _q17(spark: SparkSession, streams: Streams) -> DataFrame:
 
 def _q18(spark: SparkSession, streams: Streams) -> DataFrame:
     last = F.max_by(F.struct("price", "channel", "url"), "event_time")
-    return streams.bids.groupBy("bidder", "auction").agg(last, F.max("event_time"))
+    return _bids(streams).groupBy("bidder", "auction").agg(last, F.max("event_time"))
 
 
 def _q20(spark: SparkSession, streams: Streams) -> DataFrame:
     lots = streams.auctions.where(F.col("category") == terms.CATEGORY)
     names = ("id", "item", "seller", "category", "reserve")
     lots = _late(lots.select(*names, F.col("event_time").alias("opened")), "opened")
-    return _late(streams.bids).join(lots, (F.col("auction") == F.col("id")) & _near("event_time", "opened"))
+    return _late(_bids(streams)).join(lots, (F.col("auction") == F.col("id")) & _near("event_time", "opened"))
 
 
 def _q21(spark: SparkSession, streams: Streams) -> DataFrame:
     known = " ".join(f"WHEN '{channel}' THEN '{number}'" for channel, number in terms.CHANNELS.items())
     number = f"CASE lower(channel) {known} ELSE split_part(url, '/', 5) END AS channel_id"
-    return streams.bids.selectExpr("auction", "bidder", "price", "channel", number)
+    return _bids(streams).selectExpr("auction", "bidder", "price", "channel", number)
 
 
 def _q22(spark: SparkSession, streams: Streams) -> DataFrame:
     parts = [f"split_part(url, '/', {place}) AS {name}" for name, place in (("host", 3), ("kind", 4), ("item", 5))]
-    return streams.bids.selectExpr("auction", "bidder", "price", "channel", *parts)
+    return _bids(streams).selectExpr("auction", "bidder", "price", "channel", *parts)
 
 
 SQL: dict[str, Query] = {
-    "q0": lambda spark, streams: streams.bids,
-    "q1": lambda spark, streams: streams.bids.selectExpr("auction", "bidder", _EUROS, "channel", "url"),
+    "q0": lambda spark, streams: _bids(streams),
+    "q1": lambda spark, streams: _bids(streams).selectExpr("auction", "bidder", _EUROS, "channel", "url"),
     "q2": _q2,
     "q3": _q3,
     "q5": _q5,
@@ -160,13 +166,14 @@ def _selected(bids: pa.RecordBatch) -> pa.RecordBatch:
 
 
 PYTHON: dict[str, Query] = {
-    "q0": lambda spark, streams: streams.bids.mapInArrow(_in_arrow(lambda bids: bids), _TIMED),
-    "q1": lambda spark, streams: streams.bids.mapInArrow(
+    "q0": lambda spark, streams: _bids(streams).mapInArrow(_in_arrow(lambda bids: bids), _TIMED),
+    "q1": lambda spark, streams: _bids(streams).mapInArrow(
         _in_arrow(in_euros), BID.replace("price bigint", "euros double")
     ),
-    "q2": lambda spark, streams: streams.bids.mapInArrow(_in_arrow(_selected), "auction bigint, price bigint"),
+    "q2": lambda spark, streams: _bids(streams).mapInArrow(_in_arrow(_selected), "auction bigint, price bigint"),
     "q14": lambda spark, streams: (
-        streams.bids.where(_RANGE)
+        _bids(streams)
+        .where(_RANGE)
         .mapInArrow(_in_arrow(count_letter), f"{_TIMED}, letters bigint")
         .selectExpr("auction", "bidder", _EUROS, _PART, "event_time", "letters")
     ),

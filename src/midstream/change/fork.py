@@ -15,7 +15,8 @@ import msgspec
 import pyarrow.fs as pafs
 
 from midstream.change.timeline import rewound
-from midstream.checkpoint.location import IDENTITY, Checkpoint
+from midstream.checkpoint.identity import IDENTITY
+from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.manifest import Identity
 from midstream.checkpoint.retention import blobs_on_record
 from midstream.checkpoint.savepoints import Savepoint

@@ -75,6 +75,8 @@ class MigrationExplanation:
         request = self.request
         steps = "1 step" if len(self.steps) == 1 else f"{len(self.steps)} steps"
         lines = [migration_to_text(self.stages), "", f"{request.strategy} migration in {steps}:"]
+        if request.spreads:
+            lines.append("  one more spreads partitions over executors anew")
         lines.append(f"  moves {self.bins} bins with about {size_text(self.bytes)} of state")
         largest = max(self.steps, default=(0, 0))
         lines.append(

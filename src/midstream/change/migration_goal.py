@@ -87,16 +87,20 @@ def moment_of(plan: MigrationRecord | MigrationRequest) -> str:
     )
 
 
-def described(plan: Plan, before: Assignments, after: Assignments, strategy: StepStrategy) -> str:
+def described(
+    plan: Plan, before: Assignments, after: Assignments, strategy: StepStrategy, *, spreads: bool = False
+) -> str:
     """A few lines for people: what moves where."""
     names = {stage: name for name, stage in unique_names(plan).items()}
     lines = [f"{strategy} migration:"]
     for stage, wanted in after.items():
         was = before[stage]
         if was != wanted:
-            count = len(Itinerary({stage: wanted}).left(before))
+            count = Itinerary({stage: wanted}).count_left(before)
             partitions = (
                 "" if was.partitions == wanted.partitions else f"; {was.partitions} → {wanted.partitions} partitions"
             )
             lines.append(f"  {names[stage]}: {count} of {wanted.bins} bins move{partitions}")
+    if spreads:
+        lines.append("  partitions are spread anew over executors")
     return "\n".join(lines)

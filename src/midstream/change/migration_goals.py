@@ -4,7 +4,7 @@
 goal                leads to
 =================== ==================================================================
 `Move`, `Rescale`   other owners of some bins; another number of partitions
-`Rebalance`         partitions of about the same weight, as it was measured
+`Rebalance`         partitions of about the same weight, as it was measured, and executors with as many of them
 `Drain`             nothing on an executor any more
 an `Assignment`     exactly these owners
 =================== ==================================================================
@@ -12,7 +12,7 @@ an `Assignment`     exactly these owners
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from midstream.errors import FlowError
@@ -32,7 +32,8 @@ MEASURES = ("work", "rows", "bytes")
 
 @dataclass(frozen=True)
 class Rebalance:
-    """Give the partitions of a stage, or of every stage, about the same weight, with few moves.
+    """Give the partitions of a stage, or of every stage, about the same weight, with few moves; and executors about as
+    many partitions, if one has far fewer, as when it has joined.
 
     :param by: what is evened out: ``"work"``, the time that operators need for the rows of each bin; ``"rows"`` that
         arrive; or ``"bytes"`` of state.
@@ -64,14 +65,23 @@ Places = Mapping[StageIndex, Mapping[int, str]]
 
 
 def edits_of(
-    goals: Sequence[Goal], plan: Plan, now: Assignments, weights: BinWeights, places: Places
+    goals: Sequence[Goal],
+    plan: Plan,
+    now: Assignments,
+    weights: BinWeights,
+    places: Places,
+    uneven: Collection[int] = (),
 ) -> tuple[Move | Rescale, ...]:
-    """The edits that lead to goals. Raises :class:`FlowError` if one cannot be reached."""
+    """The edits that lead to goals. Raises :class:`FlowError` if one cannot be reached.
+
+    ``uneven`` are numbers of partitions that executors could share more evenly: stages with as many are named by the
+    edits of a rebalance, although their bins may all stay with their partitions.
+    """
     found: list[Move | Rescale] = []
     for goal in goals:
         match goal:
             case Rebalance(stage=stage, by=by):
-                found += _rebalance(plan, now, weights, stage, by)
+                found += _rebalance(plan, now, weights, stage, by, uneven)
             case Drain(executor=executor):
                 found += _drain(plan, now, places, executor, weights)
             case Assignment() | Mapping():
@@ -105,16 +115,22 @@ def _assigned(
     return tuple(edits)
 
 
-def _rebalance(plan: Plan, now: Assignments, weights: BinWeights, stage: str | None, by: str) -> tuple[Move, ...]:
-    """Moves after which the partitions of a stage, or of every stage, have about the same weight."""
+def _rebalance(
+    plan: Plan, now: Assignments, weights: BinWeights, stage: str | None, by: str, uneven: Collection[int]
+) -> tuple[Move | Rescale, ...]:
+    """Edits after which the partitions of a stage, or of every stage, have about the same weight."""
     if by not in MEASURES:
         raise FlowError(f"by={by!r} is not measured; allowed: {', '.join(MEASURES)}")
-    edits: list[Move] = []
+    edits: list[Move | Rescale] = []
     found: list[str] = []
     names = {index: name for name, index in unique_names(plan).items()}
     for index in stages_named(plan, stage):
         assignment, measured = now[index], weights.stages.get(index)
         weight = [0.0] * assignment.bins if measured is None else _measured(measured, by)
+        if assignment.partitions in uneven:
+            after = balanced(assignment, weight) if any(weight) else assignment
+            edits += [Rescale(after.partitions, names[index]), Move(dict(enumerate(after.owners)), names[index])]
+            continue
         if not any(weight):
             found.append(f"nothing was measured yet for {names[index]!r}")
             continue

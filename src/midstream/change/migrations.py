@@ -1,16 +1,17 @@
-"""The migrations of a job: the one that is running, those that wait for their turn or their time, and their outcomes.
+"""The migrations of a job: what they do in each epoch, and their outcomes.
 
 A migration gives bins other owners in small steps. Owners are independent of functions, so migrations and changes do
 not wait for each other; a step is made when an epoch begins, and holds for the whole of it:
 
 1. :meth:`Migrations.begin`: an epoch begins. If the last step is committed, and nothing speaks against another one, the
    job's configuration gets its assignments (:meth:`.Changes.reassign`).
-2. :meth:`Migrations.committed`: the epoch is committed. Its manifest names the configuration, and with it the
-   assignments. So all that has to be known about a migration is in its record: where the bins are to be.
+2. :meth:`Migrations.committed`: the epoch is committed. Its manifest names the assignments. So all that has to be known
+   about a migration is in its record: where the bins are to be.
 3. :meth:`Migrations.failed`: the run has failed, but no function did. The epoch runs again with the step,
    :data:`LOSSES_BEFORE_UNDOING` times; then the step is undone, and the migration ends.
 
-One migration is running at a time. Others wait for it to end, or for their epoch or event time. Edits of a change that
+One migration is running at a time. Others wait for it to end, or for their epoch or event time
+(:mod:`.migration_schedule`). Edits of a change that
 move bins exclude migrations: neither begins while the other is in progress. No step is made while a change is on trial
 that moves bins or stages itself.
 
@@ -34,12 +35,12 @@ from midstream.change.migration_goal import (
     goal_documents,
     is_scheduled,
     lenient_goal,
-    moment_of,
     record_of,
     stages_of,
     targets_of,
 )
 from midstream.change.migration_request import MigrationRequest
+from midstream.change.migration_schedule import MigrationSchedule
 from midstream.change.running_migration import PATIENCE, NoWarming, OpenStep, RunningMigration, Warming
 from midstream.change.trial import Changes, RunFailure
 from midstream.checkpoint.change_log import ChangeLog
@@ -52,7 +53,7 @@ from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.carried_assignments import under_plan
 from midstream.planner.change_plan import Scheduler
 from midstream.planner.migration import Budget, Itinerary, StepCost, StepStrategy, fluid
-from midstream.planner.reassignment import goal_of, unique_names
+from midstream.planner.reassignment import goal_of, stages_named, unique_names
 from midstream.planner.stages import Plan
 
 __all__ = ["LOSSES_BEFORE_UNDOING", "Migrations"]
@@ -85,98 +86,54 @@ class Migrations:
         self._wall = wall
         self._running: RunningMigration | None = None
         self._step: OpenStep | None = None
-        self._next = next_epoch
-        """The next epoch to begin, as far as is known."""
-        self._free_from: Epoch | None = None
-        """The first epoch that is not frozen."""
+        self._spreading: set[int] = set()
+        """Those that give partitions other executors, by their numbers."""
         self._sizes = BinBytes()
         """When the one that is running began."""
         self._steady: deque[float] = deque(maxlen=STEADY_EPOCHS)
         self._recent: deque[float] = deque(maxlen=STEADY_EPOCHS)
-        self._waiting = [
+        waiting = [
             Migration(msgspec.structs.replace(record, error=None), control, stopwatch)
             for record in log.records()
             if record.migration is not None and record.outcome is Outcome.PENDING
         ]
-        # One that had begun goes first; it is already part of what the others were planned on.
-        self._waiting.sort(key=lambda migration: (not migration.plan.target, migration.number))
-        for migration in self._waiting:
+        for migration in waiting:
             migration.note("goes on after a restart of the driver")
+        self.schedule = MigrationSchedule(changes, waiting, next_epoch)
 
     # ── inspection ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def running(self) -> Migration | None:
-        """The migration that is moving bins."""
-        return None if self._running is None else self._running.migration
-
-    @property
-    def pending(self) -> tuple[Migration, ...]:
-        """All that have not ended: the one that is running, then those that wait."""
-        running = () if self._running is None else (self._running.migration,)
-        return (*running, *self._waiting)
-
-    @property
-    def free_from(self) -> Epoch | None:
-        """The first epoch in which bins may move again, if assignments are frozen."""
-        return self._free_from if self._free_from is not None and self._free_from > self._next else None
 
     @property
     def steady_ms(self) -> float | None:
         """How long an epoch takes without a step, if that is known."""
         return statistics.median(self._steady) if self._steady else None
 
-    def find(self, number: int) -> Migration | None:
-        """One that has not ended, by its number in the history."""
-        return next((each for each in self.pending if each.number == number), None)
-
     def goal(self, request: MigrationRequest) -> tuple[dict[StageIndex, Assignment], dict[StageIndex, Assignment]]:
         """Where bins would be before and after a migration, if nothing else happens meanwhile. Raises
         :class:`FlowError` if it does not fit. Changes nothing."""
         plan, now = self._plan, dict(self._changes.newest().assignments)
-        for earlier in self._before(request):
+        for earlier in self.schedule.before(request):
             if not earlier.plan.target:
                 now = lenient_goal(plan, now, earlier.record.edits)
             else:
                 now.update(targets_of(plan, earlier.plan.first if earlier.plan.is_reversed else earlier.plan.target))
-        return now, goal_of(plan, now, request.edits)
-
-    def _before(self, request: MigrationRequest) -> list[Migration]:
-        """The pending migrations that will be over when one that is requested now begins."""
-        if request.at_time is not None:  # epochs and event times cannot be compared before they come
-            return list(self.pending)
-        if request.at_epoch is None:
-            return [each for each in self.pending if each is self.running or not is_scheduled(each.plan)]
-        at = request.at_epoch
-        return [each for each in self.pending if each.plan.at_time is None and (each.plan.at_epoch or -1) <= at]
-
-    def require_free(self, what: str) -> None:
-        """Refuse what moves bins at once, if something else does, or nothing may."""
-        if self.free_from is not None:
-            raise FlowError(
-                f"{what} is refused: assignments are frozen, so that no bin moves before epoch {self.free_from}, the "
-                f"first free one; request it for then, with at={self.free_from}"
-            )
-        busy = [each for each in self.pending if each is self.running or not is_scheduled(each.plan)]
-        if busy:
-            raise FlowError(
-                f"{what} is refused while migration {busy[0].number} ({busy[0].record.subjects}) is in progress; wait "
-                f"for it, cancel it, or use job.migrate(…, queue=True) to have it done afterwards"
-            )
+        return now, goal_of(plan, now, request.edits, or_same=request.spreads)
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def request(self, request: MigrationRequest) -> Migration:
         """Take a migration. It begins with the next epoch, or waits for its time or its turn. Raises
         :class:`FlowError` and changes nothing if it cannot be."""
-        self.require_possible(request)
+        self.schedule.require_possible(request)
         before, after = self.goal(request)
-        moves = Itinerary(after).left(before)
-        plan = described(self._plan, before, after, request.strategy)
+        bins = Itinerary(after).count_left(before)
+        plan = described(self._plan, before, after, request.strategy, spreads=request.spreads)
         migration = Migration(self._record(request, plan), self._control, self._stopwatch)
+        if request.spreads:
+            self._spreading.add(migration.number)
         self._log.keep(migration.record)
-        self._waiting.append(migration)
-        migration.progressed(MigrationProgress(bins=len(moves), is_waiting_for=self._why_waiting(migration)))
+        self.schedule.add(migration)
+        migration.progressed(MigrationProgress(bins=bins, is_waiting_for=self.schedule.why_waiting(migration)))
         return migration
 
     def refuse(self, request: MigrationRequest, error: Exception) -> None:
@@ -204,55 +161,6 @@ class Migrations:
             ),
         )
 
-    def require_possible(self, request: MigrationRequest) -> None:
-        """Refuse what cannot begin now, or at the time that was asked for."""
-        what = "this migration"
-        if request.at_epoch is not None and request.at_time is not None:
-            raise FlowError("a migration begins at an epoch or at an event time; give one of them")
-        if request.at_epoch is not None and request.at_epoch < self._next:
-            raise FlowError(
-                f"{what} is refused: epoch {request.at_epoch} has begun already; the next one is epoch {self._next}"
-            )
-        if request.at_time is not None and all(
-            source.event_time is None for source in self._changes.configuration.graph.sources.values()
-        ):
-            raise FlowError(
-                f"{what} is refused: no source of flow {self._changes.configuration.graph.name!r} has event times, so "
-                f"there is no watermark; give at= the number of an epoch"
-            )
-        if request.at_epoch is not None and self._free_from is not None and request.at_epoch < self._free_from:
-            raise FlowError(
-                f"{what} is refused: assignments are frozen, so that no bin moves before epoch {self._free_from}, the "
-                f"first free one"
-            )
-        if not request.is_scheduled and not request.queue:
-            self.require_free(what)
-        if self._changes.is_reassigning and not (request.queue or request.is_scheduled):
-            raise FlowError(
-                f"{what} is refused while a change that moves bins is in progress; wait for it, or give queue=True"
-            )
-
-    def freeze(self, epochs: int) -> Epoch:
-        """Promise that the next epochs keep their assignments; returns the first that is free again."""
-        if type(epochs) is not int or epochs < 1:
-            raise FlowError(f"freeze({epochs!r}): give the number of epochs that keep their assignments, 1 or more")
-        free = Epoch(self._next + epochs)
-        for each in self.pending:
-            if not is_scheduled(each.plan) or each is self.running:
-                raise FlowError(
-                    f"assignments cannot be frozen while migration {each.number} ({each.record.subjects}) is in "
-                    f"progress; wait for it or cancel it"
-                )
-            if each.plan.at_time is not None or (each.plan.at_epoch or 0) < free:
-                raise FlowError(
-                    f"assignments cannot be frozen up to epoch {free}: migration {each.number} "
-                    f"({each.record.subjects}) is prepared for {moment_of(each.plan)}; cancel it first"
-                )
-        if self._changes.is_reassigning:
-            raise FlowError("assignments cannot be frozen while a change that moves bins is in progress")
-        self._free_from = max(free, self._free_from or free)
-        return self._free_from
-
     def cancel(self, migration: Migration) -> None:
         """Make no more steps."""
         running = self._running
@@ -260,8 +168,7 @@ class Migrations:
             running.is_cancelled = True
             if self._step is None:
                 self._end_running(Outcome.STOPPED, "cancelled")
-        elif migration in self._waiting:
-            self._waiting.remove(migration)
+        elif self.schedule.withdraw(migration):
             migration.end(Outcome.STOPPED, "cancelled before it began", self._log.keep)
 
     def reverse(self, migration: Migration) -> Migration | MigrationRequest:
@@ -295,11 +202,11 @@ class Migrations:
 
     def begin(self, epoch: Epoch, committed: CommittedState) -> None:
         """An epoch begins, perhaps not for the first time: gives the configuration the assignments of the next step."""
-        self._next = Epoch(epoch + 1)
+        self.schedule.next_epoch = Epoch(epoch + 1)
         if self._step is not None:
             return  # the epoch runs again with its step
         self._follow_plan()
-        if self._free_from is not None and epoch < self._free_from:
+        if self.schedule.is_frozen(epoch):
             return
         if self._changes.is_reassigning:
             self._tell_waiting("a change that moves bins is in progress")
@@ -314,22 +221,20 @@ class Migrations:
 
     def _warm_ahead(self, epoch: Epoch) -> None:
         """Have loaded what is prepared for an epoch that comes soon: its first step does not wait."""
-        near = range(epoch + 1, epoch + PATIENCE)
-        soon = [each for each in self._waiting if each.plan.prewarm and each.plan.at_epoch in near]
-        if not soon:
+        soon = self.schedule.next_prepared(epoch, within=PATIENCE)
+        if soon is None:
             return
         configuration = self._changes.configuration
-        first = min(soon, key=lambda each: each.plan.at_epoch or 0)
         now = configuration.assignments
-        self._warming.want(now, (lenient_goal(configuration.plan, now, first.record.edits),))
+        self._warming.want(now, (lenient_goal(configuration.plan, now, soon.record.edits),))
 
     def _make_step(self, running: RunningMigration, epoch: Epoch, committed: CommittedState, began: float) -> None:
         """Make the next step, unless its takers are to load state first."""
         configuration = self._changes.configuration
         itinerary = Itinerary(running.target)
         if running.planned is None:
-            if not itinerary.left(configuration.assignments):
-                running.planned = ()  # only the number of partitions is different
+            if running.spreads or not itinerary.count_left(configuration.assignments):
+                running.planned = ()  # partitions come, go, or get other executors
             else:
                 running.planned = running.next_step()
             running.waited = 0
@@ -359,7 +264,7 @@ class Migrations:
 
     def committed(self, epoch: Epoch, epoch_ms: float, read: int | None = None) -> None:
         """An epoch is committed after ``epoch_ms``; its tasks read ``read`` bytes of state from the checkpoint."""
-        self._next = Epoch(epoch + 1)
+        self.schedule.next_epoch = Epoch(epoch + 1)
         self._recent.append(epoch_ms)
         step, self._step = self._step, None
         if step is None:
@@ -371,9 +276,9 @@ class Migrations:
             return
         steady = self.steady_ms or 0.0
         running.cost = StepCost(len(step.moves), step.bytes, epoch_ms, steady)
-        running.planned, running.patience = None, PATIENCE
-        if running.steps_left is not None:
+        if running.steps_left is not None and not running.spreads:
             running.steps_left -= 1
+        running.planned, running.patience, running.spreads = None, PATIENCE, False
         done = StepRecord(
             epoch,
             len(step.moves),
@@ -416,9 +321,10 @@ class Migrations:
 
     def abandon(self, why: str) -> None:
         """The job ends. Migrations stay pending in the log, and a restart goes on with them."""
-        for migration in self.pending:
+        for migration in self.schedule.pending:
             migration.end(Outcome.PENDING, f"{why}; a start with the same checkpoint goes on with it", self._log.keep)
-        self._running, self._step, self._waiting = None, None, []
+        self._running, self._step = None, None
+        self.schedule.clear()
 
     # ── the running one ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -427,31 +333,24 @@ class Migrations:
         return self._changes.configuration.plan
 
     def _start_next(self, epoch: Epoch, committed: CommittedState) -> None:
-        """Start what is due, if anything is: what was prepared for this time before what merely waits for its turn."""
-        while self._running is None:
-            due = [each for each in self._waiting if self._is_due(each.plan, epoch, committed)]
-            if not due:
-                return
-            chosen = min(due, key=lambda each: (not each.plan.target, each.plan.at_epoch or 0, each.number))
-            self._waiting.remove(chosen)
-            self._start(chosen, committed)
-
-    def _is_due(self, plan: MigrationRecord, epoch: Epoch, committed: CommittedState) -> bool:
-        if plan.at_time is not None:
-            watermark = committed.watermarks.watermark
-            return watermark is not None and watermark >= plan.at_time
-        return plan.at_epoch is None or epoch >= plan.at_epoch
+        """Start what is due, if anything is."""
+        while self._running is None and (due := self.schedule.next_due(epoch, committed)) is not None:
+            self._start(due, committed)
 
     def _start(self, migration: Migration, committed: CommittedState) -> None:
         now = self._changes.configuration.assignments
+        edits = [edit_of(record) for record in migration.record.edits]
+        spreads = migration.number in self._spreading
+        self._spreading.discard(migration.number)
         if not migration.plan.target:
             try:
-                goal = goal_of(self._plan, now, [edit_of(record) for record in migration.record.edits])
+                goal = goal_of(self._plan, now, edits, or_same=spreads)
             except MidstreamError as error:
                 migration.end(Outcome.REFUSED, str(error), self._log.keep)
                 return
             names = {stage: name for name, stage in unique_names(self._plan).items()}
-            moved = [stage for stage in goal if goal[stage] != now[stage]]
+            named = {stage for edit in edits for stage in stages_named(self._plan, edit.stage)} if spreads else set()
+            moved = [stage for stage in goal if goal[stage] != now[stage] or stage in named]
             migration.revise(
                 self._log.keep,
                 first={names[stage]: now[stage].to_document() for stage in moved},
@@ -466,8 +365,11 @@ class Migrations:
         )
         if is_scheduled(migration.plan) and not migration.steps:
             running.patience = 0  # it takes effect exactly then
-        self._running = running
-        if Itinerary(running.target).is_over(now):  # the driver died before it could say so
+        running.spreads = spreads
+        self._running, self.schedule.running = running, migration
+        if spreads:
+            self._warming.spread(running.target)
+        elif Itinerary(running.target).is_over(now):  # the driver died before it could say so
             self._arrived()
             return
         self._sizes = BinBytes(committed, self._plan)
@@ -499,18 +401,11 @@ class Migrations:
 
     def _end_running(self, outcome: Outcome, error: str | None) -> None:
         assert self._running is not None
-        migration, self._running = self._running.migration, None
+        migration, self._running, self.schedule.running = self._running.migration, None, None
         self._warming.want(self._changes.configuration.assignments, ())
         migration.end(outcome, error, self._log.keep)
 
     # ── telling ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _why_waiting(self, migration: Migration) -> str | None:
-        if is_scheduled(migration.plan):
-            return moment_of(migration.plan)
-        if self.running is not None:
-            return f"migration {self.running.number}"
-        return "the next epoch"
 
     def _tell_waiting(self, why: str) -> None:
         if self._running is not None:
@@ -518,10 +413,9 @@ class Migrations:
 
     def _tell_progress(self, running: RunningMigration, why: str | None, step: StepRecord | None = None) -> None:
         migration, before = running.migration, running.migration.progress
-        whole = Itinerary(targets_of(self._plan, migration.plan.target))
         first = targets_of(self._plan, migration.plan.first)
+        bins = Itinerary(targets_of(self._plan, migration.plan.target)).count_left(first)
         left = Itinerary(running.target).left(self._changes.configuration.assignments)
-        bins = len(whole.left(first))
         bytes_left = sum(map(self._sizes, left))
         bytes_done = before.bytes_done + (0 if step is None else step.bytes)
         steps_left = running.steps_left

@@ -44,6 +44,9 @@ class Warming(Protocol):
     def flip(self, now: Assignments, then: Assignments) -> None:
         """The next epoch begins with these assignments."""
 
+    def spread(self, assignments: Assignments) -> None:
+        """With the next flip, partitions of stages with these numbers of partitions get other executors."""
+
 
 class NoWarming:
     """Where all tasks share their state, there is nothing to load."""
@@ -57,6 +60,9 @@ class NoWarming:
 
     def flip(self, now: Assignments, then: Assignments) -> None:
         """Nothing to do."""
+
+    def spread(self, assignments: Assignments) -> None:
+        """There is one place."""
 
 
 @dataclass
@@ -89,6 +95,8 @@ class RunningMigration:
     patience: int = PATIENCE
     """Most epochs that the next step waits; the first one of what was prepared for a certain time does not."""
     is_cancelled: bool = False
+    spreads: bool = False
+    """Whether partitions get other executors with its first step."""
 
     def next_step(self) -> tuple[BinMove, ...]:
         """The next step, which may depend on what the one before has cost."""

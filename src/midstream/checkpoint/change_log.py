@@ -1,34 +1,18 @@
-"""The log of changes in the checkpoint location: entries are added, and never changed or removed.
+"""The log of changes in the checkpoint location.
 
-An entry is a file: the record of a change at some moment, and a checksum. A change has an entry for its request and one
-for each later event; the last entry of a change counts. The entries themselves are numbered without gaps, so that a
-missing one is noticed.
-
-An entry is on disk before anybody is told about it. So a torn *last* entry was never reported to anybody: it is left
-out, and set aside by the next entry. Any other damage is an error, because a lost change would bring back the function
-that it replaced; only ``changes="drop"``, which needs none of the changes, can continue.
+Damage before its last entry is an error, because a lost change would bring back the function that it replaced; only
+``changes="drop"``, which needs none of the changes, can continue.
 """
 
 from __future__ import annotations
 
-import logging
-import posixpath
-import threading
-
-import pyarrow.fs as pafs
-
 from midstream.checkpoint.change_records import ChangeRecord
-from midstream.errors import CheckpointError
-from midstream.storage.blobs import ASIDE, filesystem_of, set_aside, write_atomically
-from midstream.storage.checksums import with_checksum, without_checksum
-from midstream.storage.documents import read_struct, write_struct
+from midstream.checkpoint.entry_log import EntryLog
 
 __all__ = ["ChangeLog"]
 
-_log = logging.getLogger("midstream")
 
-
-class ChangeLog:
+class ChangeLog(EntryLog[ChangeRecord]):
     """Changes of one job, in the order in which they were requested. One process writes; any may read.
 
     >>> import tempfile
@@ -39,116 +23,7 @@ class ChangeLog:
     [2]
     """
 
-    def __init__(self, location: str, *, durable: bool = True) -> None:
-        self.location = location
-        self._durable = durable
-        self._fs, self._root = filesystem_of(location)
-        # Entries never change, so each is read once. `_read` counts them.
-        self._records: dict[int, ChangeRecord] = {}
-        self._read = 0
-        self._torn: str | None = None
-        self._lock = threading.Lock()
-
-    def keep(self, record: ChangeRecord) -> None:
-        """Add an entry, which replaces the earlier ones of this record."""
-        with self._lock:
-            self._catch_up()
-            if self._torn is not None:
-                set_aside(self._fs, self._torn, durable=self._durable)
-                self._torn = None
-            data = with_checksum(write_struct(record))
-            write_atomically(self._fs, self._path(self._read + 1), data, durable=self._durable, checked=True)
-            self._add(record)
-
-    def records(self) -> list[ChangeRecord]:
-        """All records, oldest first, each from its last entry."""
-        with self._lock:
-            self._catch_up()
-            return [self._records[number] for number in sorted(self._records)]
-
-    def next_number(self) -> int:
-        """The number of the next record."""
-        with self._lock:
-            self._catch_up()
-            return max(self._records, default=0) + 1
-
-    def set_damage_aside(self) -> list[str]:
-        """Set aside the entries that are damaged or missing; return what was done, as lines for the user."""
-        found: dict[int, str] = {}
-        with self._lock:
-            entries = self._entries()
-            for entry in range(1, max(entries, default=0) + 1):
-                if entry not in entries:
-                    write_atomically(self._fs, self._path(entry) + ASIDE, b"", durable=self._durable)
-                    found[entry] = "missing"
-                elif not entries[entry].endswith(ASIDE) and self._decoded(entry) is None:
-                    set_aside(self._fs, self._path(entry), durable=self._durable)
-                    found[entry] = f"damaged; its file is now {self._name(entry) + ASIDE!r}"
-            self._records, self._read, self._torn = {}, 0, None
-        return [
-            f"entry {entry} of the log of changes in {self.location!r} is {what}. It is left out, with any migration "
-            f"of state in it"
-            for entry, what in found.items()
-        ]
-
-    def _catch_up(self) -> None:
-        """Read the entries that were added since; usually there are none, which costs one file system request."""
-        if self._read and self._fs.get_file_info(self._path(self._read + 1)).type == pafs.FileType.NotFound:
-            return
-        entries = self._entries()
-        last = max(entries, default=0)
-        for entry in range(self._read + 1, last + 1):
-            name = entries.get(entry)
-            if name is not None and name.endswith(ASIDE):
-                self._read = entry
-                continue
-            record = None if name is None else self._decoded(entry)
-            if record is not None:
-                self._add(record)
-            elif entry == last:
-                self._leave_out(entry)
-            else:
-                raise CheckpointError(
-                    f"entry {entry} of the log of changes in {self.location!r}, {self._name(entry)!r}, is "
-                    f"{'damaged' if name else 'missing'}, and later entries exist. Restore it from a copy; or start "
-                    f"the flow with changes='drop', which leaves all earlier changes out"
-                )
-
-    def _leave_out(self, entry: int) -> None:
-        if self._torn is None:
-            _log.warning(
-                "the last entry of the log of changes in %r, %r, is torn: the machine crashed before it was on disk. "
-                "It is left out",
-                self.location,
-                self._name(entry),
-            )
-        self._torn = self._path(entry)
-
-    def _add(self, record: ChangeRecord) -> None:
-        self._records[record.number] = record
-        self._read += 1
-
-    def _entries(self) -> dict[int, str]:
-        """The names of all entries, including those set aside, by number."""
-        selector = pafs.FileSelector(self._root, allow_not_found=True)
-        names = (posixpath.basename(info.path) for info in self._fs.get_file_info(selector))
-        found = {}
-        for name in sorted(names, reverse=True):  # an entry set aside may have a successor, which comes later
-            number = name.removesuffix(ASIDE).removesuffix(".json")
-            if number.isdigit():
-                found[int(number)] = name
-        return found
-
-    def _decoded(self, entry: int) -> ChangeRecord | None:
-        """The record of an entry, or None if it is damaged."""
-        with self._fs.open_input_stream(self._path(entry)) as stream:
-            data = without_checksum(stream.read())
-        what = f"entry {entry} of the log of changes in {self.location!r}"
-        return None if data is None else read_struct(data, ChangeRecord, what)
-
-    def _path(self, entry: int) -> str:
-        return posixpath.join(self._root, self._name(entry))
-
-    @staticmethod
-    def _name(entry: int) -> str:
-        return f"{entry:010d}.json"
+    kind = ChangeRecord
+    what = "the log of changes"
+    advice = "or start the flow with changes='drop', which leaves all earlier changes out"
+    loss = ", with any migration of state in it"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from midstream.checkpoint.manifest import Manifest
 from midstream.control.messages import Commit
 from midstream.data.times import Watermarks
+from midstream.engine.control_order import ControlReport
 from midstream.flow.model import Graph
 from midstream.ids import BINS, Digest, Epoch, StageIndex
 from midstream.planner.stages import Plan
+from midstream.state.files import FileRef
 from midstream.state.lineage import Lineage
 from midstream.storage.table_files import SinkFile
 
@@ -54,6 +56,20 @@ class CommittedState:
             for stage in plan.stages
         }
 
+    def lacks(self, operators: Iterable[str]) -> list[str]:
+        """Those operators that have no state, not even an empty one."""
+        return [name for name in operators if name not in self.lineages]
+
+    def beginning_with(self, files: Mapping[str, FileRef]) -> CommittedState:
+        """The same, and for operators without state a file that holds their initial one."""
+        found = {}
+        for name, file in files.items():
+            lineage = Lineage.start(name, self.bins)
+            if file.rows:
+                lineage = replace(lineage.after(Epoch(0), [file]), epoch=lineage.epoch)
+            found[name] = lineage
+        return replace(self, lineages={**self.lineages, **found})
+
     def _lineage(self, operator: str) -> Lineage:
         return self.lineages.get(operator) or Lineage.start(operator, self.bins)
 
@@ -79,6 +95,7 @@ class CommittedState:
         offsets: str,
         files: Mapping[str, tuple[SinkFile, ...]],
         closing: bool = False,
+        controls: Mapping[int, tuple[ControlReport, ...]] | None = None,
     ) -> Manifest:
         """The manifest of the epoch that led here."""
         return Manifest(
@@ -95,6 +112,7 @@ class CommittedState:
             watermark=self.watermarks.watermark,
             files=dict(files),
             closing=closing,
+            controls=dict(controls or {}),
             assignments=assignments,
         )
 

@@ -26,7 +26,6 @@ import fcntl
 import logging
 import os
 import posixpath
-import re
 import socket
 import uuid
 from collections.abc import Iterable
@@ -36,13 +35,22 @@ import msgspec
 import pyarrow.fs as pafs
 
 from midstream.checkpoint.change_log import ChangeLog
+from midstream.checkpoint.control_log import ControlLog
 from midstream.checkpoint.forgotten import without_forgotten
+from midstream.checkpoint.identity import (
+    IDENTITY,
+    REWIND,
+    read_identity,
+    require_empty,
+    require_same,
+    require_settled,
+)
 from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.rewind_record import Rewind
 from midstream.checkpoint.savepoints import Savepoints
 from midstream.checkpoint.spark_files import SparkFiles
 from midstream.data.key_space import KeySpace, check_bins
-from midstream.errors import CheckpointError, FlowError
+from midstream.errors import CheckpointError
 from midstream.flow.model import Graph, Source
 from midstream.ids import BINS, Digest, Epoch, Run
 from midstream.state.files import StateFiles
@@ -60,7 +68,7 @@ from midstream.storage.blobs import (
     write_atomically,
 )
 from midstream.storage.checksums import with_checksum, without_checksum
-from midstream.storage.documents import read_struct, unreadable, write_struct
+from midstream.storage.documents import read_struct, write_struct
 from midstream.storage.ownership import warn_if_others_can_write
 from midstream.version import __version__
 
@@ -68,11 +76,7 @@ _log = logging.getLogger("midstream")
 
 KEPT_MANIFESTS = 100
 KEPT_JOURNALS = 20
-IDENTITY = "midstream.json"
-REWIND = "rewind.json"
 FOLDERS = ("blobs", "changes", "epochs", "state")
-
-_UNFINISHED_IDENTITY = re.compile(r"midstream\.json\.\d+\.tmp")
 
 
 class Checkpoint:
@@ -95,6 +99,8 @@ class Checkpoint:
         self.blobs = BlobStore(below(self._shared, "blobs"), durable=durable)
         self.states = StateFiles(below(self._shared, "state"), durable=durable, space=KeySpace(identity.bins))
         self.changes = ChangeLog(below(self._shared, "changes"), durable=durable)
+        self.controls = ControlLog(below(self._shared, "controls"), durable=durable)
+        self.control_values = below(self._shared, "control-values")
         self.savepoints = Savepoints(below(self._shared, "savepoints"), durable=durable)
         self.spark_files = SparkFiles(below(self._shared, "spark"), durable=durable)
         self.audit_location = below(self._shared, "audit")
@@ -120,14 +126,14 @@ class Checkpoint:
         sources = tuple(sorted(op.name for op in graph.of(Source)))
         path = posixpath.join(root, IDENTITY)
         try:
-            found = _read_identity(fs, path, location)
+            found = read_identity(fs, path, location)
             if found is None:
-                _require_empty(fs, root, location)
+                require_empty(fs, root, location)
                 found = Identity(__version__, uuid.uuid4().hex, graph.name, sources, BINS if bins is None else bins)
-            _require_settled(fs, root, location)
+            require_settled(fs, root, location)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
-        _require_same(found, graph.name, sources, location)
+        require_same(found, graph.name, sources, location)
         if bins is not None and bins != found.bins:
             raise CheckpointError(
                 f"the checkpoint {location!r} belongs to a job with {found.bins} bins, not with {bins}. The number of "
@@ -140,7 +146,7 @@ class Checkpoint:
         """An existing checkpoint, to be read."""
         fs, root = filesystem_of(location)
         try:
-            found = _read_identity(fs, posixpath.join(root, IDENTITY), location)
+            found = read_identity(fs, posixpath.join(root, IDENTITY), location)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {location!r} cannot be read: {error}") from error
         if found is None:
@@ -157,7 +163,7 @@ class Checkpoint:
         self.lock()
         try:
             if not mid_rewind:
-                _require_settled(self._fs, self._root, self.location)
+                require_settled(self._fs, self._root, self.location)
             self._settle()
         except BaseException:
             self.release()
@@ -455,55 +461,3 @@ def _lock(fs: pafs.FileSystem, path: str, location: str, durable: bool) -> IO[by
     file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
     file.flush()
     return file
-
-
-def _read_identity(fs: pafs.FileSystem, path: str, location: str) -> Identity | None:
-    if fs.get_file_info(path).type == pafs.FileType.NotFound:
-        return None
-    with fs.open_input_stream(path) as stream:
-        data = stream.read()
-    what = f"the checkpoint {location!r} (midstream.json)"
-    identity = read_struct(data, Identity, what)
-    try:
-        check_bins(identity.bins)
-    except FlowError as error:
-        raise unreadable(what, str(error)) from error
-    return identity
-
-
-def _require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
-    info = fs.get_file_info(root)
-    if info.type == pafs.FileType.File:
-        raise CheckpointError(f"the checkpoint {location!r} is a file; it must be a folder")
-    if info.type == pafs.FileType.NotFound:
-        return
-    names = {posixpath.basename(entry.path) for entry in fs.get_file_info(pafs.FileSelector(root))}
-    # A first start that was killed immediately leaves the lock, and an identity that was only partly written.
-    held = sorted(name for name in names if name != "lock" and not _UNFINISHED_IDENTITY.fullmatch(name))
-    if held:
-        raise CheckpointError(
-            f"the checkpoint {location!r} holds other things ({', '.join(held[:5])}{', …' if len(held) > 5 else ''}) "
-            f"and no midstream.json; use an empty folder, or the checkpoint of this flow"
-        )
-
-
-def _require_settled(fs: pafs.FileSystem, root: str, location: str) -> None:
-    if fs.get_file_info(posixpath.join(root, REWIND)).type != pafs.FileType.NotFound:
-        raise CheckpointError(
-            f"a rewind of the checkpoint {location!r} was begun and not finished. Run 'midstream rewind' again, to any "
-            f"epoch: that finishes the one that was begun first"
-        )
-
-
-def _require_same(found: Identity, flow: str, sources: tuple[str, ...], location: str) -> None:
-    if found.flow != flow:
-        raise CheckpointError(
-            f"the checkpoint {location!r} belongs to the flow {found.flow!r}, not to {flow!r}; use a "
-            f"separate checkpoint for each flow"
-        )
-    if found.sources != sources:
-        raise CheckpointError(
-            f"the checkpoint {location!r} was made with the sources {', '.join(found.sources)}; the flow now has "
-            f"{', '.join(sources)}. Offsets cannot be matched to other sources: use a new checkpoint, or the "
-            f"old sources"
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from midstream.engine.control_order import ControlReport
 from midstream.ids import BINS, Digest, Epoch, Revision
 from midstream.storage.table_files import SinkFile
 
@@ -58,6 +59,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """Whether this epoch closed all windows, so that no other epoch can follow."""
     assignments: Digest = Digest("")
     """The document with the owner of each bin of each stage; empty: it is part of the configuration's."""
+    controls: dict[int, tuple[ControlReport, ...]] = {}
+    """By number of a blocking control operation that is complete with this epoch: what its tasks reported."""
 
     def digests(self) -> frozenset[Digest]:
         """The documents and programs that it names."""

@@ -18,6 +18,7 @@ from midstream.change.forget import forget_state
 from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.cli.calibrate import calibrate
 from midstream.cli.change import deploy, epoch, explain, history, jobs, revert, status, update
+from midstream.cli.control import control, controls
 from midstream.cli.live import print_summary, watch
 from midstream.cli.messages import errors_told, write_text
 from midstream.cli.migrate import assignment, drain, executors, freeze, migrate, migrations, rebalance, rescale
@@ -26,6 +27,7 @@ from midstream.cli.state import held_table, parse_key, state_table
 from midstream.cli.target import find, needs_session, to_flow
 from midstream.cli.top import top
 from midstream.cli.trust import TrustOption, require_trust
+from midstream.cli.tune import tune
 from midstream.control.journal import read, tell
 from midstream.drawing.render import Style, render
 from midstream.errors import StateError
@@ -191,10 +193,12 @@ def journal(
         typer.echo(tell(read(file.read_bytes())))
 
 
-for changing in (jobs, status, top, epoch, explain, update, deploy, history, revert, calibrate):
+for changing in (jobs, status, top, epoch, explain, update, tune, deploy, history, revert, calibrate):
     app.command()(changing)
 for moving in (rescale, rebalance, drain, migrate, migrations, assignment, executors, freeze):
     app.command()(moving)
+for controlling in (control, controls):
+    app.command()(controlling)
 for keeping in (savepoint, savepoints, fork, rewind):
     app.command()(keeping)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from midstream.cli.served import client_of
 from midstream.cli.tables import assignment_table, executors_table, migrations_table
 from midstream.drawing.figures import size_text
 from midstream.flow.edits import Move, Rescale
+from midstream.planner.assignment import Assignment
 from midstream.planner.migration import StepStrategy
 from midstream.server.client import JobClient, is_over
 from midstream.server.migration_messages import MigrationState
@@ -114,14 +116,25 @@ def drain(
 @_command
 def migrate(
     moves: Annotated[
-        list[str], typer.Argument(metavar="BIN=PARTITION ...", help="The new owner of each bin.", show_default=False)
-    ],
+        list[str] | None,
+        typer.Argument(metavar="[BIN=PARTITION ...]", help="The new owner of each bin.", show_default=False),
+    ] = None,
     stage: Annotated[
         str | None, typer.Option(help="The key_by of the stage, or an operator in it.", show_default=False)
     ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="All owners, as 'midstream assignment --json' prints them.", show_default=False
+        ),
+    ] = None,
 ) -> Goal:
-    """Give some bins of a running job other owners."""
-    return Move(dict(_move(text) for text in moves), stage)
+    """Give some bins of a running job other owners, or all bins those of a file."""
+    if (not moves) == (to is None):
+        raise typer.BadParameter("give BIN=PARTITION, e.g. 17=2, or a file with --to", param_hint="BIN=PARTITION")
+    if to is not None:
+        return _assignments(to)
+    return Move(dict(_move(text) for text in moves or ()), stage)
 
 
 def migrations(
@@ -150,10 +163,20 @@ def migrations(
         _follow(client, state, job, no_wait, wanted)
 
 
-def assignment(job: JobArgument) -> None:
+def assignment(
+    job: JobArgument,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The owner of each bin, for 'midstream migrate --to'.")
+    ] = False,
+) -> None:
     """Show which partition of a running job owns how many bins, and what it has to do."""
     with errors_told():
-        for stage in client_of(job).assignment():
+        stages = client_of(job).assignment()
+        if as_json:
+            found = {each.name: {"partitions": len(each.partitions), "owners": each.owners} for each in stages}
+            typer.echo(json.dumps(found))
+            return
+        for stage in stages:
             Console().print(assignment_table(stage))
 
 
@@ -202,6 +225,19 @@ def _move(text: str) -> tuple[int, int]:
     if not (equals and number.isdigit() and owner.isdigit()):
         raise typer.BadParameter(f"{text!r} is not BIN=PARTITION, e.g. 17=2", param_hint="BIN=PARTITION")
     return int(number), int(owner)
+
+
+def _assignments(file: Path) -> dict[str, Assignment]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {name: Assignment.from_document(each) for name, each in found.items()}
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {str(file)!r}: {error.strerror}", param_hint="--to") from None
+    except (ValueError, AttributeError) as error:
+        raise typer.BadParameter(
+            f"{str(file)!r} has not the owners of bins by stage, as 'midstream assignment --json' prints them: {error}",
+            param_hint="--to",
+        ) from None
 
 
 def _migrate(job: str, goal: Goal, how: dict[str, Any], explain: bool, svg: Path | None, no_wait: bool) -> None:

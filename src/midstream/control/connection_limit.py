@@ -179,4 +179,4 @@ def _is_peer_of(connection: socket.socket, endpoint: str) -> bool:
     found = connection.getsockname()
     if not isinstance(found, tuple) or found[1] != int(port):
         return False
-    return found[0] == host.strip("[]") or ipaddress.ip_address(host.strip("[]")).is_unspecified
+    return str(found[0]) == host.strip("[]") or ipaddress.ip_address(host.strip("[]")).is_unspecified

@@ -8,7 +8,8 @@ States and transitions::
     └──────┘ ◄─────────────────── └─────────┘ ───────────────────────► └──────┘
                  EpochAbandoned        ▲   │    EpochSealed, not whole → Reject
                                        └───┘
-                        TaskStarted, TaskFinished, TaskFailed, ChangeBegun, SwitchRequested, Reached, Exhausted
+                        TaskStarted, TaskFinished, TaskFailed, ChangeBegun, SwitchRequested, Reached, Exhausted,
+                        ControlBegun, Handled
 
 Messages of tasks are legal in every state, because tasks outlive the runs they belong to: outside their run they are
 refused, which fences them. Driver events in the wrong state are errors, which list the most recent events.
@@ -20,6 +21,7 @@ done to its tasks while they run is an :class:`Operation`, of which the coordina
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -27,6 +29,7 @@ from midstream.control.messages import (
     Accepted,
     ChangeBegun,
     Commit,
+    ControlBegun,
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
@@ -55,10 +58,14 @@ from midstream.control.messages import (
     WorkerJoined,
     WorkerReleased,
 )
+from midstream.control.operations.aligned import Aligned
+from midstream.control.operations.fast import Fast
 from midstream.control.operations.operation import Operation
 from midstream.control.operations.switching import Switching
 from midstream.control.prefetching import Prefetching
-from midstream.control.run_book import RunBook
+from midstream.control.run_book import Attempts, RunBook
+from midstream.engine.control_operations import ControlMode
+from midstream.engine.control_order import ControlOrder
 from midstream.errors import ProtocolError
 from midstream.ids import ExecutorId, StageIndex
 
@@ -124,12 +131,15 @@ class Coordinator:
                 if self._book is not None:
                     raise self._lost(event, f"{self._book} is still running")
                 self._book = RunBook(event)
+                self._operations += _controls(event.controls, self._book.attempts)
+                for operation in self._operations:
+                    operation.on_begun({})
                 return [*self._prefetching.opened(event)]
             case PrefetchWanted(requests):
                 if self._book is not None:
                     self._book.opened = msgspec.structs.replace(self._book.opened, prefetch=requests)
                 return [*self._prefetching.want(requests)]
-            case ChangeBegun():
+            case ChangeBegun() | ControlBegun():
                 return self._begin(event)
             case EpochSealed():
                 return [self._seal(self._current(event))]
@@ -151,15 +161,19 @@ class Coordinator:
             raise self._lost(event, f"{book} is running")
         return book
 
-    def _begin(self, event: ChangeBegun) -> list[Instruction]:
-        """Begin an operation. Nothing to do if no epoch is running: the next one begins with the new revision."""
+    def _begin(self, event: ChangeBegun | ControlBegun) -> list[Instruction]:
+        """Begin an operation. Nothing to do if no epoch is running: the next one begins with it."""
         book = self._book
         if book is None:
             return []
         for operation in self._operations:
             if why := operation.excludes(event):
                 raise self._lost(event, why)
-        begun = Switching(event, book.attempts, book.opened.partitions)
+        begun: Operation
+        if isinstance(event, ControlBegun):
+            begun = Fast(event.order, book.attempts)
+        else:
+            begun = Switching(event, book.attempts, book.opened.partitions)
         self._operations.append(begun)
         listening = {task: self._workers[at] for task, at in book.workers.items() if at in self._workers}
         return begun.on_begun(listening)
@@ -210,7 +224,7 @@ class Coordinator:
             case _:
                 return self._to_operation(peer, message)
         instructions: list[Instruction] = [Send(peer, Accepted())]
-        if isinstance(message, TaskFailed) and message.revision == book.opened.on_trial:
+        if isinstance(message, TaskFailed) and (message.operation or message.revision == book.opened.on_trial):
             instructions.append(GiveUpRun(book.opened.epoch, book.opened.run))
         for operation in self._operations:
             instructions += operation.on_task_ended(message)
@@ -230,6 +244,13 @@ class Coordinator:
         return [] if isinstance(message, Posted) else [Send(peer, Stay())]
 
 
+def _controls(orders: Sequence[ControlOrder], attempts: Attempts) -> list[Operation]:
+    """The control operations that begin with a run."""
+    aligned = [order for order in orders if order.mode is not ControlMode.FAST]
+    fast = [order for order in orders if order.mode is ControlMode.FAST]
+    return [*([Aligned(aligned)] if aligned else []), *(Fast(order, attempts) for order in fast)]
+
+
 def _refusal(book: RunBook | None, task: TaskId) -> Refused:
     running = "no epoch is running" if book is None else f"{book} is running"
     return Refused(f"epoch {task.epoch}.{task.run} is over; {running}")
@@ -241,6 +262,8 @@ def line_of(event: Event) -> str:
         case Received(_, message):
             about = message.worker if isinstance(message, FromWorker) else message.task
             return f"{type(message).__name__}({about})"
+        case ControlBegun(order):
+            return f"ControlBegun(operation {order.number})"
         case ChangeBegun(revision):
             return f"ChangeBegun(revision {revision})"
         case PrefetchWanted(requests):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from midstream.control.coordinator import Coordinator, line_of
-from midstream.control.messages import EpochOpened, Event, Received, TaskFinished
+from midstream.control.messages import EpochOpened, Event, Handled, Received, TaskFinished
 from midstream.errors import CheckpointError
 from midstream.storage.documents import FORMAT, require_format
 from midstream.version import __version__
@@ -47,13 +47,15 @@ class Journal:
     def append(self, event: Event) -> None:
         """Add an event before it is handled. The opening of a run starts a new journal.
 
-        Samples are left out: they are users' rows, and no decision depends on them.
+        Samples and results of control operations are left out: they are users' own, and no decision depends on them.
         """
         match event:
             case EpochOpened():
                 self._events.clear()
-            case Received(peer, TaskFinished(samples=samples) as report) if samples:
-                event = Received(peer, msgspec.structs.replace(report, samples={}))
+            case Received(peer, TaskFinished(samples=samples, controls=controls) as report) if samples or controls:
+                event = Received(peer, msgspec.structs.replace(report, samples={}, controls=()))
+            case Received(peer, Handled(task, report)):
+                event = Received(peer, Handled(task, msgspec.structs.replace(report, result=None)))
         self._events.append(event)
 
     def to_bytes(self) -> bytes:

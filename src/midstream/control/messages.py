@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from midstream.data.times import EpochTimes, Watermarks
+from midstream.engine.control_order import ControlOrder, ControlReport
 from midstream.ids import (
     BinId,
     Digest,
@@ -135,6 +136,8 @@ class TaskFinished(msgspec.Struct, frozen=True, tag=True):
     """By stage that rows with a key went to: how many had a key of each bin (:func:`.pack_counts`)."""
     memory: int = 0
     """Resident memory of the worker's process at the end of the task, in bytes."""
+    controls: tuple[ControlReport, ...] = ()
+    """What came of the control operations in the task's order."""
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
@@ -155,6 +158,15 @@ class TaskFailed(msgspec.Struct, frozen=True, tag=True):
     task: TaskId
     failure: TaskFailure
     revision: Revision = Revision(0)
+    operation: int = 0
+    """The number of the control operation whose handler failed, if one did."""
+
+
+class Handled(msgspec.Struct, frozen=True, tag=True):
+    """A task has run the handlers of a fast control operation. Posted: there is no answer."""
+
+    task: TaskId
+    report: ControlReport
 
 
 class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
@@ -216,6 +228,9 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     ``live`` names all blobs that a task may still need; a worker drops all others that it has loaded.
     ``beside`` has the partitions of the stage that ran on the task's executor in the last committed epoch, and
     ``awaited`` the bins that this executor prefetches for the stage: their bins stay in its base. None: not known.
+    ``controls`` are the control operations in progress; of each task of the stage before, of which there were
+    ``senders``, come messages of those that are not fast.
+    ``knobs`` has those that do not have their defaults, ``flushed`` the operators that close all that is open.
     """
 
     revision: Revision
@@ -228,8 +243,19 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     live: tuple[Digest, ...] = ()
     beside: tuple[PartitionId, ...] | None = None
     awaited: tuple[BinId, ...] = ()
+    knobs: dict[str, int] = {}
+    flushed: tuple[str, ...] = ()
     assignments: Digest = Digest("")
     owners: bytes | None = None
+    controls: tuple[ControlOrder, ...] = ()
+    senders: int = 0
+
+
+class Handle(msgspec.Struct, frozen=True, tag=True):
+    """A running task must run the handlers of a fast control operation as soon as it can."""
+
+    task: TaskId
+    order: ControlOrder
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
@@ -271,13 +297,13 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     """The job ends: close the functions this process holds open for it."""
 
 
-OperationMessage = SwitchRequested | Reached | Exhausted
+OperationMessage = SwitchRequested | Reached | Exhausted | Handled
 """Messages from tasks to an operation. Those that are :data:`Posted` expect no answer."""
-Posted = Reached | Exhausted
+Posted = Reached | Exhausted | Handled
 FromWorker = WorkerJoined | WorkerReleased | Prefetched
 """Messages of a process, in whatever run."""
 FromTask = TaskStarted | TaskFinished | TaskFailed | OperationMessage | FromWorker
-ToTask = TaskOrder | Switch | Stay | Accepted | Refused | Release | Prefetch
+ToTask = TaskOrder | Handle | Switch | Stay | Accepted | Refused | Release | Prefetch
 
 
 # ── events that only the driver makes ─────────────────────────────────────────────────────────────────────────────
@@ -319,6 +345,12 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     """Where partitions ran in the last committed epoch, if that is known."""
     prefetch: tuple[PrefetchRequest, ...] = ()
     """What executors should load ahead, as in :class:`PrefetchWanted`."""
+    controls: tuple[ControlOrder, ...] = ()
+    """The control operations that begin with this run."""
+    knobs: dict[str, int] = {}
+    """The knobs that tasks go by, as far as they do not have their defaults; see :mod:`midstream.flow.knobs`."""
+    flushed: tuple[str, ...] = ()
+    """Operators that close all that is open at the end of this epoch, whatever the watermark."""
     assignments: Digest = Digest("")
     owners: bytes = b""
 
@@ -346,6 +378,12 @@ class ChangeBegun(msgspec.Struct, frozen=True, tag=True):
     """The blobs of the new configuration."""
 
 
+class ControlBegun(msgspec.Struct, frozen=True, tag=True):
+    """The driver wants the tasks that are at work to run the handlers of a fast control operation."""
+
+    order: ControlOrder
+
+
 class EpochSealed(msgspec.Struct, frozen=True, tag=True):
     """Spark reports that every job of the epoch succeeded; the coordinator must agree before it is committed."""
 
@@ -371,7 +409,7 @@ class Received(msgspec.Struct, frozen=True, tag=True):
     message: FromTask
 
 
-Event = EpochOpened | PrefetchWanted | ChangeBegun | EpochSealed | EpochAbandoned | JobEnding | Received
+Event = EpochOpened | PrefetchWanted | ChangeBegun | ControlBegun | EpochSealed | EpochAbandoned | JobEnding | Received
 
 
 # ── instructions ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -422,6 +460,9 @@ class Commit(msgspec.Struct, frozen=True):
     """Bytes of state files that tasks read, because the bases of their executors lacked the rows."""
     worker_memory: int = 0
     """Resident memory of the largest worker, in bytes."""
+    controls: dict[int, tuple[ControlReport, ...]] = {}
+    """By number of a control operation that is complete: the reports of tasks, in the order of stages and partitions.
+    """
 
 
 class Reject(msgspec.Struct, frozen=True):
@@ -444,8 +485,17 @@ class ChangeNoted(msgspec.Struct, frozen=True):
     in_effect: bool
 
 
+class ControlNoted(msgspec.Struct, frozen=True):
+    """A fast control operation is complete: all tasks that were at work have run its handlers, or have ended."""
+
+    number: int
+    reports: tuple[ControlReport, ...]
+    missed: int
+    """Tasks that ended before they could."""
+
+
 class GiveUpRun(msgspec.Struct, frozen=True):
-    """A revision that can still be rolled back has failed, so Spark need not retry its tasks."""
+    """What can be taken back has failed, a revision or a control operation, so Spark need not retry its tasks."""
 
     epoch: Epoch
     run: Run
@@ -457,4 +507,4 @@ class PrefetchNoted(msgspec.Struct, frozen=True):
     report: Prefetched
 
 
-Instruction = Send | Commit | Reject | ChangeNoted | GiveUpRun | PrefetchNoted
+Instruction = Send | Commit | Reject | ChangeNoted | ControlNoted | GiveUpRun | PrefetchNoted

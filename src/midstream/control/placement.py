@@ -9,6 +9,8 @@ wanted something loaded must ask again.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -18,7 +20,7 @@ from midstream.errors import FlowError
 from midstream.ids import BinId, Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.planner.assignment import Assignments
 
-__all__ = ["ExecutorShare", "Placement", "Warmth", "require_possible"]
+__all__ = ["ExecutorShare", "Placement", "Warmth", "require_possible", "unevenness"]
 
 
 class ExecutorShare(msgspec.Struct, frozen=True):
@@ -120,6 +122,18 @@ class Placement:
                 partitions[stage] = tuple(own)
                 bins[stage] = sum(len(assignment.owned_by(partition)) for partition in own)
         return ExecutorShare(str(name), partitions, bins)
+
+
+def unevenness(places: Mapping[PartitionId, ExecutorId], executors: Collection[ExecutorId]) -> int:
+    """By how many partitions the executors differ; 0 and 1 are as even as can be.
+
+    >>> three_to_one = {PartitionId(n): ExecutorId("b" if n == 3 else "a") for n in range(4)}
+    >>> unevenness(three_to_one, {ExecutorId("a"), ExecutorId("b")})
+    2
+    """
+    counts = Counter(dict.fromkeys(executors, 0))
+    counts.update(places.values())
+    return max(counts.values(), default=0) - min(counts.values(), default=0)
 
 
 def require_possible(request: PrefetchRequest, assignments: Assignments) -> None:

@@ -18,14 +18,15 @@ import pyarrow.compute as pc
 
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.key_space import MAX_BINS, KeySpace, pack_counts
-from midstream.engine.frames import FrameKind, Header, encode_rows, frame
+from midstream.engine.frames import CONTROL_WIRE, FrameKind, Header, encode_rows, frame
 from midstream.engine.intake import Carried
+from midstream.engine.rows_by_bin import RowsByBin
+from midstream.flow.knobs import knob_value
 from midstream.ids import PartitionId, Revision, StageIndex, WireId
 from midstream.planner.assignment import Assignments
 from midstream.planner.stages import Leaves, Wire
 
-FRAME_BYTES = 1 << 20
-HELD_BYTES = 64 << 20
+FRAME_BYTES = knob_value({}, "frame")
 
 
 class _Destination(NamedTuple):
@@ -58,7 +59,12 @@ class Collector:
         partition: PartitionId,
         following: StageIndex,
         assignments: Assignments,
+        *,
+        frame_bytes: int | None = None,
+        held_bytes: int | None = None,
     ) -> None:
+        self._frame_bytes = knob_value({}, "frame") if frame_bytes is None else frame_bytes
+        self._most_held = knob_value({}, "held_output") if held_bytes is None else held_bytes
         self._typed = leaves is Leaves.TYPED
         self._partition = partition
         self._following = following
@@ -71,7 +77,7 @@ class Collector:
         self._seq = 0
         self.emitted: Counter[WireId] = Counter()
         """Number of rows put on each wire that starts here."""
-        self._bin_rows: dict[StageIndex, npt.NDArray[np.float64]] = {}
+        self._bin_rows: dict[StageIndex, RowsByBin] = {}
         self.sent: Counter[WireId] = Counter()
         """Number of rows that left in frames on each wire, including those that pass through."""
 
@@ -97,15 +103,15 @@ class Collector:
 
     def _count(self, wire: Wire, bins: npt.NDArray[Any], rows_each: float = 1.0) -> None:
         assert wire.target is not None
-        owners = self._owners_at(wire)
-        counts = np.bincount(bins, minlength=len(owners))
-        found = self._bin_rows.setdefault(wire.target, np.zeros(len(owners), np.float64))
-        found += counts if rows_each == 1.0 else counts * rows_each
+        found = self._bin_rows.get(wire.target)
+        if found is None:
+            found = self._bin_rows[wire.target] = RowsByBin(len(self._owners_at(wire)))
+        found.add(bins, rows_each)
 
     @property
     def bin_rows(self) -> dict[StageIndex, bytes]:
         """The rows put on wires that start here, by stage that they lead to and by bin of their keys; packed."""
-        return {stage: pack_counts(rows) for stage, rows in self._bin_rows.items()}
+        return {stage: pack_counts(rows.totals) for stage, rows in self._bin_rows.items()}
 
     def _hold(
         self, wire: Wire, revision: Revision, kind: FrameKind, parts: Iterable[tuple[int, pa.RecordBatch]]
@@ -117,9 +123,9 @@ class Collector:
             nbytes = rows.nbytes
             held.nbytes += nbytes
             self._held_bytes += nbytes
-            if held.nbytes >= FRAME_BYTES:
+            if held.nbytes >= self._frame_bytes:
                 self._flush(key)
-        if self._held_bytes > HELD_BYTES:
+        if self._held_bytes > self._most_held:
             self._flush_all()
 
     def pass_on(self, carried: Carried) -> None:
@@ -128,6 +134,12 @@ class Collector:
         owner = header.owner if carried.wire.key is not None else self._stay
         place = _Destination(header.wire, self._towards(carried.wire, owner), owner, header.revision, header.kind)
         self._emit(place, header.rows, carried.payload)
+
+    def tell_all(self, payload: pa.Buffer, revision: Revision) -> None:
+        """Send messages of control operations to every partition of the next stage, behind all rows added so far."""
+        self._flush_all()
+        for dest in range(self._partitions):
+            self._emit(_Destination(CONTROL_WIRE, dest, dest, revision, FrameKind.CONTROL), 0, payload)
 
     def _owners_at(self, wire: Wire) -> npt.NDArray[np.uint16]:
         assert wire.target is not None, "rows that leave for an outlet have no key"
@@ -155,7 +167,7 @@ class Collector:
         held = self._held.pop(place)
         self._held_bytes -= held.nbytes
         rows = pa.concat_batches(held.batches) if len(held.batches) > 1 else held.batches[0]
-        for piece in _pieces(rows, held.nbytes):
+        for piece in _pieces(rows, round(held.nbytes / self._frame_bytes)):
             if self._typed:
                 self._ready.append(piece)
             else:
@@ -182,9 +194,9 @@ def _scattered(owners: npt.NDArray[np.uint16], batch: pa.RecordBatch) -> Iterato
         yield int(owners[start]), arranged.slice(start, end - start)
 
 
-def _pieces(rows: pa.RecordBatch, nbytes: int) -> Iterator[pa.RecordBatch]:
+def _pieces(rows: pa.RecordBatch, frames: int) -> Iterator[pa.RecordBatch]:
     """Cut rows into pieces of about the size of a frame; wide rows would otherwise make oversized frames."""
-    count = max(1, min(rows.num_rows, round(nbytes / FRAME_BYTES)))
+    count = max(1, min(rows.num_rows, frames))
     for i in range(count):
         start = rows.num_rows * i // count
         yield rows.slice(start, rows.num_rows * (i + 1) // count - start)

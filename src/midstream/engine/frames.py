@@ -34,14 +34,18 @@ _HEAD = ["dest", "owner", "wire", "revision", "src", "seq", "rows", "kind"]
 
 
 _NONE = PartitionId(0)
+CONTROL_WIRE = WireId(-1)
+"""In place of a wire, on frames with messages of control operations."""
 
 
 class FrameKind(enum.IntEnum):
-    """The content of a frame. Control messages and migrating state will be frames of other kinds."""
+    """The content of a frame."""
 
     ROWS = 0
     PARTIALS = 1
     """Totals of rows that the sender has combined, see :mod:`.combiner`."""
+    CONTROL = 2
+    """Messages of control operations, see :mod:`.task_controls`. On no wire: there is one for each next partition."""
 
 
 @dataclass(frozen=True)

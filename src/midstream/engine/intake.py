@@ -18,7 +18,7 @@ import pyarrow as pa
 from midstream.data.schema import conform
 from midstream.engine.frames import FRAME_SCHEMA, FrameKind, Header, decode_rows, frames_of
 from midstream.flow.model import Operator, Port
-from midstream.ids import Origin, Revision, WireId
+from midstream.ids import Origin, PartitionId, Revision, WireId
 from midstream.planner.programs import StageProgram
 from midstream.planner.stages import Stage, Wire
 
@@ -86,7 +86,15 @@ class Carried:
     payload: pa.Buffer
 
 
-def units(program: StageProgram, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows | Carried]:
+@dataclass(frozen=True)
+class ControlArrival:
+    """Messages of control operations, from one task of the stage before."""
+
+    sender: PartitionId
+    payload: pa.Buffer
+
+
+def units(program: StageProgram, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows | Carried | ControlArrival]:
     """Convert Spark's batches into units of work, in order."""
     stage = program.stage
     for batch in batches:
@@ -105,7 +113,7 @@ def _inlet(program: StageProgram, number: int, batch: pa.RecordBatch) -> Rows:
     return Rows((IntakeEntry(name),), rows, None, inlet_origin(number))
 
 
-def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
+def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried | ControlArrival]:
     wires = {wire.id: wire for wire in program.wires}
     received = {wire: entries_on(program, wire) for wire in program.stage.receives}
     alike = groupby(frames_of(batch), key=lambda frame: (frame[0].wire, frame[0].revision, frame[0].kind))
@@ -113,6 +121,8 @@ def _frames(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Car
         if wire in received:
             for rows in _joined(decode_rows(payload) for _, payload in group):
                 yield Rows(received[wire], rows, revision, Origin(wire), kind)
+        elif kind is FrameKind.CONTROL:
+            yield from (ControlArrival(header.src, payload) for header, payload in group)
         else:
             yield from (Carried(wires[wire], header, payload) for header, payload in group)
 
@@ -139,7 +149,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(held)
 
 
-def _mixed(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried]:
+def _mixed(program: StageProgram, batch: pa.RecordBatch) -> Iterator[Rows | Carried | ControlArrival]:
     """Cut the batch where the inlet number changes; Spark's union mostly keeps inlets in separate partitions."""
     numbers = batch.column(INLET_COLUMN).to_numpy()
     cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), batch.num_rows]

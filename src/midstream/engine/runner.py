@@ -12,7 +12,7 @@ themselves: the old one until the task's switch, the new one from then on, and t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,13 +24,17 @@ from midstream.engine.audit_recorder import Recorder
 from midstream.engine.bad_rows import FAR
 from midstream.engine.clock import Clock
 from midstream.engine.collector import Collector
+from midstream.engine.control_operations import ControlMode
+from midstream.engine.control_order import ControlReport
 from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.frames import FrameKind, encode_rows
-from midstream.engine.intake import Carried, IntakeEntry, Rows, entries_on, units
+from midstream.engine.intake import Carried, ControlArrival, IntakeEntry, Rows, entries_on, units
 from midstream.engine.nodes import OperatorNode, in_order, node_of, version_of
 from midstream.engine.parts import Parts, combiner_of
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
+from midstream.engine.task_controls import TaskControls
+from midstream.flow.knobs import knob_value
 from midstream.ids import InputPosition, Origin, PartitionId, Revision, StageIndex, WireId
 from midstream.metrics import OperatorStats
 from midstream.planner.assignment import Assignments
@@ -60,6 +64,8 @@ class StageReport:
     """The first rows that each operator took, encoded; only partition 0 collects them."""
     bin_rows: dict[StageIndex, bytes]
     """See :attr:`.Collector.bin_rows`."""
+    controls: tuple[ControlReport, ...] = ()
+    """What came of control operations that began with the task."""
 
 
 @dataclass(frozen=True)
@@ -88,36 +94,59 @@ class StageRunner:
         states: Mapping[str, TaskState],
         outlets: FileOutlets,
         recorder: Recorder | None = None,
+        knobs: Mapping[str, int] | None = None,
+        flushed: Collection[str] = (),
     ) -> None:
+        knobs = knobs or {}
         self._program = program
         self._assignments = assignments
         self._recorder = recorder
         self._outlets = outlets
         self._wanted = dict(program.wanted)
-        self._samples = partition == 0
+        self._is_first = partition == 0
+        self._samples = self._is_first
         self._revision = revision
         self._clock = clock
         self._sizer = sizer
-        self._collector = Collector(program.stage.leaves, partition, StageIndex(program.stage.index + 1), assignments)
+        self._collector = Collector(
+            program.stage.leaves,
+            partition,
+            StageIndex(program.stage.index + 1),
+            assignments,
+            frame_bytes=knob_value(knobs, "frame"),
+            held_bytes=knob_value(knobs, "held_output"),
+        )
+        self._key_sample = knob_value(knobs, "key_sample")
         self._combiners: dict[tuple[Wire, Revision], Combiner] = {}
         self._received: Counter[WireId] = Counter()
         self._sources = program.timed
         self._event_times: dict[str, int] = {}
         self._widest_row = 0
-        self._parts = Parts(program, resources, states, times, revision)
+        self._parts = Parts(program, resources, states, times, revision, flushed=frozenset(flushed))
         self._nodes: dict[str, OperatorNode] = {}
         for op in program.operators:
-            self._nodes[op.name] = node_of(op, revision)
+            self._nodes[op.name] = node_of(op, revision, self._key_sample)
             self._nodes[op.name].versions[revision] = version_of(op, self._parts)
         self._position: Counter[Origin] = Counter()
         self._revised: RevisedStage | None = None
         self._switch_at: InputPosition | None = None
         self._head_revision = revision
         self._reached: list[str] = []
+        self._controls: TaskControls | None = None
         self.is_finishing = False
         """All input is taken. End-of-epoch output uses one revision, so switching is no longer allowed."""
         self.at_work_under = revision
         """The revision of the rows being processed, which is to blame for a failure."""
+
+    @property
+    def nodes(self) -> Mapping[str, OperatorNode]:
+        """The operators at work, for handlers of control operations."""
+        return self._nodes
+
+    def take_part(self, controls: TaskControls) -> None:
+        """Take part in control operations. Before :meth:`run`."""
+        self._controls = controls
+        self._samples = True
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -143,7 +172,7 @@ class StageRunner:
         before = {op.name for op in self._program.operators}
         for op in revised.program.operators:
             is_same = op.name in before and revised.program.runs_of(op.name) == self._program.runs_of(op.name)
-            node = self._nodes.setdefault(op.name, node_of(op, self._revision))
+            node = self._nodes.setdefault(op.name, node_of(op, self._revision, self._key_sample))
             known = node.versions[self._revision] if is_same else None
             version = version_of(op, parts, None if known is None else known.work)
             node.versions[revised.revision] = known if known is not None and known == version else version
@@ -190,10 +219,18 @@ class StageRunner:
 
         Between slices a caller may do other work: interleave tasks, or receive messages.
         """
+        controls = self._controls
+        if controls is not None and controls.enters(ControlMode.IN_BAND):
+            yield self._sweep(controls, ControlMode.IN_BAND)
         for unit in units(self._program, batches):
             if isinstance(unit, Carried):
                 self._received[unit.header.wire] += unit.header.rows
                 self._collector.pass_on(unit)
+                continue
+            if isinstance(unit, ControlArrival):
+                assert controls is not None, "frames of control operations come only if the task's order has some"
+                if controls.arrive(unit) is ControlMode.IN_BAND:
+                    yield self._sweep(controls, ControlMode.IN_BAND)
                 continue
             if unit.wire is not None:
                 self._received[unit.wire] += unit.batch.num_rows
@@ -208,10 +245,28 @@ class StageRunner:
         self._decide_at_end()
         for node in self._nodes.values():
             yield from self._finish(node)
-        for (wire, revision), combiner in self._combiners.items():
+        self._empty_combiners()
+        if controls is not None:
+            controls.require_all()
+            yield self._sweep(controls, ControlMode.BLOCKING)
+        yield self._collector.finish()
+
+    def _sweep(self, controls: TaskControls, mode: ControlMode) -> list[pa.RecordBatch]:
+        """Run handlers of control operations, and send their messages on behind all rows that were taken before."""
+        if mode is ControlMode.IN_BAND:  # at the end, all of this is done
+            for node in self._nodes.values():
+                for _ in self._flush(node):
+                    pass
+            self._empty_combiners()
+        if (payload := controls.sweep(mode)) is not None:
+            self._collector.tell_all(payload, self._revision)
+        return self._collector.take()
+
+    def _empty_combiners(self) -> None:
+        combiners, self._combiners = self._combiners, {}
+        for (wire, revision), combiner in combiners.items():
             combiner.finish()
             self._collect(wire, combiner, revision)
-        yield self._collector.finish()
 
     def _take(self, unit: Rows, piece: pa.RecordBatch) -> None:
         """Push one slice through the stage."""
@@ -272,10 +327,11 @@ class StageRunner:
             widest_row=self._widest_row,
             samples={
                 name: encode_rows(node.sample).to_pybytes()
-                for name, node in self._nodes.items()
+                for name, node in (self._nodes if self._is_first else {}).items()
                 if node.sample is not None and (name in self._program.blobs or name in self._program.stage.inlets)
             },
             bin_rows=self._collector.bin_rows,
+            controls=() if self._controls is None else self._controls.reports(),
         )
 
     def _push(self, entry: IntakeEntry, batch: pa.RecordBatch, revision: Revision) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from midstream.data.rows import to_rows
 from midstream.engine.failure import USER_ERRORS, failed, row_at
 from midstream.flow.model import Operator
+from midstream.state.keyed_states import KeyedStates
 
 ONLY = ""
 """The branch of an operator that has a single output port."""
@@ -31,7 +32,8 @@ class OperatorInTask:
     the operator is combinable. ``flush`` yields the pending results of rows taken so far; it is called before rows of
     another revision arrive, and at the end. ``finish`` is called once, after the last row of the task, and yields the
     end-of-epoch output of a keyed operator (closed windows, fired timers, running totals). ``note`` returns a remark
-    for users on how the operator ran. ``is_quiet``: ``finish`` only persists state: no output, no user code.
+    for users on how the operator ran. ``is_quiet``: ``finish`` only persists state: no output, no user code. ``keyed``
+    gives the state of all keys after ``finish``, if control operations can reach it.
     """
 
     entries: tuple[OperatorStep, ...]
@@ -40,6 +42,7 @@ class OperatorInTask:
     flush: Callable[[], Iterator[Mapping[str, pa.RecordBatch]]] | None = None
     note: Callable[[], str] | None = None
     is_quiet: bool = False
+    keyed: Callable[[], KeyedStates] | None = None
 
 
 def call_on_rows(operator: Operator, function: Callable[[dict[str, Any]], Any], batch: pa.RecordBatch) -> list[Any]:

@@ -26,7 +26,8 @@ from midstream.flow.spec import Form, OnError
 from midstream.ids import Revision
 from midstream.state.handle import State
 from midstream.state.keeper import HandleKeeper, Migrations
-from midstream.state.keys import Namespace, SortedKeys, decode_key, group_keys
+from midstream.state.keyed_states import KeyedStates
+from midstream.state.keys import Namespace, SortedKeys, decode_key, encode_key, group_keys
 from midstream.state.task import TaskState
 from midstream.state.undo import Undo
 from midstream.state.values import ObjectCodec
@@ -73,7 +74,7 @@ def instantiate_process(
     kind = _ProcessStep if operator.on_error is OnError.FAIL else _TolerantProcess
     work = kind(operator, spec, function, takes, keeper, revision, steps, idle)
     entry = work.rows if spec.form is Form.ROWS else work.batches
-    return OperatorInTask((entry,), work.finish, is_quiet=not spec.has_timers)
+    return OperatorInTask((entry,), work.finish, is_quiet=not spec.has_timers, keyed=work.keyed)
 
 
 def idle_timers(function: Callable[..., Any], *, has_timers: bool, has_event_times: bool) -> dict[Namespace, str]:
@@ -184,6 +185,22 @@ class _ProcessStep:
             self._keeper.write(self._revision)
         except StateError as error:
             raise failed(self._operator.name, error, None) from error
+
+    def keyed(self) -> KeyedStates:
+        """The state of all keys, for handlers at the end of the epoch."""
+        if self._keeper.undo is not None:
+            self._keeper.undo.begin()  # what rows have changed stays changed
+        return KeyedStates(
+            self._keeper.task,
+            self._states,
+            lambda stored: _plain(decode_key(stored, self._key_schema, self._keeper.space)),
+            self._stored,
+            lambda: self._keeper.write(self._revision),
+        )
+
+    def _stored(self, key: Any) -> bytes:
+        values = key if isinstance(key, tuple) and len(self._key_schema) > 1 else (key,)
+        return encode_key(values, self._key_schema, self._what, space=self._keeper.space)
 
     def _fire(self) -> Iterator[Mapping[str, pa.RecordBatch]]:
         results: list[dict[str, Any]] = []

@@ -20,8 +20,11 @@ that go leave with their last one.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from midstream.ids import BinId, PartitionId, StageIndex
 from midstream.planner.assignment import Assignment, Assignments
@@ -100,10 +103,9 @@ def moves_between(before: Assignments, after: Assignments) -> tuple[BinMove, ...
     (BinMove(stage=1, bin=0, giver=0, taker=1),)
     """
     return tuple(
-        BinMove(stage, BinId(number), PartitionId(old), PartitionId(new))
+        BinMove(stage, BinId(number), PartitionId(before[stage].owners[number]), PartitionId(wanted.owners[number]))
         for stage, wanted in sorted(after.items())
-        for number, (old, new) in enumerate(zip(before[stage].owners, wanted.owners, strict=True))
-        if old != new
+        for number in np.flatnonzero(before[stage].owner_array != wanted.owner_array).tolist()
     )
 
 
@@ -155,8 +157,12 @@ BIN_BYTES = 64 * 1024
 """What a bin costs in addition to its bytes, as bytes: its files are opened, its positions are written."""
 GROWTH = 2.0
 """Largest ratio of a step to the one before: what is learnt from small steps need not hold for large ones."""
-MEMORY = 0.5
+MEMORY = 0.3
 """Weight of the newest step among those from which the price of a byte is learnt."""
+CAUTION = 2.5
+"""This multiple of how far epochs usually are from what was expected is left of a budget, so that few exceed it."""
+LEAST_SHARE = 0.25
+"""The least share of a budget that is used, however much epochs vary."""
 CATCHING_UP = 1.5
 """An epoch that exceeds its expected time by this factor is catching up with rows, and gets less to move."""
 
@@ -170,7 +176,7 @@ def budgeted(moves: Sequence[BinMove], size_of: SizeOf, budget: Budget) -> Steps
     """
     waiting = sorted(moves, key=lambda move: (-size_of(move), move))
     load = 0.0
-    price: float | None = None
+    price = _Price()
     cost: StepCost | None = None
     while waiting:
         allowed = _allowed(budget, load, price, cost)
@@ -188,19 +194,40 @@ def budgeted(moves: Sequence[BinMove], size_of: SizeOf, budget: Budget) -> Steps
         load = moved + len(step) * BIN_BYTES
         cost = yield tuple(step)
         if cost is not None and cost.steady_ms > 0:
-            newest = cost.extra_ms / load
-            price = newest if price is None else MEMORY * newest + (1 - MEMORY) * price
+            price.learn(load, cost.extra_ms)
 
 
-def _allowed(budget: Budget, load: float, price: float | None, cost: StepCost | None) -> float:
+@dataclass
+class _Price:
+    """What a byte adds to its epoch, and how far epochs are from that, as far as steps have told."""
+
+    _cost: float = 0.0
+    _load: float = 0.0
+    _deviation_ms: float = 0.0
+
+    def load_for(self, ms: float) -> float:
+        """The load that adds at most so much to nearly every epoch; infinite if none has cost anything."""
+        price = self._cost / self._load if self._load else 0.0
+        usable = max(LEAST_SHARE * ms, ms - CAUTION * self._deviation_ms)
+        return usable / price if price else math.inf
+
+    def learn(self, load: float, extra_ms: float) -> None:
+        """Take the newest step. Least squares: what large steps tell is less of an accident."""
+        if self._load:
+            surprise = abs(extra_ms - self._cost / self._load * load)
+            self._deviation_ms += MEMORY * (surprise - self._deviation_ms)
+        self._cost = MEMORY * extra_ms * load + (1 - MEMORY) * self._cost
+        self._load = MEMORY * load * load + (1 - MEMORY) * self._load
+
+
+def _allowed(budget: Budget, load: float, price: _Price, cost: StepCost | None) -> float:
     """The largest load of the next step."""
     if not load:
         return 0.0
     allowed = GROWTH * load
     if budget.ms is None or cost is None or cost.steady_ms <= 0:
         return allowed
-    if price:
-        allowed = min(allowed, budget.ms / price)
+    allowed = min(allowed, price.load_for(budget.ms))
     wanted = cost.steady_ms + budget.ms
     if cost.epoch_ms > CATCHING_UP * wanted:
         allowed *= wanted / cost.epoch_ms
@@ -222,6 +249,11 @@ class Itinerary:
     def left(self, now: Assignments) -> tuple[BinMove, ...]:
         """The moves that are still to be made."""
         return moves_between(now, self.target)
+
+    def count_left(self, now: Assignments) -> int:
+        """How many moves are still to be made."""
+        pairs = ((now[stage].owner_array, wanted.owner_array) for stage, wanted in self.target.items())
+        return sum(int(np.count_nonzero(one != other)) for one, other in pairs)
 
     def is_over(self, now: Assignments) -> bool:
         """Whether the target is reached."""

@@ -130,12 +130,14 @@ def reassigned(plan: Plan, before: Assignments, edits: Sequence[Reassignment]) -
     return after
 
 
-def goal_of(plan: Plan, before: Assignments, edits: Sequence[Reassignment]) -> dict[StageIndex, Assignment]:
-    """As :func:`reassigned`, but only all edits together must change something."""
+def goal_of(
+    plan: Plan, before: Assignments, edits: Sequence[Reassignment], *, or_same: bool = False
+) -> dict[StageIndex, Assignment]:
+    """As :func:`reassigned`, but only all edits together must change something; or nothing, with ``or_same``."""
     after = dict(before)
     for edit in edits:
         after = _after(plan, after, edit)
-    if after == before:
+    if after == before and not or_same:
         raise FlowError(f"nothing is to be moved: {_as_it_is(plan, before, edits)}")
     return after
 

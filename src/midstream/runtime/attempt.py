@@ -13,9 +13,12 @@ import pyarrow as pa
 
 from midstream.control.messages import FromTask, TaskFailed, TaskId, TaskOrder, TaskStarted, ToTask, WorkerId
 from midstream.engine.clock import Clock
+from midstream.engine.control_operations import ControlMode
+from midstream.engine.control_order import ControlOrder
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import MidstreamError, OperatorFailed
+from midstream.flow.knobs import knob_value
 from midstream.ids import BinId, Digest, Epoch
 from midstream.runtime.known_assignments import KnownAssignments
 from midstream.runtime.reporting import failure_of
@@ -53,6 +56,12 @@ class TaskHost(Protocol):
     def attending(self, task: TaskId, work: TaskRun) -> AbstractContextManager[SwitchLock]:
         """Inside, the task is notified of changes."""
 
+    def free(self, lineage: Lineage, bins: Collection[BinId]) -> None:
+        """Free bins of an operator in the background."""
+
+    def watched(self, task: TaskId, order: ControlOrder, operator: str, handler: str) -> AbstractContextManager[None]:
+        """Inside, a handler of a control operation runs; if it does not return in time, the run is given up."""
+
     def after_task(self, program: Digest) -> None:
         """A task has reported, so this process may tidy up."""
 
@@ -72,8 +81,13 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
     revision = order.revision
     try:
         sizer = host.sizer(order.program)
-        work = TaskRun(task, order, known.assignments, host.resources, host.state, clock=host.clock, sizer=sizer)
+        sizer.target_ns = 1000 * knob_value(order.knobs, "slice")
+        guard = partial(host.watched, task)
+        work = TaskRun(
+            task, order, known.assignments, host.resources, host.state, clock=host.clock, sizer=sizer, guard=guard
+        )
         with contextlib.closing(work), host.attending(task, work) as lock:
+            lock.handle_here(each for each in order.controls if each.mode is ControlMode.FAST)
             try:
                 for ready in work.run(lock.taking(batches)):
                     with lock.waiting():
@@ -83,7 +97,7 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
             finally:
                 revision = work.revision
     except OperatorFailed as error:
-        host.ask(TaskFailed(task, failure_of(error), revision))
+        host.ask(TaskFailed(task, failure_of(error), revision, error.fields.get("operation", 0)))
         raise error from None
     host.ask(report)
     if (wanted := work.wanted_bins()) is not None:
@@ -92,11 +106,13 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
 
 
 def _retire(host: TaskHost, epoch: Epoch, lineages: Collection[Lineage], wanted: Collection[BinId]) -> None:
-    """Free bins that this host has had no use for. The task is over, so what goes wrong here must not fail it."""
+    """Have bins freed that this host has had no use for. The task is over, so what goes wrong must not fail it."""
     for lineage in lineages:
         name = lineage.operator
         try:
             due = host.retirement.due(name, epoch, wanted, partial(host.state.held, lineage))
-            host.state.drop(lineage, due)
         except (MidstreamError, OSError) as error:
-            _log.warning("bins of %r that no partition here owns any more could not be freed: %s", name, error)
+            _log.warning("it cannot be said which bins of %r no partition here owns any more: %s", name, error)
+            continue
+        if due:
+            host.free(lineage, due)

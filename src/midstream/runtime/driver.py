@@ -21,12 +21,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from midstream.change.change import Change
+from midstream.change.configuration import Configuration
+from midstream.change.initial_state import rows_of_state
 from midstream.change.migrations import Migrations
 from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
@@ -45,9 +47,11 @@ from midstream.control.messages import (
     AuditOrder,
     ChangeNoted,
     Commit,
+    ControlNoted,
     EpochAbandoned,
     EpochOpened,
     EpochSealed,
+    Event,
     GiveUpRun,
     Instruction,
     PrefetchNoted,
@@ -57,21 +61,24 @@ from midstream.control.messages import (
     TaskFailed,
 )
 from midstream.control.placement import Placement, require_possible
-from midstream.errors import CheckpointError, FlowError, MidstreamError, ProtocolError
-from midstream.flow.edits import reassignments_in
+from midstream.errors import CheckpointError, MidstreamError, ProtocolError
+from midstream.flow.edits import reassignments_in, tuned_by
+from midstream.flow.knobs import knobs_told
 from midstream.flow.model import Graph, Sink
-from midstream.flow.sinks import DatabaseSink
 from midstream.flow.spec import SinkTable
-from midstream.ids import Epoch, Run
+from midstream.ids import Digest, Epoch, ExecutorId, PartitionId, Run
 from midstream.metrics import EpochProgress
 from midstream.observation import Observation
 from midstream.planner.change_plan import Scheduler
+from midstream.runtime.control_desk import ControlDesk
+from midstream.runtime.database_sink import TableClaims
 from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
 from midstream.runtime.executor_warming import ExecutorWarming
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.observer import Observer
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
+from midstream.state.files import Author, FileKind
 from midstream.storage.blobs import Blob
 
 __all__ = ["Driver"]
@@ -127,6 +134,9 @@ class Driver:
             stopwatch=stopwatch,
             wall=wall,
         )
+        self.controlling = ControlDesk(self, self._lock, checkpoint, edge)
+        self._claims = TableClaims(checkpoint.identity.job)
+        self._claims.applied(changes.configuration.graph)  # refuse a start that could not write
         self._stored_owners: Blob | None = None
         """The assignments that the newest manifest of this driver names."""
         self._ended: float | None = None
@@ -138,6 +148,7 @@ class Driver:
         self._is_stopping = False
         self._warned_of: set[str] = set()
         self._observer = Observer(checkpoint.identity.job)
+        self.controlling.resume(newest)
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -178,9 +189,13 @@ class Driver:
                 )
                 self._sweep(self.committed)
                 return None
+            if epoch <= self._found:
+                self.controlling.taken_back(epoch)
             committed = self._committed_before(epoch)
             self.migrations.begin(epoch, committed)
-            configuration = self.changes.configuration
+            configuration = self._writable(self.changes.configuration)
+            controls = self.controlling.begin(configuration.plan)
+            committed = self._with_initial_state(committed, configuration, epoch)
             run = OpenRun(epoch, self._next_run, entry, configuration, committed, self._wall())
             self._next_run = Run(run.run + 1)
             self._wants_replay, self._overdue = False, None
@@ -196,10 +211,13 @@ class Driver:
                     watermarks=committed.watermarks,
                     on_trial=self.changes.opened(epoch),
                     audit=self._audit,
-                    live=tuple(sorted(self.changes.live())),
+                    live=tuple(sorted(self._live())),
                     closing=entry.closing,
                     places=self.placement.places,
                     prefetch=self.placement.requests,
+                    controls=controls,
+                    knobs=knobs_told(configuration.knobs),
+                    flushed=configuration.flushed,
                     assignments=configuration.owners.digest,
                     owners=configuration.owners.data,
                 )
@@ -222,7 +240,8 @@ class Driver:
         4. The engine's own log of the epoch is on disk: without it, nobody would know the manifest's rows.
         5. The manifest is written. From now on the epoch counts, whatever happens.
         6. The files of sinks, which the manifest names, are put in place. After an interruption the next start does it.
-        7. The changes and migrations are notified, before anything that depends on whether one is still in progress.
+        7. Changes, migrations and control operations are notified, before anything that depends on whether one is
+           still in progress.
         8. What nobody needs any more is removed: after 5, which says what is superseded, and after 7, which says what
            can still be gone back to.
         9. Users are notified last, because their code may fail.
@@ -264,6 +283,7 @@ class Driver:
                 offsets=run.entry.offsets,
                 files={tables[sink].location: files for sink, files in {**commit.files, **run.files}.items()},
                 closing=run.entry.closing,
+                controls=self.controlling.completed_in(commit),
             )
             self._checkpoint.commit(manifest)
             self._edge.at("manifest written")
@@ -276,6 +296,7 @@ class Driver:
             # 7.
             self.changes.committed(commit, run.configuration)
             self.migrations.committed(commit.epoch, duration_ms, commit.state_read)
+            self.controlling.committed(commit)
             # 8.
             self._samples = self._samples.after(commit)
             owners = ended_with.assignments
@@ -326,6 +347,7 @@ class Driver:
             self._control.tell(EpochAbandoned(run.epoch, run.run))
             self._over(run)
             if self._wants_replay and not self._is_stopping:
+                self.controlling.given_up()
                 return
             self._judge(run, error, failures, is_lost=is_lost)
 
@@ -335,6 +357,8 @@ class Driver:
         """Returns if the epoch must be run again, else raises."""
         failed = explain(run.configuration.graph.name, run.epoch, error, failures)
         if not self._is_stopping:
+            if self._overdue is None and self.controlling.failed(failures, is_lost=is_lost):
+                return
             with contextlib.suppress(CheckpointError, OSError):  # the failure matters more than its journal
                 self._checkpoint.keep_journal(run.epoch, run.run, self._control.journal())
                 self.sweeper.after_failure()
@@ -366,10 +390,32 @@ class Driver:
             self._sweep(self.committed)
         return self.committed
 
+    def _writable(self, configuration: Configuration) -> Configuration:
+        """The configuration whose database sinks own their tables."""
+        graph = self._claims.applied(configuration.graph)
+        if graph is configuration.graph:
+            return configuration
+        return replace(configuration, plan=replace(configuration.plan, graph=graph))
+
+    def _with_initial_state(
+        self, committed: CommittedState, configuration: Configuration, epoch: Epoch
+    ) -> CommittedState:
+        """Write the states that inserted operators begin with, as files of this run; they count with its commit."""
+        files = {}
+        for name in committed.lacks(configuration.initial):
+            rows = rows_of_state(self._checkpoint.blobs.get(configuration.initial[name]))
+            author = Author(name, epoch, self._next_run, PartitionId(0), 0)
+            files[name] = self._checkpoint.states.write(rows, FileKind.DELTA, author)
+        return committed.beginning_with(files) if files else committed
+
     def _sweep(self, committed: CommittedState) -> None:
         """Have everything removed that nobody needs any more."""
-        self.sweeper.after(committed, live=self.changes.live(), samples=self._samples.files())
+        self.sweeper.after(committed, live=self._live(), samples=self._samples.files())
         self._edge.sweep(self.sweeper)
+
+    def _live(self) -> frozenset[Digest]:
+        """The blobs of all that can run without another request."""
+        return self.changes.live() | self.controlling.live()
 
     def _adoptable(self, epoch: Epoch, entry: EpochEntry) -> Manifest | None:
         """The manifest of an epoch that was committed before this start, for the same rows.
@@ -399,7 +445,9 @@ class Driver:
         """Prepare a change as if it were requested now."""
         blobs = self._checkpoint.blobs
         with blobs.holds.preparing(), blobs.together():
-            return self.changes.check(self.changes.store(request))
+            prepared = self.changes.check(self.changes.store(request))
+            self._edge.check_knobs(tuned_by(request.edits))
+            return prepared
 
     def request(self, request: Request) -> Change:
         """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
@@ -413,6 +461,8 @@ class Driver:
             with self._checkpoint.blobs.together():  # synced before the record of the change refers to them
                 request = self.changes.store(request)
                 prepared = self.changes.check(request)
+                self._edge.check_knobs(tuned_by(request.edits))
+                self._checkpoint.blobs.sync_ahead()  # the disk is at work while the preflight is
                 if request.preflight:
                     self._try(prepared)
                 self._claim_sinks(prepared)
@@ -420,7 +470,7 @@ class Driver:
                 with self._lock:
                     self.require_not_stopping()
                     if reassignments_in(request.edits):
-                        self.migrations.require_free("a change that moves bins")
+                        self.migrations.schedule.require_free("a change that moves bins")
                     if self.changes.is_current(prepared):
                         return self._take(request, prepared, 1000 * (self._stopwatch() - began))
                 prepared = self.changes.check(request)  # another change came first
@@ -440,17 +490,12 @@ class Driver:
                 _log.info("%s", note)
 
     def _claim_sinks(self, prepared: PreparedChange) -> None:
-        """Check and claim the folders of sinks that a change adds. A folder with other data is refused."""
+        """Check and claim the folders and tables of sinks that a change adds. Those with other data are refused."""
         difference = prepared.merged.difference
         graph, names = prepared.after.graph, {*difference.added, *difference.replaced}
         sinks = tuple(op for op in graph if op.delivery is not None and op.name in names)
-        for op in sinks:
-            if isinstance(graph.payloads.get(op.name), DatabaseSink):
-                raise FlowError(
-                    f"sink {op.name!r} is a DatabaseSink, which takes its table when a job starts; it cannot be added "
-                    f"while the job runs: stop the job, and start the script that has it on the same checkpoint"
-                )
         self._edge.check_sinks(added := replace(graph, operators=sinks))
+        self._claims.claim(graph, [op.name for op in sinks])
         if tables := _tables(added):
             mark_folders(check_file_sinks(graph, self._checkpoint.identity.job))
             self._folders.add(tables.values())
@@ -470,6 +515,8 @@ class Driver:
             self.replay()
         elif prepared.from_next_epoch:
             change.note("waits for the next epoch")
+        elif self.controlling.is_aligned:
+            change.note("waits for the next epoch, because control operations are in progress in this one")
         else:
             self.hear(self._control.tell(prepared.begun))
             self._start_timer()
@@ -480,6 +527,9 @@ class Driver:
             match instruction:
                 case ChangeNoted():
                     self.changes.noted(instruction)
+                case ControlNoted():
+                    opened = self._open
+                    self.controlling.noted(instruction, None if opened is None else opened.epoch)
                 case PrefetchNoted(report):
                     self.placement.noted(report)
                     if report.error is not None:
@@ -492,6 +542,11 @@ class Driver:
                     pass
 
     # ── placement ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
+        """Where partitions would be if they were spread anew over the executors that exist now; empty if they do not
+        stick to executors. Takes as long as a few small jobs, and holds no lock."""
+        return self._edge.propose_places(partitions)
 
     def prefetch(self, requests: Sequence[PrefetchRequest]) -> None:
         """Have executors load bins ahead, beginning now, until the next call: these requests replace all earlier ones.
@@ -507,6 +562,21 @@ class Driver:
                 require_possible(request, self.changes.configuration.assignments)
             self.placement.wanted(requests)
             self.hear(self._control.tell(PrefetchWanted(requests)))
+
+    # ── control operations ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a run is open."""
+        return self._open is not None
+
+    def tell(self, event: Event) -> None:
+        """Have the coordinator handle an event, and do what follows."""
+        self.hear(self._control.tell(event))
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return self._wall()
 
     # ── savepoints ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -567,6 +637,7 @@ class Driver:
             self._edge.stop_timer()
             self.changes.abandon(why)
             self.migrations.abandon(why)
+            self.controlling.abandon(why)
 
 
 def _tables(graph: Graph) -> dict[str, SinkTable]:

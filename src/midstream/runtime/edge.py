@@ -68,6 +68,9 @@ class Edge(Protocol):
         """Refuse sinks that a change adds and that cannot be written here; raises
         :class:`~midstream.errors.MidstreamError`. ``sinks`` has no other operators."""
 
+    def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
+        """Raises :class:`~midstream.errors.FlowError` if this runtime cannot set a knob that a change tunes."""
+
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
         """Spread partitions over the executors that exist now, and return where each would be. Nothing runs
         there until :meth:`adopt_places`, so what they will own can be loaded ahead. Empty if partitions do not stick to
@@ -78,6 +81,10 @@ class Edge(Protocol):
 
     def meanwhile(self, call: Callable[[], object]) -> None:
         """Call this in the background, while epochs are computed; or at once, where nothing runs in the background."""
+
+    def aside(self, call: Callable[[], object], seconds: float, overdue: Callable[[], object]) -> None:
+        """Call the user's code on the driver, where it may take as long as it likes: in a thread of its own, or at
+        once, where there are none. If it has not returned after ``seconds``, call ``overdue``, too."""
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Have the sweeper remove what is due, now or during the next epochs."""

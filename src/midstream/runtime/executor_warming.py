@@ -3,7 +3,7 @@
 A stage keeps its places as long as its number of partitions stays. If that changes, the engine places all partitions
 anew, so bins may come to another executor although their partition stays the same. Therefore the runtime is asked
 to propose places for the new number, what will be elsewhere is loaded there, and the proposal is adopted with the step
-that changes the number.
+that changes the number. It is the same where partitions are spread anew because executors have come.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.control.messages import PrefetchRequest
@@ -26,6 +29,8 @@ BYTES_PER_S = 32 << 20
 
 _log = logging.getLogger("midstream")
 
+_NOWHERE = -1
+"""In place of an executor: it is not known where a partition runs."""
 _Places = Mapping[PartitionId, ExecutorId]
 _Coming = dict[tuple[ExecutorId, StageIndex], frozenset[BinId]]
 
@@ -39,6 +44,8 @@ class ExecutorWarming:
         self._prefetch = prefetch
         self._proposed: dict[int, _Places | None] = {}
         """By number of partitions: where they would be; None until the runtime has said so."""
+        self._spreading: frozenset[int] = frozenset()
+        """Numbers of partitions that are spread anew with the next step, although they stay."""
 
     def want(self, now: Assignments, later: Sequence[Assignments]) -> None:
         """From now on, executors are to load what they will have under any of these assignments, and nothing else."""
@@ -52,6 +59,7 @@ class ExecutorWarming:
         )
         if not later:
             self._proposed.clear()
+            self._spreading = frozenset()
         if wanted != self._placement.requests:
             self._prefetch(wanted)
 
@@ -69,27 +77,36 @@ class ExecutorWarming:
 
     def flip(self, now: Assignments, then: Assignments) -> None:
         """The next epoch begins with these assignments: stages with another number of partitions go where proposed."""
-        for stage, assignment in then.items():
-            if now[stage].partitions != assignment.partitions and self._proposed.get(assignment.partitions):
-                self._edge.adopt_places(assignment.partitions)
+        for number in {each.partitions for stage, each in then.items() if self._is_anew(now[stage], each)}:
+            if self._proposed.get(number):
+                self._edge.adopt_places(number)
+        self._spreading = frozenset()
+
+    def spread(self, assignments: Assignments) -> None:
+        """With the next flip, partitions of stages with these numbers of partitions get other executors."""
+        self._spreading = frozenset(each.partitions for each in assignments.values())
+
+    def _is_anew(self, now: Assignment, then: Assignment) -> bool:
+        return now.partitions != then.partitions or then.partitions in self._spreading
 
     def _coming(self, now: Assignments, then: Assignments) -> _Coming | None:
         """By executor and stage: the bins that it does not have now; None if that is to be found out."""
-        found: dict[tuple[ExecutorId, StageIndex], set[BinId]] = defaultdict(set)
+        found: _Coming = {}
         for stage, wanted in then.items():
             here = self._placement.of(stage)
             there = self._places(stage, now[stage], wanted)
             if there is None:
                 return None
-            owners = zip(now[stage].owners, wanted.owners, strict=True)
-            for number, (old, new) in enumerate(owners):
-                at, was = there.get(PartitionId(new)), here.get(PartitionId(old))
-                if at is not None and was is not None and at != was:
-                    found[at, stage].add(BinId(number))
-        return {key: frozenset(numbers) for key, numbers in found.items()}
+            names = sorted({*here.values(), *there.values()})
+            was, at = _hosts(now[stage], here, names), _hosts(wanted, there, names)
+            comes = (was != at) & (was != _NOWHERE) & (at != _NOWHERE)
+            for number in np.unique(at[comes]).tolist():
+                bins = np.flatnonzero(comes & (at == number))
+                found[names[number], stage] = frozenset(map(BinId, bins.tolist()))
+        return found
 
     def _places(self, stage: StageIndex, now: Assignment, then: Assignment) -> _Places | None:
-        if now.partitions == then.partitions:
+        if not self._is_anew(now, then):
             return self._placement.of(stage)
         if then.partitions not in self._proposed:
             self._proposed[then.partitions] = None
@@ -102,3 +119,12 @@ class ExecutorWarming:
         except Exception as error:  # the engine could not; then everything is read when it is taken over
             _log.warning("it cannot be said where %d partitions will run: %s", partitions, error)
             self._proposed[partitions] = {}
+
+
+def _hosts(assignment: Assignment, places: _Places, names: Sequence[ExecutorId]) -> npt.NDArray[np.int64]:
+    """By bin: the position of the executor where its owner runs."""
+    hosts = np.full(assignment.partitions, _NOWHERE)
+    for partition, name in places.items():
+        if partition < assignment.partitions:
+            hosts[partition] = names.index(name)
+    return hosts[assignment.owner_array]

@@ -10,7 +10,7 @@ from typing import Any
 from midstream.change.migration import Migration
 from midstream.change.migration_explanation import MigrationExplanation
 from midstream.change.migration_goals import Drain, Goal, Rebalance
-from midstream.change.migration_request import MigrationRequest, migration_request
+from midstream.change.migration_request import MigrationRequest
 from midstream.checkpoint.change_records import whoami
 from midstream.control.placement import ExecutorShare
 from midstream.flow.edits import Rescale
@@ -100,6 +100,9 @@ class MigratingJob(ABC):
     def rebalance(self, stage: str | None = None, *, measure: str = "work", **how: Any) -> Migration:
         """Give the partitions of a stage, or of every stage, about the same weight, as it was measured.
 
+        If executors have very different numbers of partitions, or one has joined and has none, partitions are first
+        spread over executors anew, in one step; their state is loaded ahead, as for every step.
+
         :param measure: ``"work"``, ``"rows"`` or ``"bytes"``, see :class:`midstream.Rebalance`.
         """
         return self.migrate(Rebalance(stage, measure), **how)
@@ -137,4 +140,4 @@ class MigratingJob(ABC):
         return self._migrating.find(number)
 
     def _migration(self, goals: Sequence[Goal], **how: Any) -> MigrationRequest:
-        return migration_request(self._migrating.edits(goals), **how)
+        return self._migrating.request_for(goals, **how)

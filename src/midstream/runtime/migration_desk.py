@@ -5,20 +5,22 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from midstream.change.bin_bytes import BinBytes
+from midstream.change.configuration import Configuration
 from midstream.change.migration import Migration
 from midstream.change.migration_explanation import MigrationExplanation, explained
-from midstream.change.migration_goals import Goal, edits_of
-from midstream.change.migration_request import MigrationRequest
+from midstream.change.migration_goals import Goal, Rebalance, edits_of
+from midstream.change.migration_request import MigrationRequest, migration_request
+from midstream.control.placement import unevenness
 from midstream.errors import MidstreamError
-from midstream.flow.edits import Move, Rescale
 from midstream.ids import Epoch, PartitionId, StageIndex
 from midstream.planner.assignment import Assignment
-from midstream.planner.reassignment import unique_names
+from midstream.planner.reassignment import stages_named, unique_names
 
 if TYPE_CHECKING:
     from midstream.runtime.driver import Driver
@@ -84,7 +86,7 @@ class MigrationDesk:
         driver = self._driver
         with self._lock:
             driver.require_not_stopping()
-            driver.migrations.require_possible(request)
+            driver.migrations.schedule.require_possible(request)
             before, after = driver.migrations.goal(request)
             plan = driver.changes.configuration.plan
             sizes = BinBytes(driver.committed, plan)
@@ -94,7 +96,7 @@ class MigrationDesk:
         """Promise that the next epochs keep their assignments; returns the first that need not."""
         with self._lock:
             self._driver.require_not_stopping()
-            return self._driver.migrations.freeze(epochs)
+            return self._driver.migrations.schedule.freeze(epochs)
 
     def cancel_migration(self, migration: Migration) -> None:
         """Make no more steps of a migration."""
@@ -108,23 +110,40 @@ class MigrationDesk:
             found = self._driver.migrations.reverse(migration)
             return found if isinstance(found, Migration) else self._kept(self._driver.migrations.request(found))
 
-    def edits(self, goals: Sequence[Goal]) -> tuple[Move | Rescale, ...]:
-        """The edits that lead to goals, from where bins are once all changes have taken effect."""
+    def request_for(self, goals: Sequence[Goal], **how: Any) -> MigrationRequest:
+        """The request that leads to goals, from where bins are once all changes have taken effect."""
         driver = self._driver
         with self._lock:
             now, weights, places = driver.changes.newest(), driver.measures.weights, self._places()
-        return edits_of(goals, now.plan, now.assignments, weights, places)
+        uneven = self._uneven(goals, now)
+        request = migration_request(edits_of(goals, now.plan, now.assignments, weights, places, uneven), **how)
+        return replace(request, spreads=bool(uneven))
+
+    def _uneven(self, goals: Sequence[Goal], now: Configuration) -> set[int]:
+        """Numbers of partitions of stages to be rebalanced that executors could share more evenly; tried out."""
+        rebalanced = {
+            stage for goal in goals if isinstance(goal, Rebalance) for stage in stages_named(now.plan, goal.stage)
+        }
+        return {now.assignments[stage].partitions for stage in rebalanced if self._could_be_more_even(stage, now)}
+
+    def _could_be_more_even(self, stage: StageIndex, now: Configuration) -> bool:
+        here, partitions = self._driver.placement.of(stage), now.assignments[stage].partitions
+        if len(here) != partitions:
+            return False  # not known, or another number has only just taken effect
+        there = self._driver.propose_places(partitions)
+        executors = {*here.values(), *there.values()}
+        return bool(there) and unevenness(there, executors) < unevenness(here, executors)
 
     def find(self, number: int) -> Migration | None:
         """A migration of this life of the driver, by its number in the history; older ones are forgotten."""
         with self._lock:
-            return self._driver.migrations.find(number) or self._known.get(number)
+            return self._driver.migrations.schedule.find(number) or self._known.get(number)
 
     @property
     def pending(self) -> tuple[Migration, ...]:
         """Those that have not ended: the one that is running, then those that wait."""
         with self._lock:
-            return self._driver.migrations.pending
+            return self._driver.migrations.schedule.pending
 
     def shares(self) -> tuple[StageShares, ...]:
         """The assignment of each stage behind an exchange, with what each partition has."""

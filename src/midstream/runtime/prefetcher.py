@@ -1,4 +1,5 @@
-"""A worker process loads bins ahead of time, portion by portion: what it works on, and what it reports.
+"""What a worker process does to its base besides its tasks: it loads bins ahead of time, portion by portion, and frees
+those that nobody on its executor needs any more.
 
 When it gets its turns, and how fast, is up to the runtime: a thread on Spark, the seeded scheduler of simulations.
 """
@@ -6,8 +7,10 @@ When it gets its turns, and how fast, is up to the runtime: a thread on Spark, t
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from midstream.control.messages import Prefetch, Prefetched, WorkerId
@@ -20,20 +23,26 @@ from midstream.state.lineage import Lineage
 __all__ = ["Portion", "Prefetcher"]
 
 
+_log = logging.getLogger("midstream")
+
+
 @dataclass(frozen=True)
 class Portion:
-    """Something was loaded."""
+    """Something was loaded, or a bin was freed."""
 
     bytes: int
     bytes_per_s: int
     """The budget that it counts against."""
 
 
+_FREED = Portion(bytes=0, bytes_per_s=1)
+
+
 class Prefetcher:
     """Works on the newest message of each stage. A later one replaces it at the next portion, because files of older
-    state are soon removed; what was loaded stays.
+    state are soon removed; what was loaded stays. Bins are freed when nothing is to be loaded.
 
-    :meth:`take` and :meth:`task_begins` may be called by any thread, :meth:`step` by one.
+    :meth:`take`, :meth:`free` and :meth:`task_begins` may be called by any thread, :meth:`step` by one.
     """
 
     def __init__(self, state: StateAccess, worker: WorkerId, clock: Clock) -> None:
@@ -41,7 +50,8 @@ class Prefetcher:
         self._worker = worker
         self._clock = clock
         self._waiting: dict[StageIndex, Prefetch] = {}
-        self._work: Generator[Portion, None, Prefetched] | None = None
+        self._unneeded: deque[tuple[Lineage, BinId]] = deque()
+        self._work: Generator[Portion, None, Prefetched | None] | None = None
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         """Held while a portion is loaded."""
@@ -58,6 +68,13 @@ class Prefetcher:
                 self._waiting[message.stage] = message
                 self.has_work.set()
 
+    def free(self, lineage: Lineage, bins: Iterable[BinId]) -> None:
+        """No partition of the executor has owned these bins of an operator for some time. One that comes back before
+        it is freed is freed nevertheless, and read again."""
+        with self._lock:
+            self._unneeded.extend((lineage, number) for number in bins)
+            self.has_work.set()
+
     def task_begins(self, epoch: Epoch) -> None:
         """A task of this process begins, with the state after the epoch before its own."""
         with self._lock:
@@ -65,7 +82,8 @@ class Prefetcher:
             self._waiting = {stage: each for stage, each in self._waiting.items() if each.epoch >= self._committed}
 
     def step(self) -> Portion | Prefetched | None:
-        """Load one portion; or return the report, if there is nothing more to load; or None, if nobody wants anything.
+        """Load one portion or free one bin; or return the report, if there is nothing more to load; or None, if nobody
+        wants anything.
 
         Never raises: what goes wrong is part of the report.
         """
@@ -83,25 +101,25 @@ class Prefetcher:
                 self._turn.release()
 
     def _step(self) -> Portion | Prefetched | None:
-        if self._work is None:
-            self._work = self._next()
-            if self._work is None:
-                return None
-        try:
-            portion = next(self._work)
-        except StopIteration as done:
-            self._work = None
-            report: Prefetched = done.value
-            return report
-        return portion
+        while (work := self._work or self._next()) is not None:
+            self._work = work
+            try:
+                return next(work)
+            except StopIteration as done:
+                self._work = None
+                if done.value is not None:
+                    report: Prefetched = done.value
+                    return report
+        return None
 
-    def _next(self) -> Generator[Portion, None, Prefetched] | None:
+    def _next(self) -> Generator[Portion, None, Prefetched | None] | None:
         with self._lock:
-            if not self._waiting:
-                self.has_work.clear()
-                return None
-            message = self._waiting.pop(min(self._waiting))
-        return self._load(message)
+            if self._waiting:
+                return self._load(self._waiting.pop(min(self._waiting)))
+            if self._unneeded:
+                return self._free()
+            self.has_work.clear()
+            return None
 
     def _is_replaced(self, message: Prefetch) -> bool:
         with self._lock:
@@ -128,6 +146,18 @@ class Prefetcher:
             (self._clock.stopwatch_ns() - began) / 1e9,
             error,
         )
+
+    def _free(self) -> Generator[Portion, None, None]:
+        while True:
+            with self._lock:
+                if self._waiting or not self._unneeded:
+                    return
+                lineage, number = self._unneeded.popleft()
+            try:
+                self._state.drop(lineage, (number,))
+            except (MidstreamError, OSError) as error:  # it costs disk, and nothing else
+                _log.warning("bin %s of %r, which no partition here owns, stays: %s", number, lineage.operator, error)
+            yield _FREED
 
     def _loaded(self, message: Prefetch, lineages: list[Lineage]) -> tuple[BinId, ...]:
         """The bins that all operators have."""

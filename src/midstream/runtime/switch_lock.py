@@ -12,12 +12,14 @@ is one thread, which plays the listener wherever a real one could run, also with
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import pyarrow as pa
 
 from midstream.control.messages import Accepted, Exhausted, FromTask, StageChange, ToTask
+from midstream.engine.control_order import ControlOrder
 from midstream.runtime.task import TaskRun
 
 __all__ = ["Lock", "SwitchLock"]
@@ -47,6 +49,8 @@ class SwitchLock:
         self._post = post
         self._lock = lock
         self._told: StageChange | None = None
+        self._orders: deque[ControlOrder] = deque()
+        self._handled: set[int] = set()
         self._failure: Exception | None = None
         self._is_over = False
 
@@ -73,10 +77,29 @@ class SwitchLock:
             # The task is only writing its state, which can take as long as hundreds of slices.
             post(exhausted)
 
+    def handle(self, order: ControlOrder, post: Callable[[FromTask], None]) -> None:
+        """Have the handlers of a fast control operation run, between two slices. Called by another thread than the
+        task's, with its own way to ``post``. A task that only writes its state never gets to it."""
+        self._orders.append(order)  # first, as in tell()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._handle(post)
+            except Exception as error:
+                self._failure = error
+            finally:
+                self._lock.release()
+
+    def handle_here(self, orders: Iterable[ControlOrder]) -> None:
+        """The same, called by the task's own thread."""
+        self._orders.extend(orders)
+        self._handle(self._post)
+
     def attend(self) -> None:
         """Called by the task's thread between slices: switch if told to, and report what the revision has reached."""
         if self._failure is not None:
             raise self._failure
+        if self._orders:
+            self._handle(self._post)
         self._switch()
         if (reached := self._work.reached()) is not None:
             self._post(reached)
@@ -99,6 +122,13 @@ class SwitchLock:
             if batch is None:
                 return
             yield batch
+
+    def _handle(self, post: Callable[[FromTask], None]) -> None:
+        while self._orders and not self._is_over:
+            order = self._orders.popleft()
+            if order.number not in self._handled:  # messages may come twice
+                self._handled.add(order.number)
+                post(self._work.handle(order))
 
     def _switch(self) -> None:
         change, self._told = self._told, None

@@ -10,6 +10,7 @@ import pyarrow as pa
 from midstream.checkpoint.audit_files import write_history
 from midstream.control.messages import (
     Exhausted,
+    Handled,
     Reached,
     StageChange,
     StateChange,
@@ -20,11 +21,15 @@ from midstream.control.messages import (
 )
 from midstream.engine.audit_recorder import Recorder
 from midstream.engine.clock import Clock
+from midstream.engine.control_handlers import Guard, HandlersInTask, Surroundings, unguarded
+from midstream.engine.control_operations import ControlMode
+from midstream.engine.control_order import ControlOrder
 from midstream.engine.failure import failed
 from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.resources import Resources
 from midstream.engine.runner import RevisedStage, StageRunner
 from midstream.engine.slices import SliceSizer
+from midstream.engine.task_controls import TaskControls
 from midstream.errors import CheckpointError, StateError
 from midstream.ids import BinId, Digest, Revision
 from midstream.planner.assignment import Assignments
@@ -48,6 +53,7 @@ class TaskRun:
         *,
         clock: Clock,
         sizer: SliceSizer,
+        guard: Guard = unguarded,
     ) -> None:
         self._task = task
         self._resources = resources
@@ -62,6 +68,9 @@ class TaskRun:
             program = self._program(order.program)
             self._outlets = FileOutlets(
                 program.tables, program.schemas, epoch=task.epoch, partition=task.partition, durable=access.durable
+            )
+            self._around = Surroundings(
+                program, lambda: self._runner.nodes, resources, clock, task.epoch, task.partition, guard
             )
             here = assignments.get(task.stage)
             own = () if here is None else here.owned_by(task.partition)
@@ -79,7 +88,12 @@ class TaskRun:
                 states=self._states,
                 outlets=self._outlets,
                 recorder=self._recorder,
+                knobs=order.knobs,
+                flushed=order.flushed,
             )
+            aligned = [each for each in order.controls if each.mode is not ControlMode.FAST]
+            if aligned:
+                self._runner.take_part(TaskControls(aligned, order.senders, self._around))
         except BaseException:
             self.close()
             raise
@@ -132,6 +146,12 @@ class TaskRun:
         operators = self._runner.newly_reached()
         return Reached(self._task, self.revision, operators) if operators else None
 
+    def handle(self, order: ControlOrder) -> Handled:
+        """Run the handlers of a fast control operation, and return the report. Only between slices."""
+        handlers = HandlersInTask(order, self._around)
+        handlers.sweep(reaches_state=False)
+        return Handled(self._task, handlers.report())
+
     def _prepare(self, change: StageChange) -> None:
         self._runner.prepare(RevisedStage(change.revision, self._program(change.program), frozenset(change.heads)))
 
@@ -161,6 +181,7 @@ class TaskRun:
             ended_at=self._clock.wall_us() / 1e6,
             bin_rows=report.bin_rows,
             memory=resident_bytes(),
+            controls=report.controls,
         )
 
     def wanted_bins(self) -> frozenset[BinId] | None:

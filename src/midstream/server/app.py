@@ -25,6 +25,8 @@ from midstream.change.change import Change
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.drawing.render import render
 from midstream.errors import MidstreamError
+from midstream.server.control_endpoints import ControlEndpoints
+from midstream.server.control_messages import ControlRequest
 from midstream.server.exposition import OPENMETRICS, TEXT, exposition, format_wanted
 from midstream.server.guard import Guard, failure
 from midstream.server.messages import (
@@ -92,6 +94,9 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/assignment", "GET", endpoints.assignment),
         _route("/executors", "GET", endpoints.executors),
         _route("/freeze", "POST", endpoints.freeze),
+        _route("/controls", "GET", endpoints.controls),
+        _route("/controls", "POST", endpoints.control),
+        _route("/controls/{number}", "GET", endpoints.operation),
         _route("/savepoints", "GET", endpoints.savepoints),
         _route("/savepoints", "POST", endpoints.savepoint),
         _route("/savepoints/{name}", "DELETE", endpoints.delete_savepoint),
@@ -108,6 +113,7 @@ class _Endpoints:
         self._body_limit = body_limit
         self._changes: OrderedDict[int, Change] = OrderedDict()
         self._migrating = MigrationEndpoints(job)
+        self._controlling = ControlEndpoints(job)
 
     async def welcome(self, request: Request) -> Response:
         return _json(Welcome(__version__, self._job.name, self._job.id))
@@ -181,6 +187,17 @@ class _Endpoints:
         wanted = await self._read(request, FreezeRequest)
         return _json(await run_in_threadpool(self._migrating.freeze, wanted))
 
+    async def controls(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._controlling.controls))
+
+    async def control(self, request: Request) -> Response:
+        wanted = await self._read(request, ControlRequest)
+        return _json(await run_in_threadpool(self._controlling.control, wanted))
+
+    async def operation(self, request: Request) -> Response:
+        number, wait_s = _number(request.path_params["number"]), _seconds(request.query_params.get("wait_s", "0"))
+        return _json(await run_in_threadpool(self._controlling.operation, number, wait_s))
+
     async def savepoints(self, request: Request) -> Response:
         found = await run_in_threadpool(self._job.savepoints)
         return _json([SavepointState.of(each) for each in found])
@@ -209,13 +226,17 @@ class _Endpoints:
         return self._remember(change)
 
     def _deploy(self, wanted: DeployRequest) -> Deployed:
-        graph, migrate = wanted.unpacked(), wanted.migrations()
+        graph, migrate, state = wanted.unpacked(), wanted.migrations(), wanted.initial_states()
         if wanted.plan_only:
-            explanation = self._job.explain_deployment(graph, migrate=migrate, scheduler=wanted.scheduler)
+            explanation = self._job.explain_deployment(
+                graph, migrate=migrate, flush=wanted.flush, state=state, scheduler=wanted.scheduler
+            )
             return Deployed() if explanation is None else Deployed(None, str(explanation), explanation.to_svg())
         change = self._job.deploy(
             graph,
             migrate=migrate,
+            flush=wanted.flush,
+            state=state,
             scheduler=wanted.scheduler,
             time_limit=wanted.time_limit,
             by=wanted.by,
@@ -279,6 +300,7 @@ def state_of(job: Job) -> JobState:
         error=None if exception is None else str(exception),
         sweep=metrics.sweep,
         errors={stats.operator: stats.errors for stats in metrics.operators if stats.errors},
+        knobs=job.knobs,
         rows_ahead={stats.operator: stats.rows_ahead for stats in metrics.operators if stats.rows_ahead},
     )
 

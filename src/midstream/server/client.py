@@ -1,5 +1,5 @@
-"""A client for a job in another process, with ``status``, ``explain``, ``update``, ``history``, ``revert`` and
-``migrate``.
+"""A client for a job in another process, with ``status``, ``explain``, ``update``, ``history``, ``revert``,
+``migrate`` and ``control``.
 
 Uses only the standard library, so that changing a job does not require the server's packages.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -18,13 +18,16 @@ import msgspec
 from midstream import errors
 from midstream.change.migration_goals import Goal
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
+from midstream.checkpoint.control_log import ControlRecord
 from midstream.control.placement import ExecutorShare
+from midstream.engine.control_operations import ControlOperation
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, check_edits
 from midstream.flow.model import Graph
 from midstream.observation import Observation
 from midstream.operators.builder import Flow
 from midstream.runtime.migration_desk import StageShares
+from midstream.server.control_messages import ControlRequest, ControlState
 from midstream.server.messages import (
     ChangeRequest,
     Deployed,
@@ -38,6 +41,7 @@ from midstream.server.messages import (
     SavepointRequest,
     SavepointState,
     message_of,
+    packed_states,
     python_version,
 )
 from midstream.server.migration_messages import (
@@ -138,6 +142,8 @@ class JobClient:
         flow: Flow | Graph,
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        flush: Collection[str] = (),
+        state: Mapping[str, Any] | None = None,
         scheduler: str = "fries",
         time_limit: str | None = None,
         by: str | None = None,
@@ -156,6 +162,8 @@ class JobClient:
             by or whoami(),
             note,
             plan_only,
+            tuple(flush),
+            packed_states(state),
         )
         return self._ask("POST", "/deploy", Deployed, body)
 
@@ -206,6 +214,26 @@ class JobClient:
     def freeze(self, epochs: int) -> int:
         """Promise that the next epochs keep their assignments; returns the first that need not."""
         return self._ask("POST", "/freeze", Frozen, FreezeRequest(epochs)).free_from
+
+    # ── control operations ────────────────────────────────────────────────────────────────────────────────────────
+
+    def control(self, operation: ControlOperation, *, by: str | None = None, note: str | None = None) -> ControlState:
+        """Run a control operation; returns it as it begins. See :meth:`wait_control`."""
+        body = ControlRequest.of(operation, by or whoami(), note)
+        return self._ask("POST", "/controls", ControlState, body)
+
+    def controls(self) -> list[ControlRecord]:
+        """The control operations of this start of the job, and all blocking ones, oldest first."""
+        return self._ask("GET", "/controls", list[ControlRecord])
+
+    def wait_control(self, number: int, timeout: float | None = None) -> ControlState:
+        """Wait for the end of a control operation; it is not over if the time runs out."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = POLL_S if deadline is None else min(POLL_S, max(0.0, deadline - time.monotonic()))
+            state = self._ask("GET", f"/controls/{number}?wait_s={left:.3f}", ControlState)
+            if state.is_over or (deadline is not None and time.monotonic() >= deadline):
+                return state
 
     def _ask(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = ANSWER_S) -> T:
         answer = self._send(method, path, b"" if body is None else msgspec.json.encode(body), timeout)

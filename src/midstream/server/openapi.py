@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from midstream.checkpoint.change_records import ChangeRecord
+from midstream.checkpoint.control_log import ControlRecord
 from midstream.control.placement import ExecutorShare
 from midstream.observation import Observation
 from midstream.runtime.migration_desk import StageShares
+from midstream.server.control_messages import ControlRequest, ControlState
 from midstream.server.messages import (
     ChangeRequest,
     Deployed,
@@ -38,6 +40,9 @@ __all__ = ["description"]
 _MESSAGES = (
     ChangeRecord,
     ChangeRequest,
+    ControlRecord,
+    ControlRequest,
+    ControlState,
     DeployRequest,
     Deployed,
     Explained,
@@ -124,6 +129,16 @@ def description() -> dict[str, Any]:
             "/assignment": {"get": _list("Which partition owns which bin, and what each partition has", StageShares)},
             "/executors": {"get": _list("The executors, and what each has of the job", ExecutorShare)},
             "/freeze": {"post": _post("Promise that the next epochs keep their assignments", FreezeRequest, Frozen)},
+            "/controls": {
+                "get": _list("The control operations of this start of the job, and all blocking ones", ControlRecord),
+                "post": _post("Run a control operation, pickled by value", ControlRequest, ControlState),
+            },
+            "/controls/{number}": {
+                "get": _numbered(
+                    "One control operation of this start of the job; waits up to wait_s seconds for its end",
+                    ControlState,
+                )
+            },
             "/savepoints": {
                 "get": _list("All savepoints, oldest epoch first", SavepointState, _422="They cannot be read."),
                 "post": _post("Name the last committed epoch, and keep it", SavepointRequest, SavepointState),

@@ -65,6 +65,11 @@ class HandleKeeper:
         if ttl_us is not None:
             self._forget_expired()
 
+    @property
+    def task(self) -> TaskState:
+        """The state of the task, below all handles."""
+        return self._task
+
     def handles(self, keys: Sequence[bytes], migrations: Migrations = ()) -> list[State]:
         """The handle of each key. Handles are loaded together, and migrated by the given ``migrations``."""
         known = self._handles

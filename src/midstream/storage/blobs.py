@@ -12,7 +12,8 @@ import os
 import posixpath
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
@@ -218,6 +219,26 @@ def is_local(fs: pafs.FileSystem) -> bool:
     return isinstance(fs, pafs.LocalFileSystem)
 
 
+class _Batch:
+    """The blobs of one :meth:`BlobStore.together`."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[Digest, bytes] = {}
+        self.ahead: dict[Digest, Future[None]] = {}
+        """Syncs that have begun. Their errors count: a later sync of the same file need not report one again."""
+        self._pool: ThreadPoolExecutor | None = None
+
+    def sync_ahead(self, digests: Collection[Digest], sync: Callable[[], None]) -> None:
+        """Begin to sync some blobs."""
+        self._pool = self._pool or ThreadPoolExecutor(1, "midstream-disk")
+        self.ahead.update(dict.fromkeys(digests, self._pool.submit(sync)))
+
+    def close(self) -> None:
+        """Wait for syncs that have begun; the thread ends."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
 class BlobStore:
     """Blobs below one folder. With ``durable``, a blob on a local disk survives a power loss once it is put, or once
     the :meth:`together` ends in which it was.
@@ -238,7 +259,7 @@ class BlobStore:
         self._settled: set[Digest] = set()
         """Blobs that are complete and on disk: this process has written or compared, and synced them."""
         self._here = threading.local()
-        """``unsettled``: blobs of this thread's :meth:`together`, with their paths."""
+        """``batch``: what this thread's :meth:`together` has put."""
         self._writing = threading.Lock()  # two changes prepared at the same time may have the same blob
 
     def put(self, blob: Blob) -> Digest:
@@ -249,40 +270,59 @@ class BlobStore:
             if not self._holds(path, blob):
                 self._settled.discard(blob.digest)  # it was removed since
                 write_atomically(self._fs, path, blob.data, durable=False)
-        unsettled: dict[Digest, str] | None = getattr(self._here, "unsettled", None)
-        if unsettled is None:
-            self._settle({blob.digest: path})
+        batch: _Batch | None = getattr(self._here, "batch", None)
+        if batch is None:
+            self._settle([blob.digest], {})
         else:
-            unsettled[blob.digest] = path
+            batch.blobs[blob.digest] = blob.data
         return blob.digest
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Inside, the blobs that this thread puts are not synced one by one, but all at once when the block ends."""
-        if getattr(self._here, "unsettled", None) is not None:  # within another one, which ends later
+        """Inside, the blobs that this thread puts are not synced one by one, but all at once when the block ends.
+
+        Until then they stay in memory, so :meth:`get` need not read what was just made.
+        """
+        if getattr(self._here, "batch", None) is not None:  # within another one, which ends later
             yield
             return
-        unsettled: dict[Digest, str] = {}
-        self._here.unsettled = unsettled
+        batch = _Batch()
+        self._here.batch = batch
         try:
             yield
         finally:
-            self._here.unsettled = None
-        self._settle(unsettled)
+            self._here.batch = None
+            batch.close()
+        self._settle(batch.blobs, batch.ahead)
 
-    def _settle(self, unsettled: Mapping[Digest, str]) -> None:
+    def sync_ahead(self) -> None:
+        """Begin to sync what this thread's :meth:`together` has put so far, beside what follows in the block."""
+        batch: _Batch | None = getattr(self._here, "batch", None)
+        if batch is not None and (due := self._unsynced(digest for digest in batch.blobs if digest not in batch.ahead)):
+            batch.sync_ahead(due, partial(self._sync, due))
+
+    def _settle(self, digests: Collection[Digest], ahead: Mapping[Digest, Future[None]]) -> None:
         """Sync blobs. Not only those just written: a process that was killed may have left one that is not synced."""
-        unsynced = disk.Unsynced()
-        for digest, path in unsettled.items():
-            if self._durable and is_local(self._fs) and digest not in self._settled:
-                unsynced.add_file(path)
         try:
-            if unsynced:
-                make_folder(self._fs, self._root, durable=True)  # once
-            unsynced.sync()
+            for sync in ahead.values():
+                sync.result()
+            self._sync(self._unsynced(digest for digest in digests if digest not in ahead))
         except OSError as error:
             raise CheckpointError(f"cannot sync blobs in {self.location!r}: {error}") from error
-        self._settled.update(unsettled)
+        self._settled.update(digests)
+
+    def _unsynced(self, digests: Iterable[Digest]) -> list[Digest]:
+        if not (self._durable and is_local(self._fs)):
+            return []
+        return [digest for digest in digests if digest not in self._settled]
+
+    def _sync(self, digests: Sequence[Digest]) -> None:
+        unsynced = disk.Unsynced()
+        for digest in digests:
+            unsynced.add_file(self._path(digest))
+        if unsynced:
+            make_folder(self._fs, self._root, durable=True)  # once
+        unsynced.sync()
 
     def _holds(self, path: str, blob: Blob) -> bool:
         """Whether a complete blob is there.
@@ -306,6 +346,9 @@ class BlobStore:
         """Fetch a blob and check that its content matches its name."""
         if self.holds.is_preparing:
             self.holds.touch(digest)
+        batch: _Batch | None = getattr(self._here, "batch", None)
+        if batch is not None and digest in batch.blobs:
+            return batch.blobs[digest]
         path = self._path(digest)
         try:
             with self._fs.open_input_stream(path) as stream:

@@ -16,7 +16,7 @@ import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -85,7 +85,8 @@ class Unsynced:
         self._files, self._folders = {}, {}
         new = [folder for folder in folders if folder not in _on_disk]
         folders |= dict.fromkeys(map(os.path.dirname, new))
-        at_once([*(partial(_sync_path, path) for path in files), *(partial(_sync_folder, path) for path in folders)])
+        # The first folder's sync usually covers the others, so they need no threads.
+        at_once([*(partial(_sync_path, path) for path in files), partial(_sync_folders, folders)])
         _on_disk.update(new)
 
 
@@ -189,14 +190,17 @@ def sync_file(path: str) -> None:
 
 
 def at_once(steps: Collection[Callable[[], None]]) -> None:
-    """Take all steps, in any order, in threads; raise the first error when all are done."""
-    if len(steps) <= 1:
-        for step in steps:
-            step()
+    """Take all steps, in any order, in threads and this one; raise the first error when all are done."""
+    if not steps:
+        return
+    *others, last = steps
+    if not others:
+        last()
         return
     # Threads of its own, so that a job leaves none behind when it ends.
-    with ThreadPoolExecutor(min(len(steps), THREADS), "midstream-disk") as pool:
-        taken = [pool.submit(step) for step in steps]
+    with ThreadPoolExecutor(min(len(others), THREADS), "midstream-disk") as pool:
+        taken = [pool.submit(step) for step in others]
+        last()
     for each in taken:
         each.result()
 
@@ -247,6 +251,11 @@ def _sync_path(path: str) -> None:
         _sync(file)
     finally:
         os.close(file)
+
+
+def _sync_folders(paths: Iterable[str]) -> None:
+    for path in paths:
+        _sync_folder(path)
 
 
 def _sync_folder(path: str) -> None:

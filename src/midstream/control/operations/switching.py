@@ -31,6 +31,7 @@ from midstream.control.messages import (
     Event,
     Exhausted,
     GiveUpRun,
+    Handled,
     Instruction,
     OperationMessage,
     Reached,
@@ -117,7 +118,7 @@ class Switching:
 
     def on_message(self, peer: bytes, message: OperationMessage) -> list[Instruction] | None:
         """A task asks to switch, or reports its progress with the change."""
-        if message.revision != self.begun.revision:
+        if isinstance(message, Handled) or message.revision != self.begun.revision:
             return None
         task = message.task
         place = (task.stage, task.partition)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 from midstream.checkpoint.change_records import ChangeRecord
+from midstream.checkpoint.control_log import ControlRecord
+from midstream.engine.control_operations import ControlOperation
 from midstream.flow.edits import Edit, Move, Rescale
 from midstream.ids import Revision
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation
+from midstream.runtime.control_handle import ControlHandle
 
-__all__ = ["ChangeAt", "Faults", "LocalRun", "MigrateAt"]
+__all__ = ["ChangeAt", "ControlAt", "Faults", "LocalRun", "MigrateAt"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Faults:
     crash_driver: float = 0.0
     """The driver dies, at any step of an epoch or of its commit; another one continues from the checkpoint."""
     lose: float = 0.0
-    """The message that tells a task to switch is lost."""
+    """The message that tells a task to switch, or to run the handlers of a fast control operation, is lost."""
     lose_executor: float = 0.0
     """One of several executors is lost, with the tasks that it runs and its copy of state; another one, which has
     nothing, takes its place."""
@@ -112,6 +115,29 @@ class MigrateAt:
 
 
 @dataclass(frozen=True)
+class ControlAt:
+    """A control operation that is requested at some moment of an epoch; the seed decides when.
+
+    ``handles`` gets its handle when it has been requested. If the driver dies, that handle never ends: the record of a
+    blocking operation among ``run.controls`` says how it ended.
+
+    >>> from midstream import ControlOperation
+    >>> ControlAt(2, ControlOperation()).epoch
+    2
+    """
+
+    epoch: int
+    operation: ControlOperation
+    handles: list[ControlHandle] = field(default_factory=list, compare=False)
+
+    @property
+    def handle(self) -> ControlHandle:
+        """The handle of the operation."""
+        [handle] = self.handles
+        return handle
+
+
+@dataclass(frozen=True)
 class LocalRun:
     """The results of a run, in addition to the contents of its sinks."""
 
@@ -123,5 +149,7 @@ class LocalRun:
     """One for each committed epoch, as ``job.watch()`` gives them on Spark."""
     history: tuple[ChangeRecord, ...] = ()
     """The changes that were made."""
+    controls: tuple[ControlRecord, ...] = ()
+    """The control operations of the last driver, and all blocking ones."""
     audit: pa.Table | None = None
     """In audit mode: which operator processed which row under which revision."""

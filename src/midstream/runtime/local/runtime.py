@@ -31,6 +31,7 @@ from midstream.control.messages import (
     AuditOrder,
     Commit,
     FromTask,
+    Handle,
     Instruction,
     Prefetch,
     Prefetched,
@@ -49,6 +50,7 @@ from midstream.control.messages import (
 from midstream.control.placement import Placement
 from midstream.data.durations import duration
 from midstream.engine.clock import Clock, SystemClock
+from midstream.engine.control_order import ControlOrder
 from midstream.engine.resources import Resources
 from midstream.errors import FlowError, FunctionError, JobFailed, MidstreamError
 from midstream.flow.model import Graph, Source
@@ -56,6 +58,7 @@ from midstream.ids import Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation
 from midstream.planner.assignment import Assignments, check_partitions
+from midstream.planner.carried_assignments import carried
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
 from midstream.runtime.driver import Driver
@@ -65,7 +68,7 @@ from midstream.runtime.local.data import LocalData, check_transforms, require_lo
 from midstream.runtime.local.engine import LocalEngine
 from midstream.runtime.local.exchange import StageInput
 from midstream.runtime.local.executors import LocalExecutor, LocalExecutors, check_executors
-from midstream.runtime.local.run import ChangeAt, Faults, LocalRun, MigrateAt
+from midstream.runtime.local.run import ChangeAt, ControlAt, Faults, LocalRun, MigrateAt
 from midstream.runtime.local.stage import StageTasks, thinned
 from midstream.runtime.local.tasks import Attempt, peer_of
 from midstream.runtime.local.wishes import Reconsideration, migration_of, wishes
@@ -78,6 +81,10 @@ SUSPICION = 5
 """How much more often a second attempt starts if the first has switched: it must switch at the same row."""
 FULL_RUNS = 4
 """Runs of an epoch in which faults have their full probability; see :class:`Faults`."""
+_NO_KNOBS = {
+    "rows_per_epoch": "all epochs are cut before the run; give the GeneratorSource max_rows_per_epoch=",
+    "batch": "the local runtime has no JVM that hands rows over",
+}
 BEFORE = StageIndex(-1)
 """Used instead of a stage: before an epoch is opened."""
 
@@ -105,7 +112,7 @@ def run_graph(
     faults: Faults | None = None,
     clock: Clock | None = None,
     checkpoint: str | None = None,
-    changes: Sequence[ChangeAt | MigrateAt] = (),
+    changes: Sequence[ChangeAt | MigrateAt | ControlAt] = (),
     audit: str | None = None,
     durable: bool = False,
     close_windows: bool = False,
@@ -154,7 +161,7 @@ def runtime_of(
     faults: Faults | None = None,
     clock: Clock | None = None,
     checkpoint: str | None = None,
-    changes: Sequence[ChangeAt | MigrateAt] = (),
+    changes: Sequence[ChangeAt | MigrateAt | ControlAt] = (),
     audit: str | None = None,
     durable: bool = False,
     assignments: Assignments | None = None,
@@ -199,7 +206,7 @@ class _Runtime:
         rng: random.Random,
         faults: Faults | None,
         clock: Clock | None,
-        changes: Sequence[ChangeAt | MigrateAt],
+        changes: Sequence[ChangeAt | MigrateAt | ControlAt],
         audit: str | None,
     ) -> None:
         self.resources = Resources(checkpoint.blobs)
@@ -217,6 +224,7 @@ class _Runtime:
         self._zombies: list[Attempt] = []
         self._echoes: list[FromTask] = []
         self._switches: dict[bytes, Switch] = {}
+        self._handles: dict[bytes, list[ControlOrder]] = {}
         self._workers: dict[bytes, LocalExecutor] = {}
         """By address of a worker: where it is."""
         self._switched: set[TaskId] = set()
@@ -242,13 +250,17 @@ class _Runtime:
         self._control = LocalControl(self._deliver)
         self._echoes.clear()
         self._switches.clear()
+        self._handles.clear()
         self._workers.clear()
         self._timer = None
         newest = self.checkpoint.newest_manifest()
         log, store = self.checkpoint.changes, self.checkpoint.blobs
         first = self._first
         if newest is not None and newest.epoch >= self._found:  # of this run, so its bins stay where they are
-            first = first.with_assignments(configuration_of(newest, store).assignments)
+            left = configuration_of(newest, store)
+            first = first.with_assignments(
+                carried(left.plan, left.assignments, first.plan, first.partitions, first.bins)
+            )
         restart = job_start.restart(first, self.checkpoint)
         changes = Changes(restart.configuration, store, log, wall=self._wall)
         if restart.pending is not None:
@@ -286,6 +298,7 @@ class _Runtime:
             revision=self._driver.changes.configuration.revision,
             story=self.coordinator.story,
             history=tuple(self.checkpoint.changes.records()),
+            controls=tuple(self._driver.controlling.records()),
             audit=None if self._audit is None else read_history(self._audit.location),
         )
 
@@ -350,6 +363,12 @@ class _Runtime:
         """Refuse those that only Spark can write."""
         require_local(sinks)
 
+    def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
+        """Refuse what does not exist here. ``pace`` is taken: time does not pass by itself."""
+        for name, why in _NO_KNOBS.items():
+            if tuned.get(name) is not None:
+                raise FlowError(f"knob {name} is for Spark: {why}")
+
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
         """Choose anew."""
         return self.executors.propose(partitions)
@@ -359,6 +378,10 @@ class _Runtime:
         self.executors.adopt(partitions)
 
     def meanwhile(self, call: Callable[[], object]) -> None:
+        """Call it at once, so that a seed replays exactly."""
+        call()
+
+    def aside(self, call: Callable[[], object], seconds: float, overdue: Callable[[], object]) -> None:
         """Call it at once, so that a seed replays exactly."""
         call()
 
@@ -398,6 +421,8 @@ class _Runtime:
                         self._migrate(wanted)
                     case Reconsideration():
                         self._turn(wanted)
+                    case ControlAt():
+                        wanted.handles.append(self._driver.controlling.request(wanted.operation, by="test", note=None))
             except MidstreamError as error:
                 raise _RequestRefused(error) from None
 
@@ -423,7 +448,7 @@ class _Runtime:
                 raise
 
     def _turn(self, wanted: Reconsideration) -> None:
-        migration = self._driver.migrations.find(self._numbers.get(id(wanted.of), 0))
+        migration = self._driver.migrations.schedule.find(self._numbers.get(id(wanted.of), 0))
         if migration is None:
             return  # it was refused, or has ended
         if wanted.is_back:
@@ -437,6 +462,8 @@ class _Runtime:
             match instruction:
                 case Send(peer, Switch() as switch) if not self._chance(self.faults.lose):
                     self._switches[peer] = switch
+                case Send(peer, Handle(order=order)) if not self._chance(self.faults.lose):
+                    self._handles.setdefault(peer, []).extend([order] * (2 if self._chance(self.faults.repeat) else 1))
                 case Send(peer, Prefetch() as wanted) if not self._chance(self.faults.lose):
                     if peer in self._workers:
                         self._workers[peer].inbox += [wanted] * (2 if self._chance(self.faults.repeat) else 1)
@@ -449,6 +476,11 @@ class _Runtime:
         if peer not in self._switches or not self._chance(chance):
             return None
         return self._switches.pop(peer).change
+
+    def asked(self, task: TaskId, chance: float) -> Sequence[ControlOrder]:
+        """The fast control operations for a task, if their messages arrive now; they may arrive later."""
+        peer = peer_of(WorkerId("local", task.attempt))
+        return self._handles.pop(peer) if peer in self._handles and self._chance(chance) else ()
 
     def _compute(self, rows: Mapping[str, LocalData], run: OpenRun) -> None:
         plan = run.configuration.plan

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import pyarrow as pa
@@ -17,15 +18,17 @@ import pyarrow as pa
 from midstream.control.coordinator import Coordinator
 from midstream.control.messages import FromTask, Refused, StageChange, TaskId, ToTask, WorkerId, WorkerJoined
 from midstream.engine.clock import Clock
+from midstream.engine.control_order import ControlOrder
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import Fenced
-from midstream.ids import Digest
+from midstream.ids import BinId, Digest
 from midstream.runtime.attempt import run_attempt
 from midstream.runtime.known_assignments import KnownAssignments
 from midstream.runtime.local.executors import LocalExecutor
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
+from midstream.state.lineage import Lineage
 
 __all__ = ["Attempt", "World", "peer_of"]
 
@@ -51,6 +54,9 @@ class World(Protocol):
 
     def told(self, task: TaskId, chance: float) -> StageChange | None:
         """The change for this task, if there is one and its message arrives now, which depends on the chance."""
+
+    def asked(self, task: TaskId, chance: float) -> Sequence[ControlOrder]:
+        """The fast control operations for this task whose messages arrive now."""
 
 
 class SeededSizer(SliceSizer):
@@ -142,8 +148,12 @@ class Attempt:
 
     def listen(self, chance: float) -> None:
         """Play the thread that listens for changes, if it gets its turn now."""
-        if self._lock is not None and (change := self._world.told(self.task, chance)) is not None:
+        if self._lock is None:
+            return
+        if (change := self._world.told(self.task, chance)) is not None:
             self._lock.tell(change, self._post)
+        for order in self._world.asked(self.task, chance):
+            self._lock.handle(order, self._post)
 
     # ── the process ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -180,6 +190,14 @@ class Attempt:
         self.executor.prefetcher.task_begins(task.epoch)
         with SwitchLock(work, self.ask, self._post, _Turn()) as self._lock:
             yield self._lock
+
+    def free(self, lineage: Lineage, bins: Collection[BinId]) -> None:
+        """Free bins when the executor gets its turn."""
+        self.executor.prefetcher.free(lineage, bins)
+
+    def watched(self, task: TaskId, order: ControlOrder, operator: str, handler: str) -> AbstractContextManager[None]:
+        """Time does not pass by itself here, so a call that does not return is not noticed."""
+        return contextlib.nullcontext()
 
     def after_task(self, program: Digest) -> None:
         """Nothing to do: other tasks of this process are running."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from midstream.change.migration_request import MigrationRequest, migration_request
-from midstream.runtime.local.run import ChangeAt, MigrateAt
+from midstream.runtime.local.run import ChangeAt, ControlAt, MigrateAt
 
 __all__ = ["Reconsideration", "migration_of", "wishes"]
 
@@ -20,7 +20,9 @@ class Reconsideration:
     is_back: bool
 
 
-def wishes(changes: Sequence[ChangeAt | MigrateAt]) -> Iterator[ChangeAt | MigrateAt | Reconsideration]:
+def wishes(
+    changes: Sequence[ChangeAt | MigrateAt | ControlAt],
+) -> Iterator[ChangeAt | MigrateAt | ControlAt | Reconsideration]:
     """All that is to be requested."""
     for each in changes:
         yield each

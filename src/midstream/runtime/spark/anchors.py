@@ -2,11 +2,14 @@
 
 Spark runs reduce tasks wherever a core is free. But a task that also reads a partition of a kept DataFrame goes where
 that partition is. So each exchange is joined with an *anchor*, a kept DataFrame with one row a partition, that is
-partitioned in the same way: Spark then needs no second exchange, and reads both in one task. An anchor is computed by
-the first epoch that uses it, so its partitions are spread as the tasks of that epoch are. Which executor has which is
-Spark's choice. Partitions of an executor that is lost are computed again on others, and stick there.
+partitioned in the same way: Spark then needs no second exchange, and reads both in one task. Which executor has which
+partition is Spark's choice: it depends on how the tasks that compute an anchor happen to end. So a few are computed, by
+small jobs, until one has about as many partitions on every executor. Partitions of a lost executor are computed again
+on others, and stick there.
 
-All stages with the same number of partitions share an anchor.
+All stages with the same number of partitions share an anchor. A single partition has none: where both sides have one
+partition, and one of them may be large, Spark spreads both anew by hashes, and frames would come to partitions that do
+not own their rows.
 """
 
 from __future__ import annotations
@@ -20,12 +23,17 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from midstream.control.placement import unevenness
 from midstream.ids import ExecutorId, PartitionId
 from midstream.runtime.spark.doctor import REDUCE_LOCALITY
+from midstream.runtime.spark.live_executors import live_executors
 from midstream.runtime.spark.stage_columns import exchange_count
 from midstream.runtime.spark.worker import tell_executor
 
 __all__ = ["Anchors", "pins_partitions"]
+
+TRIES = 6
+"""Most anchors that are computed until one spreads its partitions evenly."""
 
 _log = logging.getLogger("midstream")
 
@@ -45,8 +53,10 @@ class Anchors:
     """The anchors of one job. :meth:`propose` may be called by any thread, the rest by the one that runs epochs."""
 
     def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
         self._pins = pins_partitions(spark)
         self._warned = False
+        self._is_checked = False
         self._in_use: dict[int, DataFrame] = {}
         self._read: set[int] = set()
         """Numbers of partitions whose anchor in use has been asked for; others may be adopted for what comes next."""
@@ -69,10 +79,16 @@ class Anchors:
 
     def of(self, session: SparkSession, partitions: int) -> DataFrame | None:
         """The anchor for exchanges with this number of partitions, made if there is none; None if it would not work."""
+        if partitions == 1:
+            return None
         with self._lock:
             if partitions not in self._in_use and self._pins:
-                self._in_use[partitions] = _anchor(session, partitions)
-                self._pins = self._is_read_in_place(session, partitions)
+                has_choice = len(live_executors(self._spark)) > 1
+                anchor = self._spread(session, partitions).anchor if has_choice else _anchor(session, partitions)
+                self._in_use[partitions] = anchor
+                if not self._is_checked:  # Spark plans every number of partitions in the same way
+                    self._is_checked = True
+                    self._pins = self._is_read_in_place(session, partitions)
             self._read.add(partitions)
             return self._in_use[partitions] if self._pins else None
 
@@ -93,19 +109,30 @@ class Anchors:
     def propose(self, session: SparkSession, partitions: int) -> dict[PartitionId, ExecutorId]:
         """Have Spark spread partitions anew over the executors that it has now; nothing uses that yet.
 
-        Returns where each partition would be, after one small job; empty if partitions do not stick.
+        Returns where each partition would be, after a few small jobs; empty if partitions do not stick.
         """
-        if not self._pins:
+        if not self._pins or partitions == 1:
             return {}
-        anchor = _anchor(session, partitions)
-        told = _joined(session, partitions, anchor).mapInArrow(tell_executor, "partition int, executor string")
-        places = {PartitionId(row.partition): ExecutorId(row.executor) for row in told.collect()}
+        found = self._spread(session, partitions)
         with self._lock:
             before = self._proposed.get(partitions)
-            self._proposed[partitions] = _Proposal(anchor, places)
+            self._proposed[partitions] = found
         if before is not None:
             before.anchor.unpersist()
-        return places
+        return found.places
+
+    def _spread(self, session: SparkSession, partitions: int) -> _Proposal:
+        """The most even of a few anchors, or the first that is as even as can be."""
+        executors = live_executors(self._spark)
+        best = _computed(session, partitions)
+        for _ in range(TRIES - 1):
+            if unevenness(best.places, executors) <= 1:
+                break
+            other = _computed(session, partitions)
+            worse = max(best, other, key=lambda each: unevenness(each.places, executors))
+            best = other if worse is best else best
+            worse.anchor.unpersist()
+        return best
 
     def adopt(self, partitions: int) -> None:
         """From the next run on, use the newest proposal. Without one, nothing changes."""
@@ -145,6 +172,12 @@ def _anchor(session: SparkSession, partitions: int) -> DataFrame:
     rows = session.range(0, partitions, 1, 1).select(F.col("id").cast("int").alias("dest"))
     own = rows.filter(F.lit(name) == F.lit(name))
     return own.repartitionById(partitions, F.col("dest")).persist().hint("shuffle_hash")
+
+
+def _computed(session: SparkSession, partitions: int) -> _Proposal:
+    anchor = _anchor(session, partitions)
+    told = _joined(session, partitions, anchor).mapInArrow(tell_executor, "partition int, executor string")
+    return _Proposal(anchor, {PartitionId(row.partition): ExecutorId(row.executor) for row in told.collect()})
 
 
 def _joined(session: SparkSession, partitions: int, anchor: DataFrame) -> DataFrame:

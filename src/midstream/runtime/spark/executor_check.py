@@ -18,14 +18,15 @@ import os
 import posixpath
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow.fs as pafs
 from pyspark import SparkContext
 
-from midstream.checkpoint.location import IDENTITY, Checkpoint
+from midstream.checkpoint.identity import IDENTITY
+from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.sink_marker import MARKER
 from midstream.control.channel import Address, Client
 from midstream.control.messages import WorkerId, WorkerJoined, WorkerReleased
@@ -35,9 +36,10 @@ from midstream.flow.sinks import FileSink
 from midstream.runtime.spark.executor_name import executor_of_this_process
 from midstream.runtime.spark.shipping import is_on_one_machine
 from midstream.runtime.spark.small_job import MOST_TASKS, ask_workers
+from midstream.runtime.spark.worker_python import reason_of
 from midstream.storage.blobs import filesystem_of, is_local, remove_file, write_atomically
 
-__all__ = ["PORT", "Answer", "Folder", "look", "proven", "require_able", "require_executors"]
+__all__ = ["PORT", "Answer", "SharedFolder", "look", "proven", "require_able", "require_executors"]
 
 _log = logging.getLogger("midstream")
 
@@ -49,7 +51,7 @@ PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Folder:
+class SharedFolder:
     """A folder that executors must share with the driver. Picklable.
 
     ``owner`` is the name of the file that says whose it is, ``proof`` that of the file to look for, with its digest.
@@ -80,7 +82,13 @@ def require_executors(context: SparkContext, address: Address, graph: Graph, che
             proofs.enter_context(proven(what, location, owner)) for what, location, owner in _shared(graph, checkpoint)
         ]
         tasks = min(int(context.defaultParallelism), MOST_TASKS)
-        answers = ask_workers(context, partial(look, address, tuple(folders)), tasks, PATIENCE_S)
+        try:
+            answers = ask_workers(context, partial(look, address, tuple(folders)), tasks, PATIENCE_S)
+        except Exception as error:  # one of Spark's many classes of errors
+            raise SetupError(
+                f"executors cannot be asked whether they reach the coordinator and the checkpoint: "
+                f"{reason_of(str(error))} Spark's log has the whole story"
+            ) from error
     if answers is None:
         _log.warning(
             "not all executors have answered within %g seconds, so it is not known whether they reach the coordinator "
@@ -111,11 +119,11 @@ def require_able(found: Answer, address: Address) -> None:
         )
 
 
-def look(address: Address, folders: Sequence[Folder], _: Iterator[int]) -> Iterator[Answer]:
+def look(address: Address, folders: Sequence[SharedFolder], _: Iterable[int]) -> Iterator[Answer]:
     """What this executor cannot do. Runs in a Python worker."""
     where = f"executor {executor_of_this_process()} on {socket.gethostname()!r}"
     unreached = None
-    name = WorkerId(f"{socket.gethostname()} (check)", os.getpid())
+    name = WorkerId(socket.gethostname(), os.getpid())
     try:
         with Client(address, timeout=CONNECT_S) as client:
             client.request(WorkerJoined(name))
@@ -126,12 +134,12 @@ def look(address: Address, folders: Sequence[Folder], _: Iterator[int]) -> Itera
     yield Answer(where, unreached, unshared)
 
 
-def _why_not(folder: Folder) -> str | None:
+def _why_not(folder: SharedFolder) -> str | None:
     """Why this process cannot read and write a folder, as the rest of a sentence; None if it can."""
     try:
         fs, root = filesystem_of(folder.location)
         found = _content(fs, posixpath.join(root, folder.proof))
-    except (OSError, CheckpointError) as error:
+    except Exception as error:  # of whatever classes the storage's package has
         return f"cannot read there what the driver wrote ({error})"
     if _digest(found) != folder.digest:
         return f"finds another {folder.proof} there than the driver"
@@ -139,7 +147,7 @@ def _why_not(folder: Folder) -> str | None:
         own = posixpath.join(root, _passed_over(folder.owner))
         write_atomically(fs, own, b"", durable=False)
         remove_file(fs, own)
-    except OSError as error:
+    except Exception as error:
         return f"can read there, but not write ({error})"
     return None
 
@@ -154,7 +162,7 @@ def _shared(graph: Graph, checkpoint: Checkpoint) -> Iterator[tuple[str, str, st
 
 
 @contextlib.contextmanager
-def proven(what: str, location: str, owner: str) -> Iterator[Folder]:
+def proven(what: str, location: str, owner: str) -> Iterator[SharedFolder]:
     """A folder with a file in it that executors can look for. Afterwards the folder is as it was before."""
     fs, root = filesystem_of(location)
     # Workers have their own working directory, so a relative path must not reach them.
@@ -173,7 +181,7 @@ def proven(what: str, location: str, owner: str) -> Iterator[Folder]:
                     write_atomically(fs, posixpath.join(root, proof), token, durable=False)
             except OSError as error:
                 raise CheckpointError(f"{what} cannot be used: {error}") from error
-            yield Folder(what, location, owner, proof, _digest(token))
+            yield SharedFolder(what, location, owner, proof, _digest(token))
     finally:
         for folder in missing:
             with contextlib.suppress(OSError):  # it is not empty, or was not made

@@ -7,7 +7,7 @@ a cluster may have no executor yet, and whoever asks decides how long to wait.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyspark import InheritableThread, SparkContext
@@ -19,7 +19,7 @@ MOST_TASKS = 256
 
 
 def ask_workers(
-    context: SparkContext, function: Callable[[Iterator[int]], Iterator[Any]], tasks: int, patience_s: float
+    context: SparkContext, function: Callable[[Iterable[int]], Iterable[Any]], tasks: int, patience_s: float
 ) -> list[Any] | None:
     """What the function gives in all tasks; None if they take longer than that. Raises Spark's error if one fails."""
     answers: list[list[Any]] = []

@@ -11,8 +11,10 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 from pyspark import SparkFiles, TaskContext
@@ -20,10 +22,12 @@ from pyspark import SparkFiles, TaskContext
 from midstream.control.channel import Address, Client
 from midstream.control.messages import (
     FromTask,
+    Handle,
     Prefetch,
     Refused,
     Release,
     Switch,
+    TaskFailed,
     TaskId,
     ToTask,
     WorkerId,
@@ -31,6 +35,8 @@ from midstream.control.messages import (
     WorkerReleased,
 )
 from midstream.engine.clock import Clock, SystemClock
+from midstream.engine.control_handlers import loaded
+from midstream.engine.control_order import ControlOrder
 from midstream.engine.file_outlets import FileOutlets
 from midstream.engine.frames import decode_rows, encode_rows, frames_of
 from midstream.engine.parts import preload
@@ -38,8 +44,9 @@ from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import ChannelError, CheckpointError, ControlError, Fenced
 from midstream.flow.spec import SinkTable
-from midstream.ids import Digest, Epoch, PartitionId, Run, StageIndex, WireId
+from midstream.ids import BinId, Digest, Epoch, PartitionId, Run, StageIndex, WireId
 from midstream.runtime.attempt import run_attempt
+from midstream.runtime.handler_watch import HandlerWatch
 from midstream.runtime.known_assignments import KnownAssignments
 from midstream.runtime.prefetcher import Portion, Prefetcher
 from midstream.runtime.spark.executor_name import executor_of_this_process
@@ -47,6 +54,7 @@ from midstream.runtime.spark.frozen_modules import Settled
 from midstream.runtime.switch_lock import SwitchLock
 from midstream.runtime.task import TaskRun
 from midstream.state.access import StateAccess
+from midstream.state.lineage import Lineage
 from midstream.state.local_folder import own_local_folder
 from midstream.state.retirement import Retirement
 from midstream.storage.blobs import BlobStore
@@ -57,6 +65,8 @@ LOW_PRIORITY = 10
 # A lost connection is noticed at once; this limit is for a driver that is very busy.
 PATIENCE_S = 60.0
 SWITCH_INTERVAL_S = 0.0005
+UNHANDLED = 100
+"""Messages for a task that has not begun to work of which the newest are kept."""
 RUN_PROPERTY = "midstream.run"
 """The local property of Spark with the epoch and run that a job belongs to."""
 
@@ -120,12 +130,20 @@ def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordB
     return run(batch.rename_columns(list(names)) for batch in batches)
 
 
+HOLD_S = 0.05
+"""How long :func:`tell_executor` holds its core."""
+
+
 def tell_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Say where this partition is: its number, and the executor."""
+    """Say where this partition is: its number, and the executor.
+
+    All of these tasks take about as long, so that cores become free in turn and executors get as many of them.
+    """
     context = TaskContext.get()
     assert context is not None, "tell_executor is called by Spark, inside a task"
     for _ in batches:
         pass
+    time.sleep(HOLD_S)
     found = {"partition": [context.partitionId()], "executor": [executor_of_this_process()]}
     yield pa.RecordBatch.from_pydict(found, pa.schema([("partition", pa.int32()), ("executor", pa.string())]))
 
@@ -165,6 +183,7 @@ class _Worker:
     """What this process keeps for one start of a job. A :class:`~midstream.runtime.attempt.TaskHost`."""
 
     def __init__(self, at: Whereabouts) -> None:
+        self._address = at.address
         self._client = Client(at.address, timeout=PATIENCE_S)
         self._end: ControlError | None = None
         self._sizers: dict[Digest, SliceSizer] = {}
@@ -177,12 +196,14 @@ class _Worker:
         self.clock: Clock = SystemClock()
         self.name = WorkerId(socket.gethostname(), os.getpid(), executor_of_this_process())
         self._prefetcher = Prefetcher(self.state, self.name, self.clock)
-        self._prefetching: threading.Thread | None = None
+        self._background: threading.Thread | None = None
         self._over = threading.Event()
         self._guard = threading.Lock()
+        self._watch = HandlerWatch(partial(_report_overdue, at.address))
         # A process runs one task at a time. A message may arrive before its task starts.
         self._at_work: tuple[TaskId, SwitchLock] | None = None
         self._told: Switch | None = None
+        self._unhandled: list[Handle] = []
         self._listens = threading.Event()
         pa.array([0])  # pyarrow imports pandas at its first conversion: that must not happen inside the first slice
         # The listener thread must not wait long for a busy task to let it run.
@@ -210,12 +231,22 @@ class _Worker:
             self._at_work = (task, lock)
             if self._told is not None and self._told.task == task:
                 lock.tell(self._told.change, self._client.post)
+            for told in self._unhandled:
+                if told.task == task:
+                    lock.handle(told.order, self._client.post)
+            self._unhandled.clear()
         try:
             with lock:
                 yield lock
         finally:
             with self._guard:
                 self._at_work = None
+
+    def watched(
+        self, task: TaskId, order: ControlOrder, operator: str, handler: str
+    ) -> contextlib.AbstractContextManager[None]:
+        """Inside, a handler of a control operation runs."""
+        return self._watch.watching(task, order, operator, handler)
 
     def sizer(self, program: Digest) -> SliceSizer:
         """The sizer of a program, shared by its tasks: what earlier ones learnt is a good start for the next."""
@@ -231,6 +262,11 @@ class _Worker:
         for program in forgotten & self._sizers.keys():
             del self._sizers[program]
         _settled.forgotten(forgotten)
+
+    def free(self, lineage: Lineage, bins: Collection[BinId]) -> None:
+        """Free bins in the thread that loads others."""
+        self._prefetcher.free(lineage, bins)
+        self._start_background()
 
     def after_task(self, program: Digest) -> None:
         """Tidy up while no task waits."""
@@ -251,33 +287,37 @@ class _Worker:
                 while not isinstance(message := lifeline.receive(timeout=LISTEN_S), Release):
                     if isinstance(message, Switch):
                         self._make_ready(message, lifeline.post)
+                    elif isinstance(message, Handle):
+                        self._handle(message, lifeline.post)
                     elif isinstance(message, Prefetch):
-                        self._prefetch(message, address)
+                        self._prefetcher.take(message)
+                        self._start_background()
                 self._end = Fenced("the job is over")
             except ChannelError as error:  # the driver is gone, so these functions are not needed any more
                 self._end = error
             self._listens.set()
             self._over.set()
             self._prefetcher.has_work.set()
-            if self._prefetching is not None:
-                self._prefetching.join(PATIENCE_S)
+            if self._background is not None:
+                self._background.join(PATIENCE_S)
+            self._watch.close()
             _workers.pop(address, None)
             self.resources.close()
             lifeline.post(WorkerReleased(self.name))
         self._client.close()
 
-    def _prefetch(self, message: Prefetch, address: Address) -> None:
-        self._prefetcher.take(message)
-        if self._prefetching is None:
-            thread = threading.Thread(target=self._load_ahead, args=(address,), name="midstream-prefetch", daemon=True)
-            self._prefetching = thread
-            thread.start()
+    def _start_background(self) -> None:
+        with self._guard:
+            if self._background is None:
+                thread = threading.Thread(target=self._care_for_base, name="midstream-base", daemon=True)
+                self._background = thread
+                thread.start()
 
-    def _load_ahead(self, address: Address) -> None:
-        """Load bins that the coordinator asks for, no faster than it allows, until the job ends."""
+    def _care_for_base(self) -> None:
+        """Load bins that the coordinator asks for, no faster than it allows, and free others, until the job ends."""
         with contextlib.suppress(AttributeError, OSError):  # a thread has a priority of its own on Linux only
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-        with contextlib.suppress(ChannelError), Client(address, timeout=PATIENCE_S) as reports:
+        with contextlib.suppress(ChannelError), Client(self._address, timeout=PATIENCE_S) as reports:
             while not self._over.is_set():
                 done = self._prefetcher.step()
                 if isinstance(done, Portion):
@@ -296,6 +336,22 @@ class _Worker:
             at_work = self._at_work
         if at_work is not None and at_work[0] == told.task:
             at_work[1].tell(told.change, post)
+
+    def _handle(self, told: Handle, post: Callable[[FromTask], None]) -> None:
+        """Have a task run handlers of a control operation. One that has not begun to work will find the message."""
+        with contextlib.suppress(Exception):  # first, because the task waits meanwhile; it will report this error
+            loaded(told.order, self.resources)
+        with self._guard:
+            at_work = self._at_work
+            if at_work is None:
+                self._unhandled = [*self._unhandled[1 - UNHANDLED :], told]
+        if at_work is not None and at_work[0] == told.task:
+            at_work[1].handle(told.order, post)
+
+
+def _report_overdue(address: Address, report: TaskFailed) -> None:
+    with contextlib.suppress(ChannelError), Client(address, timeout=PATIENCE_S) as client:
+        client.request(report)
 
 
 # By address, not by job: a job that was started again has a new address, and the old one no longer answers.

@@ -1,0 +1,246 @@
+"""What control operations cost a job, and how long they take: Chi's figure 8, on the Yahoo streaming benchmark.
+
+One job runs at a share of what it can at most. In stretches that take turns, operations without handlers of their
+own (every operator takes part) come at a rate, or none do. Compared are the epochs of both kinds: how long they
+took, and the CPU time of the driver and its workers for each row, which depends less on what else the machine does.
+An operation is complete when its result is there.
+
+    python -m benchmarks.control [--quick] [--plot FILE] [--rates 1,10,100] [--loads 50,75,90] [--seconds 6] [--turns 4]
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark.sql import SparkSession
+from rich.progress import Progress
+
+from benchmarks.report import arguments, closing_line, table
+from benchmarks.sessions import session
+from benchmarks.workloads import ysb
+from midstream import ControlOperation, Job, NoopSink
+
+MODES = ("fast", "in-band", "blocking")
+PROBE_ROWS_PER_S = 20_000
+SETTLE_S = 2.0
+PATIENCE_S = 60.0
+
+
+class NoOp(ControlOperation):
+    """All operators take part, and do nothing."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+
+@dataclass
+class Stretch:
+    """What was seen in stretches of one kind."""
+
+    epochs_ms: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    rows: int = 0
+    took_ms: list[float] = field(default_factory=list)
+    """How long each operation took."""
+    failed: int = 0
+
+    @property
+    def epoch_ms(self) -> float:
+        """The median duration of an epoch."""
+        return statistics.median(self.epochs_ms) if self.epochs_ms else 0.0
+
+    @property
+    def cpu_us_per_row(self) -> float:
+        """CPU time of all processes for a row, in microseconds."""
+        return 1e6 * self.cpu_s / self.rows if self.rows else 0.0
+
+    def quantile_ms(self, share: float) -> float:
+        """How long this share of the operations took at most."""
+        ordered = sorted(self.took_ms)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and all that it has started, as long as they live."""
+    total = 0.0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
+
+
+def operations(job: Job, mode: str, rate: float, until: float, into: Stretch) -> None:
+    """Request operations at a rate until a moment; each is waited for in a thread of its own."""
+    waiting: list[threading.Thread] = []
+    due = time.perf_counter()
+    while due < until:
+        time.sleep(max(0.0, due - time.perf_counter()))
+        began = time.perf_counter()
+        handle = job.control(NoOp(mode))
+
+        def follow(handle: Any = handle, began: float = began) -> None:
+            if handle.wait(PATIENCE_S) and handle.error is None:
+                into.took_ms.append(1000 * (time.perf_counter() - began))
+            else:
+                into.failed += 1
+
+        waiting.append(threading.Thread(target=follow))
+        waiting[-1].start()
+        due += 1 / rate
+    for thread in waiting:
+        thread.join()
+
+
+def stretch(job: Job, seconds: float, mode: str, rate: float, into: Stretch) -> None:
+    """Run for some seconds, with operations at a rate or, with a rate of 0, without; what is seen is added."""
+    began, cpu = job.metrics, cpu_seconds()
+    known = {progress.epoch for progress in job.progress}
+    until = time.perf_counter() + seconds
+    if rate:
+        operations(job, mode, rate, until, into)
+    time.sleep(max(0.0, until - time.perf_counter()))
+    into.cpu_s += cpu_seconds() - cpu
+    into.rows += job.metrics.rows_in - began.rows_in
+    into.epochs_ms += [progress.duration_ms for progress in job.progress if progress.epoch not in known][1:]
+
+
+def running(spark: SparkSession, rows_per_s: float) -> Iterator[Job]:
+    """A job at this rate, once it has settled."""
+    flow = ysb.flow(ysb.LARGE.events(rows_per_s), NoopSink())
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        flow.start(spark, checkpoint=folder, trigger="500 ms") as job,
+    ):
+        job.await_epoch(6, PATIENCE_S)
+        time.sleep(SETTLE_S)
+        yield job
+
+
+def rate_at(spark: SparkSession, load: float) -> float:
+    """The rows per second at which a job is busy for this share of the time, going by what a row costs."""
+    for job in running(spark, PROBE_ROWS_PER_S):
+        cpu, rows, began = cpu_seconds(), job.metrics.rows_in, time.perf_counter()
+        done = job.metrics.epochs
+        job.await_epoch(done + 10, PATIENCE_S)
+        busy = [progress.duration_ms for progress in job.progress][-10:]
+        elapsed = time.perf_counter() - began
+        share = max(sum(busy) / 1000 / elapsed, (cpu_seconds() - cpu) / elapsed / psutil.cpu_count())
+        return float((job.metrics.rows_in - rows) / elapsed * load / share)
+    raise AssertionError("a job runs")
+
+
+def measured(
+    spark: SparkSession, load: float, rates: Sequence[float], seconds: float, turns: int, advance: Any
+) -> dict[tuple[str, float], tuple[Stretch, Stretch]]:
+    """By mode and rate: stretches without and with operations, which took turns in one job."""
+    found: dict[tuple[str, float], tuple[Stretch, Stretch]] = {}
+    for job in running(spark, rate_at(spark, load)):
+        for mode in MODES:
+            for rate in rates:
+                without, among = found.setdefault((mode, rate), (Stretch(), Stretch()))
+                for turn in range(turns):
+                    for which in (without, among) if turn % 2 else (among, without):
+                        stretch(job, seconds, mode, rate if which is among else 0, which)
+                    advance()
+    return found
+
+
+def main() -> None:
+    """Measure, and print the figures; the last line is JSON."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rates", default="1,10,100", help="operations per second")
+    parser.add_argument("--loads", default="50,75,90", help="percent of what the job can at most")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of a stretch")
+    parser.add_argument("--turns", type=int, default=4, help="pairs of stretches")
+    options = parser.parse_args()
+    rates = [10.0] if options.quick else [float(rate) for rate in options.rates.split(",")]
+    loads = [50.0] if options.quick else [float(load) for load in options.loads.split(",")]
+    seconds, turns = (2.0, 1) if options.quick else (options.seconds, options.turns)
+    rows, found = [], {}
+    with session() as spark, Progress(transient=True) as progress:
+        task = progress.add_task("stretches", total=len(loads) * len(rates) * len(MODES) * turns)
+        for load in loads:
+            here = measured(spark, load / 100, rates, seconds, turns, lambda: progress.advance(task))
+            for (mode, rate), (without, among) in here.items():
+                found[load, mode, rate] = (without, among)
+                rows.append(_row(load, mode, rate, without, among))
+    table(
+        "control operations that do nothing, on the Yahoo streaming benchmark",
+        ("load", "mode", "per s", "epoch ratio", "CPU ratio", "p50 ms", "p99 ms", "epoch ms", "complete", "failed"),
+        [tuple(map(str, row.values())) for row in rows],
+    )
+    highest = {mode: found[loads[-1], mode, rates[-1]] for mode in MODES}
+    figures: dict[str, Any] = {
+        f"overhead_{mode.replace('-', '_')}": _ratio(among.epoch_ms, without.epoch_ms)
+        for mode, (without, among) in highest.items()
+    }
+    figures |= {
+        f"cpu_{mode.replace('-', '_')}": _ratio(among.cpu_us_per_row, without.cpu_us_per_row)
+        for mode, (without, among) in highest.items()
+    }
+    figures["fast_p99_ms"] = round(highest["fast"][1].quantile_ms(0.99), 1)
+    if options.plot:
+        _plot(options.plot, rows, rates, loads)
+    closing_line("control", {**figures, "load": loads[-1], "rate": rates[-1], "rows": rows}, quick=options.quick)
+
+
+def _row(load: float, mode: str, rate: float, without: Stretch, among: Stretch) -> dict[str, Any]:
+    return {
+        "load": load,
+        "mode": mode,
+        "rate": rate,
+        "epoch_ratio": _ratio(among.epoch_ms, without.epoch_ms),
+        "cpu_ratio": _ratio(among.cpu_us_per_row, without.cpu_us_per_row),
+        "p50_ms": round(among.quantile_ms(0.5), 1),
+        "p99_ms": round(among.quantile_ms(0.99), 1),
+        "epoch_ms": round(without.epoch_ms, 1),
+        "complete": len(among.took_ms),
+        "failed": among.failed,
+    }
+
+
+def _ratio(one: float, other: float) -> float:
+    return round(one / other, 3) if other else 0.0
+
+
+def _plot(path: Path, rows: Sequence[dict[str, Any]], rates: Sequence[float], loads: Sequence[float]) -> None:
+    """What operations cost epochs, and how long they take, by their rate; one line for each mode and load."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    for mode, colour in zip(MODES, ("tab:green", "tab:blue", "tab:red"), strict=True):
+        for load, style in zip(loads, ("o:", "s--", "^-"), strict=False):
+            here = [row for row in rows if (row["mode"], row["load"]) == (mode, load)]
+            label = f"{mode}, {load:g}% load"
+            left.plot(rates, [row["epoch_ratio"] for row in here], style, color=colour, label=label)
+            right.plot(rates, [row["p50_ms"] for row in here], style, color=colour, label=label)
+    for axes, title in ((left, "epoch with operations / without"), (right, "median time to complete, ms")):
+        axes.set_xscale("log")
+        axes.set_xlabel("operations per second")
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+    left.axhline(1.0, color="grey", linewidth=0.8)
+    right.set_yscale("log")
+    left.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""What a task is told about a control operation, and what it answers. Parts of messages, without users' code."""
+
+from __future__ import annotations
+
+import msgspec
+
+from midstream.engine.control_operations import ControlMode
+from midstream.ids import Digest, StageIndex
+
+__all__ = ["ControlOrder", "ControlReport"]
+
+
+class ControlOrder(msgspec.Struct, frozen=True):
+    """A control operation, for the tasks of a run.
+
+    ``program`` is the blob with the operation and its configurations, so that orders are small whatever these are.
+    """
+
+    number: int
+    name: str
+    mode: ControlMode
+    program: Digest
+    operators: tuple[str, ...]
+    """Where handlers run; all other operators pass messages on."""
+    entries: tuple[StageIndex, ...]
+    """The stages at which messages enter by themselves: all that are not behind an exchange."""
+    values: str
+    """The folder for values that are too large for a result."""
+    time_limit_s: float = 10.0
+    result_limit: int = 256 * 1024
+
+
+class ControlReport(msgspec.Struct, frozen=True):
+    """What a control operation came to in one task: its pickled result, or why it failed.
+
+    ``operators`` completed, in this order.
+    """
+
+    number: int
+    operators: tuple[str, ...] = ()
+    result: bytes | None = None
+    error: str | None = None
