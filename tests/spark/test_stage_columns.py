@@ -24,7 +24,7 @@ from midstream.runtime.spark.worker import RUN_PROPERTY, decode_frames
 from midstream.testing import run_local, run_spark
 
 EPOCHS = 5
-CALLS_OF_AN_EPOCH = 27
+CALLS_OF_AN_EPOCH = 21
 """PySpark 6 before it calls us; the run's property and tag 4; three stages 3, two exchanges 2 × 3; the rows' way back
 8. Every further one costs 0.2 ms and more."""
 FREED = "m\n"
@@ -80,6 +80,16 @@ def flow_of(out: Path, memory: MemorySink) -> Flow:
     return flow
 
 
+def marks_of(sent: list[str]) -> list[int]:
+    """Where each run begins."""
+    return [i for i, command in enumerate(sent) if f"setLocalProperty\ns{RUN_PROPERTY}\ns" in command]
+
+
+def calls_of_epochs(sent: list[str]) -> list[int]:
+    """How many commands there are from each run to the next."""
+    return [after - before for before, after in pairwise(marks_of(sent))]
+
+
 def in_order(memory: MemorySink) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in memory.rows)
 
@@ -92,10 +102,10 @@ def test_an_epoch_makes_few_calls_to_the_jvm(spark: Any, tmp_path: Path) -> None
     assert [phase.name for phase in last.phases] == ["idle", "plan", "stage 0", "stage 1", "stage 2", "sinks", "commit"]
     assert all(phase.ms > 0 for phase in last.phases)
     assert sum(phase.ms for phase in last.phases if phase.name in ("plan", "sinks")) < last.duration_ms
-    marks = [i for i, command in enumerate(sent) if f"setLocalProperty\ns{RUN_PROPERTY}\ns" in command]
-    counts = [after - before for before, after in pairwise(marks)]
+    counts = calls_of_epochs(sent)
     assert len(counts) == EPOCHS - 1
     # The second epoch may still learn how wide rows are.
+    marks = marks_of(sent)
     assert max(counts[2:]) <= CALLS_OF_AN_EPOCH, sent[marks[-2] : marks[-1]]
     ends = [i for i, command in enumerate(sent) if f"setLocalProperty\ns{RUN_PROPERTY}\nn" in command]
     assert len(ends) == EPOCHS
@@ -124,6 +134,18 @@ def test_a_pyspark_without_the_private_names_is_supported(
         without.delattr(PythonEvalType, "SQL_MAP_ARROW_ITER_UDF")
         assert type(columns_for(spark)) is PublicColumns
     assert "SQL_MAP_ARROW_ITER_UDF" in caplog.text
+
+
+def test_a_pyspark_that_wraps_the_session_in_each_epoch_is_supported(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr("pyspark.sql.utils.ForeachBatchFunction")
+    memory = MemorySink()
+    with commands_sent() as sent:
+        run_spark(flow_of(tmp_path / "out", memory), spark, checkpoint=str(tmp_path / "c"), partitions=2)
+    assert len(memory.rows) == len([n for n in range(10 * EPOCHS) if n % 3 == 1])
+    assert "ForeachBatchFunction" in caplog.text
+    assert max(calls_of_epochs(sent)[2:]) > CALLS_OF_AN_EPOCH
 
 
 def test_a_column_is_reused_until_a_run_does_not_need_it_or_files_are_added(spark: Any, tmp_path: Path) -> None:

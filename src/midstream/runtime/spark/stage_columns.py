@@ -2,9 +2,10 @@
 
 Spark's Python API asks the JVM many times for each ``mapInArrow``: for each column, for the function, for its
 schema. :class:`PreparedColumns` asks once, and again only if a change makes a stage read or leave other columns; each
-step is then one call. Beside :mod:`.live_executors`, this is the only module that uses names outside of PySpark's
-public API: ``DataFrame._jdf`` and ``Column._jc``, the kind of function that ``mapInArrow`` makes, and the constructor
-of DataFrames. :func:`columns_for` tries them when a job starts; :class:`PublicColumns` does not need them.
+step is then one call. Beside :mod:`.callback` and :mod:`.live_executors`, this is the only module that uses names
+outside of PySpark's public API: ``DataFrame._jdf`` and ``Column._jc``, the kind of function that ``mapInArrow`` makes,
+and the constructor of DataFrames. :func:`columns_for` tries them when a job starts; :class:`PublicColumns` does not
+need them.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from midstream.ids import StageIndex
 from midstream.planner.assignment import Assignment, Assignments, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
+from midstream.runtime.spark.callback import on_each_batch
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.doctor import require_pyspark
 from midstream.runtime.spark.epoch import unite_inlets
@@ -166,7 +167,8 @@ def start(
             undo.callback(serving.close)
         digests = {name: blobs[name].digest for name in refreshes or ()}
         refresher = TableRefresher(job, state.newest, dict(refreshes), digests) if refreshes else None
-        job.attach(start_query(spark, writer.foreachBatch(job.on_epoch), location.spark_location), serving, refresher)
+        writer = on_each_batch(writer, job.on_epoch)
+        job.attach(start_query(spark, writer, location.spark_location), serving, refresher)
         undo.pop_all()  # from now on the job itself releases all this
     return job
 
