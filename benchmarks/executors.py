@@ -34,13 +34,14 @@ def resize(spark: SparkSession, count: int, keep: Collection[str] = ()) -> float
     began, context = time.time(), spark.sparkContext._jsc.sc()
     nothing = spark._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap({})  # type: ignore[union-attr]
     context.requestTotalExecutors(count, 0, nothing)
-    now = live_executors(spark)
-    for name in sorted(now - set(keep), reverse=True)[: max(0, len(now) - count)]:
-        context.killExecutor(name)
-    deadline = began + PATIENCE_S
-    while len(live_executors(spark)) != count:
-        if time.time() > deadline:
-            raise RuntimeError(f"there are {len(live_executors(spark))} executors; {count} were asked for")
+    ending = set[str]()
+    while len(now := live_executors(spark)) != count:
+        staying = now - ending  # more may have started meanwhile
+        for name in sorted(staying - set(keep), reverse=True)[: max(0, len(staying) - count)]:
+            ending.add(name)
+            context.killExecutor(name)
+        if time.time() > began + PATIENCE_S:
+            raise RuntimeError(f"there are {len(now)} executors; {count} were asked for")
         time.sleep(LOOK_S)
     return time.time() - began
 

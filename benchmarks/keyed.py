@@ -6,8 +6,8 @@ and in update mode, are transformWithStateInPandas and `groupBy().count()`, whic
 progress.
 
 The JVM compiles what runs often, so a query's epochs get shorter for the better part of a minute: those of `aggregate`
-took 139 ms in the first 10 s, 106 after 30 and 90 after 50. Each side therefore runs for the same time before its epochs
-count.
+took 139 ms in the first 10 s, 106 after 30 and 90 after 50. Each side therefore runs for the same time before its
+epochs count.
 
 Also: the floor, an epoch of plain Spark with the same rows, two Python stages and an exchange in which nothing is done;
 and what keeping state adds to an epoch that touches 1,000 keys.
@@ -49,7 +49,7 @@ class Size:
 
     rows: int
     keys: int
-    warm_up_s: float
+    warm_up_s: int
     spark_epochs: int  # its epochs take seconds
     epochs: int
     small_epochs: int

@@ -346,7 +346,7 @@ def main() -> None:
         "where the time of an epoch goes: median ms of steady ones → of those with a step",
         ("", *names),
         [
-            (way, *("{} → {}".format(*run["phases_ms"][name]) for name in names))
+            (way, *("{} → {}".format(*run["phases_ms"].get(name, (0.0, 0.0))) for name in names))
             for way, run in runs.items()
             if run["phases_ms"]
         ],

@@ -36,6 +36,7 @@ from benchmarks.report import arguments, closing_line, table
 from benchmarks.sessions import cluster
 from benchmarks.spark_words import SparkWords
 from benchmarks.word_load import (
+    STAGE,
     STRIDE,
     Load,
     Patience,
@@ -46,7 +47,7 @@ from benchmarks.word_load import (
     source,
     state_errors,
 )
-from midstream import Flow, Step
+from midstream import Flow, Move, Step
 from midstream.runtime.spark.live_executors import live_executors
 
 EXECUTORS = 5
@@ -74,7 +75,7 @@ class Size:
 
 
 FULL = Size(4_000_000, 256, 500_000, 5, 3, Patience(25, 10.0, 10, 90.0))
-QUICK = Size(40_000, 64, 20_000, 3, 1, Patience(8, 1.0, 2, 5.0))
+QUICK = Size(40_000, 32, 20_000, 3, 1, Patience(8, 1.0, 2, 5.0))
 
 
 @dataclass(frozen=True)
@@ -168,14 +169,22 @@ def ours(spark: SparkSession, size: Size, tell: Callable[[str], None]) -> tuple[
 
 
 def _rescaled(spark: SparkSession, load: Load, partitions: int, patience: Patience) -> Event:
-    """More executors come before their partitions; those that are too many go when they own nothing."""
+    """More executors come before their partitions; those that are too many go when they own nothing.
+
+    A single partition sticks to no executor, so it is made when there is only one left.
+    """
     started_s = resize(spark, partitions) if partitions > len(live_executors(spark)) else 0.0
     steady, timeline = load.steady(patience), load.timeline
     first, steady_gap = len(timeline.ends), float(np.median(timeline.gaps(len(timeline.ends) - patience.steady)))
-    requested = time.time()
-    migration = load.job.rescale(partitions)
+    requested, ended_s = time.time(), 0.0
+    migration = load.job.migrate(_gathered(load)) if partitions == 1 else load.job.rescale(partitions)
     accepted = time.time()
     ended = load.end_of(migration)
+    if partitions == 1:
+        load.epochs(SETTLED)
+        ended_s = resize(spark, 1, {_owner_place(load)})
+        began_anew = time.time()
+        ended += load.end_of(load.job.rescale(1, strategy="sudden")) - began_anew
     began = timeline.ends[migration.steps[0].epoch][1] - migration.steps[0].epoch_ms / 1000
     during, stable = load.settle(patience, first, requested, steady)
     gaps = timeline.gaps(first)
@@ -184,9 +193,6 @@ def _rescaled(spark: SparkSession, load: Load, partitions: int, patience: Patien
         "wait": round(max(0.0, began - accepted), 3),
         "transfer": round(ended - max(began, accepted), 3),
     }
-    [stage] = load.job.assignment()
-    needed = {each.executor for each in stage.partitions if each.executor is not None}
-    ended_s = resize(spark, partitions, needed) if partitions < len(live_executors(spark)) else 0.0
     return Event(
         steady,
         during,
@@ -198,6 +204,22 @@ def _rescaled(spark: SparkSession, load: Load, partitions: int, patience: Patien
         started_s + ended_s,
         migration.progress.bytes_done,
     )
+
+
+def _gathered(load: Load) -> Move:
+    """All bins come to the partition that has most of them already."""
+    [stage] = load.job.assignment()
+    taker = max(stage.partitions, key=lambda each: each.bins).partition
+    return Move({number: taker for number, owner in enumerate(stage.owners) if owner != taker}, STAGE)
+
+
+def _owner_place(load: Load) -> str:
+    """The executor of the partition that has all bins."""
+    [stage] = load.job.assignment()
+    place = max(stage.partitions, key=lambda each: each.bins).executor
+    if place is None:
+        raise RuntimeError("it is not known where partitions run")
+    return place
 
 
 def _figures(load: Load) -> dict[str, ExecutorFigures]:

@@ -63,7 +63,7 @@ def payments_stream(spark: SparkSession, rows_per_epoch: int) -> DataFrame:
     )
 
 
-def query_durations(rows: DataFrame, epochs: int, mode: str = "append", warm_up_s: float = 0) -> list[float]:
+def query_durations(rows: DataFrame, epochs: int, mode: str = "append", warm_up_s: int = 0) -> list[float]:
     """Epochs of a plain Spark query to the noop sink that had rows, timed by Spark.
 
     ``warm_up_s``: seconds that it runs before the epochs that count.
@@ -73,7 +73,7 @@ def query_durations(rows: DataFrame, epochs: int, mode: str = "append", warm_up_
         return _durations(writer.start(), epochs, warm_up_s)
 
 
-def floor_durations(rows: DataFrame, epochs: int, warm_up_s: float = 0) -> list[float]:
+def floor_durations(rows: DataFrame, epochs: int, warm_up_s: int = 0) -> list[float]:
     """The least that an epoch of two stages with Python in them takes in plain Spark, timed by Spark.
 
     `foreachBatch`, two `mapInArrow` and an exchange of one row a task between them; the functions read their input and
@@ -104,7 +104,7 @@ def floor_durations(rows: DataFrame, epochs: int, warm_up_s: float = 0) -> list[
         spark.conf.unset("spark.sql.adaptive.enabled")
 
 
-def _durations(query: StreamingQuery, epochs: int, warm_up_s: float) -> list[float]:
+def _durations(query: StreamingQuery, epochs: int, warm_up_s: int) -> list[float]:
     done: list[float] = []
     try:
         if warm_up_s:
@@ -125,7 +125,7 @@ def _finished(query: StreamingQuery, first: int) -> list[float]:
     ]
 
 
-def midstream_durations(spark: SparkSession, flow: Flow, epochs: int, warm_up_s: float = 0) -> list[float]:
+def midstream_durations(spark: SparkSession, flow: Flow, epochs: int, warm_up_s: int = 0) -> list[float]:
     """A flow's epochs, timed by Spark like the other side's."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint,

@@ -29,7 +29,7 @@ def kafka_broker() -> Iterator[Any]:
         yield started
 
 
-def connector_conf() -> dict[str, str]:
+def connector_conf() -> dict[str, bool | float | int | str | None]:
     """The setting that gives a session the connector; none if its jars are missing."""
     found = jars.present(jars.CONNECTOR)
     return {"spark.jars": ",".join(map(str, found))} if found else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -25,6 +25,7 @@ from midstream.control.messages import Commit
 from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.edits import Edit
+from midstream.flow.knobs import KNOBS
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics, OperatorStats
@@ -72,6 +73,11 @@ class StandInJob:
         return self.changes.configuration.revision
 
     @property
+    def knobs(self) -> dict[str, int | None]:
+        tuned = self.changes.configuration.knobs
+        return {name: tuned.get(name, knob.default) for name, knob in KNOBS.items()}
+
+    @property
     def on_trial(self) -> Change | None:
         return self.changes.on_trial
 
@@ -94,18 +100,26 @@ class StandInJob:
         flow: Graph,
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        flush: Sequence[str] = (),
+        state: Mapping[str, Any] | None = None,
         scheduler: str = "fries",
         time_limit: str | None = None,
         by: str | None = None,
         note: str | None = None,
     ) -> Change | None:
-        edits = deployment_of(self.changes.newest(), flow, migrate).edits
+        edits = deployment_of(self.changes.newest(), flow, migrate, flush, state).edits
         return self.update(*edits, scheduler=scheduler, time_limit=time_limit, by=by, note=note) if edits else None
 
     def explain_deployment(
-        self, flow: Graph, *, migrate: Mapping[str, Any] | None = None, scheduler: str = "fries"
+        self,
+        flow: Graph,
+        *,
+        migrate: Mapping[str, Any] | None = None,
+        flush: Sequence[str] = (),
+        state: Mapping[str, Any] | None = None,
+        scheduler: str = "fries",
     ) -> Explanation | None:
-        edits = deployment_of(self.changes.newest(), flow, migrate).edits
+        edits = deployment_of(self.changes.newest(), flow, migrate, flush, state).edits
         return self.explain(*edits, scheduler=scheduler) if edits else None
 
     def history(self) -> list[ChangeRecord]:

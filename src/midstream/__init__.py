@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.engine.control_operations import ControlMessage, ControlOperation
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
-from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Update
+from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Tune, Update
 from midstream.flow.kafka_notes import runs_that_count
 from midstream.flow.kafka_sink import KafkaSink
 from midstream.flow.schedules import Schedule
@@ -81,6 +81,7 @@ __all__ = [
     "Step",
     "Stream",
     "Table",
+    "Tune",
     "Update",
     "__version__",
     "agg",

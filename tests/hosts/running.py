@@ -32,7 +32,7 @@ class RunningJob:
 
     def finish(self) -> dict[str, Any]:
         """Stop the job; returns what it was, having checked it."""
-        found = self.call("stop")
+        found: dict[str, Any] = self.call("stop")
         with connect(*self._server) as connection:
             committed = "SELECT * FROM out WHERE epoch <= %s"
             cursor = connection.execute(committed, [found["last"]])

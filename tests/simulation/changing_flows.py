@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from midstream import Flow, ListSource, MemorySink, State, Stream, Update, agg
+from midstream import Flow, ListSource, MemorySink, State, Stream, Tune, Update, agg
 from midstream.change import prepare
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.engine.collector import FRAME_BYTES
@@ -245,6 +245,7 @@ class Planned:
     preflight: bool = False
     time_limit: str | None = None
     plan: list[PlanEdit] = field(default_factory=list)
+    knobs: dict[str, int] = field(default_factory=dict)
 
     def request(self) -> ChangeAt:
         updates = [
@@ -256,7 +257,7 @@ class Planned:
             )
             for name, function in self.functions.items()
         ]
-        edits = (*edits_of(self.plan), *updates)
+        edits = (*edits_of(self.plan), *updates, *([Tune(**self.knobs)] if self.knobs else []))
         return ChangeAt(self.epoch, edits, self.scheduler, self.preflight, self.time_limit)
 
 
@@ -670,6 +671,10 @@ def inserted_function(kind: str, name: str, version: int) -> Any:
     return {"map": Mark, "filter": Keep, "process": Pass}[kind](name, version)
 
 
+TUNED = 0.15
+"""How many changes of the plan also tune knobs, and so wait for the next epoch."""
+
+
 def change_plans(case: ChangingCase, rng: random.Random) -> None:
     """Let every change change the plan, most together with functions, some alone."""
     graph = case.flow.graph
@@ -680,6 +685,8 @@ def change_plans(case: ChangingCase, rng: random.Random) -> None:
         change.plan = planner.change(inserted_function, number)
         if change.plan and change.how is None and rng.random() < 0.4 and not change.moves and not change.returns:
             change.functions.clear()
+        if rng.random() < TUNED:
+            change.knobs = {"frame": 4096 + number, "key_sample": rng.randrange(3), "slice": 100 + number}
 
 
 def keep_ledger(case: ChangingCase, rng: random.Random, broken: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream import Flow, ListSource, MemorySink, Stream
-from midstream.engine import collector
 from midstream.engine.collector import FRAME_BYTES
+from midstream.flow.knobs import KNOBS
 from midstream.flow.model import Sink, Source, Transform
 from midstream.testing import ControlAt, Faults, LocalRun, ManualClock, run_local
 from tests.oracle import Answer, Row, SchemaError, interpret, multiset
@@ -181,7 +181,7 @@ def on_spark_only(df: Any) -> Any:
 
 def small_frames(nbytes: int) -> AbstractContextManager[Any]:
     """Within this block frames hold about so many bytes: with the usual megabyte, few rows would ever need two."""
-    return patch.object(collector, "FRAME_BYTES", nbytes)
+    return patch.dict(KNOBS, {"frame": replace(KNOBS["frame"], default=nbytes)})
 
 
 @dataclass

@@ -114,7 +114,7 @@ class World:
 
     def __init__(self, folder: Path, epochs: int = 8) -> None:
         self.folder, self.out = str(folder / "checkpoint"), MemorySink()
-        self.rows = [
+        self.rows: list[list[dict[str, Any]]] = [
             [{"epoch": epoch, "id": ROWS * epoch + i, "k": f"k{(7 * epoch + i) % 9}", "n": i} for i in range(ROWS)]
             for epoch in range(epochs)
         ]
@@ -142,7 +142,6 @@ class World:
                 due[record.epoch].append(record.number)
         sums: dict[str, int] = {}
         expected, seen = [], []
-        row: dict[str, Any]
         for epoch, rows in enumerate(self.rows):
             for row in rows:
                 sums[row["k"]] = sums.get(row["k"], 0) + row["n"]

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from midstream import DatabaseSink, Flow, ListSource, State, Update
+from midstream import DatabaseSink, Flow, Insert, ListSource, NoopSink, State, Update
+from midstream.checkpoint.change_records import Outcome
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
+from midstream.errors import CheckpointError, SetupError
 from midstream.runtime.edge import ProcessEnded
-from midstream.testing import ChangeAt, ManualClock, run_local
+from midstream.testing import ChangeAt, Faults, ManualClock, run_local
 from tests.databases import Database
 from tests.ledger import DDL, Add, Ledger
 
@@ -180,3 +182,39 @@ def test_the_driver_may_die_at_every_single_step_of_the_sink(tmp_path: Path) -> 
     assert calm.taken > 30, "the start counts, too"
     for end in range(1, calm.taken + 1):
         assert live(tmp_path / str(end), Steps(end), pause_s=1) == 2
+
+
+def counted_flow(epochs: int = 5) -> Flow:
+    flow = Flow("inserted")
+    rows = [[{"k": "a", "n": 10 * epoch + i} for i in range(3)] for epoch in range(epochs)]
+    flow.source("in", ListSource(rows, "k string, n bigint")).sink("rest", NoopSink())
+    return flow
+
+
+def into(sink: DatabaseSink) -> Insert:
+    return Insert(lambda rows: rows.sink("db", sink), after="in")
+
+
+def test_a_sink_that_is_inserted_while_the_job_runs_owns_its_table_and_writes_each_epoch_once(
+    out: Database, tmp_path: Path
+) -> None:
+    at, sink = str(tmp_path / "job"), out.sink("out")
+    changes = [ChangeAt.of(1, into(sink), scheduler="epoch")]
+    run = run_local(
+        counted_flow(), seed=3, faults=Faults(crash_driver=0.02, crash=0.05), checkpoint=at, changes=changes
+    )
+    assert [record.outcome for record in run.history] == [Outcome.APPLIED]
+    found = sorted(int(n) for (n,) in out.run("SELECT n FROM out"))
+    assert found == [n for n in range(50) if n % 10 < 3 and n >= found[0]]
+    assert found[0] in (10, 20)
+    run_local(counted_flow(2), checkpoint=at)  # a restart of the script without it
+    assert len(out.run("SELECT n FROM out")) == len(found) + 6
+
+
+def test_a_table_of_another_job_is_refused_before_anything_changes(out: Database, tmp_path: Path) -> None:
+    changes = [ChangeAt.of(1, into(out.sink("out")), scheduler="epoch")]
+    run_local(counted_flow(), checkpoint=str(tmp_path / "first"), changes=changes)
+    with pytest.raises(CheckpointError, match="belongs to sink 'db' of flow 'inserted'"):
+        run_local(counted_flow(), checkpoint=str(tmp_path / "second"), changes=changes)
+    with pytest.raises(SetupError, match="cannot be read"):
+        run_local(counted_flow(), changes=[ChangeAt.of(1, into(out.sink("missing")))])

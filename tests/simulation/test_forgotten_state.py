@@ -24,7 +24,7 @@ from midstream import (
     rewind,
     take_savepoint,
 )
-from midstream.checkpoint import change_log
+from midstream.checkpoint import entry_log
 from midstream.checkpoint.change_records import Outcome
 from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.checkpoint.location import Checkpoint
@@ -205,7 +205,7 @@ def test_a_crash_before_it_is_on_record_changes_nothing(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(change_log, "write_atomically", killed)
+        patched.setattr(entry_log, "write_atomically", killed)
         with pytest.raises(Killed):
             forget_state(str(tmp_path), "count")
     assert counted(tmp_path) == [("a", 3), ("b", 2)]

@@ -126,6 +126,15 @@ def test_anchors_are_kept_apart_and_freed(spark: Any, anchors: Anchors, pinned: 
     assert anchors.of(spark, 3) is None, "the job is over"
 
 
+@pytest.mark.usefixtures("without_adaptive_execution")
+def test_a_single_partition_has_no_anchor(spark: Any, anchors: Anchors) -> None:
+    """Spark would join it with one by hashes, and give its rows to whatever partition these say."""
+    assert anchors.of(spark, 1) is None
+    assert anchors.propose(spark, 1) == {}
+    assert kept_data(spark) == 0
+    assert anchors.of(spark, 2) is not None
+
+
 def test_one_executor_needs_no_anchor_and_several_need_a_setting(
     spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

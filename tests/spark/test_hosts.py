@@ -1,4 +1,4 @@
-"""Jobs on a standalone cluster of three hosts whose network is cut, and that stop, are slow or die.
+"""Jobs on a standalone cluster of three hosts whose network is cut, and that stop or die.
 
 The hosts share one folder, for checkpoints and files of sinks, and nothing else. Whatever happens to them, both sinks
 and state are those of a run in which nothing happened: `RunningJob.finish` compares.
@@ -163,24 +163,6 @@ def test_a_host_that_was_stopped_past_the_fence_cannot_commit_anything(start: St
     assert held not in {row["host"] for row in found["rows"] if row["n"] == epoch * ROWS + 7}
     used = {row["host"] for row in found["rows"] if row["epoch"] == found["last"]}
     assert len(used) >= 2
-
-
-def test_a_slow_task_is_run_a_second_time_elsewhere(cluster: Cluster, server: list[str]) -> None:
-    """With speculation, the attempt of which Spark takes the output is not the one that started first."""
-    epoch = 4
-    speculation = {"spark.speculation": "true", "spark.speculation.interval": "100ms"}
-    with remote_driver(cluster, "tests.hosts.counting", **speculation) as driver:
-        driver.call("wait_for_executors", len(WORKERS))
-        job = RunningJob(driver, cluster.shared / "speculation", server, epoch * ROWS + 7)
-        held = wait_for(job.folder / "held")
-        job.call("change")
-        job.call("await_epochs", epoch + 3)
-        (job.folder / "go").touch()
-        job.call("await_epochs", 3)
-        assert job.call("outcomes") == ["applied"]
-        found = job.finish()
-    [where] = {row["host"] for row in found["rows"] if row["n"] == epoch * ROWS + 7}
-    assert where != held
 
 
 def test_hosts_that_are_lost_for_good(start: StartJob, cluster: Cluster) -> None:

@@ -185,7 +185,8 @@ def test_a_deleted_topic_fails_the_job_and_says_so(spark: Any, topics: Topics, t
     topics.broker.delete_topic(topics.input)
     with pytest.raises(JobFailed) as failed:
         job.await_termination(PATIENCE_S)
-    assert topics.input in str(failed.value)
+    assert "Kafka has no such topic, or no longer: it was deleted" in str(failed.value)
+    assert f"source 'in' up to {{\"{topics.input}\"" in str(failed.value)
     assert topics.numbers() == list(range(50))
 
 

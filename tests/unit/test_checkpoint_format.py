@@ -23,6 +23,7 @@ from midstream.checkpoint.change_records import (
     RescaleRecord,
     RewireRecord,
     StepRecord,
+    TuneRecord,
     UpdateRecord,
 )
 from midstream.checkpoint.control_log import ControlEntry, ControlRecord
@@ -73,6 +74,7 @@ DOCUMENTS = {
     "Remove": RemoveRecord,
     "Rewire": RewireRecord,
     "Forget": ForgetRecord,
+    "Tune": TuneRecord,
     "Event of a change": ChangeEvent,
     "Program": StageProgram,
     "Stage": Stage,

@@ -357,6 +357,35 @@ def test_update_of_several_operators_with_options(job):
     assert job.payload("rates").equals(pa.table({"k": ["z"], "rate": [9.0]}))
 
 
+def test_tune_shows_knobs_and_sets_them(job):
+    result = call_with_outcome(job, Outcome.APPLIED, "tune", "fraud", "pace=500 ms", "frame=2 MiB", "--note", "calm")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("revision 2 (knobs pace, frame): applied")
+    shown = {line.split("  ")[0]: line.split() for line in call("tune", "fraud").stdout.splitlines()}
+    assert shown["pace"][1:3] == ["500", "ms"]
+    assert shown["frame"][1:3] == ["2", "MiB"]
+    assert job.history()[0].note == "calm"
+    again = call_with_outcome(job, Outcome.ROLLED_BACK, "tune", "fraud", "pace=default")
+    assert again.exit_code == 1
+    assert job.knobs["pace"] == 500_000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("paec=1 s", "there is no knob 'paec'; did you mean 'pace'? Knobs: pace, rows_per_epoch, slice"),
+        ("pace", "'pace' is not KNOB=VALUE"),
+        ("pace=2 hours", "out of range; give a length of time from 0 ms to 3600 s"),
+        ("rows_per_epoch=10", "knob rows_per_epoch is for a GeneratorSource, and 'in' is none"),
+    ],
+)
+def test_tune_refuses_what_is_no_knob_or_no_value(job, text, says):
+    result = call("tune", "fraud", text)
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert job.knobs["pace"] == 0
+
+
 def test_a_file_is_loaded_fresh_for_every_change(job, here, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     file = here / "models" / "new.py"

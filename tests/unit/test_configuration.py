@@ -73,7 +73,7 @@ def test_applying_edits_is_pure_and_gives_what_preparing_them_gives(tmp_path: Pa
     store = BlobStore(str(tmp_path))
     first = first_configuration(counting().graph, store, 2)
     edits = [Update("double", lambda row: {**row, "n": 2}), Update("count", count, migrate=lambda key, state: None)]
-    stored = store_edits(first.graph, edits, store)
+    stored = store_edits(first, edits, store)
     before = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     after = apply(first, edits, stored, Revision(2))
     assert same(apply(first, edits, stored, Revision(2)), after)

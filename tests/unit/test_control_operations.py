@@ -83,7 +83,8 @@ class GivesLock(ControlOperation):
 
 
 def with_options(**options: Any) -> ControlOperation:
-    return type("Odd", (ControlOperation,), options)()
+    odd: ControlOperation = type("Odd", (ControlOperation,), options)()
+    return odd
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from midstream.errors import FlowError
 from midstream.flow.edits import Redraw, updates_in
 from midstream.flow.functions import likeness
 from midstream.flow.model import Graph
+from midstream.flow.plan_steps import Add
 from midstream.ids import Revision
 from midstream.server.messages import DeployRequest, message_of, python_version
 from midstream.storage.blobs import BlobStore
@@ -187,3 +188,29 @@ def test_the_plan_of_a_restart_says_what_the_script_changes(tmp_path):
     assert "adds filter 'f' behind m" in restart_plan(at, other)
     with pytest.raises(FlowError, match="the script is of flow 'bank'"):
         restart_plan(at, script(name="bank"))
+
+
+def with_totals(stream: Any) -> None:
+    chain(stream)
+    stream.key_by("by n", "n").aggregate("totals", c=agg.count()).sink("t", NoopSink())
+
+
+def test_what_comes_with_a_script_can_be_given_state_and_what_goes_can_be_flushed(running: Configuration) -> None:
+    past = pa.table({"n": [1, 1]})
+    edits = deployment_of(running, script(with_totals), state={"totals": past}).edits
+    [redraw] = [edit for edit in edits if isinstance(edit, Redraw)]
+    assert {str(step): step.state for step in redraw.steps if isinstance(step, Add)}["+totals"] is past
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"state": {"count": RATES}}, "state= names count; the operators with state that the script adds are totals"),
+        ({"state": {"tot": RATES}}, "state= names tot; the operators with state that the script adds are totals"),
+        ({"flush": ["count"]}, "flush= names count, which the script does not remove; it removes no operator"),
+    ],
+)
+def test_options_of_a_deployment_that_name_others_are_refused(running: Configuration, options: Any, says: str) -> None:
+    with pytest.raises(FlowError) as refused:
+        deployment_of(running, script(with_totals), **options)
+    assert says in str(refused.value)

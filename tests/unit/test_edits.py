@@ -73,8 +73,8 @@ def test_edits_of_an_unknown_kind_are_refused(edit, shown):
     with pytest.raises(FlowError) as refusal:
         check_edits([Update("m", same), edit])
     assert str(refusal.value) == (
-        f"a change is made of edits, found {shown}; allowed: Update, Insert, Remove, Rewire, Move and Rescale, e.g. "
-        f"Update('FM', function)"
+        f"a change is made of edits, found {shown}; allowed: Update, Insert, Remove, Rewire, Move, Rescale and Tune, "
+        f"e.g. Update('FM', function)"
     )
 
 

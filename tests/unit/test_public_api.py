@@ -56,6 +56,7 @@ def test_midstream_exports_exactly_these_names():
         "Step",
         "Stream",
         "Table",
+        "Tune",
         "Update",
         "__version__",
         "agg",

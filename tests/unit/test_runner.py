@@ -17,7 +17,6 @@ import pytest
 from midstream import Flow, ListSource, Stream
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.data.times import EpochTimes
-from midstream.engine import collector as collector_module
 from midstream.engine.clock import ManualClock
 from midstream.engine.collector import FRAME_BYTES, Collector
 from midstream.engine.file_outlets import FileOutlets
@@ -395,9 +394,8 @@ def test_rows_wider_than_a_frame_make_one_frame_each():
     assert [headers(each)[0].rows for each in found] == [1, 1, 1]
 
 
-def test_the_size_of_pending_frames_is_bounded_over_all_wires(monkeypatch):
-    monkeypatch.setattr(collector_module, "HELD_BYTES", 10_000)
-    collector = Collector(Leaves.EXCHANGE, PartitionId(0), *TO_FOUR)
+def test_the_size_of_pending_frames_is_bounded_over_all_wires():
+    collector = Collector(Leaves.EXCHANGE, PartitionId(0), *TO_FOUR, held_bytes=10_000)
     held = 0
     for number in range(200):
         collector.add(wire(number), NUMBERS, Revision(1))

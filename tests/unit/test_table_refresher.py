@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,6 @@ from midstream.errors import FlowError, FunctionError
 from midstream.flow.edits import revise
 from midstream.flow.model import Graph
 from midstream.flow.table_refresh import TableRefresh
-from midstream.ids import Digest
 from midstream.planner.programs import pack_blobs
 from midstream.runtime.table_refresher import BY, TableRefresher
 from midstream.testing import run_local
@@ -49,8 +49,10 @@ class Running:
     made: list[tuple[str | None, Any]] = field(default_factory=list)
     changes: list[Outcomes] = field(default_factory=list)
 
-    def newest_tables(self) -> tuple[Graph, Mapping[str, Digest]]:
-        return self.graph, {name: blob.digest for name, blob in pack_blobs(self.graph).items()}
+    def newest(self) -> Any:
+        """Its configuration, as far as a refresher looks at it."""
+        blobs = {name: blob.digest for name, blob in pack_blobs(self.graph).items()}
+        return SimpleNamespace(graph=self.graph, blobs=blobs)
 
     def update(self, *edits: Any, by: str | None = None, note: str | None = None) -> Any:
         revised = revise(self.graph, edits)
@@ -69,8 +71,8 @@ class World:
         flow = flow_with(self.read, refresh="10 seconds", version=version)
         self.job = Running(flow.graph)
         self.reads = 0
-        _, digests = self.job.newest_tables()
-        self.refresher = TableRefresher(self.job, flow._refreshes, digests, clock=lambda: self.now)
+        digests = self.job.newest().blobs
+        self.refresher = TableRefresher(self.job, self.job.newest, flow._refreshes, digests, clock=lambda: self.now)
 
     def read(self) -> pa.Table:
         self.reads += 1
@@ -144,9 +146,11 @@ def test_what_goes_wrong_is_logged_and_the_next_time_comes(caplog: pytest.LogCap
 
 def test_a_restart_with_another_table_than_the_scripts_reads_at_once() -> None:
     world = World()
-    _, digests = world.job.newest_tables()
+    digests = world.job.newest().blobs
     world.job.update(_update(table(5.0)))
-    refresher = TableRefresher(world.job, world.refresher._refreshes, digests, clock=lambda: world.now)
+    refresher = TableRefresher(
+        world.job, world.job.newest, world.refresher._refreshes, digests, clock=lambda: world.now
+    )
     refresher.look()
     assert [made["rate"][0].as_py() for _, made in world.job.made] == [5.0, 1.0]
 

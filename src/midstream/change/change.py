@@ -14,7 +14,7 @@ from midstream.errors import ChangeFailed
 from midstream.ids import Epoch, Revision
 from midstream.planner.change_plan import ChangePlan
 
-__all__ = ["Change", "TrialProgress"]
+__all__ = ["Change", "ChangeTimes", "TrialProgress"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,35 @@ class TrialProgress:
     """Updated operators that have met no rows in these epochs."""
 
 
+@dataclass(frozen=True)
+class ChangeTimes:
+    """The life of a change in times. Lengths are in milliseconds, and None until they are known."""
+
+    requested_at: float
+    """In seconds since 1970, as all moments."""
+    preparation_ms: float
+    """Functions were checked, stored and tried."""
+    waited_ms: float | None
+    """It waited behind earlier changes."""
+    delay_ms: float | None
+    """From the request until it was in effect in every task."""
+    trial_ms: float | None
+    """From its beginning until its end."""
+    ended_at: float | None
+
+    @classmethod
+    def of(cls, record: ChangeRecord) -> ChangeTimes:
+        """The times in a record."""
+        return cls(
+            record.requested_at,
+            record.preparation_ms,
+            record.waited_ms,
+            record.delay_ms,
+            record.trial_ms,
+            record.ended_at,
+        )
+
+
 class Change:
     """A change of a job, in progress or ended. Made by :meth:`midstream.runtime.spark.job.Job.update`.
 
@@ -44,6 +73,7 @@ class Change:
         self._trial: TrialProgress | None = None
         self._stopwatch = stopwatch
         self._began = stopwatch()
+        self._on_trial_since: float | None = None
         self._is_over = False
         self._moved = threading.Condition()
 
@@ -133,6 +163,11 @@ class Change:
             )
         return self
 
+    @property
+    def times(self) -> ChangeTimes:
+        """When it was requested, and how long it was prepared, waited, needed to take effect, and was on trial."""
+        return ChangeTimes.of(self._record)
+
     # ── called by the job ─────────────────────────────────────────────────────────────────────────────────────────
 
     def note(
@@ -145,6 +180,12 @@ class Change:
             if in_effect and self._record.delay_ms is None:
                 fields["delay_ms"] = at_ms
             self._set(**fields)
+
+    def begins(self) -> None:
+        """No earlier change is in its way any more."""
+        with self._moved:
+            self._on_trial_since = self._stopwatch()
+            self._set(waited_ms=round(1000 * (self._on_trial_since - self._began), 3))
 
     def took_effect_in(self, epoch: Epoch) -> None:
         """Record the first epoch in which it is in effect."""
@@ -175,10 +216,18 @@ class Change:
             )
             return self._record
 
-    def end(self, outcome: Outcome, error: str | None, keep: Callable[[ChangeRecord], None]) -> None:
-        """End the change. The record is kept before waiting threads wake up: they may read the history next."""
+    def end(self, outcome: Outcome, error: str | None, keep: Callable[[ChangeRecord], None], at: float) -> None:
+        """End the change at this time. The record is kept before waiting threads wake up: they may read the history
+        next."""
         with self._moved:
-            ended = msgspec.structs.replace(self._record, outcome=outcome, error=error)
+            since = self._on_trial_since
+            ended = msgspec.structs.replace(
+                self._record,
+                outcome=outcome,
+                error=error,
+                ended_at=None if outcome is Outcome.PENDING else at,
+                trial_ms=None if since is None else round(1000 * (self._stopwatch() - since), 3),
+            )
             keep(ended)
             self._record = ended
             self._is_over = True

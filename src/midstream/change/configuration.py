@@ -40,9 +40,11 @@ FIELDS = {
     "wires": WireNumbers,
     "partitions": int,
     "kept": Mapping[str, StateLayout],
+    "knobs": Mapping[str, int],
+    "flushed": tuple[str, ...],
 }
 """Fields of a configuration's document, in addition to the graph's."""
-_LATER_FIELDS = ("partitions", "kept")
+_LATER_FIELDS = ("partitions", "kept", "knobs", "flushed")
 """Fields that documents of older versions lack."""
 _ASSIGNMENTS = "assignments"
 """A field that documents of older versions have: manifests did not name the assignments apart."""
@@ -54,9 +56,10 @@ class Configuration:
 
     ``assignments`` has the stages behind an exchange. ``blobs`` holds the digest of each operator's function or table,
     ``migrations`` the migrations that bring its state up to date. ``partitions`` is how many a new stage gets,
-    ``kept`` has the operators that left state when they were removed. The programs and two documents follow from
-    these: one of the assignments, which every step of a migration makes anew, and one of everything else. :meth:`store`
-    puts them into the blob store.
+    ``kept`` has the operators that left state when they were removed, ``knobs`` the knobs that do not have their
+    defaults. ``flushed`` are operators that close all that is open at the end of an epoch. The programs and two
+    documents follow from these: one of the assignments, which every step of a migration makes anew, and one of
+    everything else. :meth:`store` puts them into the blob store.
     """
 
     plan: Plan
@@ -66,6 +69,11 @@ class Configuration:
     migrations: Mapping[str, tuple[StateMigration, ...]] = field(default_factory=dict)
     partitions: int = 1
     kept: Mapping[str, StateLayout] = field(default_factory=dict)
+    knobs: Mapping[str, int] = field(default_factory=dict)
+    flushed: tuple[str, ...] = ()
+    initial: Mapping[str, Digest] = field(default_factory=dict, compare=False)
+    """The packed initial states of operators that have none yet. Not in the document: manifests name what counts."""
+    bins: int = BINS
 
     @property
     def graph(self) -> Graph:
@@ -90,6 +98,8 @@ class Configuration:
             "wires": self.plan.numbers,
             "partitions": self.partitions,
             "kept": self.kept,
+            "knobs": self.knobs,
+            "flushed": self.flushed,
         }
         return {name: CODEC.encode(values[name], hint) for name, hint in FIELDS.items()}
 
@@ -111,7 +121,7 @@ class Configuration:
     def objects(self) -> frozenset[Digest]:
         """The user's objects: functions, tables and migrations."""
         steps = (step.function for steps in self.migrations.values() for step in steps)
-        return frozenset({*self.blobs.values(), *steps})
+        return frozenset({*self.blobs.values(), *steps, *self.initial.values()})
 
     def digests(self) -> frozenset[Digest]:
         """All blobs that tasks may read under it, and its document; the same before and after a step of a migration.
@@ -154,6 +164,8 @@ def read_configuration(data: bytes, revision: Revision, owners: bytes | None = N
         fields["migrations"],
         fields.get("partitions", partitions),
         fields.get("kept", {}),
+        fields.get("knobs", {}),
+        fields.get("flushed", ()),
     )
 
 
@@ -185,6 +197,7 @@ def first_configuration(
     recorded: Assignments | None = None,
     before: Configuration | None = None,
     bins: int = BINS,
+    knobs: Mapping[str, int] | None = None,
 ) -> Configuration:
     """Store and return the configuration of a flow as written. ``blobs`` may have been packed before.
 
@@ -202,7 +215,16 @@ def first_configuration(
         kept = state_kept(before, graph)
     with store.together():
         digests = {name: store.put(blob) for name, blob in packed.items()}
-        first = Configuration(plan, FIRST_REVISION, assignments, digests, partitions=partitions, kept=kept)
+        first = Configuration(
+            plan,
+            FIRST_REVISION,
+            assignments,
+            digests,
+            partitions=partitions,
+            kept=kept,
+            knobs=dict(knobs or {}),
+            bins=bins,
+        )
         return first.store(store)
 
 

@@ -5,7 +5,7 @@ Functions are compared by what they do, not by where they stand: moving a functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from midstream.flow.functions import likeness
 from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Add, Connect, Step, TakeOut
 from midstream.flow.sinks import CallSink, DatabaseSink, MemorySink
+from midstream.operators.plan_edits import require_flushable
 
 __all__ = ["Deployment", "deployment_of"]
 
@@ -30,9 +31,14 @@ class Deployment:
 
 
 def deployment_of(
-    current: Configuration, script: Graph, migrate: Mapping[str, Callable[[Any, Any], None]] | None = None
+    current: Configuration,
+    script: Graph,
+    migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+    flush: Collection[str] = (),
+    state: Mapping[str, Any] | None = None,
 ) -> Deployment:
-    """Compare a script with what a job runs. ``migrate`` has functions that convert the state of updated processes.
+    """Compare a script with what a job runs. ``migrate`` has functions that convert the state of updated processes,
+    ``flush`` the operators that emit all they hold before they go, ``state`` the initial state of those that come.
 
     Raises :class:`FlowError` for the script of another flow, and for other sources.
     """
@@ -43,15 +49,18 @@ def deployment_of(
             f"flow"
         )
     _check_sources(graph, script)
-    migrations = dict(migrate or {})
-    dropped: list[Step] = [TakeOut(op.name) for op in graph if op.name not in script]
+    migrations, given = dict(migrate or {}), dict(state or {})
+    _check_given(given, script, graph)
+    dropped: list[Step] = [TakeOut(op.name, op.name in flush) for op in graph if op.name not in script]
+    _check_flushed(flush, graph, [op.name for op in graph if op.name not in script])
     added: list[Step] = []
     connected: list[Step] = []
     updates: list[Update] = []
     untouched: list[str] = []
     for op in script:
         payload = script.payloads.get(op.name)
-        addition = Add(op, tuple(script.schema_of(port) for port in op.inputs), payload)
+        takes = tuple(script.schema_of(port) for port in op.inputs)
+        addition = Add(op, takes, payload, None if op.name in graph else given.get(op.name))
         if op.name not in graph:
             added.append(addition)
             continue
@@ -74,6 +83,25 @@ def deployment_of(
         )
     steps = (*dropped, *added, *connected)
     return Deployment((*([Redraw(steps)] if steps else []), *updates), tuple(untouched))
+
+
+def _check_given(given: Collection[str], script: Graph, graph: Graph) -> None:
+    new = [op.name for op in script if op.spec.is_stateful and op.name not in graph]
+    if strangers := sorted(set(given) - set(new)):
+        raise FlowError(
+            f"state= names {', '.join(strangers)}; the operators with state that the script adds are "
+            f"{', '.join(new) or 'none'}"
+        )
+
+
+def _check_flushed(flush: Collection[str], graph: Graph, gone: Collection[str]) -> None:
+    if strangers := sorted(set(flush) - set(gone)):
+        raise FlowError(
+            f"flush= names {', '.join(strangers)}, which the script does not remove; it removes "
+            f"{', '.join(gone) or 'no operator'}"
+        )
+    for name in flush:
+        require_flushable(graph[name], f"Removal of {graph[name].kind} {name!r}")
 
 
 _ANOTHER = Update("", None)

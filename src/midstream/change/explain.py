@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from midstream.change.prepare import PreparedChange
 from midstream.drawing.change_picture import change_to_svg, change_to_text
-from midstream.engine.slices import TARGET_NS
+from midstream.flow.knobs import knob_value
 from midstream.planner.change_plan import ChangePlan, Scheduler, crossings
 
 __all__ = ["Explanation"]
@@ -30,9 +30,11 @@ class Explanation:
     @property
     def expected_wait_ms(self) -> tuple[float, float | None]:
         """The least and the most milliseconds until it would be in effect; the most is None if not known."""
-        soon = TARGET_NS / 1e6 + MESSAGE_MS
+        soon = knob_value(self.prepared.before.knobs, "slice") / 1000 + MESSAGE_MS
         if self.plan.scheduler is Scheduler.REPLAY:
             return soon, self.epoch_ms
+        if self.prepared.flush is not None:  # a whole epoch of the old plan comes before it
+            return self.epoch_ms or 0.0, None if self.epoch_ms is None else 2 * self.epoch_ms
         if self.prepared.from_next_epoch:
             return 0.0, self.epoch_ms
         may_take_all = crossings(self.prepared.after.plan, self.plan) or self.prepared.begun.has_side_entrance

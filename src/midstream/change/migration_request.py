@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from midstream.data.durations import microseconds
+from midstream.data.sizes import size_in_bytes
 from midstream.errors import FlowError
 from midstream.flow.edits import Move, Rescale
 from midstream.ids import Epoch
 from midstream.planner.migration import Budget, StepStrategy
 
 __all__ = ["MigrationRequest", "budget_of", "migration_request"]
-
-_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,8 @@ def budget_of(budget: str | int | None) -> Budget:
     if type(budget) is int and budget > 0:
         return Budget(bytes=budget)
     if isinstance(budget, str):
-        if (found := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B)\s*", budget)) and float(found[1]) > 0:
-            return Budget(bytes=max(1, round(float(found[1]) * _BYTES[found[2]])))
+        if number := size_in_bytes(budget):
+            return Budget(bytes=number)
         if time := microseconds(budget):
             return Budget(ms=time / 1000)
     raise FlowError(

@@ -27,7 +27,15 @@ from midstream.flow.plan_steps import Add, Connect, Step, TakeOut
 from midstream.ids import Digest
 from midstream.planner.merged_flow import difference_of
 
-__all__ = ["Load", "described_operator", "loaded_payload", "plan_records", "steps_towards", "undone_plan"]
+__all__ = [
+    "Load",
+    "described_operator",
+    "is_same_operator",
+    "loaded_payload",
+    "plan_records",
+    "steps_towards",
+    "undone_plan",
+]
 
 Load = Callable[[Operator, Digest], Any]
 """The user's object of an operator, from the digest of its blob."""
@@ -36,19 +44,26 @@ _WHAT = "an operator in the record of a change"
 
 
 def plan_records(
-    before: Configuration, after: Configuration, replaced: Collection[str], sources: Mapping[str, tuple[str, str]]
+    before: Configuration,
+    after: Configuration,
+    replaced: Collection[str],
+    sources: Mapping[str, tuple[str, str]],
+    flushed: Collection[str] = (),
+    states: Mapping[str, Digest] | None = None,
 ) -> tuple[PlanRecord, ...]:
     """What a change did to the plan. ``sources`` has the label and the text of the functions of new operators."""
     difference = difference_of(before.graph, after.graph, replaced)
     found: list[PlanRecord] = []
     for name in (*difference.replaced, *difference.removed):
         op = before.graph[name]
-        found.append(RemoveRecord(name, _encoded(op), before.blobs.get(name, NOT_STORED), _takes(before.graph, op)))
+        function, takes = before.blobs.get(name, NOT_STORED), _takes(before.graph, op)
+        found.append(RemoveRecord(name, _encoded(op), function, takes, name in flushed))
     for op in after.graph:
         if op.name in (*difference.replaced, *difference.added):
             label, source = sources.get(op.name, (op.kind, ""))
             function = after.blobs.get(op.name, NOT_STORED)
-            found.append(InsertRecord(op.name, _encoded(op), function, _takes(after.graph, op), label, source))
+            state = (states or {}).get(op.name)
+            found.append(InsertRecord(op.name, _encoded(op), function, _takes(after.graph, op), label, source, state))
     for name in difference.rewired:
         inputs = [tuple(map(str, graph[name].inputs)) for graph in (before.graph, after.graph)]
         found.append(RewireRecord(name, *inputs))
@@ -109,7 +124,7 @@ def steps_towards(graph: Graph, edits: Iterable[PlanRecord], load: Load) -> tupl
         is_there = name in graph
         if isinstance(edit, RemoveRecord):
             if is_there:
-                steps.append(TakeOut(name))
+                steps.append(TakeOut(name, edit.flush))
             given.pop(name, None)
             continue
         op = described_operator(edit)
@@ -126,6 +141,11 @@ def steps_towards(graph: Graph, edits: Iterable[PlanRecord], load: Load) -> tupl
         if name in graph and graph[name].inputs in chain[:-1] and graph[name].inputs != chain[-1]:
             steps.append(Connect(name, chain[-1]))
     return tuple(steps)
+
+
+def is_same_operator(op: Operator, record: InsertRecord | RemoveRecord) -> bool:
+    """Whether an operator is of the kind and description that a record has."""
+    return _kind_of(op) == _kind_of(described_operator(record))
 
 
 def _kind_of(op: Operator) -> dict[str, Any]:

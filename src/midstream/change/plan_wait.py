@@ -6,6 +6,8 @@ plans, and rows go through that of their revision. Otherwise from the next epoch
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from midstream.change.configuration import Configuration
 from midstream.flow.model import Graph
 from midstream.planner.merged_flow import MergedFlow
@@ -57,7 +59,9 @@ def _shape(stage: Stage) -> tuple[object, ...]:
     return (stage.segment, stage.inlets, wires, stage.leaves)
 
 
-def described_plan(before: Configuration, after: Configuration, merged: MergedFlow) -> list[str]:
+def described_plan(
+    before: Configuration, after: Configuration, merged: MergedFlow, flushed: Collection[str] = ()
+) -> list[str]:
     """A line for each operator that comes, goes, or reads something else, and what becomes of its state."""
     difference, lines = merged.difference, []
     for name in (*difference.added, *difference.replaced):
@@ -68,10 +72,14 @@ def described_plan(before: Configuration, after: Configuration, merged: MergedFl
         if op.spec.is_stateful:
             found = name in before.kept or name in difference.replaced
             state = "; finds the state that was kept under its name" if found else "; starts without state"
+            if name in after.initial and not found:
+                state = "; starts with the state that it is given"
         lines.append(f"{verb} {op.kind} {name!r}{reads}{state}")
     for name in difference.removed:
         op = before.graph[name]
         state = "; its state is kept under its name, with all open windows and timers" if op.spec.is_stateful else ""
+        if name in flushed:
+            state = "; the epoch before that emits all that it holds open, and the rest of its state is kept"
         lines.append(f"removes {op.kind} {name!r}{state}")
     for name in difference.rewired:
         was, now = (", ".join(map(str, graph[name].inputs)) for graph in (before.graph, after.graph))

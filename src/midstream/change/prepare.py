@@ -6,10 +6,12 @@ import contextlib
 import inspect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from midstream.change.configuration import Configuration, state_kept
+from midstream.change.initial_state import initial_states, require_no_other_state
+from midstream.change.knob_records import after_tuning, described_knobs, tune_record
 from midstream.change.plan_records import plan_records
 from midstream.change.plan_wait import described_plan, plan_that_waits
 from midstream.checkpoint.change_records import NOT_STORED, EditRecord, MoveRecord, RescaleRecord, UpdateRecord
@@ -21,23 +23,28 @@ from midstream.flow.edits import (
     Move,
     Redraw,
     Rescale,
+    Tune,
     Update,
     added_by,
     check_edits,
     dropped_by,
+    flushed_by,
     reassignments_in,
     revise,
     steps_in,
+    tuned_by,
     updates_in,
 )
 from midstream.flow.functions import label_of, pack
+from midstream.flow.knobs import in_words
 from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Add
 from midstream.flow.sinks import MemorySink
 from midstream.flow.transactions import Transaction
 from midstream.ids import Digest, Revision, StageIndex
 from midstream.operators.plan_edits import resolved
-from midstream.planner.carried_assignments import carried
+from midstream.planner.assignment import Assignments
+from midstream.planner.carried_assignments import carried, under_plan
 from midstream.planner.change_plan import ChangePlan, Scheduler, plan_change
 from midstream.planner.merged_flow import MergedFlow, merge
 from midstream.planner.programs import StateMigration
@@ -61,6 +68,22 @@ class PreparedChange:
     edits: tuple[EditRecord, ...]
     merged: MergedFlow
     waits_for: str | None = None
+    flush: Configuration | None = None
+    """What runs for one epoch before ``after``, if operators emit all that they hold before they go."""
+
+    @property
+    def first(self) -> Configuration:
+        """What runs from the first epoch on that begins under the change."""
+        return self.after if self.flush is None else self.flush
+
+    def with_assignments(self, plan: Plan, assignments: Assignments) -> PreparedChange:
+        """The same change with other owners of bins, which are those of the stages of ``plan``."""
+
+        def owned(each: Configuration) -> Configuration:
+            return each.with_assignments(under_plan(plan, assignments, each.plan, each.assignments))
+
+        flush = None if self.flush is None else owned(self.flush)
+        return replace(self, before=owned(self.before), after=owned(self.after), flush=flush)
 
     @property
     def from_next_epoch(self) -> bool:
@@ -98,11 +121,16 @@ class PreparedChange:
             for port in graph[name].inputs
         )
 
+    @property
+    def _flushed(self) -> tuple[str, ...]:
+        return () if self.flush is None else self.flush.flushed
+
     def describe(self) -> str:
         """The plan, and the reason if it waits."""
         text = self.plan.describe()
-        lines = [text, *(f"  {line}" for line in described_plan(self.before, self.after, self.merged))]
+        lines = [text, *(f"  {line}" for line in described_plan(self.before, self.after, self.merged, self._flushed))]
         lines += [f"  {line}" for line in _described_moves(self.before, self.after)]
+        lines += [f"  {line}" for line in described_knobs(self.before.knobs, self.after.knobs)]
         if self.waits_for is not None and not self.plan.from_next_epoch:
             lines.append(f"  but waits for the next epoch: {self.waits_for}")
         return "\n".join(lines)
@@ -121,23 +149,30 @@ class StoredEdits:
 
     functions: Mapping[str, Digest]
     migrations: Mapping[str, Digest]
+    states: Mapping[str, Digest] = field(default_factory=dict)
+    """The packed initial states, by operator."""
 
 
 def store_edits(
-    graph: Graph,
+    current: Configuration,
     edits: Sequence[Edit],
     store: BlobStore,
     *,
     stored: Mapping[str, Digest] | None = None,
     migrates: Mapping[str, Digest] | None = None,
+    states: Mapping[str, Digest] | None = None,
 ) -> StoredEdits:
-    """Pack and store the functions and migrations in edits of ``graph``, unless they are stored already.
+    """Pack and store the functions, migrations and initial states in edits, unless they are stored already.
 
     Separate from :func:`prepare` because only this runs the user's code (``__getstate__``, a table's Spark job), which
     may take long. Raises :class:`FlowError` and stores nothing if the edits do not fit.
     """
-    checked = resolved(graph, check_edits(edits))
-    return _stored(revise(graph, checked), checked, store, stored or {}, migrates or {})
+    checked = resolved(current.graph, check_edits(edits))
+    graph, known = revise(current.graph, checked), states or {}
+    packed = initial_states(graph, checked, current.bins, known)
+    require_no_other_state(current, packed)
+    found = _stored(graph, checked, store, stored or {}, migrates or {})
+    return replace(found, states={**known, **{name: store.put(blob) for name, blob in packed.items()}})
 
 
 def apply(
@@ -164,7 +199,7 @@ def _applied(
     plan = compile_plan(graph, configuration.plan.numbers)
     assignments = configuration.assignments
     if added or dropped or steps_in(edits):
-        assignments = carried(configuration.plan, assignments, plan, configuration.partitions)
+        assignments = carried(configuration.plan, assignments, plan, configuration.partitions, configuration.bins)
     return replace(
         configuration,
         plan=plan,
@@ -173,6 +208,8 @@ def _applied(
         blobs={name: digest for name, digest in blobs.items() if digest != NOT_STORED},
         migrations=migrations,
         kept=state_kept(configuration, graph),
+        knobs=after_tuning(configuration.knobs, tuned_by(edits)),
+        initial={**configuration.initial, **stored.states},
     )
 
 
@@ -185,16 +222,22 @@ def prepare(
     scheduler: Scheduler = Scheduler.FRIES,
     stored: Mapping[str, Digest] | None = None,
     migrates: Mapping[str, Digest] | None = None,
+    states: Mapping[str, Digest] | None = None,
 ) -> PreparedChange:
     """Check a change against the job's configuration, and store its functions and the new configuration.
 
-    ``stored`` and ``migrates`` are functions and migrations that are in the store already, by operator (see
-    :func:`store_edits`). Raises :class:`FlowError` and stores nothing if the change does not fit.
+    ``stored``, ``migrates`` and ``states`` are functions, migrations and initial states that are in the store already,
+    by operator (see :func:`store_edits`). Raises :class:`FlowError` and stores nothing if the change does not fit.
     """
     edits = resolved(current.graph, check_edits(edits))
     graph = revise(current.graph, edits)
+    tuned = tuned_by(edits)
     if graph == current.graph and not (updates_in(edits) or reassignments_in(edits)):
-        raise FlowError("the change changes nothing: the flow has this plan already")
+        if not tuned:
+            raise FlowError("the change changes nothing: the flow has this plan already")
+        if after_tuning(current.knobs, tuned) == current.knobs:
+            values = ", ".join(f"{name} is {in_words(name, value)}" for name, value in tuned.items())
+            raise FlowError(f"the change changes nothing: {values} already")
     replaced = frozenset(added_by(edits)) & frozenset(dropped_by(edits))
     _require_fitting_state(current, graph)
     merged = merge(current.graph, graph, [update.operator for update in updates_in(edits)], replaced)
@@ -203,9 +246,15 @@ def prepare(
     waits_for = plan_waits or _state_that_waits(current.graph, graph)
     if reassignments_in(edits):
         waits_for = waits_for or "bins get other owners, and an epoch's rows have one owner each"
+    if tuned:
+        waits_for = waits_for or "the tasks of an epoch have the same knobs"
     if not (plan.from_next_epoch or waits_for is not None or scheduler is Scheduler.REPLAY):
         _check_outlets(current.graph, graph)
-    kept = _stored(graph, edits, store, stored or {}, migrates or {})
+    flushed = flushed_by(edits)
+    if flushed:
+        waits_for = "operators emit all that they hold in an epoch of its own"
+    kept = store_edits(current, edits, store, stored=stored, migrates=migrates, states=states)
+    require_no_other_state(current, kept.states)
     after = _applied(current, graph, edits, kept, revision).store(store)
     sources = {
         step.operator.name: (_described_payload(step.operator, step.payload), _source(step.payload))
@@ -213,10 +262,12 @@ def prepare(
         if isinstance(step, Add)
     }
     records = (
-        *(_record(edit, current, after, kept) for edit in edits if not isinstance(edit, Redraw)),
-        *plan_records(current, after, replaced, sources),
+        *(_record(edit, current, after, kept) for edit in edits if not isinstance(edit, Redraw | Tune)),
+        *([tune_record(current.knobs, tuned)] if tuned else []),
+        *plan_records(current, after, replaced, sources, flushed, kept.states),
     )
-    return PreparedChange(current, after, plan, records, merged, waits_for)
+    flush = replace(current, revision=revision, flushed=flushed).store(store) if flushed else None
+    return PreparedChange(current, after, plan, records, merged, waits_for, flush)
 
 
 def _require_fitting_state(current: Configuration, graph: Graph) -> None:

@@ -11,6 +11,8 @@ import msgspec
 import pyarrow as pa
 
 from midstream.change.configuration import FIRST_REVISION, Configuration, state_kept
+from midstream.change.knob_records import after_tuning, knob_warnings, recorded_knobs
+from midstream.change.newer_script import newer_functions, newest_deployment_in
 from midstream.change.plan_records import loaded_payload, steps_towards
 from midstream.change.prepare import PreparedChange, prepare
 from midstream.change.timeline import Course, RevisionStep, courses, known_revisions, listed, migrations_of, settled
@@ -25,7 +27,7 @@ from midstream.checkpoint.change_records import (
 )
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import CheckpointError, MidstreamError
-from midstream.flow.edits import Edit, Move, Redraw, Rescale, Update, added_by, revise
+from midstream.flow.edits import Edit, Move, Redraw, Rescale, Tune, Update, added_by, revise
 from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Add, Step, TakeOut, outlined
 from midstream.ids import Digest, Revision
@@ -40,11 +42,15 @@ __all__ = ["Pending", "Restart", "drop_changes", "restart_of"]
 
 @dataclass(frozen=True)
 class Pending:
-    """The change that was on trial when the driver died. ``is_committed``: it was in effect in a committed epoch."""
+    """The change that was on trial when the driver died. ``is_committed``: it was in effect in a committed epoch.
+
+    ``is_flushed``: only the epoch before it is committed, in which operators emitted what they held.
+    """
 
     record: ChangeRecord
     prepared: PreparedChange
     is_committed: bool
+    is_flushed: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,13 +85,17 @@ def restart_of(
     revision = max([FIRST_REVISION, *(record.revision for record in applied)])
     if not is_committed:
         revision = Revision(max(revision, committed or 0))
-    steps = _steps(first, applied, store, applied)
-    known = {name: course for name, course in courses(applied).items() if _is_left(name, first, steps)}
-    configuration = _in_force(first, store, known, applied, revision, steps, before or first)
+    number = newest_deployment_in(first, applied, store)
+    later = [record for record in applied if record.number > number]
+    steps = _steps(first, later, store, applied)
+    known = {name: course for name, course in courses(later).items() if _is_left(name, first, steps)}
+    configuration = _in_force(first, store, known, applied, later, revision, steps, before or first)
     resumed = None
     if pending is not None:
         try:
             resumed = _resumed(configuration, pending, store, outcomes, is_committed=is_committed)
+            if is_committed and before is not None and before.flushed:
+                resumed = replace(resumed, is_committed=False, is_flushed=True)
         except _NothingToResume as reason:
             # A change of owners alone is over with its first epoch; the manifest has the owners.
             is_applied = is_committed and not pending.updates
@@ -97,7 +107,9 @@ def restart_of(
             outcomes = [ended if record.number == pending.number else record for record in outcomes]
             configuration = configuration.as_revision(Revision(max(revision, committed or 0)))
     changed = tuple(after for before, after in zip(records, outcomes, strict=True) if before != after)
-    warnings = (*_plan_warnings(first, configuration, applied), *_warnings(first, known, resumed))
+    knobs = knob_warnings(first.knobs, recorded_knobs(applied), first.graph)[1]
+    deployed = newer_functions(first, [record for record in applied if record.number <= number], store)
+    warnings = (*deployed, *_plan_warnings(first, configuration, later), *_warnings(first, known, resumed), *knobs)
     return Restart(configuration, resumed, warnings, changed)
 
 
@@ -106,11 +118,15 @@ def _in_force(
     store: BlobStore,
     known: Mapping[str, Course],
     applied: Sequence[ChangeRecord],
+    later: Sequence[ChangeRecord],
     revision: Revision,
     steps: tuple[Step, ...],
     before: Configuration,
 ) -> Configuration:
-    """The script's configuration with the plan of the newest change, and the newest function of each operator."""
+    """The script's configuration with the plan of the newest change, and the newest function of each operator.
+
+    ``later`` are the changes whose edits the script does not have by a deployment.
+    """
     if not applied:
         return first.as_revision(revision)
     stored = {name: course for name, course in known.items() if course.newest.update.function != NOT_STORED}
@@ -125,7 +141,7 @@ def _in_force(
     try:
         graph = revise(first.graph, edits) if edits else first.graph
         graph = replace(graph, written_for={**graph.written_for, **_written_for(graph, stored)})
-        inserted = {name: digest for name, digest in _inserted(applied).items() if name in added_by(edits)}
+        inserted = {name: digest for name, digest in _inserted(later).items() if name in added_by(edits)}
         own = {name: digest for name, digest in first.blobs.items() if name not in added_by(edits) and name in graph}
         blobs = {**own, **inserted, **{name: course.newest.update.function for name, course in stored.items()}}
         plan = compile_plan(graph, first.plan.numbers)
@@ -137,6 +153,7 @@ def _in_force(
             blobs=blobs,
             migrations=migrations_of(applied),
             kept=state_kept(before, graph),
+            knobs=knob_warnings(first.knobs, recorded_knobs(applied), graph)[0],
         )
         return changed.store(store)
     except MidstreamError as error:
@@ -219,6 +236,13 @@ def _steps(
     return steps
 
 
+def _given_states(record: ChangeRecord, steps: Iterable[Step]) -> dict[str, Digest]:
+    """The initial states of the operators that these steps add."""
+    added = {step.operator.name for step in steps if isinstance(step, Add)}
+    inserts = [edit for edit in record.edits if isinstance(edit, InsertRecord) and edit.operator in added]
+    return {edit.operator: edit.state for edit in inserts if edit.state is not None}
+
+
 def _written_for(graph: Graph, stored: Mapping[str, Course]) -> dict[str, tuple[pa.Schema, ...]]:
     """The columns that recorded functions were written for, where their inputs have more columns now."""
     found = {}
@@ -255,17 +279,22 @@ def _resumed(
     """
     record = msgspec.structs.replace(pending, revision=Revision(max(pending.revision, configuration.revision + 1)))
     steps = _steps(configuration, [record], store, records)
+    if is_committed:  # then an epoch before it has emitted what they held
+        steps = tuple(TakeOut(step.name) if isinstance(step, TakeOut) else step for step in steps)
     known = [
         update
         for update in record.updates
         if _is_left(update.operator, configuration, steps) and update.function != NOT_STORED
     ]
     reassignments = () if is_committed else _reassignments(record)
-    if not known and not reassignments and not steps:
+    tuned = record.tuned if after_tuning(configuration.knobs, record.tuned) != configuration.knobs else {}
+    if not known and not reassignments and not steps and not tuned:
         raise _NothingToResume(
-            "the flow lacks its operators now" if record.updates else "the flow has this plan already"
+            "the flow lacks its operators now" if record.updates else "the job was started with all of it already"
         )
     edits: list[Edit] = [*reassignments]
+    if tuned:
+        edits.append(Tune(**tuned))
     if steps:
         edits.append(Redraw(steps))
     for each in known:
@@ -280,10 +309,11 @@ def _resumed(
             scheduler=Scheduler(record.scheduler),
             stored={**_inserted([record]), **{update.operator: update.function for update in known}},
             migrates={update.operator: update.migrate for update in known if update.migrate is not None},
+            states={} if is_committed else _given_states(record, steps),
         )
     except MidstreamError as error:
         if not known and not steps:
-            raise _NothingToResume(f"the job was started with other assignments: {error}") from error
+            raise _NothingToResume(f"it does not fit what the job was started with: {error}") from error
         raise CheckpointError(
             f"the change to revision {record.revision} ({record.subjects}), which was in progress when the driver "
             f"ended, no longer fits the flow: {error}. Start a flow that it fits; "
@@ -309,7 +339,7 @@ def _reassignments(record: ChangeRecord) -> tuple[Move | Rescale, ...]:
 def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | None, *, by: str, now: float) -> None:
     """Record that the job runs its script from now on. Migrations of state stay in force."""
     records = log.records()
-    if not any((record.updates or record.plan_edits) and not record.drops for record in records):
+    if not any((record.updates or record.plan_edits or record.tuned) and not record.drops for record in records):
         return
     highest = max([committed or 0, first.revision, *(record.revision for record in records)])
     log.keep(
@@ -320,7 +350,7 @@ def drop_changes(first: Configuration, log: ChangeLog, committed: Revision | Non
             by=by,
             scheduler=str(Scheduler.EPOCH),
             edits=(),
-            plan="started with changes='drop': all functions are those of the script",
+            plan="started with changes='drop': all functions and knobs are those of the script",
             outcome=Outcome.APPLIED,
             drops=True,
         )

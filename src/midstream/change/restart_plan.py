@@ -35,11 +35,11 @@ def restart_plan(location: str, script: Graph) -> str:
     newest = checkpoint.newest_manifest()
     if newest is None:
         return "no epoch has been committed yet: the job starts with the script"
-    before = configuration_left(newest, checkpoint.blobs)
+    before, bins = configuration_left(newest, checkpoint.blobs), checkpoint.identity.bins
     packed = pack_blobs(script)
     with tempfile.TemporaryDirectory(prefix="midstream-plan-") as folder:
         store = _Overlay(folder, checkpoint.blobs)
-        first = first_configuration(script, store, before.partitions, packed, before.assignments, before)
+        first = first_configuration(script, store, before.partitions, packed, before.assignments, before, bins)
         restart = restart_of(first, store, checkpoint.changes.records(), newest.revision, before)
     after = restart.configuration
     check_layouts(after.plan, checkpoint)

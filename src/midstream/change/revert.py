@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from midstream.change.configuration import FIRST_REVISION, Configuration
+from midstream.change.knob_records import recorded_knobs, undone_knobs, untuned
 from midstream.change.plan_records import Load, loaded_payload, steps_towards, undone_plan
 from midstream.change.timeline import Course, courses, ended, in_force, known_revisions, listed
 from midstream.checkpoint.change_records import (
@@ -16,11 +17,12 @@ from midstream.checkpoint.change_records import (
     Outcome,
     PlanRecord,
     RewireRecord,
+    TuneRecord,
     UpdateRecord,
 )
 from midstream.checkpoint.retention import KEPT_REVISIONS
 from midstream.errors import CheckpointError, FlowError
-from midstream.flow.edits import Edit, Redraw, Update
+from midstream.flow.edits import Edit, Redraw, Tune, Update
 from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Step
 from midstream.ids import Digest, Revision
@@ -93,7 +95,7 @@ class Undoing:
     ``number`` is the change that led to the revision, 0 for the script; ``migrated`` has the layouts from which the
     updates migrate state back, by operator. ``steps`` undo changes of the plan, with what ``load`` gets for operators
     that come back. While a revert waits for its turn, earlier changes may fail or get another revision: :meth:`again`
-    returns what is left to undo.
+    returns what is left to undo. ``tunes`` sets knobs back.
     """
 
     revision: Revision
@@ -103,11 +105,12 @@ class Undoing:
     migrated: Mapping[str, int]
     steps: tuple[Step, ...] = ()
     load: Load | None = None
+    tunes: tuple[Tune, ...] = ()
 
     @property
     def edits(self) -> tuple[Edit, ...]:
         """The edits of the revert."""
-        return (*([Redraw(self.steps)] if self.steps else []), *self.updates)
+        return (*([Redraw(self.steps)] if self.steps else []), *self.updates, *self.tunes)
 
     def again(self, records: Iterable[ChangeRecord], graph: Graph) -> Undoing:
         """The same, given the outcomes known now; ``records`` are those of the changes before the revert, and ``graph``
@@ -127,13 +130,14 @@ class Undoing:
                 f"{', '.join(strangers)} changed while the way back to revision {self.revision} was being prepared; "
                 f"revert again"
             )
-        undone = undone_plan(_since(records, self.number))
+        since = _since(records, self.number)
+        undone, tunes = undone_plan(since), untuned(since)
         assert self.load is not None
         steps = steps_towards(graph, undone, self.load)
-        _require_work(back, self.revision, steps)
+        _require_work(back, self.revision, steps, tunes)
         updates = tuple(self._again(given[operator], each) for operator, each in back.items())
         stored = {operator: each.function for operator, each in back.items()}
-        return replace(self, updates=updates, stored={**_returning(undone), **stored}, steps=steps)
+        return replace(self, updates=updates, stored={**_returning(undone), **stored}, steps=steps, tunes=tunes)
 
     def _again(self, update: Update, back: _Back) -> Update:
         migrate, now = update.migrate, back.migrated_by
@@ -163,7 +167,8 @@ def undoing(
     """
     records = list(records)
     number = _number_of(revision, records)
-    undone = undone_plan(_since(records, number))
+    since = _since(records, number)
+    undone, tunes = undone_plan(since), untuned(since)
     loaded: dict[tuple[str, Digest], Any] = {}
 
     def load(op: Operator, digest: Digest) -> Any:
@@ -177,7 +182,7 @@ def undoing(
     for operator, each in back.items():
         if each.function == NOT_STORED:
             raise _not_stored(operator, revision)
-    _require_work(back, revision, steps)
+    _require_work(back, revision, steps, tunes)
     _require_stored(back, revision, records, store)
     given = dict(migrate or {})
     _check_steps(given, back)
@@ -197,6 +202,7 @@ def undoing(
         migrated={name: each.layout for name, each in back.items() if each.migrated_by is not None},
         steps=steps,
         load=load,
+        tunes=tunes,
     )
 
 
@@ -259,6 +265,7 @@ def taken_back(
     number = _number_of(revision, settled)
     back = _way_back(settled, number)
     undone = undone_plan(_since(settled, number))
+    knobs = undone_knobs(_since(settled, number))
     if all(each.is_there for each in back.values()):
         back = {}
     ran = courses(record for record in in_force(settled) if record.number <= number)
@@ -268,7 +275,7 @@ def taken_back(
     _require_stored(back, revision, settled, store)
     _check_steps(migrates, back)
     changed = [after for before, after in zip(records, settled, strict=True) if before != after]
-    if not (back or undone or any(record.outcome is Outcome.ROLLED_BACK for record in changed)):
+    if not (back or undone or knobs or any(record.outcome is Outcome.ROLLED_BACK for record in changed)):
         return TakenBack(tuple(settled), tuple(changed), None)
     highest = max([committed or FIRST_REVISION, *(record.revision for record in settled)])
     record = ChangeRecord(
@@ -280,6 +287,7 @@ def taken_back(
         edits=(
             *undone,
             *(_update_back(operator, each, migrates.get(operator), settled) for operator, each in back.items()),
+            *([TuneRecord(knobs, {name: recorded_knobs(settled).get(name) for name in knobs})] if knobs else []),
         ),
         plan=f"while the job was not running: it starts with what revision {revision} ran",
         outcome=Outcome.APPLIED,
@@ -342,8 +350,10 @@ def _no_revision(revision: Revision, records: Iterable[ChangeRecord], found: Cha
     )
 
 
-def _require_work(back: Mapping[str, _Back], revision: Revision, steps: Sequence[Step] = ()) -> None:
-    if not steps and all(each.is_there for each in back.values()):
+def _require_work(
+    back: Mapping[str, _Back], revision: Revision, steps: Sequence[Step] = (), tunes: Sequence[Tune] = ()
+) -> None:
+    if not (steps or tunes) and all(each.is_there for each in back.values()):
         raise FlowError(f"the job runs what it ran at revision {revision}; there is nothing to revert")
 
 

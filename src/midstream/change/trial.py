@@ -34,7 +34,6 @@ from midstream.errors import MidstreamError
 from midstream.flow.edits import Edit
 from midstream.ids import Digest, Epoch, Revision
 from midstream.planner.assignment import Assignments
-from midstream.planner.carried_assignments import under_plan
 from midstream.planner.change_plan import Scheduler
 from midstream.storage.blobs import BlobStore
 
@@ -59,11 +58,15 @@ class Request:
     """Functions that are in the store already, by operator."""
     migrates: Mapping[str, Digest] = field(default_factory=dict)
     """Migrations that are in the store already, by operator."""
+    states: Mapping[str, Digest] = field(default_factory=dict)
+    """Initial states that are in the store already, by operator."""
     time_limit_s: float | None = None
     """Seconds that an epoch on trial may take, counted from when the change takes effect in it."""
     preflight: bool = True
     """Whether new functions are called on a few real rows, on the driver, before anything is sent."""
     note: str | None = None
+    deploys: bool = False
+    """Whether the edits are what a script says that the job does not run yet."""
     back_to: Undoing | None = None
     """For a revert: what it undoes, which depends on the outcomes of earlier changes."""
 
@@ -94,6 +97,8 @@ class _Trial:
     """Runs under it that failed without a function's failing, since the last commit."""
     is_committed: bool = False
     """Whether a committed epoch ran under it, in whole or in part."""
+    is_flushed: bool = False
+    """Whether the epoch is committed in which operators emitted all that they held, before the change itself."""
 
 
 @dataclass(frozen=True)
@@ -129,19 +134,35 @@ class Changes:
         """The change that can still be rolled back."""
         return None if self._trial is None else self._trial.change
 
+    @property
+    def in_progress(self) -> tuple[Change, ...]:
+        """The change on trial, and those that wait, in their order."""
+        on_trial = () if self._trial is None else (self._trial.change,)
+        return (*on_trial, *(queued.change for queued in tuple(self._queue)))
+
+    @property
+    def needs_epoch(self) -> bool:
+        """Whether a change waits for an epoch: to take effect, or for the end of the trial before it."""
+        return bool(self._queue) or (self._trial is not None and not self._trial.epochs)
+
     def store(self, request: Request) -> Request:
         """Pack and store a change's functions. Runs the user's code, so it is called without the job's lock."""
         stored = store_edits(
-            self.newest().graph, request.edits, self._store, stored=request.stored, migrates=request.migrates
+            self.newest(),
+            request.edits,
+            self._store,
+            stored=request.stored,
+            migrates=request.migrates,
+            states=request.states,
         )
-        return replace(request, stored=stored.functions, migrates=stored.migrations)
+        return replace(request, stored=stored.functions, migrates=stored.migrations, states=stored.states)
 
     def live(self) -> frozenset[Digest]:
         """The blobs of all configurations that can run without another request: the current one, the one that a
         roll-back would restore, and those of the changes that wait."""
         configurations = [self.configuration, *(queued.change.prepared.after for queued in self._queue)]
         if self._trial is not None:
-            configurations.append(self._trial.change.prepared.before)
+            configurations += [self._trial.change.prepared.before, self._trial.change.prepared.after]
         return frozenset().union(*(configuration.digests() for configuration in configurations))
 
     def check(self, request: Request) -> PreparedChange:
@@ -155,7 +176,9 @@ class Changes:
     def newest(self) -> Configuration:
         """The configuration once all changes that wait have taken effect."""
         queue = tuple(self._queue)
-        return queue[-1].change.prepared.after if queue else self.configuration
+        if queue:
+            return queue[-1].change.prepared.after
+        return self.configuration if self._trial is None else self._trial.change.prepared.after
 
     def request(self, request: Request, prepared: PreparedChange, preparation_ms: float) -> Change:
         """Take a checked change; it waits if another one is in progress. The caller enacts what is ready."""
@@ -171,6 +194,7 @@ class Changes:
             configuration=prepared.after.document.digest,
             note=request.note,
             time_limit_s=request.time_limit_s,
+            deployed=request.deploys,
         )
         self._log.keep(record)
         self._highest = Revision(prepared.after.revision)
@@ -200,14 +224,16 @@ class Changes:
         """Continue with a change that was on trial when the driver died."""
         change = Change(pending.prepared, pending.record, self._stopwatch)
         self._highest = Revision(max(self._highest, change.revision))
-        self._trial = _Trial(change, is_committed=pending.is_committed)
-        self.configuration = pending.prepared.after
+        self._trial = _Trial(change, is_committed=pending.is_committed, is_flushed=pending.is_flushed)
+        change.begins()
+        self.configuration = pending.prepared.first
         self._tell_progress(self._trial)
         return change
 
     def _put_on_trial(self, change: Change) -> None:
         self._trial = _Trial(change)
-        self.configuration = change.prepared.after
+        change.begins()
+        self.configuration = change.prepared.first
         self._tell_progress(self._trial)
 
     # ── assignments ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -224,13 +250,13 @@ class Changes:
         A roll-back keeps them, and so does a change that waits: it is prepared for other functions only. Nothing is
         stored: that comes before the manifest that names them.
         """
-        self.configuration = self.configuration.with_assignments(assignments)
-        if self._trial is not None:
-            prepared = self._trial.change.prepared
-            before = prepared.before
-            owners = under_plan(self.configuration.plan, assignments, before.plan, before.assignments)
-            before = before.with_assignments(owners)
-            self._trial.change.relink(replace(prepared, before=before, after=self.configuration))
+        if self._trial is None:
+            self.configuration = self.configuration.with_assignments(assignments)
+            return
+        trial = self._trial
+        prepared = trial.change.prepared.with_assignments(self.configuration.plan, assignments)
+        trial.change.relink(prepared)
+        self.configuration = prepared.after if trial.is_flushed else prepared.first
 
     # ── events of the run ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -239,6 +265,10 @@ class Changes:
         trial = self._trial
         if trial is None:
             return None
+        if self.configuration.flushed:
+            names = ", ".join(self.configuration.flushed)
+            trial.change.note(f"epoch {epoch} is the last one of {names}: it emits all that is held open")
+            return trial.change.revision
         trial.change.took_effect_in(epoch)
         trial.change.note(f"epoch {epoch} begins under it", in_effect=True)
         return trial.change.revision
@@ -264,7 +294,12 @@ class Changes:
         trial = self._trial
         if trial is None or commit.revision != trial.change.revision:
             return
-        trial.is_committed, trial.losses = True, 0
+        trial.losses = 0
+        if opened.flushed:
+            trial.is_flushed = True
+            self.configuration = trial.change.prepared.after
+            return
+        trial.is_committed = True
         if opened.revision != commit.revision:
             return
         trial.epochs += 1
@@ -299,7 +334,8 @@ class Changes:
         self.configuration = change.prepared.before.as_revision(self._highest).store(self._store)
         self._trial = None
         advice = after_roll_back(failure, change.record.new_functions, self._highest, is_committed=trial.is_committed)
-        outcome = Outcome.REVERTED if trial.is_committed else Outcome.ROLLED_BACK
+        has_effect = trial.is_committed or trial.is_flushed
+        outcome = Outcome.REVERTED if has_effect else Outcome.ROLLED_BACK
         self._end(change, outcome, f"{failure.why}\n\n{advice}")
         self._next()
         return True
@@ -328,10 +364,12 @@ class Changes:
         trial.change.progressed(TrialProgress(trial.epochs, TRIAL_EPOCHS, self._unmet(trial)))
 
     def _end(self, change: Change, outcome: Outcome, error: str | None = None) -> None:
-        change.end(outcome, error, self._log.keep)
+        change.end(outcome, error, self._log.keep, self._wall())
 
     def _settle(self, change: Change) -> None:
         self._trial = None
+        if self.configuration.initial:  # committed epochs have it in their state
+            self.configuration = replace(self.configuration, initial={})
         self._end(change, Outcome.APPLIED)
         self._next()
 
@@ -367,9 +405,7 @@ class Changes:
         """A change for the owners of now; None if more than owners has changed since it was prepared."""
         if _reassigns(prepared) or prepared.before.with_assignments(base.assignments) != base:
             return None
-        after = prepared.after
-        owners = under_plan(base.plan, base.assignments, after.plan, after.assignments)
-        return replace(prepared, before=base, after=after.with_assignments(owners))
+        return replace(prepared.with_assignments(base.plan, base.assignments), before=base)
 
     def _prepare(self, base: Configuration, request: Request, number: int | None = None) -> PreparedChange:
         """Prepare a change. ``number`` is given if the log has it already; what a revert undoes is then found again."""
@@ -385,6 +421,7 @@ class Changes:
             scheduler=request.scheduler,
             stored=request.stored,
             migrates=request.migrates,
+            states=request.states,
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from midstream.checkpoint.entry_log import Numbered
+from midstream.flow.knobs import in_words
 from midstream.ids import Digest, Epoch, Revision
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "RescaleRecord",
     "RewireRecord",
     "StepRecord",
+    "TuneRecord",
     "UpdateRecord",
     "whoami",
 ]
@@ -129,7 +131,8 @@ class InsertRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="insert"):
     """An operator that a change added to the flow.
 
     ``described`` is the operator as documents of graphs have it, ``takes`` the columns of each of its inputs for which
-    its function was written. The function is in the blob store, by digest.
+    its function was written. The function is in the blob store, by digest, and so is the initial ``state`` it was
+    given, until an epoch with it is committed.
     """
 
     operator: str
@@ -138,6 +141,7 @@ class InsertRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="insert"):
     takes: tuple[str, ...]
     label: str = ""
     source: str = ""
+    state: Digest | None = None
 
     @property
     def subject(self) -> str:
@@ -149,12 +153,16 @@ class InsertRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="insert"):
 
 
 class RemoveRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="remove"):
-    """An operator that a change removed from the flow; the fields are those of :class:`InsertRecord`."""
+    """An operator that a change removed from the flow; the fields are those of :class:`InsertRecord`.
+
+    ``flush``: the epoch before emitted all that it held open.
+    """
 
     operator: str
     described: dict[str, Any]
     function: Digest
     takes: tuple[str, ...]
+    flush: bool = False
 
     @property
     def subject(self) -> str:
@@ -195,9 +203,29 @@ class ForgetRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="forget"):
         return f"{self.subject}: dropped"
 
 
+class TuneRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="tune"):
+    """A :class:`~midstream.Tune`: the knobs it set, in microseconds, bytes or rows, and their values ``before``.
+
+    None is the default.
+    """
+
+    knobs: dict[str, int | None]
+    before: dict[str, int | None]
+
+    @property
+    def subject(self) -> str:
+        """What it changes, in a few words."""
+        return f"knob{'s' if len(self.knobs) > 1 else ''} {', '.join(self.knobs)}"
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {in_words(name, value)}" for name, value in self.knobs.items())
+
+
 PlanRecord = InsertRecord | RemoveRecord | RewireRecord
 """The record of an edit of the plan."""
-EditRecord = UpdateRecord | MoveRecord | RescaleRecord | InsertRecord | RemoveRecord | RewireRecord | ForgetRecord
+EditRecord = (
+    UpdateRecord | MoveRecord | RescaleRecord | InsertRecord | RemoveRecord | RewireRecord | ForgetRecord | TuneRecord
+)
 """The record of an edit, by its ``kind``. Each says what its ``subject`` is, and as text what it does."""
 
 
@@ -281,6 +309,14 @@ class ChangeRecord(Numbered, frozen=True):
     """The blob of the new configuration; None if the change was refused, or made while the job was not running."""
     drops: bool = False
     """Whether it dropped all earlier changes: the job was started with its script alone."""
+    deployed: bool = False
+    """Whether it brought the job to what a script said: a start of that script, or of a later one, needs it no more."""
+    waited_ms: float | None = None
+    """Milliseconds for which it waited behind earlier changes, before it could begin."""
+    trial_ms: float | None = None
+    """Milliseconds from then until its end."""
+    ended_at: float | None = None
+    """When its outcome was known, in seconds since 1970."""
     migration: MigrationRecord | None = None
     """Set if its bins move step by step. ``revision`` is then the one that the job ran; a migration makes none."""
 
@@ -298,6 +334,13 @@ class ChangeRecord(Numbered, frozen=True):
     def new_functions(self) -> tuple[str, ...]:
         """The operators that were updated or inserted."""
         return (*self.operators, *(edit.operator for edit in self.edits if isinstance(edit, InsertRecord)))
+
+    @property
+    def tuned(self) -> dict[str, int | None]:
+        """The knobs that it set; None for the default."""
+        return {
+            name: value for edit in self.edits if isinstance(edit, TuneRecord) for name, value in edit.knobs.items()
+        }
 
     @property
     def plan_edits(self) -> tuple[PlanRecord, ...]:

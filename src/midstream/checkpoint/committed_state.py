@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from midstream.checkpoint.manifest import Manifest
@@ -13,6 +13,7 @@ from midstream.engine.control_order import ControlReport
 from midstream.flow.model import Graph
 from midstream.ids import BINS, Digest, Epoch, StageIndex
 from midstream.planner.stages import Plan
+from midstream.state.files import FileRef
 from midstream.state.lineage import Lineage
 from midstream.storage.table_files import SinkFile
 
@@ -54,6 +55,20 @@ class CommittedState:
             }
             for stage in plan.stages
         }
+
+    def lacks(self, operators: Iterable[str]) -> list[str]:
+        """Those operators that have no state, not even an empty one."""
+        return [name for name in operators if name not in self.lineages]
+
+    def beginning_with(self, files: Mapping[str, FileRef]) -> CommittedState:
+        """The same, and for operators without state a file that holds their initial one."""
+        found = {}
+        for name, file in files.items():
+            lineage = Lineage.start(name, self.bins)
+            if file.rows:
+                lineage = replace(lineage.after(Epoch(0), [file]), epoch=lineage.epoch)
+            found[name] = lineage
+        return replace(self, lineages={**self.lineages, **found})
 
     def _lineage(self, operator: str) -> Lineage:
         return self.lineages.get(operator) or Lineage.start(operator, self.bins)

@@ -27,6 +27,7 @@ from midstream.cli.state import held_table, parse_key, state_table
 from midstream.cli.target import find, needs_session, to_flow
 from midstream.cli.top import top
 from midstream.cli.trust import TrustOption, require_trust
+from midstream.cli.tune import tune
 from midstream.control.journal import read, tell
 from midstream.drawing.render import Style, render
 from midstream.errors import StateError
@@ -192,7 +193,7 @@ def journal(
         typer.echo(tell(read(file.read_bytes())))
 
 
-for changing in (jobs, status, top, epoch, explain, update, deploy, history, revert, calibrate):
+for changing in (jobs, status, top, epoch, explain, update, tune, deploy, history, revert, calibrate):
     app.command()(changing)
 for moving in (rescale, rebalance, drain, migrate, migrations, assignment, executors, freeze):
     app.command()(moving)

@@ -25,7 +25,18 @@ from midstream.server.client import JobClient
 from midstream.server.messages import JobState
 from midstream.server.registry import ServedEntry, served_jobs
 
-__all__ = ["client_of_job_or_folder", "deploy", "epoch", "explain", "history", "jobs", "revert", "status", "update"]
+__all__ = [
+    "client_of_job_or_folder",
+    "deploy",
+    "epoch",
+    "explain",
+    "history",
+    "jobs",
+    "revert",
+    "status",
+    "tell_outcome",
+    "update",
+]
 
 LOOK_S = 5.0
 
@@ -136,7 +147,7 @@ def update(
         client = client_of(job)
         wanted = updates_of(updates, migrate or [], returns or [])
         record = client.update(*wanted, scheduler=scheduler, time_limit=time_limit, note=note)
-        _tell_outcome(client, record, job, no_wait)
+        tell_outcome(client, record, job, no_wait)
 
 
 def deploy(
@@ -157,6 +168,14 @@ def deploy(
     ] = None,
     note: Annotated[str | None, typer.Option(help="The reason, for the history.")] = None,
     svg: Annotated[Path | None, typer.Option(help="File for a drawing of the change.", show_default=False)] = None,
+    flush: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPERATOR",
+            help="A window, outer join or process with timers that the script removes: it emits all that is open "
+            "before it goes; may be repeated.",
+        ),
+    ] = None,
     no_wait: NoWaitOption = False,
 ) -> None:
     """Run what a script says: what differs from the running flow becomes one change, rolled back if it fails."""
@@ -173,7 +192,7 @@ def deploy(
                     )
                 typer.echo(restart_plan(job, script))
                 return
-            planned = client.deploy(script, migrate=steps, scheduler=scheduler, plan_only=True)
+            planned = client.deploy(script, migrate=steps, flush=flush or (), scheduler=scheduler, plan_only=True)
             if not planned.text:
                 typer.echo("The job runs what the script says: nothing to change.")
                 return
@@ -182,9 +201,11 @@ def deploy(
                 write_text(svg, planned.svg)
             if plan:
                 return
-            found = client.deploy(script, migrate=steps, scheduler=scheduler, time_limit=time_limit, note=note)
+            found = client.deploy(
+                script, migrate=steps, flush=flush or (), scheduler=scheduler, time_limit=time_limit, note=note
+            )
         if found.change is not None:
-            _tell_outcome(client, found.change, job, no_wait)
+            tell_outcome(client, found.change, job, no_wait)
 
 
 def history(
@@ -226,10 +247,11 @@ def revert(
             typer.echo(taken_back_text(revert_offline(job, revision, steps)))
             return
         record = client.revert(revision, migrate=steps, scheduler=scheduler)
-        _tell_outcome(client, record, job, no_wait)
+        tell_outcome(client, record, job, no_wait)
 
 
-def _tell_outcome(client: JobClient, record: ChangeRecord, job: str, no_wait: bool) -> None:
+def tell_outcome(client: JobClient, record: ChangeRecord, job: str, no_wait: bool) -> None:
+    """Wait for the outcome of a change, unless that is not wanted, and print it; exits with 1 if it failed."""
     what = f"revision {record.revision} ({record.subjects})"
     if not no_wait:
         try:

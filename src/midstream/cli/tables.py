@@ -118,7 +118,9 @@ def _details(record: ChangeRecord) -> Iterator[str]:
     # A refused change has no edits on record; its plan says what was wanted.
     what = ", ".join(map(str, record.edits)) or record.plan
     delay = "" if record.delay_ms is None else f", in effect after {record.delay_ms:,.1f} ms"
-    yield f"{what}, by {record.by} ({record.scheduler}{delay})"
+    waited = f", waited {record.waited_ms:,.1f} ms" if record.waited_ms and record.waited_ms >= 1.0 else ""
+    trial = "" if record.trial_ms is None else f", on trial for {record.trial_ms:,.1f} ms"
+    yield f"{what}, by {record.by} ({record.scheduler}{waited}{delay}{trial})"
     if record.note:
         yield f"note: {record.note}"
     if record.error:

@@ -230,6 +230,7 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     ``awaited`` the bins that this executor prefetches for the stage: their bins stay in its base. None: not known.
     ``controls`` are the control operations in progress; of each task of the stage before, of which there were
     ``senders``, come messages of those that are not fast.
+    ``knobs`` has those that do not have their defaults, ``flushed`` the operators that close all that is open.
     """
 
     revision: Revision
@@ -242,6 +243,8 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     live: tuple[Digest, ...] = ()
     beside: tuple[PartitionId, ...] | None = None
     awaited: tuple[BinId, ...] = ()
+    knobs: dict[str, int] = {}
+    flushed: tuple[str, ...] = ()
     assignments: Digest = Digest("")
     owners: bytes | None = None
     controls: tuple[ControlOrder, ...] = ()
@@ -344,6 +347,10 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
     """What executors should load ahead, as in :class:`PrefetchWanted`."""
     controls: tuple[ControlOrder, ...] = ()
     """The control operations that begin with this run."""
+    knobs: dict[str, int] = {}
+    """The knobs that tasks go by, as far as they do not have their defaults; see :mod:`midstream.flow.knobs`."""
+    flushed: tuple[str, ...] = ()
+    """Operators that close all that is open at the end of this epoch, whatever the watermark."""
     assignments: Digest = Digest("")
     owners: bytes = b""
 

@@ -90,6 +90,8 @@ class RunBook:
             live=opened.live,
             beside=self._beside(task, worker),
             awaited=self._awaited(task, worker),
+            knobs=opened.knobs,
+            flushed=opened.flushed,
             assignments=opened.assignments,
             owners=None if started.assignments == opened.assignments else opened.owners,
         )

@@ -21,12 +21,12 @@ from midstream.data.key_space import MAX_BINS, KeySpace, pack_counts
 from midstream.engine.frames import CONTROL_WIRE, FrameKind, Header, encode_rows, frame
 from midstream.engine.intake import Carried
 from midstream.engine.rows_by_bin import RowsByBin
+from midstream.flow.knobs import knob_value
 from midstream.ids import PartitionId, Revision, StageIndex, WireId
 from midstream.planner.assignment import Assignments
 from midstream.planner.stages import Leaves, Wire
 
-FRAME_BYTES = 1 << 20
-HELD_BYTES = 64 << 20
+FRAME_BYTES = knob_value({}, "frame")
 
 
 class _Destination(NamedTuple):
@@ -59,7 +59,12 @@ class Collector:
         partition: PartitionId,
         following: StageIndex,
         assignments: Assignments,
+        *,
+        frame_bytes: int | None = None,
+        held_bytes: int | None = None,
     ) -> None:
+        self._frame_bytes = knob_value({}, "frame") if frame_bytes is None else frame_bytes
+        self._most_held = knob_value({}, "held_output") if held_bytes is None else held_bytes
         self._typed = leaves is Leaves.TYPED
         self._partition = partition
         self._following = following
@@ -118,9 +123,9 @@ class Collector:
             nbytes = rows.nbytes
             held.nbytes += nbytes
             self._held_bytes += nbytes
-            if held.nbytes >= FRAME_BYTES:
+            if held.nbytes >= self._frame_bytes:
                 self._flush(key)
-        if self._held_bytes > HELD_BYTES:
+        if self._held_bytes > self._most_held:
             self._flush_all()
 
     def pass_on(self, carried: Carried) -> None:
@@ -162,7 +167,7 @@ class Collector:
         held = self._held.pop(place)
         self._held_bytes -= held.nbytes
         rows = pa.concat_batches(held.batches) if len(held.batches) > 1 else held.batches[0]
-        for piece in _pieces(rows, held.nbytes):
+        for piece in _pieces(rows, round(held.nbytes / self._frame_bytes)):
             if self._typed:
                 self._ready.append(piece)
             else:
@@ -189,9 +194,9 @@ def _scattered(owners: npt.NDArray[np.uint16], batch: pa.RecordBatch) -> Iterato
         yield int(owners[start]), arranged.slice(start, end - start)
 
 
-def _pieces(rows: pa.RecordBatch, nbytes: int) -> Iterator[pa.RecordBatch]:
+def _pieces(rows: pa.RecordBatch, frames: int) -> Iterator[pa.RecordBatch]:
     """Cut rows into pieces of about the size of a frame; wide rows would otherwise make oversized frames."""
-    count = max(1, min(rows.num_rows, round(nbytes / FRAME_BYTES)))
+    count = max(1, min(rows.num_rows, frames))
     for i in range(count):
         start = rows.num_rows * i // count
         yield rows.slice(start, rows.num_rows * (i + 1) // count - start)

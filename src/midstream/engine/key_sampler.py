@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from midstream.flow.knobs import knob_value
 from midstream.metrics import HeavyKeys
 
-__all__ = ["KeySampler"]
+__all__ = ["LOOKED_AT", "KeySampler"]
 
-LOOKED_AT = 32
-"""Most rows of a slice that are looked at."""
+LOOKED_AT = knob_value({}, "key_sample")
+"""Most rows of a slice that are looked at, unless the knob ``key_sample`` says otherwise."""
 FIRST_LOOKS = 4
 """Slices at the beginning of a task that are all looked at."""
 BETWEEN_LOOKS_NS = 10_000_000
@@ -36,8 +37,9 @@ class KeySampler:
     {"'a'": 2, "'b'": 1}
     """
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self, columns: Sequence[str], looked_at: int = LOOKED_AT) -> None:
         self._columns = tuple(columns)
+        self._looked_at = looked_at
         self._counts: dict[str, float] = {}
         self._rows = 0
         self._unseen = 0
@@ -57,10 +59,10 @@ class KeySampler:
         self._looks += 1
         self._next_ns = now_ns + BETWEEN_LOOKS_NS
         columns = [batch.column(name) for name in self._columns]
-        if rows > LOOKED_AT:
-            chosen = pa.array(self._random.integers(0, rows, LOOKED_AT))
+        if rows > self._looked_at:
+            chosen = pa.array(self._random.integers(0, rows, self._looked_at))
             columns = [column.take(chosen) for column in columns]
-        weight = self._unseen / min(rows, LOOKED_AT)
+        weight = self._unseen / min(rows, self._looked_at)
         self._unseen = 0
         counts = self._counts
         for values in zip(*(column.to_pylist() for column in columns), strict=True):

@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 import pyarrow as pa
 
 from midstream.engine.intake import IntakeEntry, entries_of
-from midstream.engine.key_sampler import KeySampler
+from midstream.engine.key_sampler import LOOKED_AT, KeySampler
 from midstream.engine.parts import Parts, instantiate
 from midstream.engine.steps import OperatorInTask
 from midstream.flow.model import Operator
@@ -102,15 +102,19 @@ def version_of(operator: Operator, parts: Parts, known: OperatorInTask | None = 
     )
 
 
-def node_of(operator: Operator, revision: Revision) -> OperatorNode:
-    """The node of an operator, still without versions, in a task that begins under ``revision``."""
+def node_of(operator: Operator, revision: Revision, key_sample: int = LOOKED_AT) -> OperatorNode:
+    """The node of an operator, still without versions, in a task that begins under ``revision``.
+
+    ``key_sample`` is the most rows of a slice that are looked at for heavy keys.
+    """
+    columns = operator.spec.partition_by if key_sample else None
     return OperatorNode(
         name=operator.name,
         versions={},
         late=frozenset(operator.late_branches),
         aside=frozenset(operator.error_branches),
         latest=revision,
-        keys=None if (columns := operator.spec.partition_by) is None else KeySampler(columns),
+        keys=None if columns is None else KeySampler(columns, key_sample),
     )
 
 

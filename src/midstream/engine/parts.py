@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from midstream.data.key_space import KeySpace
-from midstream.data.times import EpochTimes
+from midstream.data.times import END_OF_TIME, EpochTimes
 from midstream.engine.aggregation.combiner import Combiner
 from midstream.engine.bad_rows import ErrorsBranch, Screen
 from midstream.engine.resources import Resources
 from midstream.engine.steps import ONLY, OperatorInTask, OperatorStep
+from midstream.errors import FlowError
 from midstream.flow.model import Operator, Source
 from midstream.flow.spec import OnError, Spec
 from midstream.ids import Digest, Revision
@@ -39,6 +41,8 @@ class Parts:
     times: EpochTimes
     revision: Revision
     keepers: dict[str, HandleKeeper] = field(default_factory=dict)
+    flushed: frozenset[str] = frozenset()
+    """Operators for which all of time is over at the end of this epoch."""
 
     def under(self, program: StageProgram, revision: Revision) -> Parts:
         """The parts of the same task under another revision."""
@@ -75,6 +79,17 @@ class TaskSpec(Spec, ABC):
         """Load one of the operator's blobs before a task needs it."""
         resources.function(digest, operator)
 
+    def load_initial(
+        self, operator: Operator, takes: Sequence[pa.Schema], table: pa.Table, state: TaskState, clock: int
+    ) -> None:
+        """Write a table that a user gives as initial state into the state of all bins; ``clock`` is the time of now.
+
+        Raises :class:`FlowError` if the table does not fit.
+        """
+        raise FlowError(
+            f"{self.kind} {operator.name!r} cannot be given an initial state; a process, an aggregate or a distinct can"
+        )
+
     def combiner(self, operator: Operator, takes: pa.Schema, space: KeySpace) -> Combiner:
         """Pre-aggregates rows on their way to this operator. Only called if it is :attr:`combinable`."""
         raise AssertionError(f"rows for a {self.kind} cannot be pre-aggregated")
@@ -83,6 +98,8 @@ class TaskSpec(Spec, ABC):
 def instantiate(operator: Operator, parts: Parts) -> OperatorInTask:
     """Load what an operator needs and build it in a task."""
     spec = operator.spec
+    if operator.name in parts.flushed:
+        parts = replace(parts, times=msgspec.structs.replace(parts.times, watermark=END_OF_TIME))
     if isinstance(spec, TaskSpec):
         return spec.instantiate(operator, parts)
     return OperatorInTask((_passing_step(operator),) * len(parts.takes(operator)))

@@ -12,7 +12,7 @@ themselves: the old one until the task's switch, the new one from then on, and t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -34,6 +34,7 @@ from midstream.engine.parts import Parts, combiner_of
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.engine.task_controls import TaskControls
+from midstream.flow.knobs import knob_value
 from midstream.ids import InputPosition, Origin, PartitionId, Revision, StageIndex, WireId
 from midstream.metrics import OperatorStats
 from midstream.planner.assignment import Assignments
@@ -93,7 +94,10 @@ class StageRunner:
         states: Mapping[str, TaskState],
         outlets: FileOutlets,
         recorder: Recorder | None = None,
+        knobs: Mapping[str, int] | None = None,
+        flushed: Collection[str] = (),
     ) -> None:
+        knobs = knobs or {}
         self._program = program
         self._assignments = assignments
         self._recorder = recorder
@@ -104,16 +108,24 @@ class StageRunner:
         self._revision = revision
         self._clock = clock
         self._sizer = sizer
-        self._collector = Collector(program.stage.leaves, partition, StageIndex(program.stage.index + 1), assignments)
+        self._collector = Collector(
+            program.stage.leaves,
+            partition,
+            StageIndex(program.stage.index + 1),
+            assignments,
+            frame_bytes=knob_value(knobs, "frame"),
+            held_bytes=knob_value(knobs, "held_output"),
+        )
+        self._key_sample = knob_value(knobs, "key_sample")
         self._combiners: dict[tuple[Wire, Revision], Combiner] = {}
         self._received: Counter[WireId] = Counter()
         self._sources = program.timed
         self._event_times: dict[str, int] = {}
         self._widest_row = 0
-        self._parts = Parts(program, resources, states, times, revision)
+        self._parts = Parts(program, resources, states, times, revision, flushed=frozenset(flushed))
         self._nodes: dict[str, OperatorNode] = {}
         for op in program.operators:
-            self._nodes[op.name] = node_of(op, revision)
+            self._nodes[op.name] = node_of(op, revision, self._key_sample)
             self._nodes[op.name].versions[revision] = version_of(op, self._parts)
         self._position: Counter[Origin] = Counter()
         self._revised: RevisedStage | None = None
@@ -160,7 +172,7 @@ class StageRunner:
         before = {op.name for op in self._program.operators}
         for op in revised.program.operators:
             is_same = op.name in before and revised.program.runs_of(op.name) == self._program.runs_of(op.name)
-            node = self._nodes.setdefault(op.name, node_of(op, self._revision))
+            node = self._nodes.setdefault(op.name, node_of(op, self._revision, self._key_sample))
             known = node.versions[self._revision] if is_same else None
             version = version_of(op, parts, None if known is None else known.work)
             node.versions[revised.revision] = known if known is not None and known == version else version

@@ -1,7 +1,8 @@
 """Slices: the portions of input that go through the stage's operators.
 
-A slice should take about 5 ms. A task hears from the coordinator between slices, so this bounds the delay of a change;
-operators never switch inside a slice. Fast vectorised functions get whole chunks, slow models a few rows.
+A slice should take about 5 ms, or what the knob ``slice`` says. A task hears from the coordinator between slices, so
+this bounds the delay of a change; operators never switch inside a slice. Fast vectorised functions get whole chunks,
+slow models a few rows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-TARGET_NS = 5_000_000
+from midstream.flow.knobs import knob_value
+
+TARGET_NS = 1000 * knob_value({}, "slice")
 FIRST_ROWS = 16
 MAX_ROWS = 1 << 16
 MAX_GROWTH = 8.0
@@ -31,12 +34,14 @@ class SliceSizer:
 
     def __init__(self, rows: int = FIRST_ROWS) -> None:
         self.rows = rows
+        self.target_ns = TARGET_NS
+        """How long a slice should take."""
 
     def observe(self, *, rows: int, elapsed_ns: int) -> None:
         """Record the duration of a slice."""
         if rows == 0:
             return
-        fitting = TARGET_NS * rows / max(elapsed_ns, 1)
+        fitting = self.target_ns * rows / max(elapsed_ns, 1)
         # A short remainder says little about a full slice, so it may shrink the size but grow it only within a bound.
         ceiling = min(max(rows, self.rows) * MAX_GROWTH, MAX_ROWS)
         # A slice during which the process waited for a core says little, too. Without a bound, a busy machine would get

@@ -10,6 +10,7 @@ edit       gives                                        decided by
 `Remove`   the flow one operator less                   :mod:`midstream.operators.plan_edits`
 `Rewire`   an operator other inputs                     :mod:`midstream.operators.plan_edits`
 `Redraw`   the flow the plan that the three stand for   :func:`revise`
+`Tune`     the job other values of its knobs            :mod:`midstream.flow.knobs`
 ========== ============================================ =====================================
 
 :func:`revise` is pure: it turns a graph and edits into a new graph, or raises an error that says what does not fit.
@@ -18,7 +19,7 @@ edit       gives                                        decided by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from midstream.data.ddl import Declared, closest
 from midstream.data.schema import parse_ddl
 from midstream.errors import FlowError
 from midstream.flow.functions import check_callable
+from midstream.flow.knobs import KNOBS, require_takers, values_of
 from midstream.flow.model import Graph, Operator, port_schema
 from midstream.flow.plan_steps import Add, Step, TakeOut, outlined, require_keys
 from midstream.flow.spec import InputChange, OnError, Spec
@@ -40,13 +42,16 @@ __all__ = [
     "Remove",
     "Rescale",
     "Rewire",
+    "Tune",
     "Update",
     "added_by",
     "check_edits",
     "dropped_by",
+    "flushed_by",
     "reassignments_in",
     "revise",
     "steps_in",
+    "tuned_by",
     "updates_in",
 ]
 
@@ -124,6 +129,9 @@ class Insert(Edit):
         a function of several streams.
     :param before: the readers that get the new stream; default: all readers of the output.
     :param between: ``(after, before)`` as a pair: one edge.
+    :param state: the initial state of what is inserted: a ``pyarrow.Table``, a pandas or Spark DataFrame, or a list of
+        rows; a dict by operator if several keep state. For a ``process`` the key columns and a column ``value``, or
+        several columns that make a dict; for an ``aggregate`` rows of the past; for a ``distinct`` keys of the past.
 
     >>> from midstream import Flow, Insert, ListSource, MemorySink, Update
     >>> from midstream.testing import ChangeAt, run_local
@@ -139,6 +147,7 @@ class Insert(Edit):
     after: str | tuple[str, ...] | None = None
     before: str | tuple[str, ...] | None = None
     between: tuple[str, str] | None = None
+    state: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -147,11 +156,15 @@ class Remove(Edit):
 
     Its state is kept under its name, and found again by an operator of that name and layout.
 
+    :param flush: for windows, outer joins and processes with timers: the epoch before the one in which it goes closes
+        all that is open, whatever the watermark, and emits it in the old plan. Default: it stays in the kept state.
+
     >>> Remove("even").operator
     'even'
     """
 
     operator: str
+    flush: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,6 +182,30 @@ class Rewire(Edit):
     operator: str
     to: str | tuple[str, ...]
     input: int | None = None
+
+
+@dataclass(frozen=True, init=False)
+class Tune(Edit):
+    """Other values of a job's knobs, from the next epoch on; ``pace`` at once.
+
+    ``pace`` and ``slice`` are lengths of time, ``frame``, ``held_output`` and ``batch`` sizes, ``rows_per_epoch`` and
+    ``key_sample`` numbers of rows; ``None`` is the default. They never decide which rows leave, only when.
+
+    >>> Tune(pace="500 ms", frame="1 MiB").knobs
+    {'pace': 500000, 'frame': 1048576}
+    """
+
+    knobs: Mapping[str, int | None]
+    """The values in microseconds, bytes or rows."""
+    __hash__ = None  # type: ignore[assignment]  # a mapping has no hash
+
+    def __init__(self, **knobs: str | int | None) -> None:
+        if not knobs:
+            raise FlowError(f"Tune sets no knob; knobs: {', '.join(KNOBS)}, e.g. Tune(pace='500 ms')")
+        object.__setattr__(self, "knobs", values_of(knobs))
+
+    def __repr__(self) -> str:
+        return f"Tune({', '.join(f'{name}={value!r}' for name, value in self.knobs.items())})"
 
 
 @dataclass(frozen=True)
@@ -198,7 +235,7 @@ def check_edits(edits: Iterable[Edit]) -> tuple[Edit, ...]:
         if type(edit) is Edit or not isinstance(edit, Edit):
             raise FlowError(
                 f"a change is made of edits, found {type(edit).__name__} {edit!r:.60}; allowed: Update, Insert, "
-                f"Remove, Rewire, Move and Rescale, e.g. Update('FM', function)"
+                f"Remove, Rewire, Move, Rescale and Tune, e.g. Update('FM', function)"
             )
     if not known:
         raise FlowError("a change needs at least one edit, e.g. job.update(Update('FM', new_function))")
@@ -220,9 +257,25 @@ def steps_in(edits: Iterable[Edit]) -> tuple[Step, ...]:
     return tuple(step for edit in edits if isinstance(edit, Redraw) for step in edit.steps)
 
 
+def tuned_by(edits: Iterable[Edit]) -> dict[str, int | None]:
+    """The knobs that a change sets; None for one that gets its default. Raises if two edits set the same one."""
+    found: dict[str, int | None] = {}
+    for edit in edits:
+        if isinstance(edit, Tune):
+            if twice := sorted(found.keys() & edit.knobs.keys()):
+                raise FlowError(f"knob {twice[0]} is tuned twice in one change; give it one value")
+            found |= edit.knobs
+    return found
+
+
 def added_by(edits: Iterable[Edit]) -> tuple[str, ...]:
     """The operators that a change adds."""
     return tuple(step.operator.name for step in steps_in(edits) if isinstance(step, Add))
+
+
+def flushed_by(edits: Iterable[Edit]) -> tuple[str, ...]:
+    """The operators that emit all they hold before a change drops them."""
+    return tuple(step.name for step in steps_in(edits) if isinstance(step, TakeOut) and step.flush)
 
 
 def dropped_by(edits: Iterable[Edit]) -> tuple[str, ...]:
@@ -235,8 +288,9 @@ def revise(graph: Graph, edits: Sequence[Edit]) -> Graph:
 
     An operator that is not updated keeps its function, so its inputs must still have all the columns they had when the
     operator got that function; they may have more. A join keeps whole rows in state, so its inputs may not change at
-    all. Steps of the plan come first: an update may be of an operator that they add.
+    all. Steps of the plan come first: an update may be of an operator that they add. Knobs are checked, too.
     """
+    require_takers(graph, tuned_by(edits))
     steps = steps_in(edits)
     outline = outlined(graph, steps) if steps else graph
     wanted = _by_operator(outline, updates_in(edits))

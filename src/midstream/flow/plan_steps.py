@@ -29,6 +29,8 @@ class Add:
     operator: Operator
     takes: tuple[pa.Schema, ...]
     payload: Any = field(default=None, compare=False, repr=False)
+    state: Any = field(default=None, compare=False, repr=False)
+    """The initial state that a user gives it, as a table."""
 
     def __str__(self) -> str:
         return f"+{self.operator.name}"
@@ -36,12 +38,13 @@ class Add:
 
 @dataclass(frozen=True)
 class TakeOut:
-    """An operator is dropped."""
+    """An operator is dropped, and emits all that it holds before that if ``flush`` is set."""
 
     name: str
+    flush: bool = False
 
     def __str__(self) -> str:
-        return f"-{self.name}"
+        return f"-{self.name}{' (flushed)' if self.flush else ''}"
 
 
 @dataclass(frozen=True)

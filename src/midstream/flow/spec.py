@@ -308,6 +308,11 @@ class Spec:
     is_stateful: ClassVar[bool] = False
     """Whether it keeps state; if so, it follows a key_by."""
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether its state holds what it emits only when the watermark gets there: windows, timers, lone rows."""
+        return False
+
     keeps_user_state: ClassVar[bool] = False
     """Whether its state consists of the user's objects, which ``migrate=`` can convert to another layout."""
 

@@ -21,6 +21,7 @@ from midstream.engine.aggregation.running import RunningTotals
 from midstream.engine.aggregation.sessions import Sessions, split_sessions
 from midstream.engine.aggregation.totals import TotalsOf
 from midstream.engine.aggregation.windows import Windows
+from midstream.engine.initial_rows import fitted, replay
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import OperatorInTask
 from midstream.errors import FlowError, SchemaError
@@ -80,6 +81,11 @@ class Aggregate(TaskSpec):
         """Whether senders may pre-aggregate rows: not with windows, nor when the order of rows matters."""
         return self.window is None and not any(aggregation.kind.depends_on_order for _, aggregation in self.columns)
 
+    @property
+    def holds_back(self) -> bool:
+        """Open windows."""
+        return self.window is not None
+
     def begins(self, branch: str) -> bool:
         """Totals are new source rows; late rows leave unchanged."""
         return not branch
@@ -109,6 +115,20 @@ class Aggregate(TaskSpec):
     def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
         """See :func:`instantiate_aggregate`."""
         return instantiate_aggregate(operator, self, parts.takes(operator)[0], parts.state(operator), parts.times)
+
+    def load_initial(
+        self, operator: Operator, takes: Sequence[pa.Schema], table: pa.Table, state: TaskState, clock: int
+    ) -> None:
+        """Rows of the past, in the columns of its input that it needs; they are aggregated, and nothing is emitted."""
+        totals = totals_of(operator, self, takes[0])
+        time = () if self.time is None or self.window is None else (self.time,)
+        needed = dict.fromkeys([*self.keys, *time, *totals.inputs])
+        what = f"aggregate {operator.name!r}"
+        rows = fitted(
+            table, [takes[0].field(name) for name in needed], what, ": rows of the past, as its input has them"
+        )
+        work = instantiate_aggregate(operator, self, takes[0], state, EpochTimes(clock))
+        replay(work, rows, takes[0], what)
 
     def combiner(self, operator: Operator, takes: pa.Schema, space: KeySpace) -> Combiner:
         """Senders emit partial totals instead of rows."""

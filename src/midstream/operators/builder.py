@@ -6,6 +6,7 @@ line.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +143,7 @@ class Flow:
         revert_to: int | None = None,
         durable: bool = True,
         close_windows: bool = False,
+        knobs: Mapping[str, str | int] | None = None,
     ) -> Job:
         """Run this flow on a SparkSession, in the background, until it is stopped or fails.
 
@@ -174,6 +176,9 @@ class Flow:
         :param close_windows: with ``trigger="available-now"``: when everything is processed, run one more epoch, which
             has no rows, closes all windows, sessions and joins, and fires all event timers. This also closes the
             checkpoint: all later rows would be late, so the next start refuses it.
+        :param knobs: values of knobs other than their defaults, such as ``{"pace": "500 ms"}``; :class:`midstream.Tune`
+            lists them, and sets them while the job runs. A tuned value counts more than this one, also after a restart,
+            until ``changes="drop"``.
         """
         from midstream.runtime.spark.start import start
         from midstream.server.start import server_wanted
@@ -193,6 +198,7 @@ class Flow:
             durable=durable,
             close_windows=close_windows,
             refreshes=self._refreshes,
+            knobs=knobs,
         )
 
     def _event_time_of(self, port: Port) -> str | None:

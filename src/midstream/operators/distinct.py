@@ -20,6 +20,7 @@ from midstream.data.schema import columns_of
 from midstream.data.times import EpochTimes
 from midstream.engine.aggregation.runs import Integers
 from midstream.engine.bad_rows import ErrorsBranch, Screen
+from midstream.engine.initial_rows import fitted, replay, require_unique
 from midstream.engine.keyed_rows import checked_times, ended_by, found_keys, refuse_nulls
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import ONLY, OperatorInTask
@@ -61,6 +62,16 @@ class Distinct(TaskSpec):
     def instantiate(self, operator: Operator, parts: Parts) -> OperatorInTask:
         """See :func:`instantiate_distinct`."""
         return instantiate_distinct(operator, self, parts.takes(operator)[0], parts.state(operator), parts.times)
+
+    def load_initial(
+        self, operator: Operator, takes: Sequence[pa.Schema], table: pa.Table, state: TaskState, clock: int
+    ) -> None:
+        """Keys that were seen; with ``within``, and the time of the first row of each."""
+        what = f"distinct {operator.name!r}"
+        needed = dict.fromkeys([*self.keys, *(() if self.time is None else (self.time,))])
+        rows = fitted(table, [takes[0].field(name) for name in needed], what)
+        require_unique(rows, self.keys, what)
+        replay(instantiate_distinct(operator, self, takes[0], state, EpochTimes(clock)), rows, takes[0], what)
 
     def shown_state(self, operator: Operator, takes: Sequence[pa.Schema], rows: pa.Table) -> pa.Table:
         """The keys that were seen."""

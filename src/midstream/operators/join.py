@@ -83,6 +83,11 @@ class Join(TaskSpec):
         """An outer join emits rows without a partner at the end, once none can arrive any more."""
         return self.how is not How.INNER
 
+    @property
+    def holds_back(self) -> bool:
+        """Rows without a partner so far."""
+        return self.how is not How.INNER
+
     def gives_many(self, branch: str) -> bool:
         """A row may have many partners, but a late row leaves once."""
         return not branch

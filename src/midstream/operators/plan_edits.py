@@ -5,7 +5,8 @@ An inserted operator is built by the builder of scripts, on a stream of the runn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, Insert, Redraw, Remove, Rewire
@@ -15,7 +16,7 @@ from midstream.flow.plan_steps import Add, Connect, Step, TakeOut, outlined, par
 from midstream.operators.builder import Flow
 from midstream.operators.stream import Stream
 
-__all__ = ["resolved"]
+__all__ = ["require_flushable", "resolved"]
 
 
 def resolved(graph: Graph, edits: Sequence[Edit]) -> tuple[Edit, ...]:
@@ -83,8 +84,10 @@ def _inserted(graph: Graph, edit: Insert) -> list[Step]:
         raise FlowError(f"{what} after {_listed(ports)}: its function adds no operator to the stream that it gets")
     outline = {op.name: op for op in added}
     what = f"{what} of {', '.join(map(repr, outline))}"
+    states = _states(edit.state, added, what)
     steps: list[Step] = [
-        Add(op, tuple(_schema(flow, port) for port in op.inputs), flow._payloads.get(op.name)) for op in added
+        Add(op, tuple(_schema(flow, port) for port in op.inputs), flow._payloads.get(op.name), states.get(op.name))
+        for op in added
     ]
     if made is None:
         if not any(op.delivery is not None for op in added):
@@ -107,6 +110,25 @@ def _inserted(graph: Graph, edit: Insert) -> list[Step]:
             inputs = list(dict.fromkeys(inputs))
         steps.append(Connect(name, tuple(inputs)))
     return steps
+
+
+def _states(given: Any, added: Sequence[Operator], what: str) -> dict[str, Any]:
+    """The initial state of each operator."""
+    if given is None:
+        return {}
+    keeping = [op.name for op in added if op.spec.is_stateful]
+    if not keeping:
+        raise FlowError(f"{what}: state= is given, but nothing that it inserts keeps state")
+    if not isinstance(given, Mapping):
+        if len(keeping) > 1:
+            raise FlowError(f"{what}: several operators keep state, so state= must be a dict by {', '.join(keeping)}")
+        return {keeping[0]: given}
+    if strangers := [str(name) for name in given if name not in keeping]:
+        raise FlowError(
+            f"{what}: state= names {', '.join(strangers)}; the operators that it inserts and that keep state are "
+            f"{', '.join(keeping)}"
+        )
+    return dict(given)
 
 
 def _schema(flow: Flow, port: Port) -> object:
@@ -132,6 +154,8 @@ def _removed(graph: Graph, edit: Remove) -> list[Step]:
     what = f"{what} of {op.kind} {op.name!r}"
     if not op.inputs:
         raise _no_sources(op)
+    if edit.flush:
+        require_flushable(op, what)
     steps: list[Step] = []
     for port in op.ports:
         readers = graph.consumers(port)
@@ -148,7 +172,7 @@ def _removed(graph: Graph, edit: Remove) -> list[Step]:
             if graph[name].spec.inputs_are_alike:
                 inputs = list(dict.fromkeys(inputs))
             steps.append(Connect(name, tuple(inputs)))
-    return [*steps, TakeOut(op.name)]
+    return [*steps, TakeOut(op.name, edit.flush)]
 
 
 def _rewired(graph: Graph, edit: Rewire) -> list[Step]:
@@ -185,6 +209,16 @@ def parse_operator(name: object, graph: Graph, what: str) -> str:
     if isinstance(name, str) and name in graph:
         return name
     return parse_port(name, graph, what).operator
+
+
+def require_flushable(op: Operator, what: str) -> None:
+    """Refuse to flush an operator that holds nothing back."""
+    if not op.spec.holds_back:
+        why = "emits its totals in every epoch" if op.kind == "aggregate" else "holds no rows or results back"
+        raise FlowError(
+            f"{what}: flush=True is for what is still open (windows, outer joins, timers of event time), and this "
+            f"{op.kind} {why}; leave flush out"
+        )
 
 
 def _no_sources(op: Operator) -> FlowError:

@@ -11,22 +11,29 @@ import pyarrow as pa
 
 from midstream.data.durations import duration
 from midstream.data.schema import Declared, columns_of, parse_ddl
+from midstream.data.times import EpochTimes
+from midstream.engine.initial_rows import fitted, require_unique
 from midstream.engine.parts import Parts, TaskSpec
 from midstream.engine.steps import OperatorInTask
-from midstream.errors import StateError
+from midstream.errors import SchemaError, StateError
 from midstream.flow.functions import check_callable
 from midstream.flow.model import Operator
 from midstream.flow.spec import Contract, Form, InputChange, Spec, layout_text
 from midstream.flow.validate import check_name
+from midstream.ids import Revision
 from midstream.operators.process_step import instantiate_process, keeper_of
 from midstream.operators.rows import KeyedRows, Row
 from midstream.state.key_arrays import decode_keys, split_timers
-from midstream.state.keys import Namespace, split_item
+from midstream.state.keys import Namespace, encode_keys, split_item
+from midstream.state.task import TaskState
 from midstream.state.values import ObjectCodec
 
 if TYPE_CHECKING:
     from midstream.operators.stream import Stream
 
+_AT_ONCE = 1 << 16
+FIRST_VALUE = Revision(1)
+"""The revision that initial values are stored under, which messages about them name."""
 _VIEWS = pa.schema([("view", pa.string()), ("item", pa.string()), ("time", pa.timestamp("us", "UTC"))])
 
 
@@ -66,6 +73,11 @@ class Process(TaskSpec):
     def is_unique(self) -> bool:
         """Whether the user promised it."""
         return self.unique
+
+    @property
+    def holds_back(self) -> bool:
+        """Timers of event time."""
+        return self.has_timers
 
     def errors_schema(self, takes: pa.Schema) -> pa.Schema:
         """A timer that fails has a key but no row, so the other columns may be null."""
@@ -110,6 +122,26 @@ class Process(TaskSpec):
             migrations,
             has_event_times=parts.program.has_event_times,
         )
+
+    def load_initial(
+        self, operator: Operator, takes: Sequence[pa.Schema], table: pa.Table, state: TaskState, clock: int
+    ) -> None:
+        """The value of each key: the column ``value``, or a dict of the columns beside the key if there is none."""
+        what = f"process {operator.name!r}"
+        more = ", and for its values a column 'value', or others that make a dict"
+        keys = fitted(table, list(columns_of(takes[0], self.keys)), what, more)
+        require_unique(keys, self.keys, what)
+        others = [name for name in table.column_names if name not in self.keys]
+        if not others:
+            raise SchemaError(f"{what}: its initial state has only the key columns ({', '.join(self.keys)}){more}")
+        values = table["value"].to_pylist() if others == ["value"] else table.select(others).to_pylist()
+        keeper = keeper_of(operator, self, takes[0], state, EpochTimes(clock), has_levels=False)
+        for at in range(0, table.num_rows, _AT_ONCE):
+            [batch] = keys.slice(at, _AT_ONCE).combine_chunks().to_batches()
+            stored = encode_keys(batch, self.keys, what, space=state.space)
+            for handle, value in zip(keeper.handles(stored), values[at : at + _AT_ONCE], strict=True):
+                handle.set(value)
+            keeper.write(FIRST_VALUE)
 
     def state_layout(self, takes: Sequence[pa.Schema]) -> str:
         """Function, form, promises and time to live may change: state holds the user's own objects."""

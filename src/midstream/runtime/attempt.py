@@ -18,6 +18,7 @@ from midstream.engine.control_order import ControlOrder
 from midstream.engine.resources import Resources
 from midstream.engine.slices import SliceSizer
 from midstream.errors import MidstreamError, OperatorFailed
+from midstream.flow.knobs import knob_value
 from midstream.ids import BinId, Digest, Epoch
 from midstream.runtime.known_assignments import KnownAssignments
 from midstream.runtime.reporting import failure_of
@@ -80,6 +81,7 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
     revision = order.revision
     try:
         sizer = host.sizer(order.program)
+        sizer.target_ns = 1000 * knob_value(order.knobs, "slice")
         guard = partial(host.watched, task)
         work = TaskRun(
             task, order, known.assignments, host.resources, host.state, clock=host.clock, sizer=sizer, guard=guard

@@ -27,6 +27,8 @@ from dataclasses import replace
 import msgspec
 
 from midstream.change.change import Change
+from midstream.change.configuration import Configuration
+from midstream.change.initial_state import rows_of_state
 from midstream.change.migrations import Migrations
 from midstream.change.preflight import Samples, changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
@@ -59,22 +61,24 @@ from midstream.control.messages import (
     TaskFailed,
 )
 from midstream.control.placement import Placement, require_possible
-from midstream.errors import CheckpointError, FlowError, MidstreamError, ProtocolError
-from midstream.flow.edits import reassignments_in
+from midstream.errors import CheckpointError, MidstreamError, ProtocolError
+from midstream.flow.edits import reassignments_in, tuned_by
+from midstream.flow.knobs import knobs_told
 from midstream.flow.model import Graph, Sink
-from midstream.flow.sinks import DatabaseSink
 from midstream.flow.spec import SinkTable
 from midstream.ids import Digest, Epoch, ExecutorId, PartitionId, Run
 from midstream.metrics import EpochProgress
 from midstream.observation import Observation
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime.control_desk import ControlDesk
+from midstream.runtime.database_sink import TableClaims
 from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
 from midstream.runtime.executor_warming import ExecutorWarming
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.observer import Observer
 from midstream.runtime.reporting import cause_of, epoch_progress, explain
+from midstream.state.files import Author, FileKind
 from midstream.storage.blobs import Blob
 
 __all__ = ["Driver"]
@@ -131,6 +135,8 @@ class Driver:
             wall=wall,
         )
         self.controlling = ControlDesk(self, self._lock, checkpoint, edge)
+        self._claims = TableClaims(checkpoint.identity.job)
+        self._claims.applied(changes.configuration.graph)  # refuse a start that could not write
         self._stored_owners: Blob | None = None
         """The assignments that the newest manifest of this driver names."""
         self._ended: float | None = None
@@ -146,8 +152,10 @@ class Driver:
 
     # ── epochs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def run(self, epoch: Epoch, entry: EpochEntry, compute: Callable[[OpenRun], None]) -> None:
-        """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be.
+    def run(self, epoch: Epoch, entry: EpochEntry, compute: Callable[[OpenRun], None]) -> bool:
+        """Run an epoch until it is committed; False if it was already, before this start.
+
+        Raises :class:`~midstream.errors.JobFailed` if it cannot be.
 
         ``compute`` returns when a run is computed and all its sinks are written.
         """
@@ -157,7 +165,7 @@ class Driver:
             self._edge.make_ready()
             run = self.begin(epoch, entry)
             if run is None:
-                return
+                return False
             first_began = run.began if first_began is None else first_began
             try:
                 compute(run)
@@ -167,7 +175,7 @@ class Driver:
                 self._failed(run, error, is_lost=self._edge.is_lost(error))
                 continue
             if self._commit(run, 1000 * (self._stopwatch() - began), first_began):
-                return
+                return True
 
     def planned(self, run: OpenRun) -> None:
         """The runtime knows what it has to compute for a run, and begins to."""
@@ -187,8 +195,9 @@ class Driver:
                 self.controlling.taken_back(epoch)
             committed = self._committed_before(epoch)
             self.migrations.begin(epoch, committed)
-            configuration = self.changes.configuration
+            configuration = self._writable(self.changes.configuration)
             controls = self.controlling.begin(configuration.plan)
+            committed = self._with_initial_state(committed, configuration, epoch)
             run = OpenRun(epoch, self._next_run, entry, configuration, committed, self._wall())
             self._next_run = Run(run.run + 1)
             self._wants_replay, self._overdue = False, None
@@ -209,6 +218,8 @@ class Driver:
                     places=self.placement.places,
                     prefetch=self.placement.requests,
                     controls=controls,
+                    knobs=knobs_told(configuration.knobs),
+                    flushed=configuration.flushed,
                     assignments=configuration.owners.digest,
                     owners=configuration.owners.data,
                 )
@@ -381,6 +392,24 @@ class Driver:
             self._sweep(self.committed)
         return self.committed
 
+    def _writable(self, configuration: Configuration) -> Configuration:
+        """The configuration whose database sinks own their tables."""
+        graph = self._claims.applied(configuration.graph)
+        if graph is configuration.graph:
+            return configuration
+        return replace(configuration, plan=replace(configuration.plan, graph=graph))
+
+    def _with_initial_state(
+        self, committed: CommittedState, configuration: Configuration, epoch: Epoch
+    ) -> CommittedState:
+        """Write the states that inserted operators begin with, as files of this run; they count with its commit."""
+        files = {}
+        for name in committed.lacks(configuration.initial):
+            rows = rows_of_state(self._checkpoint.blobs.get(configuration.initial[name]))
+            author = Author(name, epoch, self._next_run, PartitionId(0), 0)
+            files[name] = self._checkpoint.states.write(rows, FileKind.DELTA, author)
+        return committed.beginning_with(files) if files else committed
+
     def _sweep(self, committed: CommittedState) -> None:
         """Have everything removed that nobody needs any more."""
         self.sweeper.after(committed, live=self._live(), samples=self._samples.files())
@@ -418,7 +447,9 @@ class Driver:
         """Prepare a change as if it were requested now."""
         blobs = self._checkpoint.blobs
         with blobs.holds.preparing(), blobs.together():
-            return self.changes.check(self.changes.store(request))
+            prepared = self.changes.check(self.changes.store(request))
+            self._edge.check_knobs(tuned_by(request.edits))
+            return prepared
 
     def request(self, request: Request) -> Change:
         """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
@@ -432,6 +463,7 @@ class Driver:
             with self._checkpoint.blobs.together():  # synced before the record of the change refers to them
                 request = self.changes.store(request)
                 prepared = self.changes.check(request)
+                self._edge.check_knobs(tuned_by(request.edits))
                 self._checkpoint.blobs.sync_ahead()  # the disk is at work while the preflight is
                 if request.preflight:
                     self._try(prepared)
@@ -460,17 +492,12 @@ class Driver:
                 _log.info("%s", note)
 
     def _claim_sinks(self, prepared: PreparedChange) -> None:
-        """Check and claim the folders of sinks that a change adds. A folder with other data is refused."""
+        """Check and claim the folders and tables of sinks that a change adds. Those with other data are refused."""
         difference = prepared.merged.difference
         graph, names = prepared.after.graph, {*difference.added, *difference.replaced}
         sinks = tuple(op for op in graph if op.delivery is not None and op.name in names)
-        for op in sinks:
-            if isinstance(graph.payloads.get(op.name), DatabaseSink):
-                raise FlowError(
-                    f"sink {op.name!r} is a DatabaseSink, which takes its table when a job starts; it cannot be added "
-                    f"while the job runs: stop the job, and start the script that has it on the same checkpoint"
-                )
         self._edge.check_sinks(added := replace(graph, operators=sinks))
+        self._claims.claim(graph, [op.name for op in sinks])
         if tables := _tables(added):
             mark_folders(check_file_sinks(graph, self._checkpoint.identity.job))
             self._folders.add(tables.values())

@@ -68,6 +68,9 @@ class Edge(Protocol):
         """Refuse sinks that a change adds and that cannot be written here; raises
         :class:`~midstream.errors.MidstreamError`. ``sinks`` has no other operators."""
 
+    def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
+        """Raises :class:`~midstream.errors.FlowError` if this runtime cannot set a knob that a change tunes."""
+
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
         """Spread partitions over the executors that exist now, and return where each would be. Nothing runs
         there until :meth:`adopt_places`, so what they will own can be loaded ahead. Empty if partitions do not stick to

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from midstream.control.messages import Commit, TaskFailed, TaskFailure
@@ -90,10 +92,26 @@ def _users_failure(name: str, epoch: Epoch, partition: PartitionId | None, failu
     )
 
 
-def unexpected(name: str, epoch: Epoch | None, error: BaseException) -> JobFailed:
-    """Any other failure, shortened."""
+def unexpected(
+    name: str, epoch: Epoch | None, error: BaseException, offsets: Mapping[str, str] = MappingProxyType({})
+) -> JobFailed:
+    """Any other failure, shortened. ``offsets`` says how far sources were read."""
     where = "" if epoch is None else f" in epoch {epoch}"
-    return JobFailed(f"job {name!r} failed{where}: {summary(error)}", epoch=epoch, cause=summary(error))
+    cause = summary(error)
+    hint = _topic_hint(offsets) if UNKNOWN_TOPIC in cause else ""
+    return JobFailed(f"job {name!r} failed{where}: {cause}{hint}", epoch=epoch, cause=cause)
+
+
+UNKNOWN_TOPIC = "UnknownTopicOrPartitionException"
+
+
+def _topic_hint(offsets: Mapping[str, str]) -> str:
+    read = "; ".join(f"source {name!r} up to {text}" for name, text in offsets.items())
+    return (
+        f"\n\nKafka has no such topic, or no longer: it was deleted, or its name is wrong. Read so far: "
+        f"{read or 'nothing'}. A job cannot go on without a topic that it has begun to read; start with a new "
+        f"checkpoint, or bring the topic back with its records."
+    )
 
 
 def summary(error: BaseException, limit: int = 2_000) -> str:

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from midstream.change.change import Change
+from midstream.change.configuration import Configuration
 from midstream.checkpoint.change_records import Outcome
 from midstream.flow.edits import Edit, Update
-from midstream.flow.model import Graph
 from midstream.flow.table_refresh import TableRefresh
 from midstream.ids import Digest
-from midstream.operators.lookup import Lookup
 
 __all__ = ["BY", "TableRefresher"]
 
@@ -33,9 +32,6 @@ _log = logging.getLogger("midstream")
 class Refreshable(Protocol):
     """What a refresher needs of a job."""
 
-    def newest_tables(self) -> tuple[Graph, Mapping[str, Digest]]:
-        """The flow once all changes that wait have taken effect, and the digests of its functions and tables."""
-
     def update(self, *edits: Edit, by: str | None = None, note: str | None = None) -> Change:
         """Change the job."""
 
@@ -46,14 +42,17 @@ class TableRefresher:
     def __init__(
         self,
         job: Refreshable,
+        newest: Callable[[], Configuration],
         refreshes: Mapping[str, TableRefresh],
         read_at_start: Mapping[str, Digest],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
+        self._newest = newest
+        """What the job runs once all changes that wait have taken effect."""
         self._refreshes = refreshes
         self._clock = clock
-        _, running = job.newest_tables()
+        running = newest().blobs
         # A restart goes on with the table of the last refresh, which the one that the script has just read may follow.
         now = clock()
         self._due = {
@@ -91,9 +90,10 @@ class TableRefresher:
                 self._due[name] = self._clock() + refresh.every_s
 
     def _refresh(self, name: str, refresh: TableRefresh) -> None:
-        graph, running = self._job.newest_tables()
-        if name not in graph or not isinstance(spec := graph[name].spec, Lookup):
+        newest = self._newest()
+        if name not in newest.graph:
             return  # a change has removed it
+        spec = newest.graph[name].spec
         tried, change = self._tried.get(name, (None, None))
         if change is not None and change.outcome is Outcome.PENDING:
             return
@@ -105,7 +105,8 @@ class TableRefresher:
         edit = Update(name, refresh.read())
         _, table = spec.replaced(edit.function, None, name, f"refresh of lookup {name!r}")
         blob = spec.packed(table, name)
-        if blob.digest not in (running.get(name), tried):
+        assert blob is not None, "a table can be stored"
+        if blob.digest not in (newest.blobs.get(name), tried):
             self._tried[name] = (blob.digest, None)
             self._tried[name] = (blob.digest, self._job.update(edit, by=BY, note="its table was read again"))
         self._versions[name] = version

@@ -88,6 +88,8 @@ class TaskRun:
                 states=self._states,
                 outlets=self._outlets,
                 recorder=self._recorder,
+                knobs=order.knobs,
+                flushed=order.flushed,
             )
             aligned = [each for each in order.controls if each.mode is not ControlMode.FAST]
             if aligned:

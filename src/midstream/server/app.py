@@ -226,13 +226,17 @@ class _Endpoints:
         return self._remember(change)
 
     def _deploy(self, wanted: DeployRequest) -> Deployed:
-        graph, migrate = wanted.unpacked(), wanted.migrations()
+        graph, migrate, state = wanted.unpacked(), wanted.migrations(), wanted.initial_states()
         if wanted.plan_only:
-            explanation = self._job.explain_deployment(graph, migrate=migrate, scheduler=wanted.scheduler)
+            explanation = self._job.explain_deployment(
+                graph, migrate=migrate, flush=wanted.flush, state=state, scheduler=wanted.scheduler
+            )
             return Deployed() if explanation is None else Deployed(None, str(explanation), explanation.to_svg())
         change = self._job.deploy(
             graph,
             migrate=migrate,
+            flush=wanted.flush,
+            state=state,
             scheduler=wanted.scheduler,
             time_limit=wanted.time_limit,
             by=wanted.by,
@@ -296,6 +300,7 @@ def state_of(job: Job) -> JobState:
         error=None if exception is None else str(exception),
         sweep=metrics.sweep,
         errors={stats.operator: stats.errors for stats in metrics.operators if stats.errors},
+        knobs=job.knobs,
         rows_ahead={stats.operator: stats.rows_ahead for stats in metrics.operators if stats.rows_ahead},
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -41,6 +41,7 @@ from midstream.server.messages import (
     SavepointRequest,
     SavepointState,
     message_of,
+    packed_states,
     python_version,
 )
 from midstream.server.migration_messages import (
@@ -141,6 +142,8 @@ class JobClient:
         flow: Flow | Graph,
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        flush: Collection[str] = (),
+        state: Mapping[str, Any] | None = None,
         scheduler: str = "fries",
         time_limit: str | None = None,
         by: str | None = None,
@@ -159,6 +162,8 @@ class JobClient:
             by or whoami(),
             note,
             plan_only,
+            tuple(flush),
+            packed_states(state),
         )
         return self._ask("POST", "/deploy", Deployed, body)
 

@@ -19,8 +19,9 @@ from midstream.change.plan_records import loaded_payload
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.checkpoint.savepoints import Savepoint
 from midstream.data.schema import ddl_of
+from midstream.engine.initial_rows import table_given
 from midstream.errors import FlowError, FunctionError
-from midstream.flow.edits import Edit, Insert, Move, Remove, Rescale, Rewire, Update
+from midstream.flow.edits import Edit, Insert, Move, Remove, Rescale, Rewire, Tune, Update
 from midstream.flow.functions import pack
 from midstream.flow.graph_format import graph_from_document, graph_to_document
 from midstream.flow.inputs import describe_table
@@ -46,9 +47,11 @@ __all__ = [
     "RewireMessage",
     "SavepointRequest",
     "SavepointState",
+    "TuneMessage",
     "UpdateMessage",
     "Welcome",
     "message_of",
+    "packed_states",
     "python_version",
     "require_same_python",
 ]
@@ -129,26 +132,39 @@ class InsertMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     build: bytes
     after: tuple[str, ...]
     before: tuple[str, ...] | None = None
+    state: bytes | dict[str, bytes] | None = None
+    """The initial state as Arrow IPC, or by operator."""
 
     @classmethod
     def of(cls, edit: Insert) -> InsertMessage:
         """Pack an insert; raises :class:`FunctionError` if that is impossible."""
         after, before = edit.between or (edit.after, edit.before)
-        return cls(pack(edit.build, "Insert").data, _names(after), None if before is None else _names(before))
+        return cls(
+            pack(edit.build, "Insert").data,
+            _names(after),
+            None if before is None else _names(before),
+            _packed_state(edit.state),
+        )
 
     def edit(self) -> Insert:
         """Unpack it. This runs the sender's code."""
-        return Insert(_load(self.build, "Insert"), after=self.after, before=self.before)
+        return Insert(_load(self.build, "Insert"), after=self.after, before=self.before, state=self._given_state())
+
+    def _given_state(self) -> Any:
+        if isinstance(self.state, dict):
+            return {name: _table_from_bytes(data, name) for name, data in self.state.items()}
+        return None if self.state is None else _table_from_bytes(self.state, "Insert")
 
 
 class RemoveMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="remove"):
     """A :class:`~midstream.Remove` as a message."""
 
     operator: str
+    flush: bool = False
 
     def edit(self) -> Remove:
         """The edit."""
-        return Remove(self.operator)
+        return Remove(self.operator, self.flush)
 
 
 class RewireMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="rewire"):
@@ -163,11 +179,36 @@ class RewireMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
         return Rewire(self.operator, self.to, self.input)
 
 
+class TuneMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="tune"):
+    """A :class:`~midstream.Tune` as a message: texts such as ``"500 ms"``, numbers, or null for a default."""
+
+    knobs: dict[str, int | str | None]
+
+    def edit(self) -> Tune:
+        """The edit."""
+        return Tune(**self.knobs)
+
+
+def packed_states(given: Mapping[str, Any] | None) -> dict[str, bytes] | None:
+    """Initial states by operator, as a message has them."""
+    if given is None:
+        return None
+    return {name: _table_to_bytes(table_given(each, name), name) for name, each in given.items()}
+
+
+def _packed_state(given: Any) -> bytes | dict[str, bytes] | None:
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return packed_states(given)
+    return _table_to_bytes(table_given(given, "Insert"), "Insert")
+
+
 def _names(given: Any) -> tuple[str, ...]:
     return tuple(given) if isinstance(given, tuple | list) else () if given is None else (given,)
 
 
-EditMessage = UpdateMessage | MoveMessage | RescaleMessage | InsertMessage | RemoveMessage | RewireMessage
+EditMessage = UpdateMessage | MoveMessage | RescaleMessage | InsertMessage | RemoveMessage | RewireMessage | TuneMessage
 """An edit on its way, by its ``kind``."""
 EDIT_KINDS = tuple(repr(kind.__struct_config__.tag) for kind in get_args(EditMessage))
 """The kinds of edits, for messages to people."""
@@ -184,10 +225,12 @@ def message_of(edit: Edit) -> EditMessage:
             return RescaleMessage(partitions, stage)
         case Insert():
             return InsertMessage.of(edit)
-        case Remove(operator=operator):
-            return RemoveMessage(operator)
+        case Remove(operator=operator, flush=flush):
+            return RemoveMessage(operator, flush)
         case Rewire(operator=operator, to=to, input=number):
             return RewireMessage(operator, _names(to), number)
+        case Tune(knobs=knobs):
+            return TuneMessage(dict(knobs))
     raise FlowError(f"a {type(edit).__name__} cannot be sent to a job; deploy the whole script")
 
 
@@ -235,6 +278,10 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: str | None = None
     note: str | None = None
     plan_only: bool = False
+    flush: tuple[str, ...] = ()
+    """Operators that emit all they hold open before they go."""
+    state: dict[str, bytes] | None = None
+    """By operator that comes: its initial state as Arrow IPC."""
 
     @staticmethod
     def packed(graph: Graph) -> tuple[bytes, dict[str, bytes]]:
@@ -260,6 +307,10 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if data is not None:
                 payloads[op.name] = _payload(op, data)
         return Graph(graph.name, graph.operators, payloads, graph.written_for)
+
+    def initial_states(self) -> Mapping[str, Any]:
+        """The initial states by operator."""
+        return {name: _table_from_bytes(data, name) for name, data in (self.state or {}).items()}
 
     def migrations(self) -> Mapping[str, Any]:
         """The migrations by operator. This runs the sender's code."""
@@ -358,6 +409,8 @@ class JobState(msgspec.Struct, frozen=True):
     """Bad rows by operator; only operators that have some."""
     rows_ahead: dict[str, int] = {}
     """By source, rows whose event time was too far in the future to move the watermark; only sources that have some."""
+    knobs: dict[str, int | None] = {}
+    """Every knob's value, in microseconds, bytes or rows; null for no limit."""
 
 
 class Explained(msgspec.Struct, frozen=True):

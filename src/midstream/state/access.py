@@ -112,7 +112,7 @@ class StateAccess:
 
     def held(self, lineage: Lineage) -> frozenset[BinId]:
         """The bins of an operator of which this host's base has anything."""
-        return frozenset(self.base(lineage).positions())
+        return self.base(lineage).held()
 
     def drop(self, lineage: Lineage, bins: Iterable[BinId]) -> None:
         """Free what this host's base has of these bins."""

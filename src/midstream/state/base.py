@@ -128,6 +128,10 @@ class Base:
         held = self._held()
         return {BinId(number): Position(held[number].item()) for number in np.flatnonzero(held != EMPTY).tolist()}
 
+    def held(self) -> frozenset[BinId]:
+        """The bins of which it has anything."""
+        return frozenset(map(BinId, np.flatnonzero(self._held() != EMPTY).tolist()))
+
     def rows(self) -> dict[BinId, int]:
         """The number of rows of each bin that has any, over all namespaces."""
         counts = self._retry_if_damaged(lambda: self._look(Marks.counts))

@@ -219,7 +219,7 @@ def is_local(fs: pafs.FileSystem) -> bool:
     return isinstance(fs, pafs.LocalFileSystem)
 
 
-class _Batch:
+class _Together:
     """The blobs of one :meth:`BlobStore.together`."""
 
     def __init__(self) -> None:
@@ -259,7 +259,7 @@ class BlobStore:
         self._settled: set[Digest] = set()
         """Blobs that are complete and on disk: this process has written or compared, and synced them."""
         self._here = threading.local()
-        """``batch``: what this thread's :meth:`together` has put."""
+        """``together``: what this thread's :meth:`together` has put."""
         self._writing = threading.Lock()  # two changes prepared at the same time may have the same blob
 
     def put(self, blob: Blob) -> Digest:
@@ -270,11 +270,11 @@ class BlobStore:
             if not self._holds(path, blob):
                 self._settled.discard(blob.digest)  # it was removed since
                 write_atomically(self._fs, path, blob.data, durable=False)
-        batch: _Batch | None = getattr(self._here, "batch", None)
-        if batch is None:
+        group: _Together | None = getattr(self._here, "together", None)
+        if group is None:
             self._settle([blob.digest], {})
         else:
-            batch.blobs[blob.digest] = blob.data
+            group.blobs[blob.digest] = blob.data
         return blob.digest
 
     @contextlib.contextmanager
@@ -283,23 +283,23 @@ class BlobStore:
 
         Until then they stay in memory, so :meth:`get` need not read what was just made.
         """
-        if getattr(self._here, "batch", None) is not None:  # within another one, which ends later
+        if getattr(self._here, "together", None) is not None:  # within another one, which ends later
             yield
             return
-        batch = _Batch()
-        self._here.batch = batch
+        group = _Together()
+        self._here.together = group
         try:
             yield
         finally:
-            self._here.batch = None
-            batch.close()
-        self._settle(batch.blobs, batch.ahead)
+            self._here.together = None
+            group.close()
+        self._settle(group.blobs, group.ahead)
 
     def sync_ahead(self) -> None:
         """Begin to sync what this thread's :meth:`together` has put so far, beside what follows in the block."""
-        batch: _Batch | None = getattr(self._here, "batch", None)
-        if batch is not None and (due := self._unsynced(digest for digest in batch.blobs if digest not in batch.ahead)):
-            batch.sync_ahead(due, partial(self._sync, due))
+        group: _Together | None = getattr(self._here, "together", None)
+        if group is not None and (due := self._unsynced(each for each in group.blobs if each not in group.ahead)):
+            group.sync_ahead(due, partial(self._sync, due))
 
     def _settle(self, digests: Collection[Digest], ahead: Mapping[Digest, Future[None]]) -> None:
         """Sync blobs. Not only those just written: a process that was killed may have left one that is not synced."""
@@ -346,9 +346,9 @@ class BlobStore:
         """Fetch a blob and check that its content matches its name."""
         if self.holds.is_preparing:
             self.holds.touch(digest)
-        batch: _Batch | None = getattr(self._here, "batch", None)
-        if batch is not None and digest in batch.blobs:
-            return batch.blobs[digest]
+        group: _Together | None = getattr(self._here, "together", None)
+        if group is not None and digest in group.blobs:
+            return group.blobs[digest]
         path = self._path(digest)
         try:
             with self._fs.open_input_stream(path) as stream:

@@ -58,6 +58,7 @@ from midstream.ids import Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation
 from midstream.planner.assignment import Assignments, check_partitions
+from midstream.planner.carried_assignments import carried
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
 from midstream.runtime.driver import Driver
@@ -80,6 +81,10 @@ SUSPICION = 5
 """How much more often a second attempt starts if the first has switched: it must switch at the same row."""
 FULL_RUNS = 4
 """Runs of an epoch in which faults have their full probability; see :class:`Faults`."""
+_NO_KNOBS = {
+    "rows_per_epoch": "all epochs are cut before the run; give the GeneratorSource max_rows_per_epoch=",
+    "batch": "the local runtime has no JVM that hands rows over",
+}
 BEFORE = StageIndex(-1)
 """Used instead of a stage: before an epoch is opened."""
 
@@ -252,7 +257,10 @@ class _Runtime:
         log, store = self.checkpoint.changes, self.checkpoint.blobs
         first = self._first
         if newest is not None and newest.epoch >= self._found:  # of this run, so its bins stay where they are
-            first = first.with_assignments(configuration_of(newest, store).assignments)
+            left = configuration_of(newest, store)
+            first = first.with_assignments(
+                carried(left.plan, left.assignments, first.plan, first.partitions, first.bins)
+            )
         restart = job_start.restart(first, self.checkpoint)
         changes = Changes(restart.configuration, store, log, wall=self._wall)
         if restart.pending is not None:
@@ -354,6 +362,12 @@ class _Runtime:
     def check_sinks(self, sinks: Graph) -> None:
         """Refuse those that only Spark can write."""
         require_local(sinks)
+
+    def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
+        """Refuse what does not exist here. ``pace`` is taken: time does not pass by itself."""
+        for name, why in _NO_KNOBS.items():
+            if tuned.get(name) is not None:
+                raise FlowError(f"knob {name} is for Spark: {why}")
 
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
         """Choose anew."""

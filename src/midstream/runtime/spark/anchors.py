@@ -7,7 +7,9 @@ partition is Spark's choice: it depends on how the tasks that compute an anchor 
 small jobs, until one has about as many partitions on every executor. Partitions of a lost executor are computed again
 on others, and stick there.
 
-All stages with the same number of partitions share an anchor.
+All stages with the same number of partitions share an anchor. A single partition has none: where both sides have one
+partition, and one of them may be large, Spark spreads both anew by hashes, and frames would come to partitions that do
+not own their rows.
 """
 
 from __future__ import annotations
@@ -77,6 +79,8 @@ class Anchors:
 
     def of(self, session: SparkSession, partitions: int) -> DataFrame | None:
         """The anchor for exchanges with this number of partitions, made if there is none; None if it would not work."""
+        if partitions == 1:
+            return None
         with self._lock:
             if partitions not in self._in_use and self._pins:
                 has_choice = len(live_executors(self._spark)) > 1
@@ -107,7 +111,7 @@ class Anchors:
 
         Returns where each partition would be, after a few small jobs; empty if partitions do not stick.
         """
-        if not self._pins:
+        if not self._pins or partitions == 1:
             return {}
         found = self._spread(session, partitions)
         with self._lock:
@@ -118,11 +122,13 @@ class Anchors:
         return found.places
 
     def _spread(self, session: SparkSession, partitions: int) -> _Proposal:
-        """The most even of a few anchors, or the first that is as even as can be."""
+        """The most even of a few anchors, or the first that is even enough: executors differ by one partition at most,
+        or by a quarter of what each has."""
         executors = live_executors(self._spark)
+        enough = max(1, partitions // (4 * max(1, len(executors))))
         best = _computed(session, partitions)
         for _ in range(TRIES - 1):
-            if unevenness(best.places, executors) <= 1:
+            if unevenness(best.places, executors) <= enough:
                 break
             other = _computed(session, partitions)
             worse = max(best, other, key=lambda each: unevenness(each.places, executors))

@@ -17,9 +17,10 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from midstream.engine.frames import FRAME_SCHEMA
+from midstream.flow.knobs import knob_value
 
 _HEAD = [name for name in FRAME_SCHEMA.names if name != "payload"]
-BATCH_BYTES = 64 << 20
+BATCH_BYTES = knob_value({}, "batch")
 MAX_ROWS = 1 << 15
 FIRST_ROWS = 10_000
 ROWS_CONF = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -34,25 +35,27 @@ class BatchLimit:
 
     rows: int = FIRST_ROWS
     by_bytes: bool = True
+    bytes: int = BATCH_BYTES
+    """The knob ``batch``."""
 
     @classmethod
-    def of(cls, widest_row: int) -> BatchLimit:
-        """The limit for rows of at most ``widest_row`` bytes.
+    def of(cls, widest_row: int, nbytes: int = BATCH_BYTES) -> BatchLimit:
+        """The limit for rows of at most ``widest_row`` bytes, and ``nbytes`` together.
 
         >>> BatchLimit.of(40)
-        BatchLimit(rows=32768, by_bytes=False)
+        BatchLimit(rows=32768, by_bytes=False, bytes=67108864)
         >>> BatchLimit.of(1_000_000).rows
         67
         """
-        return cls(max(1, min(MAX_ROWS, BATCH_BYTES // max(1, widest_row))), by_bytes=False)
+        return cls(max(1, min(MAX_ROWS, nbytes // max(1, widest_row))), False, nbytes)
 
     def conf(self) -> dict[str, str]:
         """The settings of Spark for this limit."""
-        return {ROWS_CONF: str(self.rows), BYTES_CONF: str(BATCH_BYTES if self.by_bytes else NO_LIMIT)}
+        return {ROWS_CONF: str(self.rows), BYTES_CONF: str(self.bytes if self.by_bytes else NO_LIMIT)}
 
     def spacing(self) -> list[Column]:
         """The columns of frames, with fillers behind each frame. Not as SQL, which would be parsed in every epoch."""
-        count = (F.length("payload") / (BATCH_BYTES // self.rows)).cast("int")
+        count = (F.length("payload") / max(1, self.bytes // self.rows)).cast("int")
         fillers = F.array_repeat(F.lit(None).cast("binary"), count)
         return [*map(F.col, _HEAD), F.explode(F.concat(F.array("payload"), fillers)).alias("payload")]
 

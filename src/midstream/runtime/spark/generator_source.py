@@ -31,6 +31,7 @@ from midstream.errors import SourceError
 from midstream.flow.functions import pack
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.runtime.spark.doctor import require_pyspark
+from midstream.runtime.spark.pace import read_row_limit
 
 # Spark 4.1 lacks the next import. This check tells users why the version matters, not that a name is missing.
 require_pyspark(pyspark.__version__)
@@ -45,20 +46,23 @@ from pyspark.sql.streaming.datasource import (  # noqa: E402
 __all__ = ["stream_of"]
 
 _OPTION = "description"
+_ROW_LIMIT = "rowlimit"
 
 Offset = dict[str, int]
 
 
-def stream_of(spark: SparkSession, source: GeneratorSource | ListSource) -> DataFrame:
+def stream_of(spark: SparkSession, source: GeneratorSource | ListSource, row_limit: str | None = None) -> DataFrame:
     """A streaming DataFrame of the source's rows.
 
     The source is pickled like the operators' functions: by value, unless it comes from an installed package.
+    ``row_limit`` is a file on this machine with a generator's limit of rows per epoch, see :class:`.RowLimit`.
     """
     if not isinstance(source, GeneratorSource | ListSource):
         raise SourceError(f"a source must be a GeneratorSource or a ListSource; found {source!r}")
     _register(spark)
     description = base64.b64encode(pack(source, type(source).__name__).data).decode()
-    return spark.readStream.format(SourceDescription.name()).option(_OPTION, description).load()
+    reader = spark.readStream.format(SourceDescription.name()).option(_OPTION, description)
+    return (reader if row_limit is None else reader.option(_ROW_LIMIT, row_limit)).load()
 
 
 class SourceDescription(DataSource):
@@ -67,6 +71,7 @@ class SourceDescription(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self.source: GeneratorSource | ListSource = pickle.loads(base64.b64decode(options[_OPTION]))
+        self.row_limit = options.get(_ROW_LIMIT)
 
     @classmethod
     def name(cls) -> str:
@@ -80,7 +85,7 @@ class SourceDescription(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader for this kind of source."""
         if isinstance(self.source, GeneratorSource):
-            return GeneratorReader(self.source)
+            return GeneratorReader(self.source, row_limit=self.row_limit)
         return ListReader(self.source)
 
 
@@ -92,9 +97,12 @@ def now_us() -> int:
 class GeneratorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the due events of a generator. Spark keeps one on the driver while a query runs."""
 
-    def __init__(self, source: GeneratorSource, clock: Callable[[], int] = now_us) -> None:
+    def __init__(
+        self, source: GeneratorSource, clock: Callable[[], int] = now_us, *, row_limit: str | None = None
+    ) -> None:
         self._source = source
         self._clock = clock
+        self._row_limit = row_limit
         self._begun: Offset | None = None
         self._seen: Offset | None = None
         self._available_at: int | None = None
@@ -117,7 +125,8 @@ class GeneratorReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """End of the next epoch: what is due, within the limit."""
         self._seen = start
-        bound = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        # Spark asks for its limit once, when the query starts; the knob may have been tuned since.
+        bound = read_row_limit(self._row_limit) or (limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         due = self._due(start)
         if bound is not None:
             due = min(due, start["index"] + bound)

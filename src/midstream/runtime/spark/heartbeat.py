@@ -10,7 +10,7 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -27,6 +27,8 @@ from midstream.checkpoint.sweeper import Sweeper, SweepThread
 from midstream.control.messages import AuditOrder, Commit
 from midstream.control.placement import ExecutorShare
 from midstream.engine.collector import FRAME_BYTES
+from midstream.errors import FlowError
+from midstream.flow.knobs import knob_value
 from midstream.flow.model import Graph
 from midstream.ids import Epoch, ExecutorId, PartitionId
 from midstream.metrics import EpochProgress, SweepStats
@@ -36,12 +38,13 @@ from midstream.runtime.driver import Driver
 from midstream.runtime.edge import EpochEntry, OpenRun
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.spark.anchors import Anchors
-from midstream.runtime.spark.batch_size import BatchLimit, is_chosen_by_user
+from midstream.runtime.spark.batch_size import BYTES_CONF, ROWS_CONF, BatchLimit, is_chosen_by_user
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
 from midstream.runtime.spark.kafka import EpochNotes, check_topics
 from midstream.runtime.spark.live_executors import live_executors
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
+from midstream.runtime.spark.pace import Pacer, RowLimit, require_pace
 from midstream.runtime.spark.stage_columns import columns_for
 from midstream.runtime.spark.transform_check import check_transforms
 from midstream.runtime.spark.worker import RUN_PROPERTY, Whereabouts, run_property
@@ -62,8 +65,8 @@ QUERY_CONF = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
-    "spark.sql.execution.python.udf.buffer.size": str(FRAME_BYTES),
 }
+BUFFER_CONF = "spark.sql.execution.python.udf.buffer.size"
 
 
 class _Interrupted(BaseException):
@@ -84,6 +87,9 @@ class Heartbeat:
         local_state: str | None,
         audit: str | None,
         on_commit: Callable[[EpochProgress, Observation], None],
+        is_running: Callable[[], bool],
+        trigger_us: int | None = None,
+        row_limit: RowLimit | None = None,
     ) -> None:
         self._spark = spark
         self._checkpoint = checkpoint
@@ -116,6 +122,11 @@ class Heartbeat:
         self._computing: int | None = None
         """The thread that computes a run, as long as it may be interrupted."""
         order = None if audit is None else AuditOrder(audit, checkpoint.audit_location)
+        self._trigger_us = trigger_us
+        self._row_limit = row_limit
+        self._changes = changes
+        # An epoch that a change needs begins at once: a slow pace must not hold up those that wait behind it.
+        self._pacer = Pacer(lambda: 0 if changes.needs_epoch else knob_value(self._knobs, "pace"), is_running)
         self._driver = Driver(changes, checkpoint, control, self, audit=order, on_commit=self._committed)
         self._notes = notes
         self._sweep_thread = SweepThread(self._driver.sweeper)
@@ -125,11 +136,25 @@ class Heartbeat:
 
     def beat(self, rows: DataFrame, epoch: Epoch) -> None:
         """Run an epoch until it is committed. Raises :class:`~midstream.errors.JobFailed` if it cannot be."""
+        began = time.monotonic()
         self._session = rows.sparkSession
         entry = self._log.entry(epoch)
         if self._syncer is not None:  # in parallel with the epoch, which takes longer
             self._synced = self._syncer.submit(self._log.sync, epoch)
-        self._driver.run(epoch, entry, partial(self._compute, rows))
+        is_new = self._driver.run(epoch, entry, partial(self._compute, rows))
+        self._knobs_may_differ()
+        if is_new:  # the last one before a stop comes again if the stop fell into its wait
+            self._pacer.wait(began)
+
+    @property
+    def _knobs(self) -> Mapping[str, int]:
+        return self._changes.configuration.knobs
+
+    def _knobs_may_differ(self) -> None:
+        """Pass on the knobs that Spark and the sources go by between epochs."""
+        if self._row_limit is not None:
+            self._row_limit.set(self._knobs.get("rows_per_epoch"))
+        self._pacer.hurry()
 
     def close_windows(self, schema: StructType) -> None:
         """Run one more epoch, which has no rows and closes all windows. Called when the query has ended.
@@ -173,7 +198,7 @@ class Heartbeat:
     def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
         self._notes.committed(commit.epoch)
         if commit.widest_row:
-            self._limit = BatchLimit.of(commit.widest_row)
+            self._limit = BatchLimit.of(commit.widest_row, knob_value(self._knobs, "batch"))
         self._on_progress(progress, seen)
 
     @property
@@ -195,7 +220,9 @@ class Heartbeat:
 
     def request(self, request: Request) -> Change:
         """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
-        return self._driver.request(request)
+        change = self._driver.request(request)
+        self._knobs_may_differ()
+        return change
 
     @property
     def migrating(self) -> MigrationDesk:
@@ -218,6 +245,7 @@ class Heartbeat:
     def stopping(self) -> None:
         """The job is being stopped."""
         self._driver.stopping()
+        self._pacer.end()
 
     def ended(self, why: str) -> None:
         """The job has ended; end its changes."""
@@ -225,6 +253,8 @@ class Heartbeat:
         self._sweep_thread.close()
         self._background.shutdown(cancel_futures=True)
         self._anchors.close()
+        if self._row_limit is not None:
+            self._row_limit.close()
         self._notes.close()
         if self._syncer is not None:
             self._syncer.shutdown()
@@ -237,7 +267,9 @@ class Heartbeat:
         assert session is not None, "an epoch sets the session"
         if not self._set:
             forget_settings(session)
-        wanted = QUERY_CONF if self._user_limits else {**QUERY_CONF, **self._limit.conf()}
+        wanted = {**QUERY_CONF, BUFFER_CONF: str(max(FRAME_BYTES, knob_value(self._knobs, "frame")))}
+        if not self._user_limits:
+            wanted |= self._limit.conf()
         for key, value in wanted.items():
             if self._set.get(key) != value:
                 session.conf.set(key, value)
@@ -323,8 +355,21 @@ class Heartbeat:
         """Ask Kafka for the topics of its sinks."""
         check_topics(self._spark, sinks)
 
+    def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
+        """Refuse what Spark has fixed."""
+        require_pace(tuned.get("pace"), self._trigger_us)
+        if tuned.get("batch") is not None and self._user_limits:
+            raise FlowError(
+                f"knob batch is taken: the session sets {ROWS_CONF} or {BYTES_CONF}, and midstream keeps that; leave "
+                f"both out of the session's configuration to tune it"
+            )
+
     def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
-        """Have Spark spread partitions anew, in a small job. Before the first epoch there is nothing to move."""
+        """Have Spark spread partitions anew, in small jobs. With a single executor there is nothing to spread, before
+        the first epoch nothing to move."""
+        executors = live_executors(self._spark)
+        if len(executors) == 1:
+            return {PartitionId(number): each for number in range(partitions) for each in executors}
         return {} if self._session is None else self._anchors.propose(self._session, partitions)
 
     def adopt_places(self, partitions: int) -> None:

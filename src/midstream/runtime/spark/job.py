@@ -6,7 +6,7 @@ import enum
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -28,8 +28,9 @@ from midstream.control.placement import ExecutorShare
 from midstream.data.durations import duration
 from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.edits import Edit
+from midstream.flow.knobs import KNOBS
 from midstream.flow.model import Graph
-from midstream.ids import Digest, Epoch, Revision
+from midstream.ids import Epoch, Revision
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation, with_backlog
 from midstream.operators.builder import Flow
@@ -42,6 +43,7 @@ from midstream.runtime.reporting import unexpected
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.heartbeat import Heartbeat
 from midstream.runtime.spark.kafka import EpochNotes
+from midstream.runtime.spark.pace import RowLimit
 from midstream.runtime.table_refresher import TableRefresher
 from midstream.runtime.watch import Watch, Watches
 
@@ -90,6 +92,8 @@ class Job(MigratingJob, ControlledJob):
         local_state: str | None = None,
         audit: str | None = None,
         close_with: StructType | None = None,
+        trigger_us: int | None = None,
+        row_limit: RowLimit | None = None,
     ) -> None:
         self._spark = spark
         self._close_with = close_with
@@ -98,7 +102,17 @@ class Job(MigratingJob, ControlledJob):
         self._control = control
         self._changes = changes
         self._heartbeat = Heartbeat(
-            spark, changes, checkpoint, control, notes, local_state=local_state, audit=audit, on_commit=self._committed
+            spark,
+            changes,
+            checkpoint,
+            control,
+            notes,
+            local_state=local_state,
+            audit=audit,
+            on_commit=self._committed,
+            is_running=self._is_query_active,
+            trigger_us=trigger_us,
+            row_limit=row_limit,
         )
         self._query: StreamingQuery | None = None
         self._server: HttpInterface | None = None
@@ -134,9 +148,20 @@ class Job(MigratingJob, ControlledJob):
         return self._changes.configuration.revision
 
     @property
+    def knobs(self) -> dict[str, int | None]:
+        """The value of every knob, in microseconds, bytes or rows; None for no limit. See :class:`midstream.Tune`."""
+        tuned = self._changes.configuration.knobs
+        return {name: tuned.get(name, knob.default) for name, knob in KNOBS.items()}
+
+    @property
     def on_trial(self) -> Change | None:
         """The change in progress, which can still be rolled back, if there is one."""
         return self._changes.on_trial
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The changes in progress: the one on trial, and those that wait for it, in their order."""
+        return self._changes.in_progress
 
     @property
     def server(self) -> HttpInterface | None:
@@ -252,7 +277,7 @@ class Job(MigratingJob, ControlledJob):
 
         :param edits: what to change together, in any mixture: :class:`midstream.Update` gives an operator another
             function; :class:`midstream.Insert`, :class:`midstream.Remove` and :class:`midstream.Rewire` change the
-            plan.
+            plan; :class:`midstream.Tune` sets knobs.
         :param scheduler: how the change is enacted, see :class:`~midstream.planner.change_plan.Scheduler`.
         :param time_limit: an epoch on trial must be done within this time (``"5 seconds"``) after the change has taken
             effect in it, or the change is rolled back.
@@ -260,6 +285,19 @@ class Job(MigratingJob, ControlledJob):
         :param by: who requests it, for the history; default: the user of this process.
         :param note: the reason, for the history.
         """
+        return self._request(edits, scheduler, time_limit, preflight=preflight, by=by, note=note)
+
+    def _request(
+        self,
+        edits: tuple[Edit, ...],
+        scheduler: str,
+        time_limit: str | None,
+        *,
+        preflight: bool,
+        by: str | None,
+        note: str | None,
+        deploys: bool = False,
+    ) -> Change:
         limit = None if time_limit is None else duration(time_limit, "time_limit") / 1e6
         request = Request(
             edits,
@@ -268,19 +306,18 @@ class Job(MigratingJob, ControlledJob):
             time_limit_s=limit,
             preflight=preflight,
             note=note,
+            deploys=deploys,
         )
         self._require_running()
         return self._heartbeat.request(request)
-
-    def newest_tables(self) -> tuple[Graph, Mapping[str, Digest]]:
-        """The flow once all changes that wait are in effect, and digests of its functions and tables. For midstream."""
-        return (newest := self._changes.newest()).graph, newest.blobs
 
     def deploy(
         self,
         flow: Flow | Graph,
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        flush: Collection[str] = (),
+        state: Mapping[str, Any] | None = None,
         scheduler: str = "fries",
         time_limit: str | None = None,
         preflight: bool = True,
@@ -295,34 +332,38 @@ class Job(MigratingJob, ControlledJob):
 
         :param flow: the flow as the script now says, of the same name.
         :param migrate: by operator, functions that convert the state of processes whose function changes.
+        :param flush: operators that the script removes, and that emit all they hold open before they go.
+        :param state: by operator, the initial state of those that the script adds, as for :class:`midstream.Insert`.
         """
-        deployment = self._deployment(flow, migrate)
+        deployment = self._deployment(flow, migrate, flush, state)
         if not deployment.edits:
             return None
-        return self.update(
-            *deployment.edits,
-            scheduler=scheduler,
-            time_limit=time_limit,
-            preflight=preflight,
-            by=by,
-            note=note or "deployed",
+        note = note or "deployed"
+        return self._request(
+            deployment.edits, scheduler, time_limit, preflight=preflight, by=by, note=note, deploys=True
         )
 
     def _deployment(
-        self, flow: Flow | Graph, migrate: Mapping[str, Callable[[Any, Any], None]] | None = None
+        self,
+        flow: Flow | Graph,
+        migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        flush: Collection[str] = (),
+        state: Mapping[str, Any] | None = None,
     ) -> Deployment:
         graph = flow.graph if isinstance(flow, Flow) else flow
-        return deployment_of(self._changes.newest(), graph, migrate)
+        return deployment_of(self._changes.newest(), graph, migrate, flush, state)
 
     def explain_deployment(
         self,
         flow: Flow | Graph,
         *,
         migrate: Mapping[str, Callable[[Any, Any], None]] | None = None,
+        flush: Collection[str] = (),
+        state: Mapping[str, Any] | None = None,
         scheduler: str = "fries",
     ) -> Explanation | None:
         """Explain what :meth:`deploy` would do, without doing it; None if the job runs what the script says."""
-        deployment = self._deployment(flow, migrate)
+        deployment = self._deployment(flow, migrate, flush, state)
         return self.explain(*deployment.edits, scheduler=scheduler) if deployment.edits else None
 
     def explain(self, *edits: Edit, scheduler: str = "fries") -> Explanation:
@@ -446,12 +487,19 @@ class Job(MigratingJob, ControlledJob):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def _is_query_active(self) -> bool:
+        query = self._query
+        try:
+            return query is None or query.isActive
+        except Exception:  # Spark has ended
+            return False
+
     # ── the heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def attach(
         self, query: StreamingQuery, server: HttpInterface | None = None, refresher: TableRefresher | None = None
     ) -> None:
-        """Set what belongs to the job. Called once, by :func:`midstream.runtime.spark.start.start`."""
+        """Called once, by :func:`midstream.runtime.spark.start.start`."""
         self._query, self._server, self._refresher = query, server, refresher
         if refresher is not None:
             refresher.start()
@@ -502,5 +550,6 @@ class Job(MigratingJob, ControlledJob):
         with self._changed:
             # An epoch that is cut off by stop() fails too, but that is no failure of the job.
             if self._exception is None and not self._stopping:
-                self._exception = error if isinstance(error, JobFailed) else unexpected(self.name, epoch, error)
+                read = self._progress[-1].offsets if self._progress else {}
+                self._exception = error if isinstance(error, JobFailed) else unexpected(self.name, epoch, error, read)
             self._changed.notify_all()

@@ -11,6 +11,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from midstream.change.configuration import FIRST_REVISION, configuration_left, first_configuration
+from midstream.change.knob_records import after_tuning
 from midstream.change.migration_restart import migrations_that_go_on, stop_migrations
 from midstream.change.trial import Changes
 from midstream.checkpoint.audit_files import check_audit
@@ -18,6 +19,7 @@ from midstream.checkpoint.location import Checkpoint
 from midstream.data.durations import microseconds
 from midstream.data.key_space import MAX_BINS, check_bins
 from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
+from midstream.flow.knobs import require_takers, values_of
 from midstream.flow.model import Graph, Source, Transform
 from midstream.flow.sources import GeneratorSource, ListSource
 from midstream.flow.table_refresh import TableRefresh
@@ -33,6 +35,7 @@ from midstream.runtime.spark.generator_source import stream_of
 from midstream.runtime.spark.job import HttpInterface, Job
 from midstream.runtime.spark.kafka import EpochNotes, check_topics
 from midstream.runtime.spark.offset_log import start_query
+from midstream.runtime.spark.pace import RowLimit, require_pace
 from midstream.runtime.spark.storage_check import hadoop_knows, require_reachable
 from midstream.runtime.spark.transform_check import check_transforms
 from midstream.runtime.spark.worker_python import require_workers
@@ -61,6 +64,7 @@ def start(
     durable: bool = True,
     close_windows: bool = False,
     refreshes: Mapping[str, TableRefresh] | None = None,
+    knobs: Mapping[str, str | int] | None = None,
 ) -> Job:
     """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
     # 1. Check: nothing is written, nothing runs yet.
@@ -74,6 +78,10 @@ def start(
     if changes not in (KEEP, DROP):
         raise FlowError(f"changes={changes!r} is not known; allowed: {KEEP!r}, {DROP!r}")
     check_revert_to(revert_to, changes)
+    set_knobs = values_of(knobs or {})
+    require_takers(graph, set_knobs)
+    trigger_us = microseconds(trigger)
+    require_pace(set_knobs.get("pace"), trigger_us)
     check_audit(graph, audit)
     if local_state is not None and str(spark.sparkContext.master).startswith("local"):
         check_local_state(local_state)  # on a cluster, each worker checks its own
@@ -82,7 +90,8 @@ def start(
     if partitions is not None:
         check_partitions(partitions, MAX_BINS)  # how many bins there are is known below
     require_workers(spark.sparkContext, graph)
-    inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name]) for op in graph.of(Source)}
+    row_limit = RowLimit()
+    inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name], row_limit) for op in graph.of(Source)}
     blobs = pack_blobs(graph)
     check_transforms(graph, [op.name for op in graph.of(Transform)], spark)
     check_topics(spark, graph)
@@ -113,6 +122,7 @@ def start(
             recorded={} if before is None else _kept_assignments(before.assignments, partitions, parallelism),
             before=before,
             bins=location.identity.bins,
+            knobs=after_tuning({}, set_knobs),
         )
         restart = job_start.restart(first, location, drops=changes == DROP, revert_to=revert_to)
         if changes == DROP:
@@ -133,7 +143,20 @@ def start(
             notes.start(restart.configuration.graph, newest.epoch)
         rows = unite_inlets([inlets[name] for name in restart.configuration.plan.stages[0].inlets])
         close_with = rows.schema if close_windows else None
-        job = Job(spark, state, location, control, notes, local_state=local_state, audit=audit, close_with=close_with)
+        row_limit.set(restart.configuration.knobs.get("rows_per_epoch"))
+        undo.callback(row_limit.close)
+        job = Job(
+            spark,
+            state,
+            location,
+            control,
+            notes,
+            local_state=local_state,
+            audit=audit,
+            close_with=close_with,
+            trigger_us=trigger_us,
+            row_limit=row_limit,
+        )
         writer = rows.writeStream.queryName(query_name).option("checkpointLocation", location.spark_location)
         if trigger_options:
             writer = writer.trigger(**trigger_options)
@@ -142,7 +165,7 @@ def start(
         if serving is not None:
             undo.callback(serving.close)
         digests = {name: blobs[name].digest for name in refreshes or ()}
-        refresher = TableRefresher(job, dict(refreshes), digests) if refreshes else None
+        refresher = TableRefresher(job, state.newest, dict(refreshes), digests) if refreshes else None
         job.attach(start_query(spark, writer.foreachBatch(job.on_epoch), location.spark_location), serving, refresher)
         undo.pop_all()  # from now on the job itself releases all this
     return job
@@ -223,10 +246,10 @@ def _kept_assignments(recorded: Assignments, partitions: int | None, parallelism
     return {stage: before for stage, before in recorded.items() if before.partitions == partitions}
 
 
-def source_stream(spark: SparkSession, name: str, stream: Any) -> DataFrame:
+def source_stream(spark: SparkSession, name: str, stream: Any, row_limit: RowLimit) -> DataFrame:
     """The streaming DataFrame of a source."""
     if isinstance(stream, GeneratorSource | ListSource):
-        return stream_of(spark, stream)
+        return stream_of(spark, stream, row_limit.path)
     assert isinstance(stream, DataFrame)
     if stream.sparkSession.sparkContext is not spark.sparkContext:
         raise SourceError(f"source {name!r} was made with another Spark application than the one the job is started on")

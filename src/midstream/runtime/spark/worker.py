@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -129,12 +130,20 @@ def rename_columns(names: Sequence[str], run: Body, batches: Iterator[pa.RecordB
     return run(batch.rename_columns(list(names)) for batch in batches)
 
 
+HOLD_S = 0.05
+"""How long :func:`tell_executor` holds its core."""
+
+
 def tell_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Say where this partition is: its number, and the executor."""
+    """Say where this partition is: its number, and the executor.
+
+    All of these tasks take about as long, so that cores become free in turn and executors get as many of them.
+    """
     context = TaskContext.get()
     assert context is not None, "tell_executor is called by Spark, inside a task"
     for _ in batches:
         pass
+    time.sleep(HOLD_S)
     found = {"partition": [context.partitionId()], "executor": [executor_of_this_process()]}
     yield pa.RecordBatch.from_pydict(found, pa.schema([("partition", pa.int32()), ("executor", pa.string())]))
 
@@ -208,7 +217,8 @@ class _Worker:
         try:
             answer = self._client.request(message)
         except ChannelError as error:
-            raise self._end or error from None
+            end: Exception | None = self._end  # the other thread may have set it meanwhile
+            raise end or error from None
         if isinstance(answer, Refused):
             raise Fenced(f"the coordinator refused {type(message).__name__}: {answer.reason}")
         return answer
