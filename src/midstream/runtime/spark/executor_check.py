@@ -200,7 +200,7 @@ def _missing(path: str) -> list[str]:
 def _passed_over(owner: str) -> str:
     """A name for a file that a start passes over if it is left behind, as it does a file that was only partly written.
 
-    >>> _passed_over("midstream.json")
+    >>> _passed_over("midstream.json")  # doctest: +ELLIPSIS
     'midstream.json.....tmp'
     """
     return f"{owner}.{random.getrandbits(48)}.tmp"
