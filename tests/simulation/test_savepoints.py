@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow.dataset as ds
 import pytest
@@ -170,11 +171,10 @@ def _sorted(found: list[Row]) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> Any:
+def small() -> Any:
     """Files of state and of sinks are merged, and superseded ones removed, although there are few."""
-    monkeypatch.setattr(sink_files, "MERGE_FILES", 3)
-    monkeypatch.setattr(lineage, "MIN_ROWS", 5)
-    with small_thresholds(2):
+    # Not by monkeypatch: a test undoes it, and thresholds would then stay small in other tests.
+    with small_thresholds(2), patch.object(sink_files, "MERGE_FILES", 3), patch.object(lineage, "MIN_ROWS", 5):
         yield
 
 
