@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.run import KINDS, run_seed
 
-SEEDS = {"stateless": 15, "keyed": 15, "changes": 8, "switching": 4, "transactions": 15}
+SEEDS = {"stateless": 15, "keyed": 15, "changes": 8, "switching": 4, "transactions": 15, "controls": 6}
 """Seeds in a block. Flows with changes have many more rows than others, because fewer would find nothing."""
 
 
