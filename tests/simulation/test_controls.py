@@ -33,6 +33,7 @@ ROWS = 20
 # ── Theorem 1 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long
 def test_operations_end_and_complete_in_the_order_of_the_stream():
     found: Counter[str] = Counter()
     for seed in range(60):
@@ -47,6 +48,7 @@ def test_operations_end_and_complete_in_the_order_of_the_stream():
     assert min(found[mode] for mode in ("blocking", "in-band", "fast")) >= 15, found
 
 
+@pytest.mark.long
 def test_operations_on_flows_with_state(tmp_path: Path):
     found: Counter[str] = Counter()
     for seed in range(14):
@@ -188,6 +190,7 @@ def test_blocking_operations_equal_freeze_drain_apply_resume(seed: int, tmp_path
             assert results[record.number] == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [ReachesTooEarly, RaisesAtOne])
 @pytest.mark.parametrize("faults", [None, BAD_LUCK], ids=["calm", "faults"])
 def test_an_operation_that_fails_leaves_nothing_behind(kind: type[Affine], faults: Faults | None, tmp_path: Path):

@@ -190,6 +190,7 @@ def restless(seed: int, epochs: int) -> list[MigrateAt]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_a_shop_keeps_the_same_bytes_whether_or_not_its_bins_move(seed: int):
     """Totals, windows, sessions, first rows, panes of joins, tables."""
@@ -215,6 +216,7 @@ def test_a_shop_keeps_the_same_bytes_whether_or_not_its_bins_move(seed: int):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_all_other_kinds_of_state_are_the_same_bytes_wherever_they_are(seed: int):
     """Values, lists, maps, timers, times to live, levels of migrated state, every aggregation, totals of all rows, and
@@ -227,6 +229,7 @@ def test_all_other_kinds_of_state_are_the_same_bytes_wherever_they_are(seed: int
     assert kept == {"remind", "statistics", "visits", "everything", "right joined", "full joined"}
 
 
+@pytest.mark.long
 def test_a_migration_without_rows_changes_nothing_that_is_kept():
     """What is there before a bin moves is there after it has moved, although no row came meanwhile."""
     epochs = 3

@@ -63,6 +63,7 @@ def test_hosts_share_one_folder_and_see_only_their_own_processes(joined: Network
     assert len(two.processes()) == 1
 
 
+@pytest.mark.long
 def test_cuts_and_firewalls_lose_what_is_sent_until_they_are_taken_back(joined: Network) -> None:
     one, two, three = (joined.add(name) for name in ("one", "two", "three"))
     assert knock(one, two) == "ConnectionRefusedError"
@@ -77,6 +78,7 @@ def test_cuts_and_firewalls_lose_what_is_sent_until_they_are_taken_back(joined: 
     assert knock(one, two) == "TimeoutError"
 
 
+@pytest.mark.long
 def test_nothing_stays_of_hosts_whose_test_was_killed(tmp_path: Path) -> None:
     for name in ("shared", "software"):
         (tmp_path / name).mkdir()
