@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo kafka test test-fast test-slow simulate search chaos matrix lint types format docs bench bench-quick rivals clean check-java
+.PHONY: help setup demo kafka test test-fast test-slow test-cluster simulate search chaos matrix lint types format docs bench bench-quick rivals clean check-java
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,10 +28,13 @@ demo: check-java $(STAMP) ## set up, then run the main demo; no server to start
 # One process has the session that Spark's tests share; the other one runs those that start drivers of their own, and
 # seeds of the simulation.
 test: check-java test-fast ## set up, then run all tests, Spark included (under 8 minutes on 2 cores)
-	@$(PY) -m pytest -m "(spark or long) and not slow" --numprocesses 2 --dist loadgroup tests $(ARGS)
+	@$(PY) -m pytest -m "(spark or long) and not slow and not cluster" --numprocesses 2 --dist loadgroup tests $(ARGS)
 
 test-slow: check-java $(STAMP) ## what `make test` leaves out: a cluster, all pages on Spark, more kills
-	@$(PY) -m pytest -m slow --numprocesses 2 --dist loadgroup tests $(ARGS)
+	@$(PY) -m pytest -m "slow and not cluster" --numprocesses 2 --dist loadgroup tests $(ARGS)
+
+test-cluster: check-java $(STAMP) ## what `make test-slow` leaves out: executors that come, go and die while state moves; benchmarks with rivals
+	@$(PY) -m pytest -m cluster --numprocesses 2 --dist loadgroup tests $(ARGS)
 
 test-fast: $(STAMP) ## only the tests that need no Spark (under 1 minute; no Java needed)
 	@$(PY) -m pytest -m "not spark and not long and not slow" --ignore tests/spark --numprocesses 2 $(ARGS)

@@ -39,7 +39,7 @@ def flow() -> Flow:
     """Orders with tax, and the turnover of each shop."""
     built = Flow("orders")
     source = built.source("orders", GeneratorSource(orders, "shop bigint, cents bigint", rate=5_000))
-    taxed = source.with_columns("taxed", cents="cents + cents / 5")
+    taxed = source.with_columns("taxed", cents="CAST(cents + cents / 5 AS BIGINT)")
     taxed.key_by("by shop", "shop").process("turnover", turnover, returns="shop bigint, cents bigint").sink(
         "out", NoopSink()
     )

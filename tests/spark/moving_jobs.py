@@ -11,8 +11,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from benchmarks.executors import resize
 from midstream import FileSink, Flow, ListSource, MemorySink, Outcome, local_session
+from midstream.data.hashing import bins_of as bins_of_hashes
+from midstream.data.hashing import hash_columns
 from midstream.errors import FlowError
 from midstream.runtime.spark.job import Job
 from midstream.state.access import StateAccess
@@ -21,6 +25,12 @@ from tests.spark.placement_jobs import KEYS, Placed, cluster, flow_of
 
 PATIENCE_S = 120.0
 BINS = 32
+OCCUPIED = set(
+    bins_of_hashes(
+        hash_columns(pa.RecordBatch.from_pydict({"user": [f"u{n}" for n in range(KEYS)]}), ["user"]), BINS
+    ).tolist()
+)
+"""The bins in which there are keys."""
 EPOCHS = 600
 """More than any of these jobs runs."""
 COUNTED = "user string, number bigint, count bigint, executor string, java bigint"
@@ -54,7 +64,9 @@ def bins_of(job: Job) -> dict[str, int]:
 def held(job: Job) -> dict[str, list[int]]:
     """The bins of which each executor has a copy."""
     return {
-        path.parent.parent.parent.name: sorted(StateAccess(job.id, "", str(path.parent)).held(Lineage.start("count")))
+        path.parent.parent.parent.name: sorted(
+            StateAccess(job.id, "", str(path.parent)).held(Lineage.start("count", BINS))
+        )
         for path in Path(os.environ["SPARK_HOME"], "work").glob(f"app-*/*/midstream-state/{job.id}/count")
     }
 
@@ -159,35 +171,6 @@ def to_one_and_back(folder: str) -> None:
             found.append([share.bins for share in job.assignment()[0].partitions])
         job.stop()
         print(json.dumps({"exact": is_exact(job, out), "bins": found}))
-
-
-def rebalance(folder: str) -> None:
-    """An executor joins, and a rebalance gives it partitions, although no bin changes its owner."""
-    with cluster("3") as spark:
-        resize(spark, 2)
-        job, out = start(spark, folder, 6)
-        wait_epochs(job, 5)
-        resize(spark, 3)
-        wait_epochs(job, 2)
-        before = {each.name: sum(map(len, each.partitions.values())) for each in job.executors}
-        migration = job.rebalance(measure="bytes").require(PATIENCE_S)
-        wait_epochs(job, 8)
-        after = {each.name: sum(map(len, each.partitions.values())) for each in job.executors}
-        owned = {name: bins for name, bins in bins_of(job).items() if bins}
-        copies = {name: len(bins) for name, bins in held(job).items() if bins}
-        job.stop()
-        print(
-            json.dumps(
-                {
-                    "exact": is_exact(job, out),
-                    "before": before,
-                    "after": after,
-                    "owned": owned,
-                    "copies": copies,
-                    "plan": migration.record.plan,
-                }
-            )
-        )
 
 
 def go_on(folder: str) -> None:

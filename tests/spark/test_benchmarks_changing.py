@@ -89,6 +89,7 @@ def test_migration_moves_half_of_the_state_in_several_ways_and_counts_every_row_
     assert figures["restart_over_prewarmed"] > 0
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(PATIENCE_S)
 def test_plan_changes_measures_delays_and_loses_no_row(tmp_path: Path) -> None:
     figures = run_quick("plan_changes", tmp_path / "plan_changes.svg")
@@ -102,6 +103,7 @@ def test_plan_changes_measures_delays_and_loses_no_row(tmp_path: Path) -> None:
     assert figures["exchange_epochs"] > 0
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(PATIENCE_S)
 def test_kafka_compares_rows_and_latency_with_plain_spark(tmp_path: Path) -> None:
     for part in (jars.BROKER, jars.CONNECTOR):
@@ -113,6 +115,7 @@ def test_kafka_compares_rows_and_latency_with_plain_spark(tmp_path: Path) -> Non
     assert figures["change_delay_ms"] > 0
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(PATIENCE_S)
 def test_nexmark_compares_each_query_with_spark(tmp_path: Path) -> None:
     figures = run_quick("nexmark", tmp_path / "nexmark.svg")

@@ -15,10 +15,11 @@ from tests.spark.placement_jobs import KEYS
 from tests.spark.test_placement import RunJob, run_job
 
 # Up to four JVMs have to start first.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * PATIENCE_S)]
+pytestmark = pytest.mark.timeout(4 * PATIENCE_S)
 __all__ = ["run_job"]  # a fixture
 
 
+@pytest.mark.cluster
 def test_executors_are_drained_and_taken_away_until_one_is_left(run_job: RunJob) -> None:
     found = run_job(moving_jobs.drain)
     assert found["exact"]
@@ -26,7 +27,7 @@ def test_executors_are_drained_and_taken_away_until_one_is_left(run_job: RunJob)
     assert found["after"]["0"] == 0
     assert sum(found["after"].values()) == moving_jobs.BINS
     assert found["held"]["0"] == [], "its copies are freed"
-    assert len(found["held"]["1"]) + len(found["held"]["2"]) == moving_jobs.BINS
+    assert {*found["held"]["1"], *found["held"]["2"]} == moving_jobs.OCCUPIED
     assert found["again"] == "the partitions on executor '0' own nothing; it can be taken away"
     assert found["taken away"] == {"1": found["after"]["1"], "2": found["after"]["2"]}
     assert found["last"] == {"2": moving_jobs.BINS}
@@ -36,15 +37,18 @@ def test_executors_are_drained_and_taken_away_until_one_is_left(run_job: RunJob)
     assert found["failed"] == ["applied", "applied"]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("who", ["giver", "taker"])
 def test_a_drain_ends_although_an_executor_is_killed_in_its_midst(run_job: RunJob, who: str) -> None:
     found = run_job(moving_jobs.kill_in_mid_drain, who)
     assert found["exact"]
     assert (found["outcome"], found["error"]) == ("applied", None)
     assert found["steps"] == found["leaving"] > 0
-    assert found["executors"].get("0", 0) == 0
+    if who == "giver":  # partitions of a taker that is lost go where Spark puts them, which may be the drained executor
+        assert found["executors"].get("0", 0) == 0
 
 
+@pytest.mark.cluster
 def test_an_executor_that_joins_in_the_midst_of_a_migration_gets_its_part_with_the_next_number(
     run_job: RunJob,
 ) -> None:
@@ -55,21 +59,14 @@ def test_an_executor_that_joins_in_the_midst_of_a_migration_gets_its_part_with_t
     assert min(found["rescaled"].values()) >= 1, "Spark chooses, as evenly as tasks happen to end"
 
 
+@pytest.mark.cluster
 def test_a_stage_on_several_executors_gets_a_single_partition_and_more_again(run_job: RunJob) -> None:
     found = run_job(moving_jobs.to_one_and_back)
     assert found["exact"]
     assert [sorted(each) for each in found["bins"]] == [[32], [10, 11, 11]]
 
 
-def test_a_rebalance_gives_partitions_to_an_executor_that_has_joined(run_job: RunJob) -> None:
-    found = run_job(moving_jobs.rebalance)
-    assert found["exact"]
-    assert sorted(found["before"].values()) == [0, 3, 3]
-    assert min(found["after"].values()) >= 1
-    assert "partitions are spread anew over executors" in found["plan"]
-    assert found["copies"] == found["owned"], "each has what it owns, and nothing else"
-
-
+@pytest.mark.slow
 def test_a_migration_goes_on_after_each_of_several_kills_of_the_driver(
     driver: Callable[..., Driver], tmp_path: Path
 ) -> None:
