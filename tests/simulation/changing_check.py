@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.audit import Verdict, decide
+from midstream.change.trial import TRIAL_EPOCHS
 from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.checkpoint.location import Checkpoint
 from midstream.flow.model import Graph, KeyBy, Operator, Port, Sink, Source, Union
@@ -250,6 +251,8 @@ def check_changes(case: ChangingCase) -> LocalRun:
         assert_counted([progress.epoch for progress in run.progress], case.length, case.drivers - 1, "counted twice")
         disagreements = [*case.disagreements, *case.ledger.problems(case.checkpoint)]
         assert not disagreements, "\n".join(disagreements[:3])
+        if ends_on_trial(case, run):
+            return run  # what rows should have met depends on how that ends
         check_history(case, run)
         wrong = mixtures(case, run)
         assert not wrong, "\n".join([f"{len(wrong)} rows met a mixture:", *wrong[:3]])
@@ -266,6 +269,12 @@ def check_changes(case: ChangingCase) -> LocalRun:
 def story(run: LocalRun) -> str:
     """The history, for whoever has to find out."""
     return "\n".join(f"  {record} (epoch {record.epoch}, {record.scheduler})" for record in run.history)
+
+
+def ends_on_trial(case: ChangingCase, run: LocalRun) -> bool:
+    """Whether a change is on trial as the run ends: one of its operators gets no rows, and the run is short."""
+    found = [record.epoch for record in run.history if record.outcome is Outcome.PENDING and record.epoch is not None]
+    return bool(found) and case.length - found[0] <= TRIAL_EPOCHS
 
 
 def check_history(case: ChangingCase, run: LocalRun) -> None:
