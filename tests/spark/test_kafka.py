@@ -19,7 +19,7 @@ from tests.brokers import stream_of, that_count
 from tests.chaos.processes import Life, Victim, end, left_behind
 from tests.chaos.run import LOCAL
 from tests.spark.conftest import PATIENCE_S
-from tests.unit.test_docs import ROOT, run_page
+from tests.unit.test_docs import ROOT, assert_page_prints
 
 Row = dict[str, Any]
 
@@ -200,7 +200,7 @@ def test_the_code_of_the_page_prints_what_the_page_says(
     records = ((user.encode(), json.dumps({"user": user, "amount": amount}).encode()) for user, amount in orders)
     kafka.produce("orders", records)
     monkeypatch.chdir(tmp_path)
-    run_page(ROOT / "docs" / "kafka.md", True, {"spark": spark, "servers": kafka.servers})
+    assert_page_prints(ROOT / "docs" / "kafka.md", True, {"spark": spark, "servers": kafka.servers})
 
 
 # ── what is refused before anything changes ───────────────────────────────────────────────────────────────────────

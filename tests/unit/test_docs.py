@@ -81,7 +81,7 @@ def prose_of(page: Path) -> str:
 # ── running a page ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run_page(page: Path, with_spark: bool, kafka: Mapping[str, Any] | None = None) -> None:
+def assert_page_prints(page: Path, with_spark: bool, kafka: Mapping[str, Any] | None = None) -> None:
     """Run a page in the current folder; the first thing that is not as the page says ends the process.
 
     ``kafka`` are the names that blocks for Kafka need.
@@ -370,7 +370,7 @@ def test_the_reference_names_every_public_part_of_a_job():
 
 if __name__ == "__main__":
     sys.path.insert(0, os.getcwd())
-    run_page(Path(sys.argv[1]), sys.argv[2] == "spark")
+    assert_page_prints(Path(sys.argv[1]), sys.argv[2] == "spark")
 
 
 def test_every_promise_under_a_fault_names_an_existing_test():

@@ -137,6 +137,8 @@ class Driver:
         self.controlling = ControlDesk(self, self._lock, checkpoint, edge)
         self._claims = TableClaims(checkpoint.identity.job)
         self._claims.applied(changes.configuration.graph)  # refuse a start that could not write
+        self._writing: tuple[Configuration, Configuration] | None = None
+        """The job's configuration of the last run, and the one whose sinks may write."""
         self._stored_owners: Blob | None = None
         """The assignments that the newest manifest of this driver names."""
         self._ended: float | None = None
@@ -393,11 +395,13 @@ class Driver:
         return self.committed
 
     def _writable(self, configuration: Configuration) -> Configuration:
-        """The configuration whose database sinks own their tables."""
-        graph = self._claims.applied(configuration.graph)
-        if graph is configuration.graph:
-            return configuration
-        return replace(configuration, plan=replace(configuration.plan, graph=graph))
+        """The configuration whose database sinks own their tables; the same one each time, with what it has linked."""
+        if self._writing is None or self._writing[0] is not configuration:
+            graph = self._claims.applied(configuration.graph)
+            is_ready = graph is configuration.graph
+            found = configuration if is_ready else replace(configuration, plan=replace(configuration.plan, graph=graph))
+            self._writing = configuration, found
+        return self._writing[1]
 
     def _with_initial_state(
         self, committed: CommittedState, configuration: Configuration, epoch: Epoch
