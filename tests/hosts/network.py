@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,13 +146,16 @@ class Network:
         return host
 
     def _own_files(self, host: Host, private: Sequence[Path], links: Mapping[Path, Path]) -> None:
-        """Give a host temporary files and names of hosts of its own. Of the test's, it sees only two folders."""
+        """Give a host temporary files and names of hosts of its own.
+
+        Of the test's temporary files it sees what hosts share, and the Python that runs the tests if that is there.
+        """
         own = self._folder / host.name
         (own / "temporary").mkdir(parents=True)
         names = {"127.0.0.1": "localhost", **{each.address: each.name for each in (*self.hosts.values(), host)}}
         (own / "names").write_text("".join(f"{address} {name}\n" for address, name in names.items()))
         script = ["mount --make-rprivate /", f"mount --bind {own / 'names'} /etc/hosts"]
-        for path in (self.shared, self._software):
+        for path in (self.shared, self._software, Path(sys.prefix)):
             if path.is_relative_to(TEMPORARY):
                 place = own / "temporary" / path.relative_to(TEMPORARY)
                 script.append(f"mkdir -p {place} && mount --bind {path} {place}")
