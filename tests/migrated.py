@@ -84,7 +84,7 @@ class SteppedJob(MigratingJob, ControlledJob):
 
     def update(self, *edits: Edit) -> Change:
         """Change the job."""
-        return self.runtime._driver.request(Request(edits, Scheduler.FRIES, "test", preflight=False))
+        return self.runtime._driver.changing.request(Request(edits, Scheduler.FRIES, "test", preflight=False))
 
     def history(self) -> list[ChangeRecord]:
         """All changes and migrations."""

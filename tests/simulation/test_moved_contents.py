@@ -149,7 +149,7 @@ def lived(
             clock.advance(seconds=3)
             for change in changes:
                 if change.epoch == epoch:  # between two epochs, so that it does not depend on the seed in which rows
-                    runtime._driver.request(Request(change.edits, Scheduler.EPOCH, "test", preflight=False))
+                    runtime._driver.changing.request(Request(change.edits, Scheduler.EPOCH, "test", preflight=False))
             manifest = runtime.checkpoint.newest_manifest()
             assert manifest is not None
             lineages = {name: Lineage.decode(data) for name, data in manifest.lineages.items()}

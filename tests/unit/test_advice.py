@@ -99,7 +99,7 @@ def test_a_refusal_by_preflight_shows_the_row_and_what_to_do(tmp_path: Path):
         runtime.run_epoch(Epoch(0), rows)
         bad = Request((Update("A", lambda row: {"n": 1 // row["n"]}),), Scheduler.FRIES, "ann")
         with pytest.raises(FunctionError) as refused:
-            runtime._driver.request(bad)
+            runtime._driver.changing.request(bad)
         [record] = runtime._driver.changes._log.records()
     first, *_, last = str(refused.value).splitlines()
     assert first.startswith("operator 'A': a lambda fails in preflight, on ")

@@ -478,9 +478,9 @@ def test_a_change_that_fails_on_all_trial_rows_is_refused():
             return Request((Update("m", function),), Scheduler.FRIES, "test", preflight=True)
 
         with pytest.raises(FunctionError, match=r"all rows would go to the errors branch of 'm'.*KeyError: 'm'"):
-            runtime._driver.request(request(broken))
+            runtime._driver.changing.request(request(broken))
         # Some rows may be set aside: that is what the branch is for.
-        change = runtime._driver.request(request(lambda row: {**row, "n": 1 // row["n"]}))
+        change = runtime._driver.changing.request(request(lambda row: {**row, "n": 1 // row["n"]}))
         assert change.outcome is Outcome.PENDING
 
 

@@ -364,13 +364,8 @@ def test_the_reference_names_every_public_part_of_a_job():
 
     text = REFERENCE.read_text(encoding="utf-8")
     internal = {"attach", "on_epoch"}  # called by midstream and by Spark
-    parts = {name for name in vars(Job) if not name.startswith("_")} - internal
+    parts = {name for name in dir(Job) if not name.startswith("_")} - internal
     assert sorted(name for name in parts if f"job.{name}" not in text) == []
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, os.getcwd())
-    assert_page_prints(Path(sys.argv[1]), sys.argv[2] == "spark")
 
 
 def test_every_promise_under_a_fault_names_an_existing_test():
@@ -384,3 +379,8 @@ def test_every_promise_under_a_fault_names_an_existing_test():
         name for file in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
     }
     assert {test for [test] in named} <= defined
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.getcwd())
+    assert_page_prints(Path(sys.argv[1]), sys.argv[2] == "spark")

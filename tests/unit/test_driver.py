@@ -267,7 +267,7 @@ def requested(update: Update, **options: Any) -> Request:
 
 def test_epochs_continue_while_a_function_is_packed(driver: Driver):
     slow = SlowToPack()
-    changing = threading.Thread(target=partial(driver.request, requested(Update("P", slow))))
+    changing = threading.Thread(target=partial(driver.changing.request, requested(Update("P", slow))))
     changing.start()
     assert slow.asked.wait(60)
     begun = threading.Event()
@@ -287,10 +287,10 @@ def test_epochs_continue_while_a_function_is_packed(driver: Driver):
 
 def test_a_change_overtaken_by_another_is_checked_again(driver: Driver):
     slow = SlowToPack()
-    changing = threading.Thread(target=partial(driver.request, requested(Update("P", slow))))
+    changing = threading.Thread(target=partial(driver.changing.request, requested(Update("P", slow))))
     changing.start()
     assert slow.asked.wait(60)
-    first = driver.request(requested(Update("P", Tally(7)), preflight=False))
+    first = driver.changing.request(requested(Update("P", Tally(7)), preflight=False))
     slow.may_go_on.set()
     changing.join(60)
     assert driver.changes.on_trial is first
@@ -303,7 +303,7 @@ def test_a_change_of_a_job_that_is_stopping_is_refused_and_does_not_come_back(dr
 
     def change() -> None:
         try:
-            driver.request(requested(Update("P", slow)))
+            driver.changing.request(requested(Update("P", slow)))
         except MidstreamError as error:
             refused.append(error)
 
@@ -320,7 +320,7 @@ def test_a_change_of_a_job_that_is_stopping_is_refused_and_does_not_come_back(dr
 def test_a_time_limit_is_on_record_and_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     flow, checkpoint = tally_flow(Tally(1), MemorySink()), str(tmp_path / "c")
     with local.runtime_of(flow.graph, checkpoint=checkpoint) as runtime:
-        runtime._driver.request(requested(Update("P", Tally(7)), time_limit_s=1.5, preflight=False))
+        runtime._driver.changing.request(requested(Update("P", Tally(7)), time_limit_s=1.5, preflight=False))
     limits: list[float] = []
     monkeypatch.setattr(local._Runtime, "start_timer", lambda runtime, seconds, then: limits.append(seconds))
     run = run_local(flow, checkpoint=checkpoint)
@@ -364,7 +364,7 @@ def test_an_epoch_that_is_to_run_again_when_its_sinks_are_done_is_not_committed(
     def change_late(rows: Any, epoch: int) -> None:
         out(rows, epoch)
         if epoch == 1 and runtimes:
-            runtimes.pop()._driver.request(update)
+            runtimes.pop()._driver.changing.request(update)
 
     class Busy(local._Runtime):
         def _maybe_give_up(self) -> None:
@@ -403,10 +403,10 @@ def test_state_of_the_sample_is_kept_while_a_model_loads(tmp_path: Path):
         rows = list(source_epochs(flow.graph))
         for epoch in range(4):
             runtime.run_epoch(Epoch(epoch), rows[epoch])
-        samples = runtime._driver._samples.files()
+        samples = runtime._driver.samples.files()
         assert samples
         update = requested(Update("P", SlowToOpen(pipe)))
-        changing = threading.Thread(target=partial(runtime._driver.request, update))
+        changing = threading.Thread(target=partial(runtime._driver.changing.request, update))
         changing.start()
         with pipe.open("w"):  # waits until the model is being loaded
             for epoch in range(4, 80):
@@ -424,11 +424,11 @@ def test_a_function_is_not_refused_because_the_state_of_its_sample_is_gone(tmp_p
     with local.runtime_of(flow.graph, partitions=1, checkpoint=str(checkpoint)) as runtime:
         [rows, *_] = source_epochs(flow.graph)
         runtime.run_epoch(Epoch(0), rows)
-        samples = runtime._driver._samples.files()
+        samples = runtime._driver.samples.files()
         assert samples
         for name in samples:
             (checkpoint / "state" / name).unlink()
-        change = runtime._driver.request(requested(Update("P", Tally(2))))
+        change = runtime._driver.changing.request(requested(Update("P", Tally(2))))
         assert change.outcome is Outcome.PENDING
 
 
@@ -446,7 +446,7 @@ def test_a_fix_requested_while_an_epoch_fails_is_not_rolled_back(tmp_path: Path,
 
     def fix(runtime: Any, message: Any, to: Any) -> Any:
         if type(message).__name__ == "TaskFailed" and not fixes:
-            fixes.append(runtime._driver.request(requested(Update("P", Tally(5)), preflight=False)))
+            fixes.append(runtime._driver.changing.request(requested(Update("P", Tally(5)), preflight=False)))
         return real_say(runtime, message, to)
 
     real_say = local._Runtime.say

@@ -22,7 +22,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -30,18 +29,15 @@ from midstream.change.change import Change
 from midstream.change.configuration import Configuration
 from midstream.change.initial_state import rows_of_state
 from midstream.change.migrations import Migrations
-from midstream.change.preflight import Samples, changed_transforms, run_preflight
-from midstream.change.prepare import PreparedChange
+from midstream.change.preflight import Samples
 from midstream.change.savepoint import savepoint_of
-from midstream.change.trial import Changes, Request, RunFailure
+from midstream.change.trial import Changes, RunFailure
 from midstream.checkpoint.audit_files import keep_index
 from midstream.checkpoint.bin_measures import BinMeasures
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.manifest import Manifest
 from midstream.checkpoint.savepoints import Savepoint
-from midstream.checkpoint.sink_files import SinkFolders
-from midstream.checkpoint.sink_marker import check_file_sinks, mark_folders
 from midstream.checkpoint.sweeper import Sweeper
 from midstream.control.messages import (
     AuditOrder,
@@ -62,16 +58,13 @@ from midstream.control.messages import (
 )
 from midstream.control.placement import Placement, require_possible
 from midstream.errors import CheckpointError, MidstreamError, ProtocolError
-from midstream.flow.edits import reassignments_in, tuned_by
 from midstream.flow.knobs import knobs_told
-from midstream.flow.model import Graph, Sink
-from midstream.flow.spec import SinkTable
 from midstream.ids import Digest, Epoch, ExecutorId, PartitionId, Run
 from midstream.metrics import EpochProgress
 from midstream.observation import Observation
-from midstream.planner.change_plan import Scheduler
+from midstream.runtime.change_desk import ChangeDesk
+from midstream.runtime.claimed_sinks import ClaimedSinks
 from midstream.runtime.control_desk import ControlDesk
-from midstream.runtime.database_sink import TableClaims
 from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
 from midstream.runtime.executor_warming import ExecutorWarming
@@ -109,21 +102,20 @@ class Driver:
         self._on_commit = on_commit
         self._wall = wall
         self._stopwatch = stopwatch
-        self._samples = Samples()
+        self.samples = Samples()
+        """Rows that operators met in the last epoch, and the state of their keys."""
         self.measures = BinMeasures()
         """The weights of the bins of all stages, after the newest epoch of this driver."""
         self.committed: CommittedState | None = None
         """What the last committed epoch left; known once the runtime begins its first epoch."""
         self.placement = Placement()
         newest = checkpoint.newest_manifest()
-        self._folders = SinkFolders(
-            _tables(changes.configuration.graph).values(), durable=checkpoint.durable, at=edge.at
-        )
-        self.sweeper = Sweeper(checkpoint, self._folders)
-        self._folders.recover(*((-1, {}) if newest is None else (newest.epoch, newest.files)))
+        self._sinks = ClaimedSinks(changes.configuration.graph, checkpoint, newest, at=edge.at)
+        self.sweeper = Sweeper(checkpoint, self._sinks.folders)
         self._found = Epoch(-1) if newest is None else newest.epoch
         """The newest epoch that has a manifest from before this start."""
         self._lock = threading.RLock()
+        self.changing = ChangeDesk(self, self._lock, checkpoint, edge, self._sinks, stopwatch=stopwatch)
         self.migrating = MigrationDesk(self, self._lock)
         self.migrations = Migrations(
             changes,
@@ -135,10 +127,6 @@ class Driver:
             wall=wall,
         )
         self.controlling = ControlDesk(self, self._lock, checkpoint, edge)
-        self._claims = TableClaims(checkpoint.identity.job)
-        self._claims.applied(changes.configuration.graph)  # refuse a start that could not write
-        self._writing: tuple[Configuration, Configuration] | None = None
-        """The job's configuration of the last run, and the one whose sinks may write."""
         self._stored_owners: Blob | None = None
         """The assignments that the newest manifest of this driver names."""
         self._ended: float | None = None
@@ -147,7 +135,8 @@ class Driver:
         self._open: OpenRun | None = None
         self._wants_replay = False
         self._overdue: str | None = None
-        self._is_stopping = False
+        self.is_stopping = False
+        """Whether the job is being stopped; then no more requests are taken."""
         self._warned_of: set[str] = set()
         self._observer = Observer(checkpoint.identity.job)
         self.controlling.resume(newest)
@@ -197,7 +186,7 @@ class Driver:
                 self.controlling.taken_back(epoch)
             committed = self._committed_before(epoch)
             self.migrations.begin(epoch, committed)
-            configuration = self._writable(self.changes.configuration)
+            configuration = self._sinks.writable(self.changes.configuration)
             controls = self.controlling.begin(configuration.plan)
             committed = self._with_initial_state(committed, configuration, epoch)
             run = OpenRun(epoch, self._next_run, entry, configuration, committed, self._wall())
@@ -227,7 +216,7 @@ class Driver:
                 )
             )
             self._open = run
-            self._start_timer()
+            self.start_time_limit()
             if configuration.owners != self._stored_owners:  # of a step; the manifest will name them
                 self._edge.meanwhile(lambda: self._checkpoint.blobs.put(configuration.owners))
             return run
@@ -276,7 +265,6 @@ class Driver:
             ended_with = self.changes.run_of(commit, run.configuration)
             if ended_with.owners != self._stored_owners:
                 self._checkpoint.blobs.put(ended_with.owners)
-            tables = _tables(ended_with.graph)
             committed = run.committed.after(commit)
             manifest = committed.manifest(
                 commit,
@@ -285,7 +273,7 @@ class Driver:
                 ended_with.owners.digest,
                 committed_at=now,
                 offsets=run.entry.offsets,
-                files={tables[sink].location: files for sink, files in {**commit.files, **run.files}.items()},
+                files=self._sinks.by_location(ended_with.graph, {**commit.files, **run.files}),
                 closing=run.entry.closing,
                 controls=self.controlling.completed_in(commit),
             )
@@ -295,14 +283,14 @@ class Driver:
             self._over(run)
             self.committed = committed
             # 6.
-            self._folders.publish(manifest.epoch, manifest.files)
+            self._sinks.publish(manifest.epoch, manifest.files)
             self._edge.at("published")
             # 7.
             self.changes.committed(commit, run.configuration)
             self.migrations.committed(commit.epoch, duration_ms, commit.state_read)
             self.controlling.committed(commit)
             # 8.
-            self._samples = self._samples.after(commit)
+            self.samples = self.samples.after(commit)
             owners = ended_with.assignments
             self.measures = self.measures.after(commit, committed, ended_with.plan, owners, duration_ms / 1000)
             self.placement.committed(commit)
@@ -350,7 +338,7 @@ class Driver:
             failures = self._control.failures
             self._control.tell(EpochAbandoned(run.epoch, run.run))
             self._over(run)
-            if self._wants_replay and not self._is_stopping:
+            if self._wants_replay and not self.is_stopping:
                 self.controlling.given_up()
                 return
             self._judge(run, error, failures, is_lost=is_lost)
@@ -360,7 +348,7 @@ class Driver:
     ) -> None:
         """Returns if the epoch must be run again, else raises."""
         failed = explain(run.configuration.graph.name, run.epoch, error, failures)
-        if not self._is_stopping:
+        if not self.is_stopping:
             if self._overdue is None and self.controlling.failed(failures, is_lost=is_lost):
                 return
             with contextlib.suppress(CheckpointError, OSError):  # the failure matters more than its journal
@@ -394,15 +382,6 @@ class Driver:
             self._sweep(self.committed)
         return self.committed
 
-    def _writable(self, configuration: Configuration) -> Configuration:
-        """The configuration whose database sinks own their tables; the same one each time, with what it has linked."""
-        if self._writing is None or self._writing[0] is not configuration:
-            graph = self._claims.applied(configuration.graph)
-            is_ready = graph is configuration.graph
-            found = configuration if is_ready else replace(configuration, plan=replace(configuration.plan, graph=graph))
-            self._writing = configuration, found
-        return self._writing[1]
-
     def _with_initial_state(
         self, committed: CommittedState, configuration: Configuration, epoch: Epoch
     ) -> CommittedState:
@@ -416,7 +395,7 @@ class Driver:
 
     def _sweep(self, committed: CommittedState) -> None:
         """Have everything removed that nobody needs any more."""
-        self.sweeper.after(committed, live=self._live(), samples=self._samples.files())
+        self.sweeper.after(committed, live=self._live(), samples=self.samples.files())
         self._edge.sweep(self.sweeper)
 
     def _live(self) -> frozenset[Digest]:
@@ -445,87 +424,7 @@ class Driver:
                 f"gone, such as {missing[0]!r}. Restore the folder 'spark' as it was after epoch {self._found}"
             )
 
-    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def check(self, request: Request) -> PreparedChange:
-        """Prepare a change as if it were requested now."""
-        blobs = self._checkpoint.blobs
-        with blobs.holds.preparing(), blobs.together():
-            prepared = self.changes.check(self.changes.store(request))
-            self._edge.check_knobs(tuned_by(request.edits))
-            return prepared
-
-    def request(self, request: Request) -> Change:
-        """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
-        with self._checkpoint.blobs.holds.preparing():  # until its blobs are on record
-            return self._request(request)
-
-    def _request(self, request: Request) -> Change:
-        began = self._stopwatch()
-        try:
-            # Everything that runs the user's code comes first, without the lock; epochs continue meanwhile.
-            with self._checkpoint.blobs.together():  # synced before the record of the change refers to them
-                request = self.changes.store(request)
-                prepared = self.changes.check(request)
-                self._edge.check_knobs(tuned_by(request.edits))
-                self._checkpoint.blobs.sync_ahead()  # the disk is at work while the preflight is
-                if request.preflight:
-                    self._try(prepared)
-                self._claim_sinks(prepared)
-            while True:
-                with self._lock:
-                    self.require_not_stopping()
-                    if reassignments_in(request.edits):
-                        self.migrations.schedule.require_free("a change that moves bins")
-                    if self.changes.is_current(prepared):
-                        return self._take(request, prepared, 1000 * (self._stopwatch() - began))
-                prepared = self.changes.check(request)  # another change came first
-        except MidstreamError as error:
-            with self._lock:
-                if not self._is_stopping:
-                    self.changes.refuse(request, error)
-            raise
-
-    def _try(self, prepared: PreparedChange) -> None:
-        self._edge.try_transforms(prepared.after.graph, changed_transforms(prepared))
-        with contextlib.ExitStack() as stack:
-            with self._lock:
-                samples = self._samples
-                stack.enter_context(self.sweeper.holding(samples.files()))
-            for note in run_preflight(prepared, samples, self._checkpoint.blobs, self._checkpoint.states):
-                _log.info("%s", note)
-
-    def _claim_sinks(self, prepared: PreparedChange) -> None:
-        """Check and claim the folders and tables of sinks that a change adds. Those with other data are refused."""
-        difference = prepared.merged.difference
-        graph, names = prepared.after.graph, {*difference.added, *difference.replaced}
-        sinks = tuple(op for op in graph if op.delivery is not None and op.name in names)
-        self._edge.check_sinks(added := replace(graph, operators=sinks))
-        self._claims.claim(graph, [op.name for op in sinks])
-        if tables := _tables(added):
-            mark_folders(check_file_sinks(graph, self._checkpoint.identity.job))
-            self._folders.add(tables.values())
-
-    def _take(self, request: Request, prepared: PreparedChange, preparation_ms: float) -> Change:
-        change = self.changes.request(request, prepared, preparation_ms)
-        if self.changes.on_trial is change:
-            self._enact(change)
-        return change
-
-    def _enact(self, change: Change) -> None:
-        prepared = change.prepared
-        if self._open is None:
-            change.note("no epoch is running; the next one begins under it", in_effect=True)
-        elif prepared.plan.scheduler is Scheduler.REPLAY:
-            change.note("the running epoch is cancelled")
-            self.replay()
-        elif prepared.from_next_epoch:
-            change.note("waits for the next epoch")
-        elif self.controlling.is_aligned:
-            change.note("waits for the next epoch, because control operations are in progress in this one")
-        else:
-            self.hear(self._control.tell(prepared.begun))
-            self._start_timer()
+    # ── the coordinator ───────────────────────────────────────────────────────────────────────────────────────────
 
     def hear(self, instructions: Sequence[Instruction]) -> None:
         """The coordinator has made a decision. Called by the channel's thread, which must not wait: no lock."""
@@ -606,7 +505,7 @@ class Driver:
 
     # ── time limits, and the end ──────────────────────────────────────────────────────────────────────────────────
 
-    def _start_timer(self) -> None:
+    def start_time_limit(self) -> None:
         """Start the time limit of an epoch on trial, when the change takes effect in it."""
         change, run = self.changes.on_trial, self._open
         if change is not None and run is not None and change.time_limit_s is not None:
@@ -625,13 +524,13 @@ class Driver:
     def stopping(self) -> None:
         """The job is being stopped: failures no longer count, and no more changes are taken."""
         with self._lock:
-            self._is_stopping = True
+            self.is_stopping = True
             if self._open is not None and self._open.entry.closing:  # other epochs end with their query
                 self._edge.cancel(self._open)
 
     def require_not_stopping(self) -> None:
         """Refuse a request when the job is being stopped."""
-        if self._is_stopping:
+        if self.is_stopping:
             raise MidstreamError(
                 f"job {self.changes.configuration.graph.name!r} is stopping, so it cannot be changed; start the flow "
                 f"again with the same checkpoint"
@@ -644,8 +543,3 @@ class Driver:
             self.changes.abandon(why)
             self.migrations.abandon(why)
             self.controlling.abandon(why)
-
-
-def _tables(graph: Graph) -> dict[str, SinkTable]:
-    """What each file sink of a flow writes."""
-    return {op.name: op.table for op in graph.of(Sink) if op.table is not None}

@@ -435,7 +435,7 @@ class _Runtime:
             preflight=wanted.preflight,
         )
         try:
-            self._driver.request(request)
+            self._driver.changing.request(request)
         except FunctionError:
             if not wanted.preflight:
                 raise

@@ -216,11 +216,11 @@ class Heartbeat:
 
     def check(self, request: Request) -> PreparedChange:
         """Prepare a change as if it were requested now."""
-        return self._driver.check(request)
+        return self._driver.changing.check(request)
 
     def request(self, request: Request) -> Change:
         """Check a change and enact it as soon as possible. A change that does not fit is refused and recorded."""
-        change = self._driver.request(request)
+        change = self._driver.changing.request(request)
         self._knobs_may_differ()
         return change
 
