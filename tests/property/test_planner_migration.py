@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -19,9 +20,7 @@ from midstream.planner.migration import (
     BIN_BYTES,
     GROWTH,
     BinMove,
-    Budget,
     Itinerary,
-    StepCost,
     Steps,
     batched,
     budgeted,
@@ -30,6 +29,8 @@ from midstream.planner.migration import (
     sudden,
 )
 from midstream.planner.reassignment import rescaled
+from midstream.planner.step_budget import LEAST_SHARE, SHARE_OF_EPOCH, STEPS_PER_PAUSE
+from midstream.planner.step_cost import Budget, StepCost
 from tests.examples import examples
 
 Assignments = dict[StageIndex, Assignment]
@@ -183,7 +184,8 @@ def many(count: int) -> tuple[BinMove, ...]:
 
 
 def run_against(steps: Steps, epoch_ms, size: int, steady_ms: float = 100.0) -> list[tuple[int, float]]:
-    """Bins per step and milliseconds of its epoch, on a machine that takes ``epoch_ms(bytes)``."""
+    """Bins per step and milliseconds of its epoch, on a machine that takes ``epoch_ms(bytes)``; without epochs in which
+    nothing moved."""
     found: list[tuple[int, float]] = []
     cost: StepCost | None = None
     while True:
@@ -192,7 +194,8 @@ def run_against(steps: Steps, epoch_ms, size: int, steady_ms: float = 100.0) -> 
         except StopIteration:
             return found
         took = epoch_ms(size * len(step))
-        found.append((len(step), took))
+        if step:
+            found.append((len(step), took))
         cost = StepCost(len(step), size * len(step), took, steady_ms)
 
 
@@ -240,16 +243,87 @@ def test_what_bytes_cost_is_learnt_and_used():
     assert max(bins for bins, _ in dear) < max(bins for bins, _ in cheap)
 
 
-def test_less_is_moved_while_epochs_are_long():
-    """Rows pile up: epochs take three times as long, whatever is moved."""
-    calm = run_against(budgeted(many(256), lambda move: 1000, Budget(ms=20.0)), lambda moved: 100 + moved / 1e4, 1000)
-    steps, cost, busy = budgeted(many(256), lambda move: 1000, Budget(ms=20.0)), None, []
-    for number in range(12):
+@dataclass
+class Machine:
+    """A machine on which epochs have a level, whatever is moved, and a price of what is moved; both are ``slower`` from
+    an epoch on. Rows that fall due during a long epoch make the next one longer, and epochs vary."""
+
+    slower: float
+    since: int
+    noise: float
+    ms_per_byte: float = 1e-6
+    level_ms: float = 200.0
+    backlog: float = 0.3
+
+    def migrate(self, budget: Budget, seed: int, *, bins: int = 128, size: int = 20_000) -> list[tuple[int, float]]:
+        """Bins and added milliseconds of each epoch."""
+        rng, last, found = random.Random(seed), self.level_ms, list[tuple[int, float]]()
+        steps, cost = budgeted(many(bins), lambda move: size, budget), None
+        with contextlib.suppress(StopIteration):
+            while True:
+                count = len(steps.send(cost))
+                slower = self.slower if len(found) >= self.since else 1.0
+                usual = (self.level_ms * slower * (1 - self.backlog) + self.backlog * last) * rng.lognormvariate(
+                    0, self.noise
+                )
+                added = self.ms_per_byte * slower * count * (size + BIN_BYTES)
+                last = usual + added
+                found.append((count, added))
+                cost = StepCost(count, count * size, last, self.level_ms)
+        return found
+
+
+@pytest.mark.parametrize("since", [0, 4])
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("slower", [3.0, 10.0])
+@pytest.mark.parametrize("budget", [Budget(), Budget(ms=40.0)])
+def test_a_busy_machine_is_not_taken_for_the_price_of_bins(budget: Budget, slower: float, noise: float, since: int):
+    """All bins together cost less than the budget, so there is nothing to learn but that: a few steps more than the
+    eight by which steps of one bin double to 128, not one bin a step. All moves of a whole migration are much less than
+    the machine's noise, and epochs are many times as long as before."""
+    runs = [Machine(slower, since, noise).migrate(budget, seed) for seed in range(8)]
+    epochs = sorted(len(run) for run in runs)
+    assert epochs[len(epochs) // 2] <= 24
+    assert epochs[-1] <= 64
+
+
+@pytest.mark.parametrize("since", [0, 12])
+def test_a_machine_that_becomes_slow_moves_as_much_an_epoch_for_the_same_share_of_it(since: int):
+    """Everything takes five times as long, moves too. Without a named budget, a fifth of an epoch is what it was."""
+    bin_ms, level_ms = 4.0, 200.0
+    machine = Machine(5.0, since, 0.02, ms_per_byte=bin_ms / (20_000 + BIN_BYTES), level_ms=level_ms)
+    busy, calm = (run.migrate(Budget(), 7, bins=256) for run in (machine, replace(machine, slower=1.0)))
+    assert len(busy) <= 2 * len(calm)
+    fitting = SHARE_OF_EPOCH * level_ms / bin_ms
+    assert max(bins for bins, _ in calm) <= fitting
+    assert max(bins for bins, _ in busy) <= GROWTH * fitting, "one step may show that a slow machine's price is higher"
+
+
+def test_while_rows_have_piled_up_a_part_of_the_budget_is_used_and_never_less():
+    """Epochs take four times as long although nothing is slower: rows have piled up. A bin costs what it did before."""
+    bin_ms, steady_ms, budget_ms = 1.0, 100.0, 20.0
+    steps, cost, moved = budgeted(many(1024), lambda move: 0, Budget(ms=budget_ms)), None, list[int]()
+    for number in range(40):
         step = steps.send(cost)
-        busy.append(len(step))
-        cost = StepCost(len(step), 1000 * len(step), 100.0 if number < 3 else 400.0, 100.0)
-    assert max(busy) < max(bins for bins, _ in calm)
-    assert busy[-1] == 1
+        moved.append(len(step))
+        level_ms = steady_ms if number < 10 else 4 * steady_ms
+        cost = StepCost(len(step), 0, level_ms + bin_ms * len(step), steady_ms)
+    calm, busy = moved[9], [bins for bins in moved[11:] if bins]
+    assert calm == budget_ms / bin_ms
+    assert max(busy[:4]) <= calm / 2
+    assert min(busy) >= calm * LEAST_SHARE
+    assert moved[10:].count(0) <= 2 + len(moved) // STEPS_PER_PAUSE
+    assert busy[-1] == calm, "what lasts is usual"
+
+
+def test_a_machine_that_is_slow_for_one_epoch_is_asked_again_before_anything_is_learnt():
+    steps, cost, moved = budgeted(many(64), lambda move: 0, Budget(ms=20.0)), None, list[int]()
+    with contextlib.suppress(StopIteration):
+        while True:
+            moved.append(len(steps.send(cost)))
+            cost = StepCost(moved[-1], 0, 900.0 if len(moved) == 3 else 100.0 + 0.1 * moved[-1], 100.0)
+    assert moved[:5] == [1, 2, 4, 0, 1]
+    assert len(moved) <= 14
 
 
 def test_a_budget_of_bytes_is_kept_exactly_unless_a_bin_is_larger():

@@ -50,6 +50,7 @@ def partitions_of(out: MemorySink, epoch: int) -> set[int]:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(4 * PATIENCE_S)
 def test_a_job_is_rescaled_up_and_down_under_load_and_goes_on_after_a_restart(spark: Any, tmp_path: Path) -> None:
     """2 → 3 → 1 partitions (M11), with a change of the function in between; the last steps in another start (M10)."""
     out = MemorySink()
@@ -90,6 +91,7 @@ def test_a_job_is_rescaled_up_and_down_under_load_and_goes_on_after_a_restart(sp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(5 * PATIENCE_S)
 def test_the_example_of_moved_state_misnumbers_no_visit(spark: Any, capsys: Any) -> None:
     from examples.moving_state import main
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from midstream import Assignment, Drain, Move, Outcome, Rebalance, Rescale, Update
+from midstream.change.migrations import Migrations
 from midstream.change.trial import RunFailure
 from midstream.errors import ChangeFailed, FlowError
 from midstream.ids import Digest, Epoch
@@ -311,6 +312,51 @@ def test_a_budget_is_explained_by_the_steps_it_would_make(job: SteppedJob):
     one = job.explain_migration(Rescale(4), budget="1 MB")
     assert 1 < len(one.steps) < 20
     assert one.bins == 128
+
+
+def test_an_epoch_that_surprises_is_followed_by_one_without_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From epoch 4 on everything takes nine times as long: that is no reason to move one bin at a time."""
+    committed = Migrations.committed
+
+    def slow_from_epoch_4(self: Migrations, epoch: Epoch, epoch_ms: float, read: int | None = None) -> None:
+        committed(self, epoch, 900.0 if epoch >= 4 else 100.0, read)
+
+    monkeypatch.setattr(Migrations, "committed", slow_from_epoch_4)
+    with stepped_job(tmp_path) as job:
+        job.run(2)
+        migration = job.rescale(4)
+        job.run(3)
+        job.runtime._driver.migrations.begin(job.epoch, job.runtime._driver.committed)  # type: ignore[arg-type]
+        assert migration.progress.is_waiting_for == "an epoch without moves, to compare"
+        job.run(7)
+        assert migration.outcome is Outcome.APPLIED
+        assert [step.epoch for step in migration.steps] == [2, 3, 4, 6, 7, 8, 9, 10]
+        assert sum(step.bins for step in migration.steps) == 128
+        job.assert_gapless()
+
+
+def test_a_migration_that_compares_epochs_can_be_turned_round_or_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    committed = Migrations.committed
+    monkeypatch.setattr(
+        Migrations,
+        "committed",
+        lambda self, epoch, epoch_ms, read=None: committed(self, epoch, 100.0 + 800.0 * (epoch == 3), read),
+    )
+    with stepped_job(tmp_path) as job:
+        job.run(2)
+        migration = job.rescale(4)
+        job.run(2)
+        job.runtime._driver.migrations.begin(job.epoch, job.runtime._driver.committed)  # type: ignore[arg-type]
+        assert migration.progress.is_waiting_for == "an epoch without moves, to compare"
+        migration.reverse()
+        job.run(1)
+        assert [(step.epoch, step.bins) for step in migration.steps] == [(2, 1), (3, 2), (4, 1)]
+        migration.cancel()
+        assert migration.outcome is Outcome.STOPPED
+        job.run(1)
+        job.assert_gapless()
 
 
 # ── losses ────────────────────────────────────────────────────────────────────────────────────────────────────────

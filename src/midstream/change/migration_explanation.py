@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from midstream.change.migration_goal import moment_of
 from midstream.change.migration_request import MigrationRequest
-from midstream.change.running_migration import default_budget
 from midstream.drawing.figures import size_text
 from midstream.drawing.migration_picture import StageMoves, migration_to_svg, migration_to_text
 from midstream.ids import BinId, PartitionId, StageIndex
@@ -14,15 +13,14 @@ from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.migration import (
     BIN_BYTES,
     BinMove,
-    Budget,
     SizeOf,
-    StepCost,
     StepStrategy,
     moves_between,
     steps_of,
 )
 from midstream.planner.reassignment import unique_names
 from midstream.planner.stages import Plan
+from midstream.planner.step_cost import Budget, StepCost
 
 __all__ = ["MigrationExplanation", "explained"]
 
@@ -106,24 +104,23 @@ def explained(
         if before[stage] != wanted
     )
     moves = moves_between(before, after)
-    budget = request.budget if request.budget != Budget() else default_budget(epoch_ms)
-    return MigrationExplanation(
-        request, stages, _foreseen(moves, request.strategy, budget, size_of, epoch_ms), epoch_ms
-    )
+    steps = _foreseen(moves, request.strategy, request.budget, size_of, epoch_ms)
+    return MigrationExplanation(request, stages, steps, epoch_ms)
 
 
 def _foreseen(
     moves: tuple[BinMove, ...], strategy: StepStrategy, budget: Budget, size_of: SizeOf, epoch_ms: float | None
 ) -> tuple[tuple[int, int], ...]:
-    steady = epoch_ms or 0.0
-    steps, found = steps_of(strategy, moves, size_of, budget), []
+    steps, found = steps_of(strategy, moves, size_of, budget), list[tuple[int, int]]()
     cost: StepCost | None = None
     try:
         while True:
             step = steps.send(cost)
             size = sum(map(size_of, step))
-            found.append((len(step), size))
-            cost = StepCost(len(step), size, steady + 1000 * _load(len(step), size) / BYTES_PER_S, steady)
+            if step:  # not one that is there to measure
+                found.append((len(step), size))
+            if epoch_ms is not None:
+                cost = StepCost(len(step), size, epoch_ms + 1000 * _load(len(step), size) / BYTES_PER_S, epoch_ms)
     except StopIteration:
         return tuple(found) or ((0, 0),)
 

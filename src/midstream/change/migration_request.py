@@ -11,7 +11,8 @@ from midstream.data.sizes import size_in_bytes
 from midstream.errors import FlowError
 from midstream.flow.edits import Move, Rescale
 from midstream.ids import Epoch
-from midstream.planner.migration import Budget, StepStrategy
+from midstream.planner.migration import StepStrategy
+from midstream.planner.step_cost import Budget
 
 __all__ = ["MigrationRequest", "budget_of", "migration_request"]
 

@@ -52,9 +52,10 @@ from midstream.ids import Epoch, StageIndex
 from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.carried_assignments import under_plan
 from midstream.planner.change_plan import Scheduler
-from midstream.planner.migration import Budget, Itinerary, StepCost, StepStrategy, fluid
+from midstream.planner.migration import Itinerary, StepStrategy, fluid
 from midstream.planner.reassignment import goal_of, stages_named, unique_names
 from midstream.planner.stages import Plan
+from midstream.planner.step_cost import Budget, StepCost
 
 __all__ = ["LOSSES_BEFORE_UNDOING", "Migrations"]
 
@@ -179,8 +180,7 @@ class Migrations:
             migration.revise(self._log.keep, is_reversed=not migration.plan.is_reversed)
             migration.note("is reversed" if migration.plan.is_reversed else "goes forward again")
             running.target = targets_of(self._plan, goal_documents(migration.plan))
-            running.cost, running.planned, running.waited = None, None, 0
-            running.lay_out(self._changes.configuration.assignments, self._sizes, self.steady_ms)
+            running.lay_out(self._changes.configuration.assignments, self._sizes)
             if self._step is None and Itinerary(running.target).is_over(self._changes.configuration.assignments):
                 self._arrived()
             return migration
@@ -237,7 +237,11 @@ class Migrations:
                 running.planned = ()  # partitions come, go, or get other executors
             else:
                 running.planned = running.next_step()
+                running.is_pausing = not running.planned
             running.waited = 0
+        if running.is_pausing:
+            self._tell_progress(running, "an epoch without moves, to compare")
+            return
         now, moves = configuration.assignments, running.planned
         then = itinerary.after_step(now, moves)
         if running.migration.plan.prewarm and not self._is_warm(running, now, then, committed):
@@ -269,6 +273,7 @@ class Migrations:
         step, self._step = self._step, None
         if step is None:
             self._steady.append(epoch_ms)
+            self._end_pause(epoch_ms)
             return
         self._follow_plan()
         running = self._running
@@ -295,6 +300,12 @@ class Migrations:
             self._arrived()
         elif running.is_cancelled:
             self._end_running(Outcome.STOPPED, "cancelled")
+
+    def _end_pause(self, epoch_ms: float) -> None:
+        running = self._running
+        if running is not None and running.is_pausing:
+            running.cost = StepCost(0, 0, epoch_ms, self.steady_ms or 0.0)
+            running.planned, running.is_pausing = None, False
 
     def failed(self, failure: RunFailure) -> bool:
         """A run has failed. Returns whether to run the epoch again because of a step, with it or without it.
@@ -373,7 +384,7 @@ class Migrations:
             self._arrived()
             return
         self._sizes = BinBytes(committed, self._plan)
-        running.lay_out(self._changes.configuration.assignments, self._sizes, self.steady_ms)
+        running.lay_out(self._changes.configuration.assignments, self._sizes)
         self._tell_progress(running, None)
 
     def _is_in_step_with_plan(self, running: RunningMigration) -> bool:
@@ -387,12 +398,11 @@ class Migrations:
         plan = running.migration.plan
         running.stages = stages_of(self._plan, plan)
         running.target = targets_of(self._plan, goal_documents(plan))
-        running.planned, running.cost, running.waited = None, None, 0
         if not running.target:
             self._end_running(Outcome.STOPPED, "the flow has none of its stages any more")
             return
         self._sizes = self._sizes.in_plan(self._plan)
-        running.lay_out(self._changes.configuration.assignments, self._sizes, self.steady_ms)
+        running.lay_out(self._changes.configuration.assignments, self._sizes)
 
     def _arrived(self) -> None:
         assert self._running is not None

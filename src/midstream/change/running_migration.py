@@ -11,24 +11,14 @@ from midstream.change.migration import Migration
 from midstream.checkpoint.committed_state import CommittedState
 from midstream.ids import Epoch, StageIndex
 from midstream.planner.assignment import Assignments
-from midstream.planner.migration import (
-    BinMove,
-    Budget,
-    Itinerary,
-    SizeOf,
-    StepCost,
-    Steps,
-    StepStrategy,
-    steps_of,
-)
+from midstream.planner.migration import BinMove, Itinerary, SizeOf, Steps, StepStrategy, steps_of
 from midstream.planner.stages import Plan
+from midstream.planner.step_cost import Budget, StepCost
 
-__all__ = ["PATIENCE", "NoWarming", "OpenStep", "RunningMigration", "Warming", "default_budget"]
+__all__ = ["PATIENCE", "NoWarming", "OpenStep", "RunningMigration", "Warming"]
 
 PATIENCE = 10
 """Most epochs that a step waits for state to be loaded where it will be."""
-SHARE_OF_EPOCH = 0.2
-"""The budget of a migration that names none: this share of the steady time of an epoch."""
 
 
 class Warming(Protocol):
@@ -91,6 +81,8 @@ class RunningMigration:
     steps_left: int | None
     cost: StepCost | None = None
     planned: tuple[BinMove, ...] | None = None
+    is_pausing: bool = False
+    """Whether nothing moves in the next epoch, so that its time tells what epochs take without moves."""
     waited: int = 0
     patience: int = PATIENCE
     """Most epochs that the next step waits; the first one of what was prepared for a certain time does not."""
@@ -105,26 +97,16 @@ class RunningMigration:
             cost = None
         return self.steps.send(cost)
 
-    def lay_out(self, now: Assignments, sizes: SizeOf, steady_ms: float | None) -> None:
+    def lay_out(self, now: Assignments, sizes: SizeOf) -> None:
         """Cut into steps what is left ``now``."""
-        moves = Itinerary(self.target).left(now)
-        plan, budget = self.migration.plan, self.budget(steady_ms)
-        steps = steps_of(StepStrategy(plan.strategy), moves, sizes, budget)
+        self.cost, self.planned, self.waited, self.is_pausing = None, None, 0, False
+        moves, plan = Itinerary(self.target).left(now), self.migration.plan
+        steps = steps_of(StepStrategy(plan.strategy), moves, sizes, Budget(plan.budget_ms, plan.budget_bytes))
         self.steps_left = None
         if plan.strategy != StepStrategy.BUDGETED:  # they are known, whatever they cost
             known = list(steps)
             steps, self.steps_left = _each(known), len(known)
         self.steps = steps
-
-    def budget(self, steady_ms: float | None) -> Budget:
-        """What a step may cost."""
-        named = Budget(self.migration.plan.budget_ms, self.migration.plan.budget_bytes)
-        return default_budget(steady_ms) if named == Budget() else named
-
-
-def default_budget(steady_ms: float | None) -> Budget:
-    """The budget of a migration that names none: a share of the steady time of an epoch."""
-    return Budget(ms=None if not steady_ms else SHARE_OF_EPOCH * steady_ms)
 
 
 def _each(steps: Sequence[tuple[BinMove, ...]]) -> Steps:

@@ -9,7 +9,8 @@ strategy     a step is
 `sudden`     everything
 `fluid`      one bin
 `batched`    moves of which no two share a partition; as few steps as possible (:mod:`.disjoint_steps`)
-`budgeted`   as much as fits a budget of time or bytes; what bytes cost is learnt from the steps before
+`budgeted`   as much as fits a budget of time or bytes; what bytes cost is learnt from the steps before. Now and then
+             nothing, to learn what epochs take without moves
 ============ ================================================================================================
 
 :class:`Itinerary` makes assignments of steps. A stage has as many partitions as it has before or will have afterwards,
@@ -20,7 +21,6 @@ that go leave with their last one.
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 
@@ -29,13 +29,13 @@ import numpy as np
 from midstream.ids import BinId, PartitionId, StageIndex
 from midstream.planner.assignment import Assignment, Assignments
 from midstream.planner.disjoint_steps import disjoint_steps
+from midstream.planner.step_budget import StepBudget
+from midstream.planner.step_cost import Budget, StepCost
 
 __all__ = [
     "BIN_BYTES",
     "BinMove",
-    "Budget",
     "Itinerary",
-    "StepCost",
     "StepStrategy",
     "Steps",
     "batched",
@@ -64,29 +64,6 @@ class BinMove:
     bin: BinId
     giver: PartitionId
     taker: PartitionId
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """What a finished step has cost: what it moved, and how long its epoch took where others take ``steady_ms``."""
-
-    bins: int
-    bytes: int
-    epoch_ms: float
-    steady_ms: float
-
-    @property
-    def extra_ms(self) -> float:
-        """What the step has added to its epoch."""
-        return max(0.0, self.epoch_ms - self.steady_ms)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a step may add to its epoch: milliseconds, or bytes of state that are moved; or both."""
-
-    ms: float | None = None
-    bytes: int | None = None
 
 
 Steps = Generator[tuple[BinMove, ...], StepCost | None, None]
@@ -157,29 +134,21 @@ BIN_BYTES = 64 * 1024
 """What a bin costs in addition to its bytes, as bytes: its files are opened, its positions are written."""
 GROWTH = 2.0
 """Largest ratio of a step to the one before: what is learnt from small steps need not hold for large ones."""
-MEMORY = 0.3
-"""Weight of the newest step among those from which the price of a byte is learnt."""
-CAUTION = 2.5
-"""This multiple of how far epochs usually are from what was expected is left of a budget, so that few exceed it."""
-LEAST_SHARE = 0.25
-"""The least share of a budget that is used, however much epochs vary."""
-CATCHING_UP = 1.5
-"""An epoch that exceeds its expected time by this factor is catching up with rows, and gets less to move."""
 
 
 def budgeted(moves: Sequence[BinMove], size_of: SizeOf, budget: Budget) -> Steps:
     """As much a step as fits the budget, and one bin at least.
 
     The first step is one bin, from which the price of a byte is learnt; each step may be twice as large as the one
-    before. While epochs take longer than the budget explains, rows have piled up, and steps are smaller in proportion.
-    Large bins come first: what is left for the end is small.
+    before. Some are empty: their epochs tell what epochs take without moves. What is learnt, and how:
+    :mod:`.step_budget`. Large bins come first: what is left for the end is small.
     """
     waiting = sorted(moves, key=lambda move: (-size_of(move), move))
     load = 0.0
-    price = _Price()
-    cost: StepCost | None = None
+    learnt = StepBudget(budget)
     while waiting:
-        allowed = _allowed(budget, load, price, cost)
+        grown, largest = GROWTH * load, learnt.largest_load()
+        allowed = min(grown, largest)
         step = [waiting.pop(0) if not load else waiting.pop()]  # learn from the largest; then at least the smallest
         moved = size_of(step[0])
         kept: list[BinMove] = []
@@ -193,45 +162,13 @@ def budgeted(moves: Sequence[BinMove], size_of: SizeOf, budget: Budget) -> Steps
         waiting = kept
         load = moved + len(step) * BIN_BYTES
         cost = yield tuple(step)
-        if cost is not None and cost.steady_ms > 0:
-            price.learn(load, cost.extra_ms)
-
-
-@dataclass
-class _Price:
-    """What a byte adds to its epoch, and how far epochs are from that, as far as steps have told."""
-
-    _cost: float = 0.0
-    _load: float = 0.0
-    _deviation_ms: float = 0.0
-
-    def load_for(self, ms: float) -> float:
-        """The load that adds at most so much to nearly every epoch; infinite if none has cost anything."""
-        price = self._cost / self._load if self._load else 0.0
-        usable = max(LEAST_SHARE * ms, ms - CAUTION * self._deviation_ms)
-        return usable / price if price else math.inf
-
-    def learn(self, load: float, extra_ms: float) -> None:
-        """Take the newest step. Least squares: what large steps tell is less of an accident."""
-        if self._load:
-            surprise = abs(extra_ms - self._cost / self._load * load)
-            self._deviation_ms += MEMORY * (surprise - self._deviation_ms)
-        self._cost = MEMORY * extra_ms * load + (1 - MEMORY) * self._cost
-        self._load = MEMORY * load * load + (1 - MEMORY) * self._load
-
-
-def _allowed(budget: Budget, load: float, price: _Price, cost: StepCost | None) -> float:
-    """The largest load of the next step."""
-    if not load:
-        return 0.0
-    allowed = GROWTH * load
-    if budget.ms is None or cost is None or cost.steady_ms <= 0:
-        return allowed
-    allowed = min(allowed, price.load_for(budget.ms))
-    wanted = cost.steady_ms + budget.ms
-    if cost.epoch_ms > CATCHING_UP * wanted:
-        allowed *= wanted / cost.epoch_ms
-    return allowed
+        if cost is not None:
+            learnt.learn(load, cost, was_limited=largest < grown)
+        while waiting and learnt.wants_pause:
+            cost = yield ()
+            if cost is None:
+                break
+            learnt.learn(0.0, cost)
 
 
 @dataclass

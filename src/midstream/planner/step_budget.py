@@ -1,0 +1,142 @@
+"""How much a step of a migration may move, so that its epoch stays within a budget of time. Pure.
+
+An epoch may be long because much was moved in it, because rows have piled up, or because the machine is busy. Who takes
+all of that for the price of what was moved moves ever less on a busy machine, and what one bin a step adds cannot be
+told from noise: so that would not end. Therefore the two are told apart:
+
+- the *level* is what an epoch takes without moves. It is measured: an epoch that is far from what was expected is
+  followed by one without moves, and so are some steps of a long migration;
+- the *price* of a byte is what epochs take above their level, by least squares: what large steps tell is less of an
+  accident. That may be negative, as noise is, which does not last.
+
+While the level is far above the usual, rows have piled up, and a part of the budget is used; not ever less, because
+what lasts is usual.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from midstream.planner.step_cost import Budget, StepCost
+
+__all__ = ["StepBudget"]
+
+SHARE_OF_EPOCH = 0.2
+"""The budget of a migration that names none: this share of the level."""
+LEAST_SHARE_OF_EPOCH = 0.05
+"""Less than this share of the level cannot be told from noise. No budget of time is taken for less."""
+MEMORY = 0.3
+"""Weight of the newest step among those from which the price of a byte is learnt."""
+CAUTION = 2.5
+"""This multiple of how far epochs usually are from what was expected is left of a budget, so that few exceed it."""
+LEAST_SHARE = 0.25
+"""The least share of a budget that is used, however much epochs vary, and however many rows have piled up."""
+CATCHING_UP = 1.5
+"""An epoch whose level is this multiple of the usual is catching up with rows."""
+HABIT = 0.1
+"""Weight of the newest level in what is usual."""
+SURE = 2.0
+"""A price is believed if it is this multiple of its standard error."""
+LEVEL_MEMORY = 0.5
+"""Weight of the newest epoch without moves in a level that was measured in one epoch, too."""
+STEPS_PER_PAUSE = 8
+"""After so many steps that were limited by their price, the level is measured again."""
+
+
+@dataclass
+class StepBudget:
+    """What is known of level and price, and what follows from it for the next step.
+
+    >>> budget = StepBudget(Budget(ms=20.0))
+    >>> for load in (1e6, 2e6):
+    ...     budget.learn(load, StepCost(1, int(load), 100.0 + 1e-5 * load, steady_ms=100.0))
+    >>> budget.wants_pause, round(budget.largest_load())
+    (False, 2000000)
+    """
+
+    budget: Budget
+    wants_pause: bool = False
+    """Whether an epoch without moves is to tell what epochs take now."""
+    _level_ms: float = 0.0
+    _is_level_usual: bool = True
+    """Whether the level is what epochs took before the migration: the median of many is no accident."""
+    _usual_ms: float = 0.0
+    _cost: float = 0.0
+    _load: float = 0.0
+    _deviation_ms: float = 0.0
+    _held: tuple[float, float] | None = None
+    """Load and time of an epoch that is learnt when the level is known."""
+    _limited: int = 0
+    """Steps since the level was measured that were limited by their price."""
+
+    @property
+    def ms(self) -> float:
+        """What a step may add to its epoch."""
+        named = SHARE_OF_EPOCH * self._level_ms if self.budget.ms is None else self.budget.ms
+        return max(named, LEAST_SHARE_OF_EPOCH * self._level_ms)
+
+    def largest_load(self) -> float:
+        """The load that adds no more than is allowed to nearly every epoch; infinite if it does not seem to cost
+        anything, or if time does not matter."""
+        price = self._price
+        if price <= SURE * self._price_error or not self._is_timed:
+            return math.inf
+        ms = self.ms
+        if self._level_ms > CATCHING_UP * self._usual_ms:
+            ms *= max(LEAST_SHARE, self._usual_ms / self._level_ms)
+        return max(LEAST_SHARE * ms, ms - CAUTION * self._deviation_ms) / price
+
+    def learn(self, load: float, step: StepCost, *, was_limited: bool = False) -> None:
+        """A step of this load is committed; no load is a pause."""
+        if not self._is_timed:
+            return
+        if not self._level_ms:
+            self._level_ms = self._usual_ms = step.steady_ms or step.epoch_ms
+        self._usual_ms += HABIT * (self._level_ms - self._usual_ms)
+        if not load:
+            self._learn_level(step.epoch_ms)
+            return
+        self._limited += was_limited
+        excess = step.epoch_ms - self._level_ms - self._price * load
+        self.wants_pause = self._is_surprising(excess) or self._limited >= STEPS_PER_PAUSE
+        if self.wants_pause:
+            self._held = load, step.epoch_ms
+        else:
+            self._learn_price(load, step.epoch_ms)
+
+    @property
+    def _is_timed(self) -> bool:
+        return self.budget.ms is not None or self.budget.bytes is None
+
+    @property
+    def _price(self) -> float:
+        return self._cost / self._load if self._load else 0.0
+
+    @property
+    def _price_error(self) -> float:
+        """The standard error of the price: epochs of small steps tell nothing where epochs vary much."""
+        known = (2 - MEMORY) / MEMORY * self._load
+        return self._deviation_ms / math.sqrt(known) if known else 0.0
+
+    def _is_surprising(self, ms: float) -> bool:
+        return abs(ms) > max(self.ms, CAUTION * self._deviation_ms)
+
+    def _learn_level(self, epoch_ms: float) -> None:
+        change = epoch_ms - self._level_ms
+        if self._is_surprising(change):
+            self._level_ms, self._is_level_usual = epoch_ms, False
+        elif not self._is_level_usual:
+            self._level_ms += LEVEL_MEMORY * change
+        self.wants_pause, self._limited = False, 0
+        if self._held is not None:
+            self._learn_price(*self._held)
+            self._held = None
+
+    def _learn_price(self, load: float, epoch_ms: float) -> None:
+        extra_ms = epoch_ms - self._level_ms
+        if self._load:
+            surprise = abs(extra_ms - self._price * load)
+            self._deviation_ms += MEMORY * (surprise - self._deviation_ms)
+        self._cost = MEMORY * extra_ms * load + (1 - MEMORY) * self._cost
+        self._load = MEMORY * load * load + (1 - MEMORY) * self._load
