@@ -81,6 +81,7 @@ def test_migration_moves_half_of_the_state_in_several_ways_and_counts_every_row_
         "sudden, pre-warmed": 16,
         "budgeted, pre-warmed": 16,
         "stop and start": 0,
+        "stop and start, local state lost": 0,
     }
     assert (runs["sudden"]["steps"], runs["fluid"]["steps"], runs["sudden, pre-warmed"]["steps"]) == (1, 16, 1)
     assert runs["sudden"]["read_bytes"] > runs["sudden, pre-warmed"]["read_bytes"], "what was loaded ahead"
