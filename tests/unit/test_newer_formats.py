@@ -10,10 +10,22 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from midstream import FileSink, Flow, ListSource, Update, committed_files
+from midstream import (
+    ControlOperation,
+    FileSink,
+    Flow,
+    ListSource,
+    Update,
+    committed_files,
+    fork,
+    savepoints,
+    take_savepoint,
+)
 from midstream.change.configuration import read_configuration
+from midstream.change.fork import ForkRecord
 from midstream.checkpoint.audit_files import read_history
 from midstream.checkpoint.location import Checkpoint
+from midstream.checkpoint.rewind_record import Rewind
 from midstream.checkpoint.sink_files import MERGING, Merge
 from midstream.control.journal import read as read_journal
 from midstream.errors import CheckpointError, JobFailed
@@ -22,7 +34,7 @@ from midstream.planner.assignment import pack_assignments, unpack_assignments
 from midstream.planner.programs import StageProgram
 from midstream.storage.checksums import with_checksum, without_checksum
 from midstream.storage.documents import FORMAT, write_struct
-from midstream.testing import ChangeAt, run_local
+from midstream.testing import ChangeAt, ControlAt, run_local
 from tests.unit.test_growth import count
 
 NO_OWNERS = pack_assignments({}).data
@@ -30,6 +42,10 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "midstream.json": lambda folder, file: Checkpoint.of_any_flow(str(folder / "c")),
     "epochs": lambda folder, file: Checkpoint.of_any_flow(str(folder / "c")).newest_manifest(),
     "changes": lambda folder, file: Checkpoint.of_any_flow(str(folder / "c")).changes.records(),
+    "controls": lambda folder, file: Checkpoint.of_any_flow(str(folder / "c")).controls.records(),
+    "savepoints": lambda folder, file: savepoints(str(folder / "c")),
+    "rewind.json": lambda folder, file: Checkpoint.of_any_flow(str(folder / "c")).rewind_under_way(),
+    "fork.json": lambda folder, file: fork(str(folder / "c"), "here", str(folder / "fork")),
     "configuration": lambda folder, file: read_configuration(file.read_bytes(), Revision(1), NO_OWNERS),
     "assignments": lambda folder, file: unpack_assignments(file.read_bytes()),
     "program": lambda folder, file: StageProgram.from_bytes(file.read_bytes()),
@@ -51,17 +67,30 @@ def run(folder: Path, fails_at: int) -> None:
     flow = Flow("f")
     rows = flow.source("in", ListSource([[{"n": n}] for n in range(4)], "n int")).map("m", checked)
     rows.key_by("k", "n").process("p", count, returns="n int").sink("out", FileSink(folder / "out"))
-    changes = [ChangeAt.of(1, Update("m", checked), scheduler="epoch")]
+    changes = [ChangeAt.of(1, Update("m", checked), scheduler="epoch"), ControlAt(1, Asked())]
     run_local(flow, checkpoint=str(folder / "c"), changes=changes, audit="n")
+
+
+class Asked(ControlOperation):
+    mode = "blocking"
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job that failed, so that there is a journal, and whose sink was about to merge files."""
+    """A job that failed, so that there is a journal, and whose sink was about to merge files; a fork of it and
+    a rewind that were not finished."""
     folder = tmp_path_factory.mktemp("written")
     with pytest.raises(JobFailed):
         run(folder, fails_at=3)
     (folder / "out" / MERGING).write_bytes(write_struct(Merge("_staged/new", "new", ("old",))))
+    checkpoint = str(folder / "c")
+    savepoint = take_savepoint(checkpoint, "here")
+    rewind = Rewind(savepoint.manifest, 1, (), "test", 0.0)
+    (folder / "c" / "rewind.json").write_bytes(with_checksum(write_struct(rewind)))
+    identity = Checkpoint.of_any_flow(checkpoint).identity
+    (folder / "fork").mkdir()
+    record = ForkRecord(identity.job, savepoint.name, savepoint.epoch, identity)
+    (folder / "fork" / "fork.json").write_bytes(write_struct(record))
     return folder
 
 
@@ -77,6 +106,8 @@ def kind_of(path: Path, folder: Path) -> str | None:
             return "index of histories" if name.endswith(".json") else "history"
         case ("c", "state" | "lock", *_) | ("out", "_staged", *_):
             return None
+        case ("fork", name):
+            return name
         case ("c", name, *_) | ("out", name):
             return name if parts[0] == "c" or name.startswith("_") else None
     raise AssertionError(parts)
@@ -107,7 +138,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_a_document_in_a_newer_format_is_refused_and_nothing_is_changed(written: Path, tmp_path: Path, kind: str):
     folder = Path(shutil.copytree(written, tmp_path / "copy"))
     file = max(path for path in folder.rglob("*") if path.is_file() and kind_of(path, folder) == kind)
-    if kind not in ("_midstream.json", "_merge.json"):
+    if kind != "rewind.json":
+        (folder / "c" / "rewind.json").unlink()
+    if kind not in ("_midstream.json", "_merge.json", "fork.json"):
         (folder / "out" / MERGING).unlink()
         READERS[kind](folder, file)  # as it is, it can be read
     newer(file)

@@ -266,7 +266,8 @@ class HandlersInTask:
 
     def _encode(self, operator: str, result: Any) -> None:
         try:
-            self._result = encoded(result, self.order.result_limit, "the result of a task")
+            is_kept = self.order.mode is ControlMode.BLOCKING  # in the manifest
+            self._result = encoded(result, self.order.result_limit, "the result of a task", lasting=is_kept)
         except USER_ERRORS as error:
             raise self._failed(operator, "returning the result", error) from error
 

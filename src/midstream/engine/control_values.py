@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import cloudpickle
 
 from midstream.errors import StateError
+from midstream.flow.functions import LastingPickler
 from midstream.ids import Digest
 from midstream.storage.blobs import Blob, BlobStore
 
@@ -28,23 +30,25 @@ class StoredValue:
 
     def load(self) -> Any:
         """The value."""
-        return pickle.loads(BlobStore(self.location).get(self.digest))
+        return decoded(BlobStore(self.location).get(self.digest))
 
 
 def stored(value: Any, location: str) -> StoredValue:
     """Store a value, and return a reference to it."""
-    blob = Blob.of(cloudpickle.dumps(value, protocol=5))
+    blob = Blob.of(_dumps(value, _LastingValues))
     return StoredValue(location, BlobStore(location, durable=False).put(blob), len(blob.data))
 
 
-def encoded(value: Any, limit: int, what: str) -> bytes:
+def encoded(value: Any, limit: int, what: str, *, lasting: bool = False) -> bytes:
     """A value as bytes; raises if it is larger than the limit, or cannot be pickled.
+
+    ``lasting`` is for values that a checkpoint keeps: then objects of classes that midstream may move are refused.
 
     >>> decoded(encoded({"n": 1}, 1000, "the result"))
     {'n': 1}
     """
     try:
-        data: bytes = cloudpickle.dumps(value, protocol=5)
+        data = _dumps(value, _LastingValues if lasting else _Values)
     except Exception as error:
         raise StateError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
     if len(data) > limit:
@@ -57,4 +61,30 @@ def encoded(value: Any, limit: int, what: str) -> bytes:
 
 def decoded(data: bytes) -> Any:
     """The value of :func:`encoded` bytes."""
-    return pickle.loads(data)
+    return _Reader(io.BytesIO(data)).load()
+
+
+class _References:
+    """Pickles references as plain fields, so that no name of midstream's own gets into a checkpoint."""
+
+    def persistent_id(self, obj: Any) -> tuple[str, str, int] | None:
+        return (obj.location, obj.digest, obj.size) if type(obj) is StoredValue else None
+
+
+class _Values(_References, cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    pass
+
+
+class _LastingValues(_References, LastingPickler):
+    pass
+
+
+class _Reader(pickle.Unpickler):
+    def persistent_load(self, pid: tuple[str, Digest, int]) -> StoredValue:
+        return StoredValue(*pid)
+
+
+def _dumps(value: Any, pickler: Any) -> bytes:
+    buffer = io.BytesIO()
+    pickler(buffer, protocol=5).dump(value)
+    return buffer.getvalue()

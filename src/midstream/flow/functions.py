@@ -98,17 +98,18 @@ def pack(function: Any, operator: str) -> Blob:
 
 def _dumps(value: Any) -> bytes:
     buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(value)
+    LastingPickler(buffer, protocol=5).dump(value)
     return buffer.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class LastingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles what stays in a checkpoint for years, so it refers to midstream only by public names.
 
     Also handles cached_property, which holds a lock in Python 3.11: classes that use it could not be pickled by value.
     """
 
     def reducer_override(self, obj: Any) -> Any:
+        """Called by pickle for each object that is not of a built-in type."""
         if isinstance(obj, functools.cached_property):
             # The class statement sets its name, and a class pickled by value is rebuilt without one.
             return functools.cached_property, (obj.func,), {"attrname": obj.attrname}
@@ -117,7 +118,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return super().reducer_override(obj)
 
 
-class _Likening(_Pickler):
+class _Likening(LastingPickler):
     """Pickles for comparison only: where a function stands, its file and its lines, does not count."""
 
     def reducer_override(self, obj: Any) -> Any:
