@@ -170,6 +170,17 @@ def test_every_public_name_has_a_docstring():
     assert bare == []
 
 
-@pytest.mark.parametrize("name", [name for name in midstream.__all__ if name != "__version__"])
+EXPORTED = [name for name in midstream.__all__ if name != "__version__"]
+ON_SPARK = {"Change", "Job", "Migration", "local_session"}
+"""What only a job on Spark gives: examples are shown there, and those in the README and in docs/ are run."""
+
+
+@pytest.mark.parametrize("name", EXPORTED)
 def test_every_exported_name_has_a_docstring_that_explains_it(name):
     assert len(inspect.getdoc(getattr(midstream, name)) or "") > 40
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_every_exported_name_has_an_example(name):
+    told = inspect.getdoc(getattr(midstream, name)) or ""
+    assert ("::\n" in told) if name in ON_SPARK else (">>> " in told)

@@ -61,9 +61,13 @@ class ChangeTimes:
 
 
 class Change:
-    """A change of a job, in progress or ended. Made by :meth:`midstream.runtime.spark.job.Job.update`.
+    """A change of a job, in progress or ended. Made by :meth:`midstream.Job.update`, ``deploy`` and ``revert``.
 
-    All methods may be called from any thread.
+    All methods may be called from any thread::
+
+        change = job.update(Update("score", better_score))
+        if change.wait(60) is not Outcome.APPLIED:
+            print(change.error)
     """
 
     def __init__(self, prepared: PreparedChange, record: ChangeRecord, stopwatch: Callable[[], float]) -> None:

@@ -64,9 +64,14 @@ class _Now:
 
 
 class Migration:
-    """A migration of a job, in progress or ended. Made by :meth:`midstream.runtime.spark.job.Job.migrate`.
+    """A migration of a job, in progress or ended. Made by :meth:`midstream.Job.migrate`, ``rescale``, ``rebalance``
+    and ``drain``.
 
-    All methods may be called from any thread.
+    All methods may be called from any thread::
+
+        migration = job.rescale(8)
+        print(migration.progress)
+        migration.require()  # until every bin is where it should be
     """
 
     def __init__(self, record: ChangeRecord, control: MigrationControl, stopwatch: Callable[[], float]) -> None:

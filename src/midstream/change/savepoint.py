@@ -70,7 +70,17 @@ def take_savepoint(checkpoint: str, name: str, *, note: str | None = None, by: s
 
 
 def savepoints(checkpoint: str) -> list[Savepoint]:
-    """The savepoints of a job, running or not, oldest epoch first."""
+    """The savepoints of a job, running or not, oldest epoch first.
+
+    >>> import tempfile
+    >>> from midstream import Flow, ListSource, NoopSink, savepoints, take_savepoint
+    >>> from midstream.testing import run_local
+    >>> flow, folder = Flow("numbers"), tempfile.mkdtemp()
+    >>> flow.source("in", ListSource([[{"n": 1}]], "n int")).sink("out", NoopSink())
+    >>> _ = run_local(flow, checkpoint=folder), take_savepoint(folder, "first")
+    >>> [(each.name, each.epoch) for each in savepoints(folder)]
+    [('first', 0)]
+    """
     return Checkpoint.of_any_flow(checkpoint).savepoints.all()
 
 
@@ -78,6 +88,15 @@ def delete_savepoint(checkpoint: str, name: str) -> Savepoint:
     """Delete a savepoint of a job that is not running; its next start removes what only the savepoint needed.
 
     Of a running job: :meth:`midstream.Job.delete_savepoint`.
+
+    >>> import tempfile
+    >>> from midstream import Flow, ListSource, NoopSink, delete_savepoint, savepoints, take_savepoint
+    >>> from midstream.testing import run_local
+    >>> flow, folder = Flow("numbers"), tempfile.mkdtemp()
+    >>> flow.source("in", ListSource([[{"n": 1}]], "n int")).sink("out", NoopSink())
+    >>> _ = run_local(flow, checkpoint=folder), take_savepoint(folder, "first")
+    >>> delete_savepoint(folder, "first").name, savepoints(folder)
+    ('first', [])
     """
     instead = (
         f"While it runs: job.delete_savepoint({name!r}), or 'midstream savepoints JOB --delete' if it is served; or "

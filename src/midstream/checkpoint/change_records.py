@@ -50,7 +50,17 @@ def whoami() -> str:
 
 
 class Outcome(enum.StrEnum):
-    """How a change ended, or that it is still pending."""
+    """How a change ended, or that it is still pending.
+
+    >>> from midstream import Flow, ListSource, NoopSink, Outcome, Update
+    >>> from midstream.testing import ChangeAt, run_local
+    >>> flow = Flow("numbers")
+    >>> numbers = flow.source("in", ListSource([[{"n": 1}]] * 3, "n int"))
+    >>> numbers.map("m", lambda row: row).sink("out", NoopSink())
+    >>> run = run_local(flow, changes=[ChangeAt.of(1, Update("m", lambda row: {"n": row["n"] // 0}))])
+    >>> run.history[0].outcome is Outcome.ROLLED_BACK
+    True
+    """
 
     PENDING = "pending"
     """It waits for an earlier change, or for rows to reach it."""

@@ -31,7 +31,17 @@ SUFFIX = ".json"
 
 
 class Savepoint(msgspec.Struct, frozen=True):
-    """A committed epoch with a name.
+    """A committed epoch with a name; see :func:`midstream.take_savepoint`.
+
+    >>> import tempfile
+    >>> from midstream import Flow, ListSource, NoopSink, take_savepoint
+    >>> from midstream.testing import run_local
+    >>> flow, folder = Flow("numbers"), tempfile.mkdtemp()
+    >>> flow.source("in", ListSource([[{"n": 1}], [{"n": 2}]], "n int")).sink("out", NoopSink())
+    >>> _ = run_local(flow, checkpoint=folder)
+    >>> savepoint = take_savepoint(folder, "before tuning", note="all is well")
+    >>> savepoint.epoch, savepoint.note
+    (1, 'all is well')
 
     ``is_abandoned``: the job was rewound to an earlier epoch since, so that what it wrote up to here is taken back. A
     fork can still begin here; the job itself cannot come back.

@@ -19,7 +19,23 @@ __all__ = ["ControlContext"]
 
 class ControlContext:
     """An operator in a task, as handlers of a :class:`midstream.ControlOperation` see it. One for each operator and
-    task; it lives from ``begin`` to ``dispose``."""
+    task; it lives from ``begin`` to ``dispose``.
+
+    >>> from midstream import ControlOperation, Flow, ListSource, MemorySink
+    >>> from midstream.testing import ControlAt, run_local
+    >>> class Look(ControlOperation):
+    ...     mode = "blocking"
+    ...
+    ...     def complete(self, ctx):
+    ...         return {ctx.operator: (ctx.kind, ctx.stats.rows_in)}
+    >>> flow = Flow("numbers")
+    >>> numbers = flow.source("in", ListSource([[{"n": 1}, {"n": 2}]] * 4, "n int"))
+    >>> numbers.map("double", lambda row: {"n": 2 * row["n"]}).sink("out", MemorySink())
+    >>> look = ControlAt(0, Look())
+    >>> _ = run_local(flow, partitions=1, changes=[look])
+    >>> look.handle.result()["double"]
+    ('map', 2)
+    """
 
     def __init__(
         self,

@@ -55,6 +55,9 @@ class ControlMessage:
     ``sender`` is the partition of the stage before that sent it, ``operator`` the operator of the same task that did;
     both are None where a message enters a stage by itself. ``value`` is what the sender gave to
     :meth:`.ControlContext.send`, or None.
+
+    >>> ControlMessage(3, operator="score", value={"limit": 0.5}).value["limit"]
+    0.5
     """
 
     number: int

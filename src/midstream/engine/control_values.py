@@ -35,7 +35,7 @@ class StoredValue:
 
 def stored(value: Any, location: str) -> StoredValue:
     """Store a value, and return a reference to it."""
-    blob = Blob.of(_dumps(value, _LastingValues))
+    blob = Blob.of(_dumps(value, _KeptValues))
     return StoredValue(location, BlobStore(location, durable=False).put(blob), len(blob.data))
 
 
@@ -48,7 +48,7 @@ def encoded(value: Any, limit: int, what: str, *, lasting: bool = False) -> byte
     {'n': 1}
     """
     try:
-        data = _dumps(value, _LastingValues if lasting else _Values)
+        data = _dumps(value, _KeptValues if lasting else _SentValues)
     except Exception as error:
         raise StateError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
     if len(data) > limit:
@@ -61,7 +61,7 @@ def encoded(value: Any, limit: int, what: str, *, lasting: bool = False) -> byte
 
 def decoded(data: bytes) -> Any:
     """The value of :func:`encoded` bytes."""
-    return _Reader(io.BytesIO(data)).load()
+    return _ValueReader(io.BytesIO(data)).load()
 
 
 class _References:
@@ -71,15 +71,15 @@ class _References:
         return (obj.location, obj.digest, obj.size) if type(obj) is StoredValue else None
 
 
-class _Values(_References, cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _SentValues(_References, cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     pass
 
 
-class _LastingValues(_References, LastingPickler):
+class _KeptValues(_References, LastingPickler):
     pass
 
 
-class _Reader(pickle.Unpickler):
+class _ValueReader(pickle.Unpickler):
     def persistent_load(self, pid: tuple[str, Digest, int]) -> StoredValue:
         return StoredValue(*pid)
 

@@ -4,6 +4,17 @@ Rows in which the column is null are left out, as in SQL; over no rows ``count``
 and ``collect`` are empty, and the others are null. A NaN makes sums, means and deviations NaN; ``max`` has it above all
 numbers, as Spark has, so ``min`` is NaN only if there is nothing else. Sums of integers and decimals are kept wider
 than their type, so only the final sum has to fit.
+
+>>> from midstream import Flow, ListSource, MemorySink, agg
+>>> from midstream.testing import run_local
+>>> flow, out = Flow("payments"), MemorySink()
+>>> rows = [{"user": "ann", "eur": 3}, {"user": "ann", "eur": 4}]
+>>> payments = flow.source("in", ListSource([rows], "user string, eur int"))
+>>> by_user = payments.key_by("by user", "user")
+>>> by_user.aggregate("totals", n=agg.count(), largest=agg.max("eur")).sink("out", out)
+>>> _ = run_local(flow)
+>>> out.rows
+[{'user': 'ann', 'n': 2, 'largest': 4}]
 """
 
 from __future__ import annotations

@@ -38,6 +38,17 @@ class Schedule(ABC):
     """When events are due, in microseconds since the start of the stream. The first one is event 0.
 
     For every schedule, event i and time t: ``i < count_until(t)`` exactly when ``time_of(i) < t``.
+
+    A schedule of your own is a subclass, such as one event at each full second:
+
+    >>> class EverySecond(Schedule):
+    ...     def count_until(self, elapsed_us):
+    ...         return -(-max(elapsed_us, 0) // 1_000_000)
+    ...
+    ...     def time_of(self, indexes):
+    ...         return indexes * 1_000_000
+    >>> EverySecond().count_until(2_500_000)
+    3
     """
 
     @abstractmethod

@@ -139,6 +139,16 @@ class ConsoleSink:
     """Prints the first rows of each epoch.
 
     **Guarantee: at least once.** An epoch that runs again is printed again.
+
+    >>> from midstream import ConsoleSink, Flow, ListSource
+    >>> from midstream.testing import run_local
+    >>> flow = Flow("numbers")
+    >>> flow.source("in", ListSource([[{"n": 1}, {"n": 2}]], "n int")).sink("shown", ConsoleSink(limit=1))
+    >>> _ = run_local(flow)
+    ── epoch 0 ──
+     n
+     1
+    … more than 1 rows
     """
 
     limit: int = 20
@@ -152,7 +162,15 @@ class ConsoleSink:
 
 @dataclass(frozen=True)
 class NoopSink:
-    """Drops all rows after computing them: for benchmarks, and for branches that are discarded on purpose."""
+    """Drops all rows after computing them: for benchmarks, and for branches that are discarded on purpose.
+
+    >>> from midstream import Flow, ListSource, NoopSink
+    >>> from midstream.testing import run_local
+    >>> flow = Flow("numbers")
+    >>> flow.source("in", ListSource([[{"n": 1}, {"n": 2}]], "n int")).sink("nowhere", NoopSink())
+    >>> [(each.operator, each.rows_in) for each in run_local(flow).metrics.operators]
+    [('in', 2)]
+    """
 
     delivery = Delivery.NONE
 

@@ -76,6 +76,16 @@ class Stream(
     to those of its input. The results of functions are checked against that schema.
 
     With ``on_error="branch"``, rows that an operator cannot take leave at :meth:`errors`; by default they fail the job.
+
+    >>> from midstream import Flow, ListSource, MemorySink
+    >>> from midstream.testing import run_local
+    >>> flow, out = Flow("numbers"), MemorySink()
+    >>> numbers = flow.source("in", ListSource([[{"n": 1}, {"n": 2}]], "n int"))
+    >>> even = numbers.filter("even", lambda row: row["n"] % 2 == 0)
+    >>> even.map("square", lambda row: {"n": row["n"] ** 2}).sink("out", out)
+    >>> _ = run_local(flow)
+    >>> out.rows
+    [{'n': 4}]
     """
 
     def __init__(self, flow: Flow, port: Port, schema: pa.Schema) -> None:
@@ -223,6 +233,16 @@ class KeyedStream(ProcessMethods, AggregateMethods, DistinctMethods, JoinMethods
 
     Operators that leave the key columns alone give such a stream again: ``where``, ``filter``, ``lookup``, ``distinct``
     and ``route``; ``select``, ``with_columns``, ``rename`` and ``drop`` if they copy the key; ``map`` with ``adds=``.
+
+    >>> from midstream import Flow, ListSource, MemorySink, agg
+    >>> from midstream.testing import run_local
+    >>> flow, out = Flow("payments"), MemorySink()
+    >>> rows = [{"user": "ann", "eur": 3}, {"user": "ann", "eur": 4}]
+    >>> payments = flow.source("in", ListSource([rows], "user string, eur int"))
+    >>> payments.key_by("by user", "user").aggregate("total", eur=agg.sum("eur")).sink("out", out)
+    >>> _ = run_local(flow)
+    >>> out.rows
+    [{'user': 'ann', 'eur': 7}]
     """
 
     def __init__(self, flow: Flow, port: Port, schema: pa.Schema, keys: tuple[str, ...]) -> None:

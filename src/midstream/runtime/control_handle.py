@@ -12,7 +12,27 @@ __all__ = ["ControlHandle"]
 
 
 class ControlHandle:
-    """A control operation in progress, or ended. Made by :meth:`midstream.Job.control`; may be used by any thread."""
+    """A control operation in progress, or ended. Made by :meth:`midstream.Job.control`; may be used by any thread.
+
+    >>> from midstream import ControlOperation, Flow, ListSource, NoopSink
+    >>> from midstream.testing import ControlAt, run_local
+    >>> class Count(ControlOperation):
+    ...     mode = "blocking"
+    ...
+    ...     def complete(self, ctx):
+    ...         return 1
+    ...
+    ...     def merge(self, one, other):
+    ...         return one + other
+    >>> flow = Flow("numbers")
+    >>> flow.source("in", ListSource([[{"n": 1}]] * 4, "n int")).map("m", lambda row: row).sink("out", NoopSink())
+    >>> count = ControlAt(0, Count())
+    >>> _ = run_local(flow, changes=[count])
+    >>> count.handle
+    ControlHandle(1, Count, complete)
+    >>> count.handle.result(timeout=10)
+    2
+    """
 
     def __init__(self, record: ControlRecord) -> None:
         self.record = record

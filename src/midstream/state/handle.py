@@ -54,6 +54,18 @@ class State:
     * ``map(name)``: a dict whose items are stored one by one, so that reading or writing an item costs only that item.
     * ``event_timer(time)``, ``clock_timer(time)``: have ``on_timer`` called when the watermark, or the clock, gets
       there.
+
+    >>> from midstream import Flow, ListSource, MemorySink
+    >>> from midstream.testing import run_local
+    >>> def count(key, row, state):
+    ...     state.set(state.get(0) + 1)
+    ...     return [{"user": key, "n": state.get()}]
+    >>> flow, out = Flow("visits"), MemorySink()
+    >>> visits = flow.source("in", ListSource([[{"user": "ann"}], [{"user": "ann"}]], "user string"))
+    >>> visits.key_by("by user", "user").process("count", count, returns="user string, n int").sink("out", out)
+    >>> _ = run_local(flow)
+    >>> out.rows[-1]
+    {'user': 'ann', 'n': 2}
     """
 
     __slots__ = ("_changed", "_keeper", "_key", "_level", "_lists", "_maps", "_stored_level", "_value")

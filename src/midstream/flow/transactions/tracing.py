@@ -62,7 +62,16 @@ class Transaction:
 
 
 def transaction(function: Callable[[Any, Any], Any]) -> Transaction:
-    """Declare a transaction: a function of ``t`` (:class:`Access`) and ``e``, the event's columns."""
+    """Declare a transaction: a function of ``t`` (:class:`Access`) and ``e``, the event's columns.
+
+    >>> from midstream import Flow, transaction
+    >>> accounts = Flow("bank").table("accounts", key="string", value="double", default=0.0)
+    >>> @transaction
+    ... def deposit(t, e):
+    ...     t.write(accounts, e.who, t.read(accounts, e.who) + e.amount)
+    >>> deposit.name
+    'deposit'
+    """
     if not callable(function):
         raise FunctionError(f"@transaction must decorate a function of (t, e); found {function!r}")
     return Transaction(function)
@@ -78,7 +87,19 @@ def _kinds(schema: pa.Schema | Mapping[str, str]) -> dict[str, Kind]:
 
 
 class Access:
-    """The ``t`` of a transaction's function: accesses to tables, and functions for which Python has no syntax."""
+    """The ``t`` of a transaction's function: accesses to tables, and functions for which Python has no syntax.
+
+    >>> from midstream import Flow, transaction
+    >>> accounts = Flow("bank").table("accounts", key="string", value="double", default=0.0)
+    >>> @transaction
+    ... def withdraw(t, e):
+    ...     left = t.read(accounts, e.who) - e.amount
+    ...     t.require(left >= 0, "not enough money")
+    ...     t.write(accounts, e.who, left)
+    ...     return {"left": left}
+    >>> len(withdraw.trace({"who": "string", "amount": "double"}).requires)
+    1
+    """
 
     def __init__(self, name: str, columns: Mapping[str, Kind]) -> None:
         self.name = name

@@ -33,7 +33,9 @@ def local_session(
     ``packages`` are Maven coordinates, such as ``"org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"``; Spark fetches
     them with what they need, once, into a cache of its own. A session that runs already cannot get any: then it raises.
 
-    Raises :class:`SetupError` if Java or pyspark are missing or too old.
+    Raises :class:`SetupError` if Java or pyspark are missing or too old::
+
+        spark = local_session("local[2]", {"spark.driver.memory": "2g"})
     """
     # Imported here, so that a missing pyspark leads to advice instead of a traceback.
     try:
