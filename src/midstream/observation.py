@@ -146,7 +146,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_backlog(seen: Observation, reported: Mapping[str, Mapping[str, str]]) -> Observation:
-    """The observation with what sources have said of themselves, as far as that are numbers.
+    """The observation with the backlog that sources report, where they report numbers.
 
     >>> seen = Observation(
     ...     flow="f", job="j", epoch=0, revision=1, observed_at=0.0, sources=(SourceObservation(source="in"),)

@@ -13,7 +13,7 @@ __all__ = ["claimed"]
 
 @contextlib.contextmanager
 def claimed(location: str, instead: str, *, mid_rewind: bool = False) -> Iterator[Checkpoint]:
-    """The checkpoint, kept from others until the end of the block.
+    """Claim a checkpoint for this process until the end of the block.
 
     Refused while a job holds its lock; ``instead`` says what to do then. Storage that is not local has no locks, so
     there the caller must know that no job runs.

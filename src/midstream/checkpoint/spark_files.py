@@ -37,7 +37,7 @@ class SparkFiles:
         self._fs, self._root = filesystem_of(location)
 
     def needed_after(self, epoch: Epoch) -> dict[str, bytes]:
-        """The files from which Spark goes on behind an epoch, by their names below this folder. It may be running."""
+        """The files from which Spark continues after an epoch, by their names below this folder. It may be running."""
         if not self._listed(""):
             return {}
         found = {}
@@ -59,7 +59,7 @@ class SparkFiles:
         write_atomically(self._fs, posixpath.join(self._root, "metadata"), data, durable=self._durable)
 
     def leads_after(self, epoch: Epoch) -> bool:
-        """Whether the log still has what Spark needs to go on behind an epoch; so if there is no log at all."""
+        """Whether the log still has what Spark needs to continue after an epoch. True if there is no log at all."""
         if not self._listed(""):
             return True
         paths = [posixpath.join(self._root, name) for name in _wanted(epoch)]

@@ -98,7 +98,7 @@ class Placement:
         )
 
     def warmth(self, executor: ExecutorId, stage: StageIndex) -> Warmth:
-        """What an executor has loaded ahead for a stage, as far as it has said."""
+        """What an executor has loaded ahead for a stage, by its own reports."""
         return self._warm.get((executor, stage), Warmth(Epoch(-1), frozenset()))
 
     def of(self, stage: StageIndex) -> dict[PartitionId, ExecutorId]:

@@ -35,7 +35,7 @@ class Prefetching:
 
     @property
     def executors(self) -> frozenset[ExecutorId]:
-        """The executors of which a worker listens, as far as is known: nobody says that one is lost."""
+        """Executors with a worker that listens. One that is lost stays among them, because nobody reports that."""
         return frozenset(self._listening)
 
     def heard_of(self, worker: WorkerId, peer: bytes) -> list[Send]:

@@ -61,7 +61,7 @@ def size_text(size: float) -> str:
 
 
 def short_text(text: str, length: int) -> str:
-    """A text of at most so many characters.
+    """A text, cut to at most ``length`` characters.
 
     >>> short_text("alpha", 4)
     'alp…'

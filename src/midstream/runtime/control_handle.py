@@ -1,4 +1,4 @@
-"""What whoever requested a control operation holds of it."""
+"""The user's handle on a control operation: its record, its outcome and its result."""
 
 from __future__ import annotations
 
