@@ -26,6 +26,8 @@ from tests.simulation.flows import check, random_case, random_faults
 from tests.simulation.keyed_flows import check_keyed, keyed_case_of
 from tests.simulation.traced_controls import check_traces, random_controls
 
+pytestmark = pytest.mark.long
+
 BAD_LUCK = Faults(crash=0.02, speculate=0.03, repeat=0.3, give_up=0.01, crash_driver=0.01, lose=0.2, lose_output=0.02)
 ROWS = 20
 
@@ -33,7 +35,6 @@ ROWS = 20
 # ── Theorem 1 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.long
 def test_operations_end_and_complete_in_the_order_of_the_stream():
     found: Counter[str] = Counter()
     for seed in range(60):
@@ -48,7 +49,6 @@ def test_operations_end_and_complete_in_the_order_of_the_stream():
     assert min(found[mode] for mode in ("blocking", "in-band", "fast")) >= 15, found
 
 
-@pytest.mark.long
 def test_operations_on_flows_with_state(tmp_path: Path):
     found: Counter[str] = Counter()
     for seed in range(14):
@@ -156,7 +156,7 @@ class World:
         return seen
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 25))])
 def test_blocking_operations_equal_freeze_drain_apply_resume(seed: int, tmp_path: Path):
     rng = random.Random(seed)
     world = World(tmp_path)
@@ -190,7 +190,6 @@ def test_blocking_operations_equal_freeze_drain_apply_resume(seed: int, tmp_path
             assert results[record.number] == before
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", [ReachesTooEarly, RaisesAtOne])
 @pytest.mark.parametrize("faults", [None, BAD_LUCK], ids=["calm", "faults"])
 def test_an_operation_that_fails_leaves_nothing_behind(kind: type[Affine], faults: Faults | None, tmp_path: Path):

@@ -33,6 +33,8 @@ from midstream.errors import CheckpointError, StateError
 from midstream.testing import ChangeAt, Faults, ManualClock, run_local
 from tests.oracle import Row
 
+pytestmark = pytest.mark.long
+
 
 def count_up(key: str, row: Row, state: State) -> Row:
     state.set(state.get(0) + 1)

@@ -19,6 +19,8 @@ from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, run_local
 from tests.keyed_oracle import moment
 from tests.oracle import Row
 
+pytestmark = pytest.mark.long
+
 EPOCHS, KEYS = 5, 40
 BAD_LUCK = Faults(crash=0.05, speculate=0.05, repeat=0.3, give_up=0.01, crash_driver=0.02, lose=0.3, lose_output=0.05)
 STEPS = ("computed", "sealed", "manifest written", "published", "counted")

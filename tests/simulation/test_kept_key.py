@@ -13,6 +13,8 @@ from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, run_local
 from tests.simulation.changing_check import audited
 from tests.simulation.changing_flows import CONSISTENT
 
+pytestmark = pytest.mark.long
+
 Row = dict[str, Any]
 BAD_LUCK = Faults(crash=0.05, speculate=0.05, repeat=0.3, give_up=0.002, crash_driver=0.002, lose=0.3, lose_output=0.05)
 EPOCHS: list[list[Row]] = [[{"id": 150 * epoch + i, "user": f"u{i % 7}"} for i in range(150)] for epoch in range(3)]

@@ -27,9 +27,12 @@ from tests.simulation.changing_flows import changing_case_of
 from tests.simulation.keyed_flows import check_keyed, keyed_case_of
 from tests.simulation.moving import random_migrations
 
+pytestmark = pytest.mark.long
+
 BAD_LUCK = Faults(crash=0.02, speculate=0.02, repeat=0.2, give_up=0.01, crash_driver=0.01, lose=0.2, lose_output=0.02)
 STAGE = StageIndex(1)
 ROWS = 20
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 12))]
 
 
 def numbered(key: Any, row: Any, state: Any) -> dict[str, Any]:
@@ -278,7 +281,7 @@ def test_the_worked_example_of_the_paper(tmp_path: Path, owners: dict[int, Assig
 # ── with changes and faults ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_migrations_changes_and_faults_together(seed: int, tmp_path: Path):
     rng = random.Random(seed)
     world = World(tmp_path, 16)
@@ -356,7 +359,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path):
 # ── every operator with state, and every kind of change ───────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_operators_remember_moves_with_its_bin(seed: int, tmp_path: Path):
     """Values, lists, maps, timers, windows, sessions, joins: rows and what is left of state are the oracle's, with
     several executors that have copies of their own, and tasks, drivers and executors that are lost (M9, M10)."""
@@ -369,7 +372,7 @@ def test_whatever_operators_remember_moves_with_its_bin(seed: int, tmp_path: Pat
     assert any(record.migration for record in runs[-1].history)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_migrations_beside_changes_of_random_flows(seed: int, tmp_path: Path):
     """Rows never meet a mixture of functions, whatever moves meanwhile; failing changes are taken back alone."""
     case = changing_case_of(4000 + seed, tmp_path)

@@ -24,6 +24,8 @@ from midstream.state.lineage import Lineage
 from midstream.state.retirement import GRACE_EPOCHS, Retirement
 from midstream.testing import run_local
 
+pytestmark = pytest.mark.long
+
 STAGE = StageIndex(1)
 PARTITIONS = 5
 KEYS = 60

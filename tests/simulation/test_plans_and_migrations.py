@@ -22,6 +22,8 @@ from midstream.runtime.local.runtime import run_graph
 from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, MigrateAt
 from tests.oracle import Row
 
+pytestmark = pytest.mark.long
+
 ROWS, KEYS, TEAMS = 20, 37, 5
 COLUMNS = "id bigint, k string, team string, n int, m int"
 
@@ -121,7 +123,6 @@ def assert_ended(run: LocalRun) -> None:
         assert record.outcome is Outcome.APPLIED or record.error, record
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_plans_change_in_the_midst_of_migrations_and_the_other_way_round(seed: int, tmp_path: Path):
     rng = random.Random(seed)

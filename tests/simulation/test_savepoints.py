@@ -49,6 +49,8 @@ from tests.oracle import Row
 from tests.power_loss import Disk, Killed, Recorder, Removed
 from tests.simulation.keyed_flows import START, at, small_thresholds
 
+pytestmark = pytest.mark.long
+
 SCHEMA = "k string, n int, t timestamp"
 STATEFUL = ("total", "windows")
 FAULTS = Faults(crash=0.02, repeat=0.1, speculate=0.05, lose_output=0.02)
@@ -378,7 +380,6 @@ def killed_at(step: int, do: Callable[[], Any]) -> bool:
     return False
 
 
-@pytest.mark.long
 def test_a_rewind_that_is_killed_at_any_step_is_finished_by_the_next_one(tmp_path: Path) -> None:
     x, step, refused = 3, 0, 0
     stopped = oracle_of(tmp_path / "stopped", x, 0).outcome(database=False)
@@ -405,7 +406,6 @@ def test_a_rewind_that_is_killed_at_any_step_is_finished_by_the_next_one(tmp_pat
     assert refused > 30
 
 
-@pytest.mark.long
 def test_a_rewind_survives_a_power_loss_at_any_step(tmp_path: Path) -> None:
     x, place, oracle = 3, Stateful(tmp_path / "job"), Stateful(tmp_path / "oracle")
     place.root.mkdir()
@@ -435,7 +435,6 @@ def test_a_rewind_survives_a_power_loss_at_any_step(tmp_path: Path) -> None:
         assert crashed.state() == oracle.state(), f"after {end} operations"
 
 
-@pytest.mark.long
 def test_a_fork_that_is_killed_at_any_step_is_finished_by_the_next_one(tmp_path: Path) -> None:
     place = Place(tmp_path / "job")
     told_apart(place, 4, 1)

@@ -89,7 +89,9 @@ class Job:
             ]
 
 
-@pytest.fixture(params=SPACES, ids=lambda space: f"{space.bins} bins")
+@pytest.fixture(
+    params=[*SPACES[:-1], pytest.param(SPACES[-1], marks=pytest.mark.long)], ids=lambda space: f"{space.bins} bins"
+)
 def job(tmp_path, request):
     made = Job(tmp_path, request.param)
     keys = keys_of(made.space, 400)

@@ -53,9 +53,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     broken = rows.map("broken", lambda row: row if row["n"] < 2 else fail(row))
     broken.sink("others", MemorySink())
-    changes = [ChangeAt.of(0, Update("ledger", keep), scheduler="epoch"), ControlAt(0, Store())]
+    update = ChangeAt.of(0, Update("ledger", keep), scheduler="epoch")
     with pytest.raises(JobFailed):
-        run_local(flow, checkpoint=str(folder / "bank"), changes=changes, audit="n")
+        run_local(flow, checkpoint=str(folder / "bank"), changes=[update, ControlAt(0, Store())], audit="n")
     take_savepoint(str(folder / "bank"), "before the failure")
     assert json.loads((folder / "bank" / "epochs" / "0000000001").read_bytes().split(b"\n")[0])["controls"]
     return folder

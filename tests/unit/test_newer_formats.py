@@ -67,8 +67,8 @@ def run(folder: Path, fails_at: int) -> None:
     flow = Flow("f")
     rows = flow.source("in", ListSource([[{"n": n}] for n in range(4)], "n int")).map("m", checked)
     rows.key_by("k", "n").process("p", count, returns="n int").sink("out", FileSink(folder / "out"))
-    changes = [ChangeAt.of(1, Update("m", checked), scheduler="epoch"), ControlAt(1, Asked())]
-    run_local(flow, checkpoint=str(folder / "c"), changes=changes, audit="n")
+    update = ChangeAt.of(1, Update("m", checked), scheduler="epoch")
+    run_local(flow, checkpoint=str(folder / "c"), changes=[update, ControlAt(1, Asked())], audit="n")
 
 
 class Asked(ControlOperation):
