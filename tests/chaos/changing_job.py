@@ -24,7 +24,7 @@ Row = dict[str, Any]
 EPOCHS = 14
 ROWS = 600
 KEYS = 11
-OUTCOME_S = 60.0
+OUTCOME_S = 180.0
 PER_ROW_S = 0.001
 """The cost of a row, so that epochs last long enough to be changed."""
 

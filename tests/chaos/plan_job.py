@@ -22,7 +22,7 @@ COST_US = 100.0
 CHANGES = "changes"
 """The file that says how many changes there are to be."""
 NTHS = (1, 2, 5, 10)
-OUTCOME_S = 60.0
+OUTCOME_S = 180.0
 KEPT = 100_000
 """Epochs that Spark's log keeps, so that the oracle can read how far each one went."""
 

@@ -28,7 +28,7 @@ UNLIKE = "blue"
 SPARK = Path(pyspark.__file__).parent
 _PACKAGES = sysconfig.get_paths()["purelib"]
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 ANSWER_S = 600.0
 """Calls have patience of their own, and say what they waited for."""
 MASTER_PORT = 7077

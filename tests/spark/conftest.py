@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 120.0
+PATIENCE_S = 180.0
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from midstream.state.access import StateAccess
 from midstream.state.lineage import Lineage
 from tests.spark.placement_jobs import KEYS, Placed, cluster, flow_of
 
-PATIENCE_S = 120.0
+PATIENCE_S = 180.0
 BINS = 32
 OCCUPIED = set(
     bins_of_hashes(

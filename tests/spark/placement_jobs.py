@@ -22,6 +22,7 @@ from midstream.state.lineage import Lineage
 KEYS = 40
 COUNT = Lineage.start("count")
 PARTITIONS = 4
+PATIENCE_S = 180.0
 
 
 class Placed:
@@ -83,7 +84,7 @@ def stay(folder: str, reduce_locality: str) -> None:
     conf = {"spark.shuffle.reduceLocality.enabled": reduce_locality}
     with cluster(**conf) as spark:
         job = flow.start(spark, checkpoint=f"{folder}/checkpoint", trigger="available-now", partitions=PARTITIONS)
-        assert job.await_termination(100)
+        assert job.await_termination(PATIENCE_S)
         kept = spark.sparkContext._jsc.getPersistentRDDs().size()
         result = {
             "exact": is_exact(out, 12),
@@ -102,11 +103,11 @@ def lose(folder: str) -> None:
     flow, out = flow_of(epochs)
     with cluster() as spark:
         job = flow.start(spark, checkpoint=f"{folder}/checkpoint", trigger="available-now", partitions=PARTITIONS)
-        assert job.await_epoch(5, 100)
+        assert job.await_epoch(5, PATIENCE_S)
         before = told(job)
         victim = next(row for row in out.rows if row["epoch"] == 4)
         os.kill(victim["java"], signal.SIGKILL)
-        assert job.await_termination(100)
+        assert job.await_termination(PATIENCE_S)
         result = {
             "exact": is_exact(out, epochs),
             "where": executors_by_epoch(out),
@@ -129,7 +130,7 @@ def move(folder: str, ahead: str) -> None:
     stage = StageIndex(1)
     with cluster() as spark:
         job = flow.start(spark, checkpoint=f"{folder}/checkpoint", trigger="available-now", partitions=PARTITIONS)
-        assert job.await_epoch(4, 100)
+        assert job.await_epoch(4, PATIENCE_S)
         edge, driver = job._heartbeat, job._heartbeat._driver
         before = driver.placement.of(stage)
         places = before
@@ -141,12 +142,12 @@ def move(folder: str, ahead: str) -> None:
             driver.prefetch([PrefetchRequest(name, stage, numbers, 50_000_000) for name, numbers in bins.items()])
             while not all(set(numbers) == driver.placement.warmth(name, stage).bins for name, numbers in bins.items()):
                 warm_after += 1
-                assert job.await_epoch(job.metrics.epochs + 1, 100)
+                assert job.await_epoch(job.metrics.epochs + 1, PATIENCE_S)
         edge.adopt_places(PARTITIONS)
         flipped = job.metrics.epochs
         loaded = {name: driver.placement.warmth(name, stage).bytes for name in bins}
         driver.prefetch([])
-        assert job.await_epoch(flipped + 8, 100)
+        assert job.await_epoch(flipped + 8, PATIENCE_S)
         held = {
             path.parent.parent.parent.name: sorted(
                 StateAccess(job.id, "", str(path.parent)).held(Lineage.start("count"))
@@ -154,7 +155,7 @@ def move(folder: str, ahead: str) -> None:
             for path in Path(os.environ["SPARK_HOME"], "work").glob(f"app-*/*/midstream-state/{job.id}/count")
         }
         after = driver.placement.of(stage)
-        assert job.await_termination(100)
+        assert job.await_termination(PATIENCE_S)
         result = {
             "exact": Counter((row["user"], row["epoch"], row["count"]) for row in out.rows)
             == Counter((row["user"], epoch, epoch + 1) for epoch in range(epochs) for row in data[epoch]),

@@ -13,6 +13,7 @@ from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.manifest import Manifest
 from midstream.errors import CheckpointError, FlowError, JobFailed
 from midstream.runtime.spark.job import JobStatus
+from tests.spark.conftest import PATIENCE_S
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -53,14 +54,14 @@ def test_a_finite_run_closes_its_windows_and_its_checkpoint(
             spark, checkpoint=str(checkpoint), trigger="available-now", partitions=1, close_windows=True
         )
         with pytest.raises(JobFailed, match="no power"):
-            job.await_termination(120)
+            job.await_termination(PATIENCE_S)
     assert written(spark, out) == [(1, 2), (1, 2)], "what was not committed is not visible"
 
     # New rows get the number of the epoch that was not committed.
     job = flow_of(4, out).start(
         spark, checkpoint=str(checkpoint), trigger="available-now", partitions=1, close_windows=True
     )
-    assert job.await_termination(120)
+    assert job.await_termination(PATIENCE_S)
     assert job.status is JobStatus.FINISHED
     assert [progress.epoch for progress in job.progress] == [2, 3, 4]
     assert written(spark, out) == [(epoch, 2) for epoch in (1, 2, 3, 4) for _ in "ab"]

@@ -13,7 +13,7 @@ from midstream import ControlContext, ControlOperation, Flow, Job, MemorySink
 from midstream.checkpoint.control_log import ControlOutcome
 from midstream.errors import ControlFailed
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 ROWS = 100
 
 

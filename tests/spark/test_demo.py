@@ -46,7 +46,7 @@ def alerts(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_demo_judges_every_payment_once_and_changes_its_models_meanwhile(spark, tmp_path, monkeypatch):
     monkeypatch.setattr("examples.fraud.__main__.PATIENCE_S", 80.0)  # a busy machine must not fail the test
     screen = io.StringIO()

@@ -255,7 +255,7 @@ def test_an_epoch_whose_coordinator_went_away_fails(spark: Any, tmp_path: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2 * PATIENCE_S)  # a JVM has to start first
+@pytest.mark.timeout(4 * PATIENCE_S)  # a JVM has to start first
 def test_a_killed_worker_is_replaced_and_the_result_is_exact(driver: Any, tmp_path: Path) -> None:
     """In a separate driver, because this session does not retry tasks."""
     assert driver(lose_workers, tmp_path).finish().splitlines() == ["finished", "exact"]

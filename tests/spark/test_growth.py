@@ -22,7 +22,7 @@ UPDATES = 200
 TABLE_EVERY = 4
 WARM_UP = 30
 UPDATE_BYTES = 6 * MB
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 class Model:

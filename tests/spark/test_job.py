@@ -18,7 +18,7 @@ from midstream.runtime.spark.job import Job, JobStatus
 from midstream.runtime.spark.offset_log import MANAGER_CONF, RAW_FILES
 from midstream.testing import run_spark
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 Row = dict[str, Any]
 

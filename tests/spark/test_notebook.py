@@ -30,7 +30,7 @@ def test_the_tutorial_runs_from_its_first_cell_to_its_last(tmp_path: Path, monke
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     notebook = nbformat.read(ROOT / "examples" / "tutorial.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     flow, shown, explained, changed, broken, inserted, moved, history, end = code

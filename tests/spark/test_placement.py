@@ -14,7 +14,7 @@ from tests.spark.conftest import PATIENCE_S, Driver
 from tests.spark.test_cluster import spark_home
 
 # Three JVMs have to start first.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * PATIENCE_S)]
 
 RunJob = Callable[..., dict[str, Any]]
 

@@ -116,7 +116,7 @@ def test_a_checkpoint_may_have_any_name_and_be_relative(
         "after the manifest",
     ],
 )
-@pytest.mark.timeout(2 * PATIENCE_S)  # a JVM has to start first
+@pytest.mark.timeout(4 * PATIENCE_S)  # a JVM has to start first
 def test_after_a_crash_of_the_driver_nothing_is_missing_or_doubled(
     spark: Any, tmp_path: Path, gate: Any, driver: Any, moment: str
 ) -> None:

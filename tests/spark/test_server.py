@@ -19,7 +19,7 @@ from midstream.cli.app import app
 from midstream.errors import SetupError
 from midstream.server.registry import served_jobs
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 NEW = """
 def triple(row):

@@ -16,7 +16,7 @@ from midstream.runtime.spark.job import JobStatus
 from midstream.testing import run_spark
 
 Row = dict[str, Any]
-WAIT_S = 60.0
+WAIT_S = 180.0
 ODD = (
     "`a b` bigint, `c.d` string, `ü``x` double, "
     "`select` struct<`x y`: array<struct<`d.e`: int>>, `q``r`: map<string, int>>"

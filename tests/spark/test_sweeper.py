@@ -15,7 +15,7 @@ from midstream.checkpoint.location import KEPT_JOURNALS
 from midstream.checkpoint.sweeper import RETRY_EVERY
 from midstream.state.lineage import MERGED_AT_ONCE
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 def counting(spark: Any) -> Flow:

@@ -17,7 +17,7 @@ REFRESHES = KEPT_REVISIONS + 6
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.timeout(4 * PATIENCE_S)
 def test_tables_are_refreshed_in_consistent_changes_and_old_ones_are_swept(spark: Any, tmp_path: Path) -> None:
     """Two lookups by one function: the numbers that they add come from one table each, and never go back."""
     version = tmp_path / "version"

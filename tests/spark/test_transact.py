@@ -16,7 +16,7 @@ from midstream.checkpoint.change_records import Outcome
 from midstream.testing import run_spark
 from tests.transacted import Bank, bank, event, outcomes, random_epochs, transactions
 
-PATIENCE_S = 120.0
+PATIENCE_S = 180.0
 
 
 @pytest.mark.parametrize("domain", [None, "region"])
@@ -62,7 +62,7 @@ def test_transactions_are_changed_while_they_run(spark: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_ledger_example_keeps_all_money(spark: Any) -> None:
     from examples.ledger.__main__ import main
 
@@ -73,7 +73,7 @@ def test_the_ledger_example_keeps_all_money(spark: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_turnover_example_finds_busy_stocks(spark: Any) -> None:
     from examples.turnover.__main__ import main
 

@@ -82,7 +82,7 @@ def poor_python(bare_python: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.timeout(4 * PATIENCE_S)
 def test_workers_on_one_machine_get_midstream_or_the_start_names_what_they_lack(bare_python, poor_python, tmp_path):
     poor, nowhere, bare = attempts(tmp_path, str(poor_python), str(tmp_path / "nowhere"), str(bare_python))
     assert (poor["error"], poor["wrote"]) == ("SetupError", False)
@@ -105,7 +105,7 @@ def another_python() -> str | None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3 * PATIENCE_S)
+@pytest.mark.timeout(4 * PATIENCE_S)
 @pytest.mark.skipif(another_python() is None, reason="there is no Python of another minor version here")
 def test_workers_with_another_version_of_python_are_reported(tmp_path):
     python = another_python()

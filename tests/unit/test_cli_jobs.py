@@ -105,14 +105,14 @@ def call_with_outcome(job, outcome, *arguments: str):
     """Call a command that waits; once the job has the request, let it end so."""
 
     def end():
-        assert job.requested.wait(30)
+        assert job.requested.wait(60)
         job.commit() if outcome is Outcome.APPLIED else job.fail("ValueError: broken\nrow: {'n': 1}")
 
     job.requested.clear()
     ending = threading.Thread(target=end)
     ending.start()
     result = call(*arguments)
-    ending.join(30)
+    ending.join(60)
     return result
 
 

@@ -323,7 +323,7 @@ def test_a_handler_that_does_not_return_is_reported_once_and_others_are_not():
         with watch.watching(task(0, 0, 1), slow, "a", "next"):
             pass
     with watch.watching(task(0, 1, 2), slow, "a", "complete"):
-        assert reported.wait(30)
+        assert reported.wait(60)
     watch.close()
     [failure] = reports
     assert (failure.operation, failure.task) == (9, task(0, 1, 2))

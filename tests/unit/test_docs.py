@@ -166,7 +166,7 @@ def test_the_code_of_a_page_prints_what_the_page_says(page, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", WITH_SPARK, ids=name_of)
 def test_the_code_of_a_page_prints_what_the_page_says_on_spark(page, tmp_path):
     code, told = run_in_a_process(page, "spark", tmp_path)

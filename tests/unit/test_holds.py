@@ -93,11 +93,11 @@ def test_storing_a_blob_during_its_removal_waits_until_it_is_gone():
 
     def remove() -> None:
         is_removing.set()
-        may_go_on.wait(10)
+        may_go_on.wait(60)
         events.append("removed")
 
     def store() -> None:
-        is_removing.wait(10)
+        is_removing.wait(60)
         threading.Timer(0.05, may_go_on.set).start()
         holds.touch(Digest("a"))
         events.append("stored")

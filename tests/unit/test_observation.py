@@ -161,7 +161,7 @@ def test_a_watch_gives_each_epoch_and_ends_with_the_job():
     for epoch in range(1, 5):
         watches.put(observation(epoch))
     watches.end()
-    reader.join(10)
+    reader.join(60)
     assert found == [1, 2, 3, 4]
     assert [each.epoch for each in other] == [1, 2, 3, 4]
     assert list(watches.watch()) == [], "a job that is over"

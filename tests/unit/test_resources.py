@@ -153,7 +153,7 @@ def test_a_task_can_end_while_another_thread_loads_a_function(world: World):
 
     def load() -> str:
         is_loading.set()
-        assert may_go_on.wait(30)
+        assert may_go_on.wait(60)
         return "loaded"
 
     made: list[str] = []
@@ -161,7 +161,7 @@ def test_a_task_can_end_while_another_thread_loads_a_function(world: World):
         target=lambda: made.append(world.resources.made("slow", world.first.programs[0], None, load))
     )
     thread.start()
-    assert is_loading.wait(30)
+    assert is_loading.wait(60)
     task.close()  # would hang if it waited for the loading
     world.forget_all_but(world.first)
     may_go_on.set()

@@ -328,7 +328,7 @@ def test_wait_wakes_when_the_outcome_is_known(client, job):
     waiting = threading.Thread(target=lambda: found.append(client.wait(number)))
     waiting.start()
     job.fail("ValueError: the new model is broken")
-    waiting.join(30)
+    waiting.join(60)
     [record] = found
     assert record.outcome is Outcome.ROLLED_BACK
     assert (record.error or "").startswith("ValueError: the new model is broken\n\nThe job continues as revision 3")
@@ -650,7 +650,7 @@ def test_a_request_in_progress_is_answered_before_the_server_ends(server, client
     waiting = threading.Thread(target=lambda: found.append(client.wait(number)))
     waiting.start()
     job.changes.abandon("job 'fraud' has ended")
-    waiting.join(30)
+    waiting.join(60)
     server.close()
     [record] = found
     assert (record.error or "").startswith("job 'fraud' has ended; the next start")

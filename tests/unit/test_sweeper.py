@@ -316,7 +316,7 @@ def test_background_sweeping_blocks_nothing_and_ends_with_the_job():
 
     def block(path: str) -> bool:
         is_removing.set()
-        assert may_go_on.wait(30)
+        assert may_go_on.wait(60)
         return False
 
     location = Checkpoint.look("stubborn://job", counting(MemorySink(), 1).graph)
@@ -327,7 +327,7 @@ def test_background_sweeping_blocks_nothing_and_ends_with_the_job():
     Stubborn.refuses = staticmethod(block)
     sweeper.after(CommittedState(Epoch(0), {}, Watermarks({})), live=frozenset())
     thread.wake()
-    assert is_removing.wait(30)
+    assert is_removing.wait(60)
     for epoch in range(1, 4):  # epochs are committed while a file is being removed
         sweeper.after(CommittedState(Epoch(epoch), {}, Watermarks({})), live=frozenset())
         thread.wake()
