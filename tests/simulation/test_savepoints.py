@@ -11,6 +11,7 @@ import random
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -103,7 +104,7 @@ class Place:
 
     def flow(self, epochs: Sequence[Sequence[Row]], stamp: Callable[[Row], Row]) -> Flow:
         self.root.mkdir(parents=True, exist_ok=True)
-        with self.connect() as database:
+        with closing(self.connect()) as database, database:
             database.execute("CREATE TABLE IF NOT EXISTS totals (k TEXT, n BIGINT, t TEXT, v BIGINT, epoch BIGINT)")
         flow = Flow("shop")
         source = flow.source("rows", ListSource([list(each) for each in epochs], SCHEMA, event_time="t"))
@@ -146,7 +147,7 @@ class Place:
             assert _sorted(ds.dataset(files).to_table().to_pylist() if files else []) == _sorted(plain)
             found[Path(folder).name] = _sorted(plain)
         if database:
-            with self.connect() as connection:
+            with closing(self.connect()) as connection, connection:
                 found["database"] = sorted(connection.execute("SELECT k, n, t, epoch FROM totals").fetchall())
             found["called"] = self.called
         return found
@@ -315,7 +316,7 @@ def test_changes_after_the_epoch_count_no_more(tmp_path: Path) -> None:
     ]
     assert records[0].error == "ann rewound the job to epoch 2 (savepoint 'x')"
     place.run(rows(6, 1))
-    with place.connect() as database:
+    with closing(place.connect()) as database, database:
         found = database.execute("SELECT DISTINCT epoch, v FROM totals WHERE epoch <> 4 ORDER BY epoch").fetchall()
     assert found == [(0, 1), (1, 1), (2, 1), (3, 1), (5, 5), (6, 5)]
 

@@ -234,6 +234,7 @@ class DatabaseSink:
     >>> _ = run_local(flow)
     >>> database.execute("SELECT * FROM paid").fetchall()
     [('ann', 3.0, 0)]
+    >>> database.close()
     """
 
     connect: Callable[[], Any]
