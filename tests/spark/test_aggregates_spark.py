@@ -13,12 +13,14 @@ from midstream import Flow, ListSource, MemorySink, agg
 from midstream.data.schema import parse_ddl
 from midstream.testing import run_local
 
-DDL = "k string, d double, f float, n int, s string, at timestamp"
+DDL = "k string, d double, f float, n int, s string, b boolean, x binary, at timestamp"
 NAN = math.nan
 
 
 def row(k: str, d: Any, n: Any, s: Any, second: int) -> dict[str, Any]:
-    return {"k": k, "d": d, "f": d, "n": n, "s": s, "at": dt.datetime(2026, 1, 1, 0, 0, second, tzinfo=dt.UTC)}
+    at = dt.datetime(2026, 1, 1, 0, 0, second, tzinfo=dt.UTC)
+    others = {"b": None if n is None else n > 5, "x": None if s is None else bytes([255 - ord(s)])}
+    return {"k": k, "d": d, "f": d, "n": n, "s": s, "at": at} | others
 
 
 ROWS = [
@@ -40,6 +42,10 @@ CASES = {
     "count(d)": agg.count("d"),
     "max(s)": agg.max("s"),
     "max(at)": agg.max("at"),
+    "min(b)": agg.min("b"),
+    "max(b)": agg.max("b"),
+    "min(x)": agg.min("x"),
+    "max(x)": agg.max("x"),
     "stddev(n)": agg.stddev("n"),
     "stddev_pop(n)": agg.stddev_pop("n"),
     "var_samp(n)": agg.variance("n"),

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, CharType, DataType, MapType, StringType, StructField, StructType, VarcharType
 
-from midstream import Flow, ListSource, MemorySink, Update
+from midstream import Flow, ListSource, MemorySink, Table, Update
 from midstream.data.schema import parse_ddl, to_ddl
 from midstream.errors import SchemaError
 from midstream.flow.edits import revise
@@ -146,6 +146,10 @@ def test_a_struct_type_is_taken_wherever_ddl_is() -> None:
     day = T.StructType([T.StructField("m", T.DateType())])
     wider = revise(flow.graph, [Update("same", lambda row: row, returns=day)])
     assert to_ddl(wider["same"].schema) == "m date"
+    tolls = T.StructType([T.StructField("toll paid", T.DoubleType()), T.StructField("cars", T.LongType())])
+    default = {"toll paid": 0.0, "cars": 0}
+    table = flow.table("tolls", key="bigint", value=tolls, default=default)
+    assert table == Table("tolls", key="bigint", value="`toll paid` double, cars bigint", default=default)
 
 
 @pytest.mark.parametrize("kind", ["VariantType", "DayTimeIntervalType", "YearMonthIntervalType"])

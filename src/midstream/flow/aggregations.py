@@ -165,12 +165,12 @@ def sum(column: str) -> Aggregation:
 
 
 def min(column: str) -> Aggregation:
-    """The smallest value: numbers, strings (by code points), dates and timestamps."""
+    """The smallest value: numbers, strings (by code points), binaries, booleans (false first), dates and timestamps."""
     return Aggregation(AggregationKind.MIN, column)
 
 
 def max(column: str) -> Aggregation:
-    """The largest value: numbers, strings (by code points), dates and timestamps."""
+    """The largest value: numbers, strings (by code points), binaries, booleans (true last), dates and timestamps."""
     return Aggregation(AggregationKind.MAX, column)
 
 
@@ -344,4 +344,5 @@ def result_type(aggregation: Aggregation, schema: pa.Schema, what: str) -> pa.Da
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+    plain = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_boolean(kind)
+    return bool(plain or pa.types.is_date(kind) or pa.types.is_timestamp(kind))

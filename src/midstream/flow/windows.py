@@ -63,7 +63,7 @@ class Sliding:
 
 @dataclass(frozen=True)
 class Session:
-    """Rows of a key that follow each other within ``gap``; a session ends ``gap`` after its last row."""
+    """Rows of a key that follow each other in less than ``gap``; a session ends ``gap`` after its last row."""
 
     gap_us: int
 
@@ -111,7 +111,7 @@ def sliding(size: str, *, every: str, offset: str = "0 seconds", zone: str | Non
 
 
 def sessions(gap: str) -> Session:
-    """Sessions of rows that follow each other within ``gap``.
+    """Sessions of rows that follow each other in less than ``gap``.
 
     >>> sessions(gap="5 minutes")
     Session(gap_us=300000000)

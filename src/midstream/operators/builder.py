@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from midstream.data.ddl import Declared
 from midstream.drawing.render import render
 from midstream.errors import FlowError
 from midstream.flow.inputs import (
@@ -111,13 +112,13 @@ class Flow:
             raise FlowError(f"{what}: on_error='branch' needs event_time=; add that, or leave out on_error=")
         return self._add(name, spec, (), schema, stream, on_error)
 
-    def table(self, name: str, *, key: str = "string", value: str = "double", default: Any = None) -> Table:
+    def table(self, name: str, *, key: str = "string", value: Declared = "double", default: Any = None) -> Table:
         """Declare a table that the transactions of a :meth:`Stream.transact` share: key → value.
 
         :param key: ``"bigint"`` or ``"string"``.
         :param value: ``"double"``, ``"bigint"`` or ``"boolean"``; several of them with names, as in
-            ``"speed double, cars bigint"``; or ``"object"``, any Python object, which only functions given to
-            ``t.call`` can look into.
+            ``"speed double, cars bigint"`` or a ``StructType``; or ``"object"``, any Python object, which only
+            functions given to ``t.call`` can look into.
         :param default: the value of a key that was never written.
 
         >>> Flow("bank").table("accounts", key="string", value="double", default=0.0).name

@@ -21,6 +21,12 @@ class NumberExtreme(Accumulator):
     NaN is larger than all other numbers, as in Spark.
     """
 
+    @staticmethod
+    def takes(kind: pa.DataType) -> bool:
+        """Whether values of a type are numbers here."""
+        number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        return bool(number or pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
     def __init__(self, kind: pa.DataType, *, largest: bool) -> None:
         self._kind = kind
         self._is_float = bool(pa.types.is_floating(kind))
@@ -61,7 +67,7 @@ class NumberExtreme(Accumulator):
 
 
 class ArrowExtreme(LooseAccumulator):
-    """The smallest or largest of values that Arrow can sort: strings and decimals."""
+    """The smallest or largest of values that Arrow can sort: strings, binaries, booleans and decimals."""
 
     def __init__(self, kind: pa.DataType, *, largest: bool) -> None:
         self._kind = kind

@@ -46,10 +46,10 @@ def accumulator_of(aggregation: Aggregation, takes: pa.Schema) -> Accumulator:
             return FloatSum(mean=is_mean)
         case AggregationKind.SUM | AggregationKind.MEAN:
             return ExactSum(kind, mean=is_mean)
-        case AggregationKind.MIN | AggregationKind.MAX if pa.types.is_string(kind) or pa.types.is_decimal(kind):
-            return ArrowExtreme(kind, largest=is_max)
-        case AggregationKind.MIN | AggregationKind.MAX:
+        case AggregationKind.MIN | AggregationKind.MAX if NumberExtreme.takes(kind):
             return NumberExtreme(kind, largest=is_max)
+        case AggregationKind.MIN | AggregationKind.MAX:
+            return ArrowExtreme(kind, largest=is_max)
         case AggregationKind.APPROX_DISTINCT:
             return ApproxDistinct()
         case AggregationKind.LAST:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from midstream.data.ddl import parse_ddl, quote_name
+from midstream.data.ddl import Declared, ddl_of, parse_ddl, quote_name
 from midstream.errors import SchemaError
 
 __all__ = ["Column", "Kind", "Table", "kind_of"]
@@ -38,8 +38,8 @@ class Table:
     """A table that transactions read and write: key → value.
 
     ``key`` is ``"bigint"`` or ``"string"``. ``value`` is ``"double"``, ``"bigint"``, ``"boolean"``, several of them
-    with names (``"speed double, cars bigint"``), or ``"object"``: any Python object, which only functions given to
-    ``t.call`` can read. ``default`` is the value of a key that was never written.
+    with names (``"speed double, cars bigint"``, or a StructType), or ``"object"``: any Python object, which only
+    functions given to ``t.call`` can read. ``default`` is the value of a key that was never written.
 
     >>> Table("accounts", key="string", value="double", default=0.0).columns
     (Column(name='value', kind='double', default=0.0),)
@@ -53,11 +53,12 @@ class Table:
     columns: tuple[Column, ...]
     single: bool  # the value is a single unnamed column
 
-    def __init__(self, name: str, *, key: str = "string", value: str = "double", default: Any = None) -> None:
+    def __init__(self, name: str, *, key: str = "string", value: Declared = "double", default: Any = None) -> None:
         if not name:
             raise SchemaError("a table needs a name")
         if key not in get_args(KeyKind):
             raise SchemaError(f"table {name!r}: a key must be 'bigint' or 'string'; found {key!r}", table=name)
+        value = ddl_of(value)
         single = value.strip().lower() in _VALUE_KINDS
         columns = _single_column(name, value, default) if single else _named_columns(name, value, default)
         for field, content in (("name", name), ("key", key), ("columns", columns), ("single", single)):
