@@ -141,6 +141,26 @@ flow.start(None, checkpoint=sys.argv[1])
     assert not checkpoint.exists()
 
 
+def test_a_pyspark_that_lacks_what_midstream_imports_is_refused_with_the_reason(tmp_path):
+    old = tmp_path / "old"
+    (old / "pyspark").mkdir(parents=True)
+    (old / "pyspark" / "__init__.py").write_text('__version__ = "3.5.9"\n')
+    code = """
+from midstream import Flow, ListSource, MemorySink, local_session
+flow = Flow("f")
+flow.source("in", ListSource([[]], "n bigint")).sink("out", MemorySink())
+for start in (local_session, lambda: flow.start(None, checkpoint="never")):
+    try:
+        start()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(old), os.environ.get("PYTHONPATH", "")])}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    found = [line.partition(", before")[0] for line in run.stdout.splitlines()]
+    assert found == 2 * ["SetupError pyspark 3.5.9 cannot run a flow. midstream needs pyspark 4.2 or later"], run.stderr
+
+
 @pytest.fixture
 def no_jvm(monkeypatch):
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)

@@ -181,6 +181,9 @@ class Flow:
             lists them, and sets them while the job runs. A tuned value counts more than this one, also after a restart,
             until ``changes="drop"``.
         """
+        from midstream.runtime.spark.doctor import require_installed_pyspark
+
+        require_installed_pyspark()
         from midstream.runtime.spark.start import start
         from midstream.server.start import server_wanted
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from midstream.errors import SetupError
 
-__all__ = ["Finding", "diagnose", "require_java", "require_pyspark"]
+__all__ = ["Finding", "diagnose", "require_installed_pyspark", "require_java", "require_pyspark"]
 
 PYTHON = (3, 11)
 JAVA = 17
@@ -88,6 +88,18 @@ def require_java() -> None:
     finding = judge_java(_find_java())
     if not finding.ok:
         raise SetupError(f"Spark cannot start: found {finding.found}. {finding.advice}")
+
+
+def require_installed_pyspark() -> None:
+    """Raise :class:`SetupError` unless there is a pyspark that midstream works with.
+
+    To be called before anything else of pyspark is imported: other versions lack some of the names.
+    """
+    try:
+        pyspark = importlib.import_module("pyspark")
+    except ImportError as error:
+        raise SetupError(f"pyspark cannot be imported ({error}). {INSTALL_PYSPARK}") from error
+    require_pyspark(str(pyspark.__version__))
 
 
 def require_pyspark(version: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from midstream.errors import SetupError
-from midstream.runtime.spark.doctor import INSTALL_PYSPARK, REDUCE_LOCALITY, require_java, require_pyspark
+from midstream.runtime.spark.doctor import REDUCE_LOCALITY, require_installed_pyspark, require_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,14 +37,11 @@ def local_session(
 
         spark = local_session("local[2]", {"spark.driver.memory": "2g"})
     """
-    # Imported here, so that a missing pyspark leads to advice instead of a traceback.
-    try:
-        import pyspark
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise SetupError(f"pyspark cannot be imported ({error}). {INSTALL_PYSPARK}") from error
-    require_pyspark(pyspark.__version__)
+    # Before the import, so that a missing or old pyspark leads to advice instead of a traceback.
+    require_installed_pyspark()
     require_java()
+    from pyspark.sql import SparkSession
+
     # Workers with another Python lack the packages, or cannot read this one's pickles.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if master.startswith("local"):
