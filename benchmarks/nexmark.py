@@ -59,7 +59,7 @@ class Size:
     warm_up: int
 
 
-FULL, QUICK = Size(500_000, 50_000, 7, 2), Size(20_000, 4_000, 3, 1)
+FULL, QUICK = Size(500_000, 50_000, 5, 2), Size(20_000, 4_000, 3, 1)
 SPARE = 2
 """More epochs than are measured: a job is stopped in the midst of one."""
 FLINK_RUNS = (1, 3)

@@ -128,6 +128,8 @@ def test_nan_spoils_sums_and_is_the_largest_number():
         (pa.int64(), [-(2**63), BIG, 0]),
         (pa.float32(), [0.5, -2.5, None]),
         (pa.string(), ["b", "", "ä", None, "ab"]),
+        (pa.binary(), [b"b", b"", b"\xff", None, b"ab"]),
+        (pa.bool_(), [True, None, False]),
         (pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31), None]),
         (pa.timestamp("us", "UTC"), [dt.datetime(2024, 2, 29, tzinfo=dt.UTC), dt.datetime(1900, 1, 1, tzinfo=dt.UTC)]),
         (pa.timestamp("us"), [dt.datetime(2024, 2, 29), None, dt.datetime(1900, 1, 1)]),
