@@ -10,7 +10,6 @@ import contextlib
 import os
 import pwd
 import shutil
-import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from examples.kafka.ports import free_ports
 from midstream import DatabaseSink
 
 USERS = ("postgres", "nobody")
@@ -105,9 +105,9 @@ def postgres_server() -> Iterator[int]:
             shutil.chown(folder, who["user"])
         data = str(folder / "data")
         _run([programs / "initdb", "-D", data, "-U", "midstream", "-A", "trust", "-E", "UTF8", "--no-sync"], who)
-        port = _free_port()
+        [port] = free_ports(1)
         options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-        control = [programs / "pg_ctl", "-D", data, "-w", "-l", str(folder / "log")]
+        control = [programs / "pg_ctl", "-D", data, "-w", "-t", "180", "-l", str(folder / "log")]
         _run([*control, "-o", options, "start"], who)
         try:
             yield port
@@ -142,9 +142,3 @@ def _run(command: list[Any], who: dict[str, Any]) -> None:
         list(map(str, command)), cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, **who
     )
     assert done.returncode == 0, f"{' '.join(map(str, command))} ended with {done.returncode}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

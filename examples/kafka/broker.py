@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from . import jars
+from .ports import free_ports
 
 STARTED = "Kafka Server started"
 PATIENCE_S = 60.0
@@ -43,7 +43,7 @@ class Broker:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port, controller = _free_ports(2)
+        self._port, controller = free_ports(2)
         self._process: subprocess.Popen[str] | None = None
         self._said: deque[str] = deque(maxlen=50)
         self._settings = folder / "server.properties"
@@ -226,11 +226,3 @@ def _settings(port: int, controller: int, data: Path) -> str:
             "log.cleaner.enable=false",
         ]
     )
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

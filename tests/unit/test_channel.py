@@ -19,6 +19,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from examples.kafka.ports import free_ports
 from midstream.control import channel
 from midstream.control.channel import Address, Client, Server
 from midstream.control.messages import (
@@ -659,8 +660,7 @@ def test_clients_may_know_the_server_by_another_name_than_its_own_address():
 
 def test_a_server_takes_the_given_port_or_one_of_the_next(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(channel, "NEXT_PORTS", 1)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        free = probe.getsockname()[1]
+    free, _ = free_ports(2)
     with Server(echo, port=free) as one, Server(echo, port=free) as two:
         ports = [int(server.address.endpoint.rpartition(":")[2]) for server in (one, two)]
         assert ports == [free, free + 1]
