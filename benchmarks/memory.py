@@ -1,8 +1,9 @@
 """Memory of a Python worker while an epoch grows: it must follow the slices, not the epoch.
 
 Runs the pipeline of :mod:`benchmarks.pipeline` with ever larger epochs and watches the resident memory of all Python
-workers of Spark. Then three epochs that are unlike those before: ``process`` touches a million keys, a backlog brings
-100 times the usual rows, rows of 1 MB follow narrow ones.
+workers of Spark, without what is mapped from files, which the kernel takes back when it needs it. Then three epochs
+that are unlike those before: ``process`` touches a million keys, a backlog brings 100 times the usual rows, rows of
+1 MB follow narrow ones.
 
     python -m benchmarks.memory [--quick] [--plot FILE]
 """
@@ -32,12 +33,13 @@ WIDE = 1 << 20
 
 
 def worker_memory() -> list[int]:
-    """Resident bytes of every Python worker below this process."""
+    """Resident bytes of every Python worker below this process, without those that are mapped from files."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
             if any("pyspark.daemon" in word for word in process.cmdline()):
-                found.append(process.memory_info().rss)
+                memory = process.memory_info()
+                found.append(memory.rss - getattr(memory, "shared", 0))
         except psutil.Error:  # it ended while we looked
             continue
     return found
@@ -45,7 +47,7 @@ def worker_memory() -> list[int]:
 
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
-    """Watch while the block runs; the list then holds the highest resident memory that any worker had."""
+    """Watch while the block runs; the list then holds the most memory of its own that any worker had."""
     over, peak = threading.Event(), [0]
 
     def watch() -> None:

@@ -28,6 +28,7 @@ from midstream.state import file_index as index_module
 from midstream.state import files as files_module
 from midstream.state import lineage as lineage_module
 from midstream.state import mapped as mapped_module
+from midstream.state import task as task_module
 from midstream.state.base import Base
 from midstream.state.files import Author, FileRef, StateFiles
 from midstream.state.keys import Namespace
@@ -52,6 +53,7 @@ def small_thresholds() -> Iterator[None]:
         patch.object(base_module, "_TURN", 5),
         patch.object(base_module, "_LIGHT", 20_000),
         patch.object(files_module, "BLOCK", 30_000),
+        patch.object(task_module, "HELD_BYTES", 2_000),
         patch.object(index_module, "BLOCK", 30_000),
     ):
         yield

@@ -21,6 +21,8 @@ import pytest
 from midstream import Flow, ListSource, MemorySink, agg, sessions, tumbling
 from midstream.runtime.edge import DriverCrashed
 from midstream.runtime.local import runtime as local
+from midstream.state import keeper, task
+from midstream.state.spill import Spill
 from midstream.testing import Faults, ManualClock, run_local
 from tests.keyed_oracle import KeyedOracle
 from tests.oracle import Row
@@ -92,6 +94,28 @@ def test_bad_rows_idle_sources_and_the_end_of_runs_equal_the_oracles(tmp_path: P
             seen["idle"] += any(source.idle_us is not None for source in case.flow.graph.sources.values())
     wanted = {f"errors of {kind}" for kind in ("source", "map", "key_by", "process", "aggregate", "join", "distinct")}
     assert {*wanted, "rows ahead", "closed", "idle"} <= {name for name, count in seen.items() if count}, seen
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_that_does_not_fit_in_memory_equals_the_oracles(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handles are forgotten after each slice, and changes put on the disk again and again."""
+    spills = Counter[str]()
+    put = Spill.put
+
+    def counted(spill: Spill, changes: Any) -> None:
+        spills["all"] += 1
+        put(spill, changes)
+
+    monkeypatch.setattr(task, "HELD_BYTES", 500)
+    monkeypatch.setattr(keeper, "HELD_BYTES", 0)
+    monkeypatch.setattr(Spill, "put", counted)
+    seeds = [*SEEDS_OF[kind][:2], *SPOILED.get(kind, ())[:1]]
+    for seed in seeds:
+        check_keyed(keyed_case_of(seed, tmp_path / str(seed), kind))
+    assert spills["all"] > 0
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.engine.slices import FIRST_ROWS, MAX_GROWTH, MAX_ROWS, MAX_SHRINK, TARGET_NS, SliceSizer
+from midstream.engine.slices import FIRST_ROWS, MAX_BYTES, MAX_GROWTH, MAX_ROWS, MAX_SHRINK, TARGET_NS, SliceSizer
 
 
 def batch(rows: int) -> pa.RecordBatch:
@@ -47,6 +47,15 @@ def test_a_slow_model_gets_single_rows():
     assert sizes[:2] == [FIRST_ROWS, FIRST_ROWS // 4]
     assert set(sizes[2:-1]) == {1}
     assert sizer.rows == 1
+
+
+def test_wide_rows_make_small_slices_at_once():
+    sizer = SliceSizer(rows=MAX_ROWS)
+    wide = pa.record_batch({"text": pa.array(["x" * (1 << 20)] * 30)})
+    sizes = [piece.num_rows for piece in sizer.cut(wide)]
+    assert sum(sizes) == 30
+    assert max(piece.nbytes for piece in sizer.cut(wide)) <= MAX_BYTES * 3 // 2 + 100
+    assert [piece.num_rows for piece in sizer.cut(pa.record_batch({"text": ["x" * (3 * MAX_BYTES)] * 2}))] == [1, 1]
 
 
 def test_growth_is_bounded_because_one_fast_slice_may_be_luck():

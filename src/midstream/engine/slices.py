@@ -2,7 +2,7 @@
 
 A slice should take about 5 ms, or what the knob ``slice`` says. A task hears from the coordinator between slices, so
 this bounds the delay of a change; operators never switch inside a slice. Fast vectorised functions get whole chunks,
-slow models a few rows.
+slow models a few rows. Operators and the exchange copy a slice several times, so one of wide rows is bounded by bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from midstream.flow.knobs import knob_value
 TARGET_NS = 1000 * knob_value({}, "slice")
 FIRST_ROWS = 16
 MAX_ROWS = 1 << 16
+MAX_BYTES = 8 << 20
 MAX_GROWTH = 8.0
 MAX_SHRINK = 4.0
 
@@ -51,9 +52,10 @@ class SliceSizer:
 
     def cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The batch in slices; the size is recomputed before each one. Never leaves a tiny slice at the end."""
+        most = max(1, MAX_BYTES * batch.num_rows // max(1, batch.nbytes))
         start = 0
         while start < batch.num_rows:
-            left = batch.num_rows - start
-            size = self.rows if left > self.rows * 3 // 2 else left
+            left, rows = batch.num_rows - start, min(self.rows, most)
+            size = rows if left > rows * 3 // 2 else left
             yield batch.slice(start, size)
             start += size

@@ -218,6 +218,7 @@ class _ProcessStep:
             if len(results) >= TIMERS_AT_ONCE:
                 yield {ONLY: self._emitted(results, f"{self._what}, on_timer")}
                 results = []
+            self._relieve()
         if results:
             yield {ONLY: self._emitted(results, f"{self._what}, on_timer")}
 
@@ -240,10 +241,18 @@ class _ProcessStep:
         return rows
 
     def _groups(self, batch: pa.RecordBatch) -> SortedKeys:
+        self._relieve()
         try:
             return group_keys(batch, self._spec.keyed_by, self._what, space=self._keeper.space)
         except StateError as error:
             raise failed(self._operator.name, error, row_at(batch, error.fields.get("row_index"))) from error
+
+    def _relieve(self) -> None:
+        """Called between two calls of the function, so nobody uses a handle."""
+        try:
+            self._keeper.relieve(self._revision)
+        except StateError as error:
+            raise failed(self._operator.name, error, None) from error
 
     def _states(self, keys: Sequence[bytes]) -> list[State]:
         self._keeper.idle_timers = self._idle  # revisions share the keeper
@@ -327,6 +336,7 @@ class _TolerantProcess(_ProcessStep):
             if len(results) + len(bad) >= TIMERS_AT_ONCE:
                 yield self._fired(results, bad)
                 results, bad = [], []
+            self._relieve()
         if results or bad:
             yield self._fired(results, bad)
 

@@ -119,6 +119,11 @@ class Base:
                 del self._shared[folder]
 
     @property
+    def folder(self) -> str:
+        """Its folder on the local disk."""
+        return str(self._mapped.folder)
+
+    @property
     def space(self) -> KeySpace:
         """The key space of the operator."""
         return self.files.space

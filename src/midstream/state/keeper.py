@@ -20,6 +20,11 @@ __all__ = ["HandleKeeper", "Migrations"]
 
 _VIEWS = (Namespace.LIST, Namespace.MAP)
 
+HELD_BYTES = 32 << 20
+"""Handles that a task keeps between slices for each of its operators, about."""
+_HANDLE_BYTES = 400
+"""What a handle takes beside its value."""
+
 
 Migrations = Sequence[tuple[Revision, Callable[[bytes, State], None]]]
 """Functions that migrate a key's state, with the revisions that introduced each layout, oldest first."""
@@ -61,6 +66,7 @@ class HandleKeeper:
         self._ttl_us = ttl_us
         self.undo = undo
         self._handles: dict[bytes, State] = {}
+        self._held_bytes = 0
         self._due: list[tuple[int, bytes, Namespace]] = []  # a heap, only while timers fire
         if ttl_us is not None:
             self._forget_expired()
@@ -75,7 +81,9 @@ class HandleKeeper:
         known = self._handles
         new = [key for key in keys if key not in known]
         if new:
-            values = self._codec.decode_many(self._task.get_many(new), new)
+            data = self._task.get_many(new)
+            self._held_bytes += _HANDLE_BYTES * len(new) + sum(map(len, filter(None, data)))
+            values = self._codec.decode_many(data, new)
             levels = self._levels(new)
             for key, stored, level in zip(new, values, levels, strict=True):
                 value = MISSING if stored is MISSING else stored.value
@@ -91,6 +99,11 @@ class HandleKeeper:
                 if handle._level < newest:
                     _migrate(key, handle, migrations)
         return found
+
+    def relieve(self, revision: Revision) -> None:
+        """Write all changes and forget the handles, if there are many. No function may be using one."""
+        if self._held_bytes > HELD_BYTES:
+            self.write(revision)
 
     def due_timers(self) -> Iterator[tuple[bytes, int]]:
         """Timers that are due, in order of time; each is deleted as it is returned.
@@ -134,6 +147,7 @@ class HandleKeeper:
         if self._ttl_us is not None:
             self._note_written(sorted(touched), self._ttl_us)
         self._handles.clear()
+        self._held_bytes = 0
 
     # ── called by handles ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,13 +1,14 @@
 """The state that one task reads and changes: committed state below, the task's own changes above.
 
-Nobody else sees a task's changes before its epoch is committed. They stay in memory until they are written as one delta
-file, which takes effect only when the manifest refers to it.
+Nobody else sees a task's changes before its epoch is committed. They stay in memory, and beyond a limit on the local
+disk (:mod:`.spill`), until they are written as one delta file, which takes effect only when the manifest refers to it.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -24,12 +25,19 @@ from midstream.state.base import Base
 from midstream.state.files import Author, FileKind, FileRef, bytes_by_bin, rows_of_bins, table_of
 from midstream.state.keys import MAX_STORED_KEY, Namespace
 from midstream.state.lineage import Lineage, Rewrite
+from midstream.state.spill import UNKNOWN, Spill
 
 __all__ = ["TaskState", "merged"]
 
-_ABSENT: Any = object()
 _first = itemgetter(0)
 _FEW = 64
+
+HELD_BYTES = 32 << 20
+"""Changes that a task keeps in memory for each of its operators, about; more are put on the local disk."""
+_CHANGE_BYTES = 240
+"""What a change takes in memory beside its key and value."""
+_TOGETHER = 1 << 16
+"""Changes that are read back from the disk at a time."""
 
 
 class TaskState:
@@ -62,6 +70,9 @@ class TaskState:
         self.delta_sizes: tuple[int, ...] = ()
         """Bytes of keys and values in each bin of the delta, once it is written."""
         self._changes: dict[bytes, bytes | None] = {}
+        """The newest ones; those in the spill are older."""
+        self._held_bytes = 0
+        self._spill: Spill | None = None
         self._sorted: list[bytes] = []
 
     @property
@@ -82,15 +93,13 @@ class TaskState:
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The value of each key, None if it has none. Fastest when the keys are ascending."""
         self._require_own(keys)
-        if not self._changes:
+        if not self._changes and self._spill is None:
             return self._view.get_many(keys)
         get = self._changes.get
-        values: list[Any] = [get(key, _ABSENT) for key in keys]
-        unknown = [index for index, value in enumerate(values) if value is _ABSENT]
-        if len(unknown) == len(keys):
-            return self._view.get_many(keys)
-        for index, value in zip(unknown, self._view.get_many([keys[index] for index in unknown]), strict=True):
-            values[index] = value
+        values: list[Any] = [get(key, UNKNOWN) for key in keys]
+        if self._spill is not None:
+            _fill_in(values, keys, self._spill.get_many)
+        _fill_in(values, keys, self._view.get_many)
         return values
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
@@ -112,6 +121,9 @@ class TaskState:
         self._require_own([prefix])
         changed = self._changed(prefix + start, behind if stop is None else prefix + stop)
         committed = self._view.scan(bin_id, namespace, start, stop)
+        if self._spill is not None:
+            spilled = self._spill.scan(prefix + start, behind if stop is None else prefix + stop)
+            committed = _upon(committed, spilled)
         return _overlay(committed, [(key, self._changes[key]) for key in changed])
 
     def occupied(self, namespace: Namespace, stop: bytes | None = None) -> list[BinId]:
@@ -121,6 +133,8 @@ class TaskState:
         """
         at = self.space.width
         changed = {self.space.bin_of(key) for key in self._changes if key[at] == namespace}
+        if self._spill is not None:
+            changed |= self._spill.occupied(self.bins, namespace, self.space)
         return sorted({*changed, *self._view.occupied(sorted(self.bins), namespace, stop)})
 
     def scan_prefix(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -131,12 +145,15 @@ class TaskState:
 
     def changes(self) -> pa.Table:
         """All changes, ascending by key; a null value is a deletion."""
+        if self._spill is not None:
+            self._spill_all(self._spill)
+            return _table_of(self._spill)
         keys = sorted(self._changes)
         return table_of(keys, list(map(self._changes.__getitem__, keys)))
 
     def write_delta(self, author: Author) -> FileRef | None:
         """Write the changes to the checkpoint location; None if there are none."""
-        if not self._changes:
+        if not self._changes and self._spill is None:
             return None
         changes = self.changes()
         self.delta_sizes = tuple(bytes_by_bin(changes, self.space))
@@ -147,7 +164,7 @@ class TaskState:
 
         They hold the state *before* this epoch, and cost in proportion to the rows that epochs have touched.
         """
-        due = self._lineage.due_for_snapshot(sorted(self.bins), len(self._changes))
+        due = self._lineage.due_for_snapshot(sorted(self.bins), self._count)
         rewrites = []
         if due:
             rewrites.append(_snapshot(self, sorted(due), author))
@@ -163,6 +180,8 @@ class TaskState:
     def close(self) -> None:
         """Close the view of the base. Unwritten changes are lost."""
         self._view.close()
+        if self._spill is not None:
+            self._spill.close()
 
     def __enter__(self) -> TaskState:
         return self
@@ -178,13 +197,35 @@ class TaskState:
         if not keys:
             return
         self._require_own(keys)
-        largest = max(map(len, keys))
+        lengths = list(map(len, keys))
+        largest = max(lengths)
         if largest > MAX_STORED_KEY:
             raise StateError(
                 f"operator {self._lineage.operator!r}: a stored key takes {largest} bytes; at most {MAX_STORED_KEY} "
                 f"are allowed. Use a shorter key, or shorter keys in its map"
             )
         self._changes.update(zip(keys, values, strict=True))
+        self._held_bytes += sum(lengths) + sum(map(len, filter(None, values))) + _CHANGE_BYTES * len(keys)
+        if self._held_bytes > HELD_BYTES:
+            self._relieve()
+
+    @property
+    def _count(self) -> int:
+        """The number of changed keys; those that are both in memory and on the disk count twice."""
+        return len(self._changes) + (0 if self._spill is None else len(self._spill))
+
+    def _relieve(self) -> None:
+        """Put changes on the disk, unless most of what was counted were changes of the same keys."""
+        nbytes = sum(map(len, self._changes)) + sum(map(len, filter(None, self._changes.values())))
+        self._held_bytes = nbytes + _CHANGE_BYTES * len(self._changes)
+        if self._held_bytes > HELD_BYTES // 2:
+            if self._spill is None:
+                self._spill = Spill(os.path.dirname(self._base.folder))  # a base empties its own folder
+            self._spill_all(self._spill)
+
+    def _spill_all(self, spill: Spill) -> None:
+        spill.put((key, self._changes[key]) for key in sorted(self._changes))
+        self._changes, self._sorted, self._held_bytes = {}, [], 0
 
     def _changed(self, start: bytes, stop: bytes) -> list[bytes]:
         """Changed keys in this range, ascending."""
@@ -240,6 +281,35 @@ def _snapshot(state: TaskState, bins: list[BinId], author: Author) -> Rewrite:
     replaced = tuple(one.digest for one in state._lineage.files_of(bins))
     sizes = tuple(bytes_by_bin(rows, state.space))
     return Rewrite(file, state.space.pack(bins), replaced, complete=True, sizes=sizes)
+
+
+def _fill_in(values: list[Any], keys: Sequence[bytes], get_many: Callable[[Sequence[bytes]], list[Any]]) -> None:
+    """Ask for the values that are still unknown."""
+    unknown = [index for index, value in enumerate(values) if value is UNKNOWN]
+    if len(unknown) == len(keys):
+        values[:] = get_many(keys)
+    elif unknown:
+        for index, value in zip(unknown, get_many([keys[index] for index in unknown]), strict=True):
+            values[index] = value
+
+
+def _table_of(spill: Spill) -> pa.Table:
+    """All changes in a spill, in the form that files store, without a Python object for each of them at once."""
+    rows, parts = spill.scan(), [table_of([], [])]
+    while some := list(islice(rows, _TOGETHER)):
+        parts.append(table_of([key for key, _ in some], [value for _, value in some]))
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def _upon(
+    committed: Iterator[tuple[bytes, bytes]], spilled: Iterator[tuple[bytes, bytes | None]]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Both inputs merged, ascending; spilled changes win over committed values, and deleted keys are left out."""
+    newest = None
+    for key, value in merge(spilled, committed, key=_first):  # of equal keys the first input's comes first
+        if key != newest and value is not None:
+            yield key, value
+        newest = key
 
 
 def _overlay(

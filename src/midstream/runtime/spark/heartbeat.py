@@ -38,7 +38,7 @@ from midstream.runtime.driver import Driver
 from midstream.runtime.edge import EpochEntry, OpenRun
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.spark.anchors import Anchors
-from midstream.runtime.spark.batch_size import BYTES_CONF, ROWS_CONF, BatchLimit, is_chosen_by_user
+from midstream.runtime.spark.batch_size import BYTES_CONF, ROWS_CONF, BatchLimit, is_chosen_by_user, widest_of
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.epoch import SparkEngine
 from midstream.runtime.spark.kafka import EpochNotes, check_topics
@@ -112,6 +112,7 @@ class Heartbeat:
         self._background = ThreadPoolExecutor(1, "midstream-background")
         self._user_limits = is_chosen_by_user(spark)
         self._limit = BatchLimit()
+        self._widest_row = 0
         self._columns = columns_for(spark)
         self._anchors = Anchors(spark)
         self._entering: tuple[str, ...] = ()
@@ -198,7 +199,8 @@ class Heartbeat:
     def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
         self._notes.committed(commit.epoch)
         if commit.widest_row:
-            self._limit = BatchLimit.of(commit.widest_row, knob_value(self._knobs, "batch"))
+            self._widest_row = widest_of(commit.widest_row, self._widest_row)
+            self._limit = BatchLimit.of(self._widest_row, knob_value(self._knobs, "batch"))
         self._on_progress(progress, seen)
 
     @property
