@@ -23,7 +23,7 @@ BUDGET = "16 MB"
 """What a step may move. Steps begin with one bin and at most double; in bytes, they do not depend on how fast the
 machine is, so 128 bins take eight epochs. Without a budget, steps are as small as keeps epochs about as short as they
 were."""
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 def visits(rate: float, **options: Any) -> GeneratorSource:

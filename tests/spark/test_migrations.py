@@ -91,7 +91,7 @@ def test_a_job_is_rescaled_up_and_down_under_load_and_goes_on_after_a_restart(sp
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(5 * PATIENCE_S)
+@pytest.mark.timeout(8 * PATIENCE_S)
 def test_the_example_of_moved_state_misnumbers_no_visit(spark: Any, capsys: Any) -> None:
     from examples.moving_state import main
 
