@@ -152,6 +152,7 @@ def figures_of(made: Sequence[Waited], prefix: str) -> dict[str, Any]:
         f"{prefix}call_to_effect_max_ms": round(max((each.effect_ms for each in met), default=0.0), 1),
         f"{prefix}preparation_p50_ms": median([each.preparation_ms for each in met]),
         f"{prefix}returned_p50_ms": median([each.returned_ms for each in met]),
+        f"{prefix}switch_p50_ms": median([each.effect_ms - each.returned_ms for each in met]),
         f"{prefix}met_running_tasks": len(met),
         f"{prefix}met_none": len(made) - len(met),
     }
@@ -173,6 +174,7 @@ def main() -> None:
             ("from the call to effect, ms (median)", "call_to_effect_p50_ms", "≤ 15"),
             ("the worst", "call_to_effect_max_ms", ""),
             ("of which checks, storing and preflight, ms", "preparation_p50_ms", ""),
+            ("from the return of the call to effect, ms", "switch_p50_ms", ""),
             ("changes that met running tasks", "met_running_tasks", ""),
             ("changes that met none", "met_none", ""),
         )

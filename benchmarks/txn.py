@@ -34,9 +34,6 @@ AGAIN = 4
 NO_HOPE = 1.5
 """A fixed strategy slower than the fastest by this factor is not run again. Rivals are: their own figure counts."""
 
-QUIET = 0.1
-"""Cores that other processes may use without spoiling the figures."""
-
 RIVALS = {"S-Store-like": S_STORE, "TStream-like": T_STREAM}
 
 
@@ -116,30 +113,6 @@ def seconds_of(action: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     result = action()
     return time.perf_counter() - began, result
-
-
-class Company:
-    """How many cores other processes use meanwhile: threads that wait for each other suffer most from that."""
-
-    def __init__(self) -> None:
-        self._began, self._busy, self._own = time.perf_counter(), self._seconds(), time.process_time()
-
-    def cores(self) -> float | None:
-        """On average since the beginning; None where the system does not tell."""
-        busy = self._seconds()
-        if busy is None or self._busy is None:
-            return None
-        others = busy - self._busy - (time.process_time() - self._own)
-        return round(max(others, 0.0) / (time.perf_counter() - self._began), 2)
-
-    @staticmethod
-    def _seconds() -> float | None:
-        """Of all cores, in which they were not idle, since the system started."""
-        try:
-            ticks = [int(part) for part in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        except OSError:
-            return None
-        return (sum(ticks) - ticks[3] - ticks[4]) / float(os.sysconf("SC_CLK_TCK"))
 
 
 def warm_up(engine: Engine, batch: Batch, strategies: Sequence[Strategy | None]) -> None:
@@ -241,7 +214,6 @@ def main() -> None:
     options = parser.parse_args()
     size = QUICK if options.quick else FULL
     size = replace(size, interval=options.interval or size.interval)
-    company = Company()
     prices = calibrate(options.threads)
     strategies: dict[str, Strategy | None] = {"adaptive": None, **{str(one): one for one in FIXED}, **RIVALS}
     found: dict[str, dict[str, float]] = {}
@@ -267,10 +239,7 @@ def main() -> None:
     report(found, reasons, phases, ours, loop, options.threads)
     if options.plot:
         plot(options.plot, found)
-    others = company.cores()
-    if others is not None and others > QUIET:
-        print(f"Other processes used {others:g} cores meanwhile: ratios between strategies mean little.")
-    closing_line("txn", {**figures(found, phases, ours, loop), "cores_used_by_others": others}, quick=options.quick)
+    closing_line("txn", figures(found, phases, ours, loop), quick=options.quick)
 
 
 def best_fixed(rates_of: dict[str, float]) -> tuple[str, float]:
