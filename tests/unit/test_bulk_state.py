@@ -13,9 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from midstream.control.messages import WorkerId
 from midstream.data.key_space import KeySpace
+from midstream.engine.clock import ManualClock
 from midstream.errors import CheckpointError, StateError
 from midstream.ids import BinId, Epoch, PartitionId, Run
+from midstream.runtime.prefetcher import Prefetcher
 from midstream.state import base as base_module
 from midstream.state import file_index, mapped
 from midstream.state import files as files_module
@@ -313,17 +316,15 @@ def test_a_thread_may_load_while_another_reads(job):
 # ── dropping ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_host_keeps_what_it_owns_and_its_disk_follows(job):
+def test_a_host_keeps_what_it_owns_and_reads_the_rest_again(job):
     access = StateAccess("job", job.files.location, str(job.folder / "bases"), durable=False)
     base = access.base(job.lineage)
     bins = list(job.space.all)
     base.catch_up(job.lineage, bins)
     kept = [number for number in bins if number % 4 == 1]
-    rows = base.rows()
-    assert access.retain(job.lineage, kept) == sum(rows.get(number, 0) for number in bins if number not in set(kept))
+    access.drop(job.lineage, set(bins) - set(kept))
     assert set(base.positions()) <= set(kept)
     job.check(base, [number for number in kept if number in base.positions()])
-    assert access.retain(job.lineage, kept) == 0
     base.catch_up(job.lineage, bins)
     job.check(base, bins)
     access.close()
@@ -383,6 +384,27 @@ def test_what_is_dropped_goes_back_to_the_disk_and_readers_are_not_disturbed(tmp
     job.check(base, [BinId(3), BinId(5)])
     base.close()
     reader.communicate()
+
+
+def test_what_an_executor_owns_no_more_goes_back_to_the_disk_while_its_tasks_read(tmp_path):
+    job = Job(tmp_path, KeySpace(16))
+    job.commit(keys_of(job.space, 6000), bytes(2000))
+    access = StateAccess("job", job.files.location, str(tmp_path / "bases"), durable=False)
+    base = access.base(job.lineage)
+    base.catch_up(job.lineage, job.space.all)
+    before = base.disk_bytes
+    kept = [BinId(3)]
+    prefetcher = Prefetcher(access, WorkerId("host", 1), ManualClock())
+    with base.view(job.lineage, kept) as view:
+        rows = view.table(kept)
+        prefetcher.free(job.lineage, [number for number in job.space.all if number not in kept])
+        while prefetcher.step() is not None:
+            assert view.table(kept) == rows
+        assert view.table(kept) == rows
+    assert base.disk_bytes <= before // 4
+    assert access.held(job.lineage) == set(kept)
+    job.check(base, kept)
+    access.close()
 
 
 def test_a_base_with_another_number_of_bins_is_refused(tmp_path):

@@ -153,8 +153,11 @@ class Prefetcher:
                 if self._waiting or not self._unneeded:
                     return
                 lineage, number = self._unneeded.popleft()
+                is_last = not self._unneeded or self._unneeded[0][0].operator != lineage.operator
             try:
                 self._state.drop(lineage, (number,))
+                if is_last:  # of several bins: what is left moves to a smaller file only once
+                    self._state.compact(lineage)
             except (MidstreamError, OSError) as error:  # it costs disk, and nothing else
                 _log.warning("bin %s of %r, which no partition here owns, stays: %s", number, lineage.operator, error)
             yield _FREED

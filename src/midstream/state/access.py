@@ -78,17 +78,6 @@ class StateAccess:
         """Load some of these bins ahead of time; see :meth:`.Base.prefetch`."""
         return self.base(lineage).prefetch(lineage, bins, limit_bytes)
 
-    def retain(self, lineage: Lineage, bins: Iterable[BinId]) -> int:
-        """Drop all bins but these from this host's base; return the number of rows dropped.
-
-        No task of this host may need the others. The file shrinks when most of it is free.
-        """
-        base = self.base(lineage)
-        dropped = base.drop(set(base.positions()) - set(bins))
-        if dropped:
-            base.compact()
-        return dropped
-
     def load_ahead(self, lineage: Lineage, bins: Collection[BinId]) -> Iterator[int]:
         """Bring bins that tasks of this host will need to the given lineage, portion by portion.
 
@@ -117,3 +106,7 @@ class StateAccess:
     def drop(self, lineage: Lineage, bins: Iterable[BinId]) -> None:
         """Free what this host's base has of these bins."""
         self.base(lineage).drop(bins)
+
+    def compact(self, lineage: Lineage) -> int:
+        """Give disk back if most of what this host's base takes is free; return how many bytes."""
+        return self.base(lineage).compact()
