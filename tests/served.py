@@ -35,6 +35,7 @@ from midstream.storage.blobs import BlobStore
 
 if TYPE_CHECKING:
     from midstream.runtime.spark.job import Job
+    from tests.migrated import SteppedJob
 
 RATES = pa.table({"k": ["a"], "rate": [1.0]})
 
@@ -180,6 +181,25 @@ class StandInJob:
         change = self.changes.request(request, prepared, 0.0)
         self.requested.set()
         return change
+
+
+class Running:
+    """Runs epochs in a thread until the end of the block."""
+
+    def __init__(self, job: SteppedJob) -> None:
+        self._job, self._stop = job, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.is_set() and self._job.epoch < 60:
+            self._job.run()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
 
 
 @contextmanager

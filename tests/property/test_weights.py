@@ -74,6 +74,6 @@ def test_smoothed_weights_are_means_in_which_older_epochs_count_less(data):
     newest = history[-1][0]
     assert found.keys.tolist() == newest.keys.tolist()
     assert found.nbytes.tolist() == newest.nbytes.tolist()
-    busy = found.by_partition(newest.assignment)
-    assert math.isclose(busy.sum(), found.busy.sum(), abs_tol=1e-9)
+    owned = (newest.assignment.owned_by(PartitionId(number)) for number in range(newest.assignment.partitions))
+    assert math.isclose(sum(found.of(each)[1] for each in owned), found.busy.sum(), abs_tol=1e-9)
     assert found.of([BinId(0)])[0] == pytest.approx(found.rows_per_s[0])

@@ -22,7 +22,7 @@ from midstream.state.contents import dump
 from midstream.state.lineage import Lineage
 from midstream.testing import ChangeAt, ManualClock, MigrateAt
 from tests.fixtures import shop
-from tests.fixtures.shop import ALL_EPOCHS, START, Shop
+from tests.fixtures.shop import ALL_EPOCHS, START, STATEFUL, Shop
 
 BINS = 16
 EPOCHS, ROWS, KEYS = 8, 30, 12
@@ -202,18 +202,7 @@ def test_a_shop_keeps_the_same_bytes_whether_or_not_its_bins_move(seed: int):
     assert none == 0 < moved
     _compare(still, restlessly)
     kept = {name for name, bins in still[-1].items() if any(bins.values())}
-    assert kept == {
-        "remember",
-        "running",
-        "windows",
-        "slides",
-        "visits",
-        "first",
-        "pairs",
-        "settled",
-        "ledger",
-        "notebook",
-    }
+    assert kept == set(STATEFUL)
 
 
 @pytest.mark.long

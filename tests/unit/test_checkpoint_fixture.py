@@ -17,21 +17,9 @@ from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
 from midstream.cli.app import app
 from tests.fixtures.make_checkpoint import FOLDER, make
-from tests.fixtures.shop import ALL_EPOCHS, STORED_EPOCHS, Oracle, run
+from tests.fixtures.shop import ALL_EPOCHS, STATEFUL, STORED_EPOCHS, Oracle, run
 
 LATER = range(STORED_EPOCHS, ALL_EPOCHS)
-STATEFUL = (
-    "remember",
-    "running",
-    "windows",
-    "slides",
-    "visits",
-    "first",
-    "pairs",
-    "settled",
-    "ledger",
-    "notebook",
-)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from midstream.errors import FlowError, FunctionError, MidstreamError
 from midstream.runtime import control_desk
 from midstream.server.client import JobClient
 from tests.migrated import ROWS, SteppedJob, stepped_job
-from tests.served import StandInJob, served
+from tests.served import Running, StandInJob, served
 
 PROGRAM = """
 from midstream import ControlOperation
@@ -65,25 +65,6 @@ def client(job: SteppedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "program.py").write_text(PROGRAM)
     with served(cast("StandInJob", job), checkpoint=str(tmp_path / "checkpoint")) as server:
         yield JobClient(server.url, server.token)
-
-
-class Running:
-    """Runs epochs in a thread until the end of the block."""
-
-    def __init__(self, job: SteppedJob) -> None:
-        self._job, self._stop = job, threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._stop.is_set() and self._job.epoch < 60:
-            self._job.run()
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
 
 def call(*arguments: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ from midstream.errors import FlowError, MidstreamError
 from midstream.planner.assignment import spread
 from midstream.server.client import JobClient
 from tests.migrated import BEGIN, SteppedJob, stepped_job
-from tests.served import StandInJob, served
+from tests.served import Running, StandInJob, served
 
 
 @pytest.fixture
@@ -35,25 +34,6 @@ def client(job: SteppedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("COLUMNS", "200")
     with served(cast("StandInJob", job), checkpoint=str(tmp_path / "checkpoint")) as server:
         yield JobClient(server.url, server.token)
-
-
-class Running:
-    """Runs epochs in a thread until the end of the block."""
-
-    def __init__(self, job: SteppedJob) -> None:
-        self._job, self._stop = job, threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._stop.is_set() and self._job.epoch < 60:
-            self._job.run()
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
 
 def test_a_client_migrates_and_follows(job: SteppedJob, client: JobClient):

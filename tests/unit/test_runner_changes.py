@@ -65,6 +65,25 @@ class Fixed(SliceSizer):
         return None
 
 
+def task_of(
+    configuration: Configuration, resources: Resources, stage: int, rows: int, recorder: Recorder | None = None
+) -> StageRunner:
+    """A task of a stage, whose slices have this number of rows."""
+    return StageRunner(
+        resources.program(configuration.programs[stage]),
+        resources,
+        partition=PartitionId(0),
+        assignments=configuration.assignments,
+        revision=OLD,
+        clock=ManualClock(),
+        sizer=Fixed(rows),
+        times=EpochTimes(clock=0),
+        states={},
+        outlets=FileOutlets({}, {}, epoch=Epoch(0), partition=PartitionId(0), durable=False),
+        recorder=recorder,
+    )
+
+
 class Job:
     """A flow, a change of it, and runners of its stages."""
 
@@ -84,19 +103,7 @@ class Job:
         return runner
 
     def unaware(self, *, stage: int = 0, rows: int = 10, recorder: Recorder | None = None) -> StageRunner:
-        return StageRunner(
-            self.resources.program(self.before.programs[stage]),
-            self.resources,
-            partition=PartitionId(0),
-            assignments=self.before.assignments,
-            revision=OLD,
-            clock=ManualClock(),
-            sizer=Fixed(rows),
-            times=EpochTimes(clock=0),
-            states={},
-            outlets=FileOutlets({}, {}, epoch=Epoch(0), partition=PartitionId(0), durable=False),
-            recorder=recorder,
-        )
+        return task_of(self.before, self.resources, stage, rows, recorder)
 
     def revised(self, *heads: str, stage: int = 0) -> RevisedStage:
         return RevisedStage(NEW, self.resources.program(self.after.programs[stage]), frozenset(heads))
@@ -420,7 +427,7 @@ def test_failures_after_preparation_are_blamed_on_the_old_revision(tmp_path: Pat
 
 
 class TwoGraphs:
-    """Two graphs that differ in the operator `x`, and runners for both. No edit can make such a change yet."""
+    """Two graphs that differ in the operator `x`, and runners for both."""
 
     def __init__(self, folder: Path, build: Callable[[Stream, bool], None], *, removes: bool) -> None:
         store = BlobStore(str(folder))
@@ -438,18 +445,7 @@ class TwoGraphs:
         return flow.graph
 
     def runner(self, stage: int, *heads: str, rows: int = 10) -> StageRunner:
-        runner = StageRunner(
-            self.resources.program(self.before.programs[stage]),
-            self.resources,
-            partition=PartitionId(0),
-            assignments=self.before.assignments,
-            revision=OLD,
-            clock=ManualClock(),
-            sizer=Fixed(rows),
-            times=EpochTimes(clock=0),
-            states={},
-            outlets=FileOutlets({}, {}, epoch=Epoch(0), partition=PartitionId(0), durable=False),
-        )
+        runner = task_of(self.before, self.resources, stage, rows)
         after = self.resources.program(self.after.programs[stage])
         runner.prepare(RevisedStage(NEW, after, frozenset(heads)))
         return runner

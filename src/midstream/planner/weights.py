@@ -96,11 +96,6 @@ class StageWeights:
         )
         return rows, busy, keys, nbytes
 
-    def by_partition(self, assignment: Assignment) -> npt.NDArray[np.float64]:
-        """The share of a core that each partition needs under an assignment."""
-        busy: Weights = np.bincount(np.asarray(assignment.owners), self.busy, assignment.partitions).astype(np.float64)
-        return busy
-
 
 @dataclass(frozen=True, eq=False)
 class BinWeights:
