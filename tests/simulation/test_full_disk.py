@@ -1,4 +1,4 @@
-"""Disks that really fill, with real files on the local runtime."""
+"""Disks that really fill, with real files on the local runtime. On Spark: ``tests/spark/test_full_disk.py``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from midstream import FileSink, Flow, ListSource, MemorySink, committed_files
 from midstream.errors import MidstreamError
 from midstream.testing import run_local
 from tests.disks import resize, rows_of_epochs, seen, small_disk
+
+pytestmark = pytest.mark.long
 
 EPOCHS = rows_of_epochs(small=100, large=5_000)
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from midstream.data.times import EpochTimes
 from midstream.errors import StateError
 from midstream.ids import BinId, Epoch, PartitionId, Revision, Run
+from midstream.state import spill as spill_module
 from midstream.state import task as task_module
 from midstream.state.access import mapped_bytes, resident_bytes
 from midstream.state.base import ALL_BINS, Base
@@ -82,6 +83,16 @@ def test_a_full_disk_is_a_clear_error_and_space_that_is_freed_is_used(tmp_path: 
         spill.put([(key(0), b"1")])
         assert spill.get_many([key(0)]) == [b"1"]
         spill.close()
+
+
+def test_more_than_the_file_can_hold_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill_module, "MAP_BYTES", 4 << 20)
+    spill = Spill(tmp_path)
+    with pytest.raises(
+        StateError, match=r"cannot be written .*a task can change 4 MB for each operator.*bound the rows"
+    ):
+        fill(spill)
+    spill.close()
 
 
 def test_a_task_with_more_changes_than_fit_in_memory_is_like_any_other(

@@ -24,8 +24,9 @@ __all__ = ["UNKNOWN", "Spill"]
 UNKNOWN: Any = type("Unknown", (), {"__repr__": lambda _: "UNKNOWN"})()
 """What :meth:`Spill.get_many` gives for a key that was not changed; None says that it was deleted."""
 
-MAP_BYTES = 1 << 38
-"""Address space for the file. It takes as much of the disk as there are changes."""
+MAP_BYTES = 1 << 33
+"""Address space for the file, and so the most that it can hold. It takes as much of the disk as there are changes. Not
+more, because some clusters limit address space, too."""
 NEARLY_NOTHING = 1 << 20
 _SET, _DELETED = b"\x01", b"\x00"
 
@@ -104,6 +105,8 @@ class Spill:
         # LMDB reports a write that a full disk has cut short as an error of input or output.
         is_full = shutil.disk_usage(self._folder).free < NEARLY_NOTHING
         why = f"the disk is full ({error})" if is_full else str(error)
+        if isinstance(error, lmdb.MapFullError):
+            why = f"in one epoch, a task can change {MAP_BYTES >> 20:,} MB for each operator"
         return StateError(
             f"changes of state that are too many for memory cannot be written to {self._folder!r}: {why}. Nothing "
             f"is lost: the epoch runs again. Free space, set another local_state=, or bound the rows of an epoch",
