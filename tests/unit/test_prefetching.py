@@ -126,6 +126,7 @@ def test_a_task_is_told_what_ran_beside_it_and_what_its_executor_awaits():
 
     assert (order(worker(A)).beside, order(worker(A)).awaited) == ((0, 2), (3, 5))
     assert (order(worker(B)).beside, order(worker(B)).awaited) == ((1,), ())
+    assert order(worker(A)).beside is None, "once for each worker and epoch is enough"
     assert order(WorkerId("host", 1)).beside is None, "nobody knows where it runs"
     assert order(None).beside is None
     coordinator.handle(PrefetchWanted(()))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections import Counter
+
 import msgspec
+import pytest
 
 from midstream.control.messages import ChangeBegun, StageChange, SwitchPoint, TaskId
 from midstream.control.operations.switching import Switching
@@ -216,7 +221,57 @@ def test_followers_must_be_reached_or_finished_in_every_partition():
     made.reach(place(1, 0))
     assert not made.in_effect, "the same partition again is not another one"
     known.finished.add(place(1, 1))
+    made.finish(place(1, 1))
     assert made.in_effect
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_kept_up_to_date_is_what_a_look_at_all_tasks_finds(seed: int):
+    """Three stages of three places: heads in the first and the third one, followers in the second and third."""
+    rng, partitions = random.Random(seed), 3
+    places = [place(stage, partition) for stage in range(3) for partition in range(partitions)]
+    heads, followers = {0: ("FM",), 2: ("MC",)}, {1: ("X",), 2: ("Y",)} if seed % 2 else {}
+    known, reached, exhausted, numbers = attempts(), set[Place](), set[Place](), itertools.count()
+
+    def start() -> None:
+        stage = 0 if made is None or rng.random() < 0.5 else rng.randrange(3)
+        new = task(stage, rng.randrange(partitions), next(numbers))
+        known.started.setdefault((new.stage, new.partition), set()).add(new)
+        if made is not None:
+            made.start((new.stage, new.partition))
+
+    def is_in_effect(of: Switching) -> bool:
+        over, fixed = known.finished | exhausted, points(of)
+        told = [each for each in known.started if each[0] in heads and each not in over]
+        arrived = Counter(stage for stage, _ in reached | known.finished)
+        return all(fixed.get(each) is not None for each in told) and all(
+            arrived[StageIndex(stage)] >= partitions for stage in followers
+        )
+
+    made: Switching | None = None
+    for _ in range(rng.randrange(6)):
+        start()
+        if rng.random() < 0.4:
+            known.finish(rng.choice([each for of in known.started.values() for each in of]))
+    made, seen = change(known, begun(heads, followers), partitions), set()
+    for _ in range(300):
+        match rng.randrange(5):
+            case 0:
+                start()
+            case 1 if running := sorted(known.started):
+                made.apply(rng.choice(running), at(rng.randrange(3)))
+            case 2 if running := sorted(known.started):
+                known.finish(min(known.started[found := rng.choice(running)]))
+                made.finish(found)
+            case 3:
+                reached.add(found := rng.choice(places))
+                made.reach(found)
+            case 4 if running := [each for each in known.started if each[0] in heads]:
+                exhausted.add(found := rng.choice(sorted(running)))
+                made.exhaust(found)
+        seen.add(made.in_effect)
+        assert made.in_effect == is_in_effect(made)
+    assert True in seen
 
 
 def test_a_change_cannot_take_effect_after_followers_have_started():

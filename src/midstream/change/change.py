@@ -74,6 +74,8 @@ class Change:
         self._prepared: PreparedChange | None = prepared
         self._plan = prepared.plan
         self._record = record
+        self._events = list(record.events)
+        """All events. Those of the record are brought up to date when somebody asks: each task has two or three."""
         self._trial: TrialProgress | None = None
         self._stopwatch = stopwatch
         self._began = stopwatch()
@@ -103,7 +105,8 @@ class Change:
     @property
     def record(self) -> ChangeRecord:
         """Its record in the history, up to now."""
-        return self._record
+        with self._moved:
+            return self._up_to_date()
 
     @property
     def outcome(self) -> Outcome:
@@ -128,12 +131,12 @@ class Change:
     @property
     def met(self) -> str | None:
         """Whether it met running tasks or fell between two epochs, in plain words; None if it is not in effect yet."""
-        return self._record.met
+        return self.record.met
 
     @property
     def events(self) -> tuple[ChangeEvent, ...]:
         """The events of the change, task by task."""
-        return self._record.events
+        return self.record.events
 
     @property
     def error(self) -> str | None:
@@ -180,10 +183,9 @@ class Change:
         """Add an event to the record. Called from several threads."""
         at_ms = round(1000 * (self._stopwatch() - self._began), 3)
         with self._moved:
-            fields: dict[str, object] = {"events": (*self._record.events, ChangeEvent(at_ms, what, task, operators))}
+            self._events.append(ChangeEvent(at_ms, what, task, operators))
             if in_effect and self._record.delay_ms is None:
-                fields["delay_ms"] = at_ms
-            self._set(**fields)
+                self._set(delay_ms=at_ms)
 
     def begins(self) -> None:
         """No earlier change is in its way any more."""
@@ -218,7 +220,7 @@ class Change:
                 plan=prepared.describe(),
                 configuration=prepared.after.document.digest,
             )
-            return self._record
+            return self._up_to_date()
 
     def end(self, outcome: Outcome, error: str | None, keep: Callable[[ChangeRecord], None], at: float) -> None:
         """End the change at this time. The record is kept before waiting threads wake up: they may read the history
@@ -226,7 +228,7 @@ class Change:
         with self._moved:
             since = self._on_trial_since
             ended = msgspec.structs.replace(
-                self._record,
+                self._up_to_date(),
                 outcome=outcome,
                 error=error,
                 ended_at=None if outcome is Outcome.PENDING else at,
@@ -237,6 +239,12 @@ class Change:
             self._is_over = True
             self._prepared = None
             self._moved.notify_all()
+
+    def _up_to_date(self) -> ChangeRecord:
+        """The record with all events. The caller holds the lock."""
+        if len(self._record.events) < len(self._events):
+            self._record = msgspec.structs.replace(self._record, events=tuple(self._events))
+        return self._record
 
     def _set(self, **fields: object) -> None:
         """Update the record. The caller holds the lock: otherwise one of two concurrent updates could be lost."""

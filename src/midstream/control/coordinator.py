@@ -99,7 +99,7 @@ class Coordinator:
 
     def finished(self, stage: StageIndex) -> int:
         """How many partitions of a stage have finished in the run in progress."""
-        return 0 if self._book is None else sum(place[0] == stage for place in self._book.attempts.finished)
+        return 0 if self._book is None else self._book.attempts.finished_of[stage]
 
     @property
     def failures(self) -> tuple[TaskFailed, ...]:

@@ -5,7 +5,7 @@ Pure. The coordinator opens a book for each run and enters every report; operati
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from midstream.control.messages import (
@@ -23,8 +23,10 @@ from midstream.control.messages import (
     WorkerId,
 )
 from midstream.data.times import END_OF_TIME, EpochTimes, Watermarks
-from midstream.ids import BinId, PartitionId, StageIndex, WireId
+from midstream.ids import BinId, ExecutorId, PartitionId, StageIndex, WireId
 from midstream.metrics import merge
+from midstream.planner.assignment import unpack_assignments
+from midstream.state.lineage_shares import LineageShares
 from midstream.storage.table_files import SinkFile
 
 __all__ = ["Attempts", "Place", "RunBook"]
@@ -41,6 +43,16 @@ class Attempts:
     over: set[TaskId] = field(default_factory=set)
     """Attempts that finished or failed. Killed ones are not included: nobody reports them."""
     finished: set[Place] = field(default_factory=set)
+    finished_of: Counter[StageIndex] = field(default_factory=Counter)
+    """By stage: how many of its places have finished."""
+
+    def finish(self, task: TaskId) -> None:
+        """An attempt has finished."""
+        place = (task.stage, task.partition)
+        self.over.add(task)
+        if place not in self.finished:
+            self.finished.add(place)
+            self.finished_of[task.stage] += 1
 
     def alive(self, place: Place) -> set[TaskId]:
         """Attempts that may still be running."""
@@ -65,6 +77,10 @@ class RunBook:
     _finished: dict[Place, list[TaskFinished]] = field(default_factory=dict)
     # Decided when the first task with state asks; the same for all others.
     _watermarks: Watermarks | None = None
+    _shares: dict[StageIndex, LineageShares] = field(default_factory=dict)
+    _by_executor: dict[StageIndex, dict[ExecutorId, tuple[PartitionId, ...]]] = field(default_factory=dict)
+    _told: set[tuple[StageIndex, WorkerId]] = field(default_factory=set)
+    """The workers that know what ran beside a stage's tasks."""
 
     def __str__(self) -> str:
         return f"epoch {self.opened.epoch}.{self.opened.run}"
@@ -85,7 +101,7 @@ class RunBook:
             revision=opened.revision,
             program=opened.programs[task.stage],
             times=self._times(task.stage),
-            lineages=opened.lineages.get(task.stage, {}),
+            lineages=self._lineages(task),
             audit=opened.audit,
             live=opened.live,
             beside=self._beside(task, worker),
@@ -96,12 +112,34 @@ class RunBook:
             owners=None if started.assignments == opened.assignments else opened.owners,
         )
 
+    def _lineages(self, task: TaskId) -> dict[str, bytes]:
+        """The state that a task begins with: of its own bins, so that all orders of a run grow with what there is, not
+        with that times the number of tasks."""
+        lineages = self.opened.lineages.get(task.stage, {})
+        if not lineages or not self.opened.owners:
+            return lineages
+        if (shares := self._shares.get(task.stage)) is None:
+            assignment = unpack_assignments(self.opened.owners).get(task.stage)
+            if assignment is None:
+                return lineages
+            shares = self._shares[task.stage] = LineageShares(lineages, assignment)
+        return shares.of(task.partition)
+
     def _beside(self, task: TaskId, worker: WorkerId | None) -> tuple[PartitionId, ...] | None:
-        """The partitions of a task's stage that ran on its executor in the epoch before."""
+        """The partitions of a task's stage that ran on its executor in the epoch before: said to the first task of each
+        worker, because what follows from it is done once in an epoch."""
         if self.opened.places is None or worker is None or not worker.executor:
             return None
-        places = self.opened.places.get(task.stage, {})
-        return tuple(sorted(partition for partition, executor in places.items() if executor == worker.executor))
+        if (task.stage, worker) in self._told:
+            return None
+        self._told.add((task.stage, worker))
+        if (by_executor := self._by_executor.get(task.stage)) is None:
+            found: dict[ExecutorId, list[PartitionId]] = {}
+            for partition, executor in sorted(self.opened.places.get(task.stage, {}).items()):
+                found.setdefault(executor, []).append(partition)
+            by_executor = {executor: tuple(partitions) for executor, partitions in found.items()}
+            self._by_executor[task.stage] = by_executor
+        return by_executor.get(worker.executor, ())
 
     def _awaited(self, task: TaskId, worker: WorkerId | None) -> tuple[BinId, ...]:
         """The bins that a task's executor prefetches for its stage."""
@@ -114,8 +152,7 @@ class RunBook:
         """An attempt has finished."""
         place = (report.task.stage, report.task.partition)
         self._finished.setdefault(place, []).append(report)
-        self.attempts.over.add(report.task)
-        self.attempts.finished.add(place)
+        self.attempts.finish(report.task)
 
     def fail(self, report: TaskFailed) -> None:
         """An attempt has failed in the user's code."""
@@ -129,11 +166,11 @@ class RunBook:
             return Reject(opened.epoch, problem)
         operators = merge(report.operators for report in sorted(reports, key=lambda report: report.task))
         emitted: Counter[WireId] = Counter()
-        states: dict[str, tuple[StateChange, ...]] = {}
+        states: defaultdict[str, list[StateChange]] = defaultdict(list)
         samples: dict[str, bytes] = {}
-        files: dict[str, tuple[SinkFile, ...]] = {}
+        files: defaultdict[str, list[SinkFile]] = defaultdict(list)
         spans: dict[StageIndex, tuple[float, float]] = {}
-        bin_rows: dict[StageIndex, tuple[bytes, ...]] = {}
+        bin_rows: defaultdict[StageIndex, list[bytes]] = defaultdict(list)
         busy_us: dict[StageIndex, dict[PartitionId, int]] = {}
         places: Places = {}
         for report in reports:
@@ -141,31 +178,31 @@ class RunBook:
             if worker is not None and worker.executor:
                 places.setdefault(report.task.stage, {})[report.task.partition] = worker.executor
             for sink, written in report.files.items():
-                files[sink] = (*files.get(sink, ()), *written)
+                files[sink] += written
             first, last = spans.get(report.task.stage, (report.began_at, report.ended_at))
             spans[report.task.stage] = min(first, report.began_at), max(last, report.ended_at)
             for stage, packed in report.bin_rows.items():
-                bin_rows[stage] = (*bin_rows.get(stage, ()), packed)
+                bin_rows[stage].append(packed)
             worked = sum(stats.busy_us for stats in report.operators)
             busy_us.setdefault(report.task.stage, {})[report.task.partition] = worked
             emitted.update(report.emitted)
             samples.update(report.samples)
             for operator, change in report.states.items():
-                states[operator] = (*states.get(operator, ()), change)
+                states[operator].append(change)
         return Commit(
             epoch=opened.epoch,
             revision=opened.revision,
             operators=operators,
             tasks=len(reports),
             emitted=dict(emitted),
-            states=states,
+            states={operator: tuple(changes) for operator, changes in states.items()},
             watermarks=self._watermarks or self._seen(),
             widest_row=max((report.widest_row for report in reports), default=0),
             audits=tuple(sorted(report.audit for report in reports if report.audit is not None)),
             samples=samples,
-            files=files,
+            files={sink: tuple(written) for sink, written in files.items()},
             spans=spans,
-            bin_rows=bin_rows,
+            bin_rows={stage: tuple(packed) for stage, packed in bin_rows.items()},
             busy_us=busy_us,
             places=places,
             state_read=sum(report.state_read for report in reports),

@@ -328,6 +328,27 @@ class Lineage:
         left = _bins(open_)
         return Steps(frozenset(map(BinId, left[at[left] != EMPTY].tolist())), tuple(reversed(steps)))
 
+    def only(self, bins: Iterable[int], entries: Iterable[LineageEntry] | None = None) -> Lineage:
+        """What a task that owns just these bins needs to know. ``entries``: all that are live for any of them, if the
+        caller knows.
+
+        >>> delta = FileRef("count/0000000000-0-0-0-delta-0123456789abcdef.arrow", 300, b"d0", 2, b"\\x07", (2,))
+        >>> lineage = Lineage.start("count").after(Epoch(0), [delta])
+        >>> len(lineage.only([7]).entries), len(lineage.only([8]).entries)
+        (1, 0)
+        """
+        numbers = np.fromiter(bins, np.int64)
+        mask = _mask(numbers)
+        found = []
+        for entry in self.entries if entries is None else entries:
+            if live := _mask_of(entry.live) & mask:
+                groups = ((position, _mask_of(group) & live) for position, group in entry.leads_to)
+                leads_to = tuple((position, self._bitmap(group)) for position, group in groups if group)
+                found.append(msgspec.structs.replace(entry, live=self._bitmap(live), leads_to=leads_to))
+        rows, keys = np.zeros_like(self.rows), np.zeros_like(self.keys)
+        rows[numbers], keys[numbers] = self.rows[numbers], self.keys[numbers]
+        return Lineage(self.operator, self.epoch, self.space, _fixed(rows), _fixed(keys), tuple(found))
+
     def _lengths(self) -> _Counts:
         """The number of entries of each bin."""
         bitmaps = np.frombuffer(b"".join(entry.live for entry in self.entries), np.uint8)

@@ -18,7 +18,6 @@ revision: when the first attempt of a stage starts, the stage before has finishe
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -60,8 +59,13 @@ class Switching:
         self._attempts = attempts
         self._partitions = partitions
         self._points: dict[Place, InputPosition | None] = {}
-        self._reached: set[Place] = set()
-        self._exhausted: set[Place] = set()
+        # What :attr:`in_effect` goes by is kept up to date place by place: no message costs a look at all tasks.
+        self._over: set[Place] = set()
+        """Places where no row meets a function any more: an attempt has finished, or has run out of rows."""
+        self._old: set[Place] = set()
+        """Places of heads at which rows may still meet the old version: started, not over, and switching nowhere."""
+        self._done: dict[StageIndex, set[Place]] = {stage: set() for stage in begun.followers}
+        """By stage of followers: the places that rows of the new revision have reached, or that have finished."""
         self._started_before = frozenset(attempts.started)
         # If a later stage has started, its input was computed before, by tasks that had not switched.
         self._too_late = any(attempts.places(stage) for stage in begun.followers)
@@ -69,6 +73,10 @@ class Switching:
             for place in attempts.places(stage):
                 if place in attempts.finished or len(attempts.alive(place)) != 1:
                     self._points[place] = None
+        for place in attempts.finished:
+            self._finished(place)
+        for stage in begun.heads:
+            self._old.update(place for place in attempts.places(stage) if place not in self._over)
 
     @property
     def points(self) -> tuple[SwitchPoint, ...]:
@@ -153,9 +161,11 @@ class Switching:
 
     def start(self, place: Place) -> InputPosition | None:
         """Where an attempt that starts now switches."""
-        if not self.begun.heads.get(place[0]):
-            return None
-        return self._points.setdefault(place, None if place in self._started_before else {})
+        heads = self.begun.heads.get(place[0])
+        point = self._points.setdefault(place, None if place in self._started_before else {}) if heads else None
+        if heads is not None and point is None and place not in self._over:
+            self._old.add(place)
+        return point
 
     def is_known_at(self, place: Place) -> bool:
         """Whether attempts of this place know about the change. Call this after :meth:`start`."""
@@ -163,32 +173,37 @@ class Switching:
 
     def apply(self, place: Place, position: InputPosition) -> bool:
         """Whether a task may switch here, as it has asked."""
-        return self._points.setdefault(place, position) == position
+        point = self._points.setdefault(place, position)
+        if point is not None:
+            self._old.discard(place)
+        return point == position
 
     def finish(self, place: Place) -> None:
         """An attempt has finished; if it has not switched, no other one may."""
         if self.begun.heads.get(place[0]):
             self._points.setdefault(place, None)
+        self._finished(place)
 
     def exhaust(self, place: Place) -> None:
         """An attempt has taken all of its input; if it has not switched, no other one may."""
         self._points.setdefault(place, None)
-        self._exhausted.add(place)
+        self._over.add(place)
+        self._old.discard(place)
 
     def reach(self, place: Place) -> None:
         """Rows of the new revision have reached this place."""
-        self._reached.add(place)
+        if (done := self._done.get(place[0])) is not None:
+            done.add(place)
+
+    def _finished(self, place: Place) -> None:
+        self._over.add(place)
+        self._old.discard(place)
+        self.reach(place)
 
     @property
     def in_effect(self) -> bool:
         """Whether from now on no row of this run meets the old version of an updated operator."""
-        if self._too_late or self.begun.has_side_entrance:
-            return False
-        finished = self._attempts.finished
-        over = finished | self._exhausted
-        told = [place for stage in self.begun.heads for place in self._attempts.places(stage) if place not in over]
-        if not all(self._points.get(place) is not None for place in told):
+        if self._too_late or self.begun.has_side_entrance or self._old:
             return False
         # Behind an exchange, tasks process the remaining rows of the old revision first.
-        done = Counter(stage for stage, _ in self._reached | finished)
-        return all(done[stage] >= self._partitions[stage] for stage in self.begun.followers)
+        return all(len(done) >= self._partitions[stage] for stage, done in self._done.items())

@@ -1,0 +1,60 @@
+"""What each task of a stage must know of the state that it begins with: the part of its own bins. Pure.
+
+A lineage names a file for each task and epoch, and says of each for which bins it is live. Sent whole to every task, it
+would cost bytes by the square of the number of tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from midstream.ids import PartitionId
+from midstream.planner.assignment import Assignment
+from midstream.state.lineage import Lineage, LineageEntry
+
+__all__ = ["LineageShares"]
+
+
+_AT_ONCE = 1024
+"""Entries whose bitmaps are looked at together; with 65,536 bins they take 64 MB."""
+
+
+class LineageShares:
+    """The encoded lineages of a stage's operators, partition by partition. All of them are looked through once, when
+    this is made.
+
+    >>> from midstream.planner.assignment import spread
+    >>> shares = LineageShares({"count": Lineage.start("count").encode()}, spread(2))
+    >>> Lineage.decode(shares.of(PartitionId(1))["count"]) == Lineage.start("count")
+    True
+    """
+
+    def __init__(self, lineages: Mapping[str, bytes], assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._lineages = [Lineage.decode(data) for data in lineages.values()]
+        self._entries = [_by_owner(lineage, assignment) for lineage in self._lineages]
+
+    def of(self, partition: PartitionId) -> dict[str, bytes]:
+        """By operator: the share of a partition. The same bytes whenever it is asked for."""
+        bins = self._assignment.owned_by(partition)
+        return {
+            lineage.operator: lineage.only(bins, entries.get(partition, ())).encode()
+            for lineage, entries in zip(self._lineages, self._entries, strict=True)
+        }
+
+
+def _by_owner(lineage: Lineage, assignment: Assignment) -> dict[int, list[LineageEntry]]:
+    """The entries that are live for any bin of a partition, oldest first."""
+    found: dict[int, list[LineageEntry]] = {}
+    owners = assignment.owner_array.astype(np.int64)
+    for start in range(0, len(lineage.entries), _AT_ONCE):
+        some = lineage.entries[start : start + _AT_ONCE]
+        bitmaps = np.frombuffer(b"".join(entry.live for entry in some), np.uint8).reshape(len(some), -1)
+        number, bins = np.nonzero(np.unpackbits(bitmaps, axis=1, count=lineage.space.bins, bitorder="little"))
+        pairs = np.unique(number * assignment.partitions + owners[bins])
+        at, of = np.divmod(pairs, assignment.partitions)
+        for entry, partition in zip(at.tolist(), of.tolist(), strict=True):
+            found.setdefault(partition, []).append(some[entry])
+    return found

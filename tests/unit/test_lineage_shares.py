@@ -1,0 +1,114 @@
+"""What each task is told of its stage's state: the part of its own bins, which decides all that it does with it."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from midstream.control.coordinator import Coordinator
+from midstream.control.messages import EpochOpened, Received, Send, TaskId, TaskOrder, TaskStarted, WorkerId
+from midstream.data.key_space import KeySpace
+from midstream.ids import BinId, Digest, Epoch, ExecutorId, PartitionId, Revision, Run, StageIndex
+from midstream.planner.assignment import Assignment, pack_assignments, spread
+from midstream.state.files import FileRef
+from midstream.state.lineage import Lineage, Position, Rewrite
+from midstream.state.lineage_shares import LineageShares
+
+
+def file(name: str, bins: list[int], counts: list[int], space: KeySpace) -> FileRef:
+    digest = f"{name:0>16}".encode()[-16:]
+    whole = f"count/0000000000-0-0-0-delta-{digest.hex()[:16]}.arrow"
+    return FileRef(whole, 100, digest, sum(counts), space.pack(map(BinId, bins)), tuple(counts))
+
+
+def grown(seed: int, bins: int, epochs: int) -> Lineage:
+    """A history as tasks make it: owners of bins change, bins are rewritten alone and several deltas into one."""
+    rng, space = random.Random(seed), KeySpace(bins)
+    lineage = Lineage.start("count", bins)
+    for epoch in range(epochs):
+        tasks = rng.randint(1, 5)
+        rewrites = []
+        for task in range(tasks):
+            own = [BinId(each) for each in range(bins) if each % tasks == task]
+            rewrite = rng.random() < 0.3 and [each for each in own if rng.random() < 0.5]
+            if rewrite and (replaced := lineage.files_of(rewrite)):
+                kept = sorted(rng.sample(rewrite, rng.randint(1, len(rewrite))))
+                ref = file(f"s{epoch}-{task}", kept, [rng.randint(1, 900) for _ in kept], space)
+                digests = tuple(each.digest for each in replaced)
+                rewrites.append(Rewrite(ref, space.pack(rewrite), digests, complete=True))
+        deltas = []
+        for task in range(tasks):
+            touched = [each for each in range(bins) if each % tasks == task and rng.random() < 0.4]
+            if touched:
+                counts = [rng.choice((1, 5, 700)) for _ in touched]
+                deltas.append(file(f"d{epoch}-{task}", touched, counts, space))
+        lineage = lineage.after(Epoch(epoch), deltas, rewrites)
+    return lineage
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_share_leads_a_task_to_the_same_as_the_whole(seed: int):
+    rng = random.Random(-seed)
+    bins, partitions = rng.choice((16, 512)), rng.randint(1, 6)
+    lineage = grown(seed, bins, epochs=rng.randint(1, 40))
+    assignment = Assignment(partitions, tuple(rng.randrange(partitions) for _ in range(bins)))
+    shares = LineageShares({"count": lineage.encode()}, assignment)
+    for partition in map(PartitionId, range(partitions)):
+        own = assignment.owned_by(partition)
+        [(operator, data)] = shares.of(partition).items()
+        share = Lineage.decode(data)
+        assert (operator, share.operator, share.epoch) == ("count", "count", lineage.epoch)
+        assert share.positions(own) == lineage.positions(own)
+        some = rng.choice(own).__index__() if own else 0
+        for held in ({}, {each: lineage.position(each) for each in own}, {BinId(some): Position(b"unknown")}):
+            assert share.missing(held, own).clear == lineage.missing(held, own).clear
+            mine, all_ = share.missing(held, own).apply, lineage.missing(held, own).apply
+            assert [(step.file, step.positions) for step in mine] == [(step.file, step.positions) for step in all_]
+        assert share.due_for_snapshot(own, touched=10) == lineage.due_for_snapshot(own, touched=10)
+        assert share.due_for_merging(own) == lineage.due_for_merging(own)
+        assert share.files_of(own) == lineage.files_of(own)
+
+
+def orders(tasks: int) -> list[int]:
+    """Bytes of the order of each task of a stage with state, ten epochs old, on as many workers of four executors."""
+    space, stage = KeySpace(4096), StageIndex(1)
+    assignment = spread(tasks, space.bins)
+    lineage = Lineage.start("count", space.bins)
+    for epoch in range(10):
+        deltas = [
+            file(f"{epoch}-{each}", list(own), [3] * len(own), space)
+            for each in range(tasks)
+            if (own := assignment.owned_by(PartitionId(each))[:4])
+        ]
+        lineage = lineage.after(Epoch(epoch), deltas)
+    blob = pack_assignments({stage: assignment})
+    coordinator, found = Coordinator(), []
+    coordinator.handle(
+        EpochOpened(
+            Epoch(10),
+            Run(0),
+            Revision(1),
+            (Digest("a"), Digest("b")),
+            {stage: tasks},
+            {stage: {"count": lineage.encode()}},
+            places={stage: {PartitionId(each): ExecutorId(str(each % 4)) for each in range(tasks)}},
+            assignments=blob.digest,
+            owners=blob.data,
+        )
+    )
+    for each in range(tasks):
+        task = TaskId(Epoch(10), Run(0), stage, PartitionId(each), each)
+        worker = WorkerId("host", each % 8, ExecutorId(str(each % 4)))
+        [sent] = coordinator.handle(Received(b"task", TaskStarted(task, worker, blob.digest)))
+        assert isinstance(sent, Send)
+        assert isinstance(sent.message, TaskOrder)
+        found.append(len(msgspec.msgpack.encode(sent.message)))
+    return found
+
+
+def test_orders_do_not_grow_with_the_square_of_the_number_of_tasks():
+    few, many = orders(16), orders(256)
+    assert sum(many) / 256 < 1.5 * sum(few) / 16, "16 times as many tasks, and each was told 16 times as much"
+    assert max(many[8:]) < 2 * max(few), "only the first task of a worker is told what ran beside it"
