@@ -280,6 +280,24 @@ def test_only_a_connection_to_the_channel_is_ever_closed(tmp_path):
         assert server.crowded_out == 0
 
 
+def test_no_connection_that_has_shown_the_key_is_closed_however_many_there_are(monkeypatch):
+    monkeypatch.setattr(connection_limit, "STRANGERS", 3)
+    with Server(lambda peer, message: [(peer, Accepted())]) as server, contextlib.ExitStack() as stack:
+        hello, clients = WorkerJoined(WorkerId("host", 7)), []
+        for _ in range(12):  # one by one: not even three of them are strangers at a time
+            clients.append(stack.enter_context(Client(server.address, timeout=LONG)))
+            assert clients[-1].request(hello) == Accepted()
+        assert [client.request(hello) for client in clients] == [Accepted()] * 12
+        assert server.crowded_out == 0
+        host, _, port = server.address.endpoint.removeprefix("tcp://").rpartition(":")
+        strangers_ = connected(stack, host, int(port), 9, b"")
+        deadline = time.monotonic() + LONG
+        while closed_ones(strangers_) < 6:
+            assert time.monotonic() < deadline, f"{closed_ones(strangers_)} of 9 strangers were closed"
+            time.sleep(0.01)
+        assert [client.request(hello) for client in clients] == [Accepted()] * 12
+
+
 @pytest.mark.parametrize(("host", "is_peer"), [("0.0.0.0", True), ("127.0.0.1", True), ("127.0.0.2", False)])
 def test_a_connection_is_known_by_the_endpoint_that_it_came_to(host: str, is_peer: bool) -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:

@@ -189,10 +189,13 @@ class Server(contextlib.AbstractContextManager["Server"]):
         while serving:
             # One packet from each socket per round, so that a flood on one does not delay the others.
             for socket, _ in poller.poll():
-                first, *rest = socket.recv_multipart()
                 if socket is self._router:
-                    self._take(first, rest)
-                elif socket is self._zap:
+                    frames = socket.recv_multipart(copy=False)
+                    self._limit.spoke(frames[-1])
+                    self._take(frames[0].bytes, [frame.bytes for frame in frames[1:]])
+                    continue
+                first, *rest = socket.recv_multipart()
+                if socket is self._zap:
                     self._admit(first, *rest)
                 elif rest:
                     self._deliver(first, rest[0])
@@ -247,10 +250,12 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     Keep one per process and address: each costs two threads and a handshake. It serves one thread at a time; a thread
     that waits for unsolicited messages while another makes requests needs its own client. :meth:`request` waits
-    ``timeout`` seconds.
+    ``timeout`` seconds. Where a process has very many, they share a ``context``, which somebody else ends.
     """
 
-    def __init__(self, address: Address, timeout: float = 10.0) -> None:
+    def __init__(
+        self, address: Address, timeout: float = 10.0, *, context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
         self.address = address
         self.timeout = timeout
         self._pid = os.getpid()
@@ -261,7 +266,8 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self._refusals = 0
         self._broken: zmq.Event | None = None  # how the connection broke, until an error has reported it
         self._linger = _LINGER
-        self._context = zmq.Context()
+        self._owns_context = context is None
+        self._context = context or zmq.Context()
         socket = self._socket = self._context.socket(zmq.DEALER)
         _keep_alive(socket)
         socket.set_hwm(0)  # a request waits for its answer, never for room to be sent
@@ -320,7 +326,8 @@ class Client(contextlib.AbstractContextManager["Client"]):
             with self._lock:
                 self._monitor.close(linger=0)
                 self._socket.close(linger=self._linger)
-                self._context.term()
+                if self._owns_context:
+                    self._context.term()
 
     def __exit__(self, *_: object) -> None:
         self.close()

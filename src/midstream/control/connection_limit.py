@@ -3,7 +3,8 @@
 libzmq accepts every connection, without a limit, and waits ``ZMQ_HANDSHAKE_IVL`` for the handshake. So anyone who can
 reach the port could use up the driver's descriptors. A :class:`ConnectionLimit` listens to libzmq's events and closes
 the oldest strangers as soon as there are too many. A task's handshake takes milliseconds, so it is never among the
-oldest for long; if it is closed nevertheless, libzmq reconnects by itself.
+oldest for long; if it is closed nevertheless, libzmq reconnects by itself. Connections that have shown it are never
+closed, however many there are.
 
 How far libzmq can run ahead: its I/O thread waits when :data:`LEAD` events have not been read, however long Python
 takes. So there are never more than :data:`STRANGERS` + ``LEAD`` strangers.
@@ -41,17 +42,21 @@ BACKLOG = 1_024
 _ROUND = 500  # events to note before any connection is closed, so that none is closed after its handshake is over
 _EVENT = struct.Struct("=Hi")
 _ENDED = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
-_FAILED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
-_WATCHED = zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.MONITOR_STOPPED | _ENDED | _FAILED
+_WATCHED = zmq.Event.ACCEPTED | zmq.Event.MONITOR_STOPPED | _ENDED
 
 
 class Strangers:
-    """The connections that are in their handshake, by descriptor, oldest first. Decides which ones to close.
+    """The connections of which nothing has come but a handshake, by descriptor, oldest first. Decides which ones to
+    close.
+
+    libzmq tells that a handshake is over, but not of which connection; what comes through the router tells both. So a
+    connection is known once it has sent a message, as all clients do at once. The router's thread may be ahead of the
+    one that hears of connections, or behind it.
 
     >>> strangers = Strangers(limit=2)
     >>> for fd in (7, 8, 9, 10):
     ...     strangers.note(zmq.Event.ACCEPTED, fd)
-    >>> strangers.note(zmq.Event.HANDSHAKE_SUCCEEDED, 8)
+    >>> strangers.spoke(8)
     >>> list(strangers.surplus())
     [7]
     >>> len(strangers)
@@ -61,22 +66,40 @@ class Strangers:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: dict[int, None] = {}
+        self._known: set[int] = set()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def note(self, event: zmq.Event, fd: int) -> None:
         """Note an event of a connection."""
-        self._waiting.pop(fd, None)
-        if event is zmq.Event.ACCEPTED:
-            self._waiting[fd] = None
+        with self._lock:
+            if event is not zmq.Event.ACCEPTED:
+                self._waiting.pop(fd, None)
+                self._known.discard(fd)
+            elif fd not in self._known:
+                self._waiting[fd] = None
+
+    def spoke(self, fd: int) -> None:
+        """A message has come, so the connection has shown the key. Called by the router's thread."""
+        if fd not in self._known:
+            with self._lock:
+                self._known.add(fd)
+                self._waiting.pop(fd, None)
 
     def surplus(self) -> Iterator[int]:
         """Remove and return the connections to close, oldest first."""
-        while len(self._waiting) > self._limit:
+        while (fd := self._oldest()) is not None:
+            yield fd
+
+    def _oldest(self) -> int | None:
+        with self._lock:
+            if len(self._waiting) <= self._limit:
+                return None
             fd = next(iter(self._waiting))
             del self._waiting[fd]
-            yield fd
+            return fd
 
 
 class ConnectionLimit:
@@ -107,6 +130,10 @@ class ConnectionLimit:
         """Stop watching. The router's thread calls this before it closes the router."""
         router.disable_monitor()
         self._thread.join()
+
+    def spoke(self, message: zmq.Frame) -> None:
+        """A message has come through the router, whose thread calls this."""
+        self._strangers.spoke(int(message.get(zmq.SRCFD)))
 
     def _watch(self) -> None:
         going_on = True
