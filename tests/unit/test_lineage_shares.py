@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
-import msgspec
 import pytest
 
-from midstream.control.coordinator import Coordinator
-from midstream.control.messages import EpochOpened, Received, Send, TaskId, TaskOrder, TaskStarted, WorkerId
 from midstream.data.key_space import KeySpace
-from midstream.ids import BinId, Digest, Epoch, ExecutorId, PartitionId, Revision, Run, StageIndex
-from midstream.planner.assignment import Assignment, pack_assignments, spread
+from midstream.ids import BinId, Epoch, PartitionId
+from midstream.planner.assignment import Assignment
 from midstream.state.files import FileRef
 from midstream.state.lineage import Lineage, Position, Rewrite
 from midstream.state.lineage_shares import LineageShares
 
 
-def file(name: str, bins: list[int], counts: list[int], space: KeySpace) -> FileRef:
+def file(name: str, bins: Sequence[int], counts: list[int], space: KeySpace) -> FileRef:
     digest = f"{name:0>16}".encode()[-16:]
     whole = f"count/0000000000-0-0-0-delta-{digest.hex()[:16]}.arrow"
     return FileRef(whole, 100, digest, sum(counts), space.pack(map(BinId, bins)), tuple(counts))
@@ -69,46 +67,3 @@ def test_a_share_leads_a_task_to_the_same_as_the_whole(seed: int):
         assert share.due_for_snapshot(own, touched=10) == lineage.due_for_snapshot(own, touched=10)
         assert share.due_for_merging(own) == lineage.due_for_merging(own)
         assert share.files_of(own) == lineage.files_of(own)
-
-
-def orders(tasks: int) -> list[int]:
-    """Bytes of the order of each task of a stage with state, ten epochs old, on as many workers of four executors."""
-    space, stage = KeySpace(4096), StageIndex(1)
-    assignment = spread(tasks, space.bins)
-    lineage = Lineage.start("count", space.bins)
-    for epoch in range(10):
-        deltas = [
-            file(f"{epoch}-{each}", list(own), [3] * len(own), space)
-            for each in range(tasks)
-            if (own := assignment.owned_by(PartitionId(each))[:4])
-        ]
-        lineage = lineage.after(Epoch(epoch), deltas)
-    blob = pack_assignments({stage: assignment})
-    coordinator, found = Coordinator(), []
-    coordinator.handle(
-        EpochOpened(
-            Epoch(10),
-            Run(0),
-            Revision(1),
-            (Digest("a"), Digest("b")),
-            {stage: tasks},
-            {stage: {"count": lineage.encode()}},
-            places={stage: {PartitionId(each): ExecutorId(str(each % 4)) for each in range(tasks)}},
-            assignments=blob.digest,
-            owners=blob.data,
-        )
-    )
-    for each in range(tasks):
-        task = TaskId(Epoch(10), Run(0), stage, PartitionId(each), each)
-        worker = WorkerId("host", each % 8, ExecutorId(str(each % 4)))
-        [sent] = coordinator.handle(Received(b"task", TaskStarted(task, worker, blob.digest)))
-        assert isinstance(sent, Send)
-        assert isinstance(sent.message, TaskOrder)
-        found.append(len(msgspec.msgpack.encode(sent.message)))
-    return found
-
-
-def test_orders_do_not_grow_with_the_square_of_the_number_of_tasks():
-    few, many = orders(16), orders(256)
-    assert sum(many) / 256 < 1.5 * sum(few) / 16, "16 times as many tasks, and each was told 16 times as much"
-    assert max(many[8:]) < 2 * max(few), "only the first task of a worker is told what ran beside it"

@@ -230,7 +230,8 @@ def test_what_is_kept_up_to_date_is_what_a_look_at_all_tasks_finds(seed: int):
     """Three stages of three places: heads in the first and the third one, followers in the second and third."""
     rng, partitions = random.Random(seed), 3
     places = [place(stage, partition) for stage in range(3) for partition in range(partitions)]
-    heads, followers = {0: ("FM",), 2: ("MC",)}, {1: ("X",), 2: ("Y",)} if seed % 2 else {}
+    heads: dict[int, tuple[str, ...]] = {0: ("FM",), 2: ("MC",)}
+    followers: dict[int, tuple[str, ...]] = {1: ("X",), 2: ("Y",)} if seed % 2 else {}
     known, reached, exhausted, numbers = attempts(), set[Place](), set[Place](), itertools.count()
 
     def start() -> None:
