@@ -226,6 +226,65 @@ def test_what_fails_beside_rows_does_not_even_end_the_run(mode: str, handler: st
     assert not any("Abandoned" in line for line in run.story)
 
 
+@pytest.mark.parametrize(
+    ("mode", "handler", "says"),
+    [
+        ("blocking", "begin", "begin cannot reach state, because rows may still come"),
+        ("blocking", "dispose", "dispose cannot reach state"),
+        ("in-band", "complete", "runs in the midst of an epoch, where state cannot be reached; use mode='blocking'"),
+        ("fast", "complete", "runs in the midst of an epoch"),
+    ],
+)
+def test_state_is_reached_where_it_may_be_and_nowhere_else(mode: str, handler: str, says: str, tmp_path: Path):
+    class Touches(ControlOperation):
+        def prepare(self, graph: Any) -> dict[str, Any]:
+            return {"sum": None}
+
+    def touch(self: Any, ctx: ControlContext, *_: Any) -> None:
+        for _, state in ctx.state.items():
+            state.set(10**6)
+
+    setattr(Touches, handler, touch)
+    Touches.mode = mode
+    world, control = World(tmp_path), ControlAt(2, Touches())
+    run = world.run(control)
+    assert says in str(control.handle.error)
+    world.check(run, {})
+
+
+def test_state_that_a_handler_keeps_is_of_no_use_after_complete(tmp_path: Path):
+    """It is committed as complete has left it; what is set later is refused, or at least does not count."""
+
+    class Keeps(Affine):
+        def complete(self, ctx: ControlContext) -> dict[str, Any]:
+            ctx.variables["kept"] = [state for _, state in ctx.state.items()]
+            return super().complete(ctx)
+
+        def dispose(self, ctx: ControlContext) -> None:
+            for state in ctx.variables.get("kept", ()):
+                state.set(10**6)
+
+    world, control = World(tmp_path), ControlAt(2, Keeps(3, 1))
+    run = world.run(control)
+    [record] = run.controls
+    world.check(run, {1: (3, 1)} if record.outcome is ControlOutcome.COMPLETE else {})
+
+
+def test_a_value_on_its_way_that_is_too_large_is_refused(tmp_path: Path):
+    class Sends(ControlOperation):
+        result_limit = 1000
+        mode = "blocking"
+
+        def complete(self, ctx: ControlContext) -> Any:
+            ctx.send(bytes(100_000))
+
+    world, control = World(tmp_path), ControlAt(2, Sends())
+    run = world.run(control)
+    assert "a value to send" in str(control.handle.error)
+    assert "1,000 are allowed" in str(control.handle.error)
+    world.check(run, {})
+
+
 def test_a_change_waits_while_operations_travel_among_rows(tmp_path: Path):
     for seed in range(10):
         world = World(tmp_path / str(seed), epochs=5)
