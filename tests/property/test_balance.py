@@ -33,6 +33,15 @@ def test_zipf_bins_are_balanced_to_a_tenth_if_no_bin_exceeds_the_mean(order, exp
     assert imbalance(after, weights) <= imbalance(before, weights)
 
 
+@given(st.integers(0, 255), st.floats(0.4, 0.9), st.integers(3, 8))
+def test_a_bin_with_more_than_a_share_gets_a_partition_of_its_own(hot: int, share: float, partitions: int):
+    weights = [(1 - share) / 255] * 256
+    weights[hot] = share
+    after = balanced(spread(partitions), weights)
+    assert [number for number, owner in enumerate(after.owners) if owner == after.owners[hot]] == [hot]
+    assert imbalance(after, weights) == pytest.approx(share * partitions)
+
+
 @given(st.permutations(range(256)), st.integers(2, 8))
 def test_few_bins_move(order, partitions: int):
     """Dealing out all bins anew would move most of them."""
