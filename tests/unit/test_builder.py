@@ -460,6 +460,9 @@ def test_a_file_sink_refuses_options_that_its_format_does_not_know():
         FileSink("out", "csv", header=None)
     with pytest.raises(FlowError, match="merge=True is for Parquet files; found csv"):
         FileSink("out", "csv", merge=True)
+    with pytest.raises(FlowError, match="merge=True makes larger files, but rows_per_file=10 bounds them; give one"):
+        FileSink("out", merge=True, rows_per_file=10)
+    assert not FileSink("out", rows_per_file=10).merge
 
 
 def test_options_may_be_written_as_in_spark():

@@ -179,6 +179,22 @@ def test_few_files_are_open_at_once(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("partition_by", [[], ["key"]])
+@pytest.mark.parametrize("most", [1, 7, 20, 1000])
+def test_a_file_has_no_more_rows_than_wanted(tmp_path, most, partition_by):
+    rows = pa.record_batch({"key": [str(i % 2) for i in range(50)], "n": list(range(50))})
+    files = writer(
+        tmp_path, schema=rows.schema, partition_by=partition_by, options={"rows_per_file": most, "compression": "zstd"}
+    )
+    done = written(files, rows.slice(0, 1), rows.slice(1, 33), rows.slice(34))
+    assert [papq.read_metadata(tmp_path / file.staged).num_rows for file in done] == [file.rows for file in done]
+    assert max(file.rows for file in done) <= most
+    folders = len(partition_by) + 1
+    assert len({file.name for file in done}) == len(done) == folders * -(-50 // folders // most)
+    found = [n for file in done for n in papq.read_table(tmp_path / file.staged)["n"].to_pylist()]
+    assert found == list(range(50)) if not partition_by else sorted(found) == list(range(50))
+
+
 def test_without_rows_no_file_is_written(tmp_path):
     assert written(writer(tmp_path), ROWS.slice(0, 0)) == ()
     assert list(tmp_path.iterdir()) == []
@@ -264,6 +280,8 @@ def test_the_name_of_a_file_has_its_epochs():
         ("json", {"compression": "snappy"}, "json files with compression='snappy' are not possible; allowed: none"),
         ("parquet", {"compression": "snappy", "compression_level": 3}, "compression_level=3, but snappy has no levels"),
         ("parquet", {"compression": "zstd", "compression_level": 30}, "zstd has levels 1 to 22"),
+        ("csv", {"rows_per_file": "many"}, "rows_per_file='many' is not a whole number from 1"),
+        ("json", {"rows_per_file": 5, "maxRecordsPerFile": 6}, "'rows_per_file' and 'maxRecordsPerFile' are the same"),
         ("parquet", {"rows_per_group": 0}, "rows_per_group=0 is not a whole number from 1"),
     ],
 )

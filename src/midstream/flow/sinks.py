@@ -47,9 +47,10 @@ class FileSink:
     holds anything else, or another job's output, is refused before the job starts.
 
     :param partition_by: columns whose values become folders, as in ``country=de/``.
-    :param merge: merge small files of committed epochs in the background. Default: yes for Parquet, no for text.
-    :param options: for every format ``compression``; for Parquet ``compression_level`` and ``rows_per_group``, for JSON
-        ``ignore_null_fields``, for CSV ``header``, ``sep`` and ``quote_all``.
+    :param merge: merge small files of committed epochs in the background. Default: yes for Parquet without
+        ``rows_per_file``, else no.
+    :param options: for every format ``compression`` and ``rows_per_file``; for Parquet ``compression_level`` and
+        ``rows_per_group``, for JSON ``ignore_null_fields``, for CSV ``header``, ``sep`` and ``quote_all``.
 
     >>> FileSink("out/alerts", "json", compression="gzip").layout.extension
     '.json.gz'
@@ -79,10 +80,16 @@ class FileSink:
         layout = TableFormat.of(format, options)
         if merge and layout.format is not FileFormat.PARQUET:
             raise FlowError(f"FileSink: merge=True is for Parquet files; found {layout.format}")
+        if merge and layout.rows_per_file is not None:
+            raise FlowError(
+                f"FileSink: merge=True makes larger files, but rows_per_file={layout.rows_per_file} bounds them; give "
+                f"one of the two"
+            )
+        is_merged = layout.format is FileFormat.PARQUET and layout.rows_per_file is None
         object.__setattr__(self, "path", str(path))
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "partition_by", columns)
-        object.__setattr__(self, "merge", layout.format is FileFormat.PARQUET if merge is None else merge)
+        object.__setattr__(self, "merge", is_merged if merge is None else merge)
 
     @property
     def table(self) -> SinkTable:

@@ -203,10 +203,8 @@ class TableFiles:
         try:
             for folder, rows in self._divided(batch):
                 epochs = pa.array(np.full(rows.num_rows, self._epoch, np.int32))
-                file = self._file_of(folder)
-                file.hold(pa.RecordBatch.from_arrays([*rows.select(self._kept).columns, epochs], schema=self._schema))
-                if file.held_bytes >= HELD_BYTES:
-                    file.flush()
+                columns = [*rows.select(self._kept).columns, epochs]
+                self._put(folder, pa.RecordBatch.from_arrays(columns, schema=self._schema))
             if sum(file.held_bytes for file in self._open.values()) > ALL_HELD_BYTES:
                 for file in self._open.values():
                     file.flush()
@@ -258,6 +256,19 @@ class TableFiles:
             first = int(order[start])
             values = [column.dictionary[column.indices[first].as_py()].as_py() for column in columns]
             yield _folder_of(self._partition_by, values), arranged.slice(start, end - start)
+
+    def _put(self, folder: str, rows: pa.RecordBatch) -> None:
+        """Add rows to the folder's file, and to further ones when that is full."""
+        most = self._format.rows_per_file
+        while rows.num_rows:
+            file = self._file_of(folder)
+            fitting = rows if most is None else rows.slice(0, most - file.rows)
+            file.hold(fitting)
+            if file.rows == most:
+                self._close(folder)
+            elif file.held_bytes >= HELD_BYTES:
+                file.flush()
+            rows = rows.slice(fitting.num_rows)
 
     def _file_of(self, folder: str) -> _OpenFile:
         if folder in self._open:

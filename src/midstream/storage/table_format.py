@@ -45,6 +45,8 @@ class TableFormat:
     format: FileFormat
     compression: str = "none"
     compression_level: int | None = None
+    rows_per_file: int | None = None
+    """Most rows in a file; no limit if None."""
     rows_per_group: int = 1 << 20
     """For Parquet: most rows in a row group."""
     ignore_null_fields: bool = True
@@ -149,7 +151,7 @@ def _separator(made: TableFormat, name: str, value: Any) -> TableFormat:
     return replace(made, separator=value)
 
 
-_SHARED = {"compression": _compression}
+_SHARED = {"compression": _compression, "rows_per_file": _whole("rows_per_file")}
 _OPTIONS: Mapping[FileFormat, Mapping[str, Callable[[TableFormat, str, Any], TableFormat]]] = {
     FileFormat.PARQUET: {
         **_SHARED,
@@ -159,4 +161,9 @@ _OPTIONS: Mapping[FileFormat, Mapping[str, Callable[[TableFormat, str, Any], Tab
     FileFormat.JSON: {**_SHARED, "ignore_null_fields": _truth("ignore_null_fields")},
     FileFormat.CSV: {**_SHARED, "header": _truth("header"), "sep": _separator, "quote_all": _truth("quote_all")},
 }
-_ALIASES = {"delimiter": "sep", "codec": "compression", "rowgroupsize": "rows_per_group"}
+_ALIASES = {
+    "delimiter": "sep",
+    "codec": "compression",
+    "rowgroupsize": "rows_per_group",
+    "maxrecordsperfile": "rows_per_file",
+}
