@@ -22,7 +22,7 @@ from tests.hosts.running import RunningJob
 from tests.spark.conftest import PATIENCE_S
 
 # All of these share a cluster, so they are run by one process. The last tests leave it with fewer hosts.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE_S), pytest.mark.xdist_group("hosts")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * PATIENCE_S), pytest.mark.xdist_group("hosts")]
 
 GIVEN_UP_S = 8
 """Seconds after which Spark gives up an executor that it does not hear of; its own default is 120."""
@@ -163,6 +163,39 @@ def test_a_host_that_was_stopped_past_the_fence_cannot_commit_anything(start: St
     assert held not in {row["host"] for row in found["rows"] if row["n"] == epoch * ROWS + 7}
     used = {row["host"] for row in found["rows"] if row["epoch"] == found["last"]}
     assert len(used) >= 2
+
+
+def test_a_cut_between_two_executors(start: StartJob, cluster: Cluster) -> None:
+    """Neither can fetch what the other one has for it; both still reach the driver."""
+    job = start()
+    job.call("await_epochs", 3)
+    ends = [host for host in cluster.workers if host.address in job.call("executors")][:2]
+    with cluster.network.cut(*ends):
+        job.call("change")
+        time.sleep(7)  # that is how long the cut is
+    job.call("await_epochs", 3)
+    assert job.call("outcomes") == ["applied"]
+    job.finish()
+
+
+@pytest.mark.parametrize("ends", ["killed by Spark", "together with the other one"])
+def test_a_task_that_hangs_is_overtaken_by_a_speculative_one(cluster: Cluster, server: list[str], ends: str) -> None:
+    """Both attempts are at work at a time, on two hosts, and write; whatever they wrote counts once."""
+    epoch = 4
+    hold = epoch * ROWS + 7
+    with remote_driver(cluster, "tests.hosts.counting", **{"spark.speculation": "true"}) as driver:
+        driver.call("wait_for_executors", len(WORKERS))
+        job = RunningJob(driver, cluster.shared / "speculation", server, hold)
+        held = wait_for(job.folder / "held")
+        if ends == "together with the other one":
+            wait_until((job.folder / "overtaken").exists, "another attempt has come to that row")
+            (job.folder / "go").touch()
+        job.call("await_epochs", epoch + 3)
+        found = job.finish()
+    other = (job.folder / "overtaken").read_text()
+    assert other != held
+    if ends == "killed by Spark":
+        assert {row["host"] for row in found["rows"] if row["n"] == hold} == {other}
 
 
 def test_hosts_that_are_lost_for_good(start: StartJob, cluster: Cluster) -> None:
