@@ -175,7 +175,7 @@ def remote_driver(cluster: Cluster, module: str, **settings: str) -> Iterator[Re
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": host.address,
     }
-    path = cluster.folder / "driver.log"
+    path = cluster.folder / f"driver-{len(list(cluster.folder.glob('driver-*.log')))}.log"
     with open(path, "w") as log:
         process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *host.beside(*command)],

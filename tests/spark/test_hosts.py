@@ -178,6 +178,7 @@ def test_a_cut_between_two_executors(start: StartJob, cluster: Cluster) -> None:
     job.finish()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("ends", ["killed by Spark", "together with the other one"])
 def test_a_task_that_hangs_is_overtaken_by_a_speculative_one(cluster: Cluster, server: list[str], ends: str) -> None:
     """Both attempts are at work at a time, on two hosts, and write; whatever they wrote counts once."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -220,6 +222,7 @@ def counting(df: Any, epoch: int) -> None:
         (("function", "file"), 2),
         (("function", "function"), 3),
         (("function", "memory"), 2),
+        (("noop", "database"), 3),  # it is computed in one, and fetched from two partitions
     ],
 )
 def test_the_number_of_jobs_of_an_epoch(
@@ -235,7 +238,10 @@ def test_the_number_of_jobs_of_an_epoch(
         "noop": lambda i: NoopSink(),
         "console": lambda i: ConsoleSink(2),
         "function": lambda i: counting,
+        "database": lambda i: database.sink(),
     }
+    database = Sqlite(tmp_path / "out.db")
+    database.run("CREATE TABLE out (n, name, epoch)")
     flow = Flow("jobs")
     rows = flow.source("rows", ListSource.of(ROWS, schema="n bigint, name string", epoch_rows=4, partitions=2))
     made = rows.key_by("by_n", "n").map("one", same).key_by("by_name", "name").map("two", same)
@@ -283,6 +289,28 @@ def test_both_runtimes_write_the_same_to_a_database(spark: Any, tmp_path: Path) 
         spark.conf.set("spark.sql.session.timeZone", zone)
     assert len(found) == 50
     assert found == written("local", run_local)
+
+
+def test_partitions_for_a_database_are_computed_at_the_same_time(spark: Any, tmp_path: Path) -> None:
+    """Whoever fetches them one after the other: here each waits for the other one."""
+    met, out = tmp_path / "met", Sqlite(tmp_path / "out.db")
+    met.mkdir()
+    out.run("CREATE TABLE out (n, epoch)")
+
+    def wait_for_the_other(row: Row) -> Row:
+        (met / str(os.getpid())).touch()
+        for _ in range(600):
+            if len(list(met.iterdir())) == 2:
+                return row
+            time.sleep(0.1)
+        raise TimeoutError("the other partition was not computed meanwhile")
+
+    flow = Flow("together")
+    rows = [{"n": n} for n in range(8)]
+    keyed = flow.source("in", ListSource([rows], "n bigint", partitions=2)).key_by("by n", "n")
+    keyed.map("wait", wait_for_the_other).sink("out", out.sink())
+    run_spark(flow, spark, checkpoint=str(tmp_path / "c"), partitions=2)
+    assert out.run("SELECT n FROM out ORDER BY n") == [(n,) for n in range(8)]
 
 
 def ledger_flow(spark: Any, ledger: Ledger, connect: Callable[[], Any] | None = None) -> Flow:

@@ -23,11 +23,12 @@ from tests.simulation.flows import random_case
 class Notes:
     """An engine whose inputs and outputs are texts of how they were made; each step is recorded as a line."""
 
-    def __init__(self, fails_at: int | None = None, *, reads_all: bool = True) -> None:
+    def __init__(self, fails_at: int | None = None, *, reads_all: bool = True, in_turn: bool = False) -> None:
         self.lines: list[str] = []
         self.computed: set[str] = set()
         self._fails_at = fails_at
         self._reads_all = reads_all
+        self._in_turn = in_turn
 
     def note(self, line: str, gives: str) -> str:
         if len(self.lines) == self._fails_at:
@@ -70,6 +71,9 @@ class Notes:
     def is_computed(self, stage: Stage) -> bool:
         return f"s{stage.index}" in self.computed
 
+    def reads_in_turn(self, sink: Operator, stage: Stage) -> bool:
+        return self._in_turn
+
     def give(self, sink: Operator, rows: pa.Table) -> None:
         self.note(f"give {sink.name}: {rows.column_names[0]} {rows.column(0)[0]}", "")
 
@@ -101,8 +105,8 @@ def read(rows: Any, epoch: int) -> None:
     """A sink that reads a DataFrame."""
 
 
-def walked(flow: Flow, *, reads_all: bool = True) -> list[str]:
-    notes = Notes(reads_all=reads_all)
+def walked(flow: Flow, **engine: bool) -> list[str]:
+    notes = Notes(**engine)
     walk(compile_plan(flow.graph), notes, "rows")
     return notes.lines
 
@@ -150,6 +154,16 @@ def test_rows_that_a_sink_did_not_read_are_still_computed():
     assert walked(flow, reads_all=False)[-3:] == [
         "write out: columns of kept s1",
         "collect nothing of kept s1",
+        "release",
+    ]
+
+
+def test_rows_are_computed_before_a_sink_reads_one_partition_after_the_other():
+    flow, rows = new_flow()
+    rows.key_by("k", "u").map("m", same).sink("out", read)
+    assert walked(flow, reads_all=False, in_turn=True)[-3:] == [
+        "collect nothing of kept s1",
+        "write out: columns of kept s1",
         "release",
     ]
 

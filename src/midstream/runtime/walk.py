@@ -61,6 +61,10 @@ class EpochEngine(Protocol[R, L]):
     def is_computed(self, stage: Stage) -> bool:
         """Whether every task of a stage has finished; False if that is not known."""
 
+    def reads_in_turn(self, sink: Operator, stage: Stage) -> bool:
+        """Whether a sink reads one partition of a stage's output after the other. What it reads had better be there:
+        else partitions are computed one after the other as well."""
+
     def give(self, sink: Operator, rows: pa.Table) -> None:
         """Pass rows to a sink on the driver."""
 
@@ -88,8 +92,9 @@ def walk(plan: Plan, engine: EpochEngine[R, L], rows: R, planned: Callable[[], N
     4. After the last segment, every segment whose output has no such reader is computed: one job each, which returns
        the rows of sinks on the driver.
     5. Sinks that read the result of a transform are written.
-    6. Sinks that read a DataFrame get it, from what is kept. If a segment has a single reader, that is its only job;
-       rows that it did not read are computed now, because what a flow computes must not depend on what a sink reads.
+    6. Sinks that read a DataFrame get it, from what is kept. If a segment has a single reader, that is its only job,
+       unless it reads one partition after the other; rows that it did not read are computed now, because what a flow
+       computes must not depend on what a sink reads.
     7. What was kept is released, also after a failure.
     """
     progress = _Progress(plan, engine)
@@ -191,7 +196,8 @@ class _Progress(Generic[R, L]):
             by_segment.setdefault(self._plan.wire(feed).segment, []).append(sink)
         for segment, readers in by_segment.items():
             left, last = self.left[segment], self._plan.segment(segment)[-1]
-            if not computed[segment] and len(self.readers(segment)) > 1:
+            in_turn = any(self._engine.reads_in_turn(sink, last) for sink in readers)
+            if not computed[segment] and (in_turn or len(self.readers(segment)) > 1):
                 self._engine.collect(left, [])
                 computed[segment] = True
             self._engine.write([(sink, self.rows_of(self._plan.feeds[sink.name])) for sink in readers])

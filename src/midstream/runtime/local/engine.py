@@ -90,6 +90,10 @@ class LocalEngine:
         """Everything is computed at once."""
         return True
 
+    def reads_in_turn(self, sink: Operator, stage: Stage) -> bool:
+        """It is computed already."""
+        return False
+
     def give(self, sink: Operator, rows: pa.Table) -> None:
         """Pass rows to a sink."""
         give(self.plan.graph.payloads[sink.name], rows, self.epoch)

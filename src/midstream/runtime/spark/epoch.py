@@ -29,7 +29,7 @@ from midstream.planner.stages import Leaves, Plan, Stage
 from midstream.runtime.driver_sinks import give
 from midstream.runtime.spark.batch_size import BatchLimit
 from midstream.runtime.spark.kafka import EpochNotes
-from midstream.runtime.spark.sinks import drain, write
+from midstream.runtime.spark.sinks import drain, fetches_rows, write
 from midstream.runtime.spark.stage_columns import PublicColumns, quoted
 from midstream.runtime.spark.worker import Ticket, Whereabouts, decode_frames, run_stage, stage_files
 from midstream.storage.table_files import SinkFile
@@ -136,6 +136,12 @@ class SparkEngine:
         """True only behind an exchange, where the number of tasks is known."""
         assignment = self.assignments.get(stage.index)
         return assignment is not None and self.finished(stage.index) == assignment.partitions
+
+    def reads_in_turn(self, sink: Operator, stage: Stage) -> bool:
+        """Sinks that fetch rows do, each partition in a Spark job of its own."""
+        assignment = self.assignments.get(stage.index)
+        is_alone = assignment is not None and assignment.partitions == 1
+        return fetches_rows(self.plan.graph.payloads[sink.name]) and not is_alone
 
     def give(self, sink: Operator, rows: pa.Table) -> None:
         """Pass rows to a sink."""

@@ -37,6 +37,11 @@ def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch, notes: Epo
             raise AssertionError(f"a {type(target).__name__} reads no DataFrame")
 
 
+def fetches_rows(target: SinkTarget) -> bool:
+    """Whether a sink gets its rows by :func:`portions`."""
+    return isinstance(target, DatabaseSink)
+
+
 def portions(df: DataFrame) -> Iterator[pa.RecordBatch]:
     """The rows, fetched one partition after the other: the driver never holds more than the largest one.
 
