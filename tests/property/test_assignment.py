@@ -62,6 +62,7 @@ def counts_of(rows: list[Row], key: str) -> Counter[tuple[int, int]]:
     return Counter((value, n) for value, count in found.items() for n in range(1, count + 1))
 
 
+@pytest.mark.long
 @examples(25)
 @given(
     lives=st.lists(

@@ -15,6 +15,8 @@ from midstream.change.deployment import deployment_of
 from midstream.storage.blobs import BlobStore
 from midstream.testing import ChangeAt, MigrateAt, run_local
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("seed", range(3))
 def test_visits_are_numbered_without_a_gap_while_their_counts_move(seed: int) -> None:

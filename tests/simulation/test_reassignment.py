@@ -15,6 +15,8 @@ from midstream.checkpoint.location import Checkpoint
 from midstream.ids import StageIndex
 from midstream.testing import ChangeAt, Faults, LocalRun, ManualClock, run_local
 
+pytestmark = pytest.mark.long
+
 BAD_LUCK = Faults(crash=0.03, speculate=0.03, repeat=0.2, give_up=0.01, crash_driver=0.02, lose=0.2, lose_output=0.03)
 EPOCHS = [[{"id": 100 * epoch + i, "k": f"user {(7 * epoch + i) % 37}"} for i in range(100)] for epoch in range(8)]
 

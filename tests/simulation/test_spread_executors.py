@@ -13,6 +13,8 @@ from midstream.planner.migration import StepStrategy
 from midstream.testing import Faults
 from tests.migrated import SteppedJob, stepped_job
 
+pytestmark = pytest.mark.long
+
 
 def shares_of(job: SteppedJob) -> list[int]:
     """How many partitions each executor has."""
@@ -66,7 +68,6 @@ def test_an_executor_that_joins_gets_partitions_by_a_rebalance_although_no_bin_c
         job.assert_gapless()
 
 
-@pytest.mark.long
 def test_executors_that_come_and_go_while_partitions_are_spread_lose_nothing(tmp_path: Path):
     faults = Faults(lose_executor=0.01, lose_run=0.002, crash_driver=0.002, lose=0.3)
     spread = 0

@@ -46,10 +46,11 @@ def test_an_example_uses_the_public_api(file):
     assert used - allowed == set()
 
 
+@pytest.mark.long  # each starts the command line in a process of its own
 @pytest.mark.parametrize(
     ("example", "target", "operator"),
     [
-        pytest.param("fraud", "fraud.flow:flow", "by merchant", marks=pytest.mark.long),  # imports scikit-learn
+        ("fraud", "fraud.flow:flow", "by merchant"),
         ("ledger", "ledger.flow:flow", "by outcome"),
         ("spending.py", "spending.py:flow", "hurry"),
         ("moving_state.py", "moving_state.py:flow", "number"),

@@ -417,6 +417,7 @@ def executors(job: SteppedJob, stage: int = 1) -> list[str | None]:
     return [share.executor for share in job.assignment()[stage - 1].partitions]
 
 
+@pytest.mark.long
 def test_a_drained_executor_owns_nothing_in_any_stage_and_the_rest_stays(tmp_path: Path):
     """Operators of all stages leave together (B1, B9)."""
     with stepped_job(tmp_path, two=True, partitions=6, executors=3, seed=1) as job:
@@ -439,6 +440,7 @@ def test_a_drained_executor_owns_nothing_in_any_stage_and_the_rest_stays(tmp_pat
         job.assert_gapless()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partitions", [4, 3])
 def test_a_prewarmed_step_reads_only_what_has_changed_since(tmp_path: Path, partitions: int):
     """Cold, the step reads all state of the bins; prewarmed, what the last epoch has changed (M13)."""
