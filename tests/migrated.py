@@ -18,15 +18,17 @@ from midstream.control.placement import ExecutorShare
 from midstream.data.hashing import bins_of, hash_columns
 from midstream.engine.clock import ManualClock
 from midstream.flow.edits import Edit
+from midstream.flow.knobs import KNOBS
 from midstream.ids import Epoch, StageIndex
 from midstream.planner.assignment import Assignment
 from midstream.planner.change_plan import Scheduler
 from midstream.runtime.control_desk import ControlDesk
-from midstream.runtime.controlled_job import ControlledJob
+from midstream.runtime.controller_desk import ControllerDesk
 from midstream.runtime.local.data import source_epochs
 from midstream.runtime.local.runtime import _Runtime, runtime_of
-from midstream.runtime.migrating_job import MigratingJob
 from midstream.runtime.migration_desk import MigrationDesk
+from midstream.runtime.steered_job import SteeredJob
+from midstream.runtime.steering import JobSteering
 
 EPOCHS, ROWS = 60, 40
 BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
@@ -49,7 +51,7 @@ def bin_of(key: str) -> int:
     return int(bins_of(hash_columns(pa.record_batch({"k": pa.array([key])}), ["k"]))[0])
 
 
-class SteppedJob(MigratingJob, ControlledJob):
+class SteppedJob(SteeredJob):
     """Numbers the rows of each user, in the stage "by user"; then passes them through the stage "by length"."""
 
     name, id = "counts", "0123456789abcdef0123456789abcdef"
@@ -58,6 +60,7 @@ class SteppedJob(MigratingJob, ControlledJob):
         self.runtime, self.out = runtime, out
         self.epoch = runtime._found
         self._rows = list(source_epochs(flow.graph))
+        self._controllers = ControllerDesk(JobSteering(self), time_limit_s=None)
 
     @property
     def _migrating(self) -> MigrationDesk:
@@ -66,6 +69,21 @@ class SteppedJob(MigratingJob, ControlledJob):
     @property
     def _controlling(self) -> ControlDesk:
         return self.runtime._driver.controlling
+
+    @property
+    def _steering(self) -> ControllerDesk:
+        return self._controllers
+
+    @property
+    def knobs(self) -> dict[str, int | None]:
+        """The value of every knob."""
+        tuned = self.runtime._driver.changes.configuration.knobs
+        return {name: tuned.get(name, knob.default) for name, knob in KNOBS.items()}
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The changes in progress."""
+        return self.runtime._driver.changes.in_progress
 
     def _require_running(self) -> None:
         """It always is."""
@@ -81,10 +99,12 @@ class SteppedJob(MigratingJob, ControlledJob):
         for _ in range(epochs):
             self.runtime.run_epoch(self.epoch, self._rows[self.epoch])
             self.epoch = Epoch(self.epoch + 1)
+            self._controllers.observe(self.runtime._observations[-1])
 
-    def update(self, *edits: Edit) -> Change:
+    def update(self, *edits: Edit, by: str = "test", note: str | None = None) -> Change:
         """Change the job."""
-        return self.runtime._driver.changing.request(Request(edits, Scheduler.FRIES, "test", preflight=False))
+        request = Request(edits, Scheduler.FRIES, by, preflight=False, note=note)
+        return self.runtime._driver.changing.request(request)
 
     def history(self) -> list[ChangeRecord]:
         """All changes and migrations."""

@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from midstream.checkpoint.change_records import Outcome
     from midstream.checkpoint.savepoints import Savepoint
     from midstream.checkpoint.sink_files import committed_files
+    from midstream.controllers.auto_scale import AutoScale
+    from midstream.controllers.balance import Balance
+    from midstream.controllers.controller import Controller, Executors, Proposal
+    from midstream.controllers.migrate import Migrate
+    from midstream.controllers.pace import Pace
+    from midstream.controllers.situation import Situation
     from midstream.engine.control_context import ControlContext
     from midstream.observation import Observation
     from midstream.runtime.control_handle import ControlHandle
@@ -46,6 +52,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Access",
     "Assignment",
+    "AutoScale",
+    "Balance",
     "Change",
     "ConsoleSink",
     "Constant",
@@ -53,8 +61,10 @@ __all__ = [
     "ControlHandle",
     "ControlMessage",
     "ControlOperation",
+    "Controller",
     "DatabaseSink",
     "Drain",
+    "Executors",
     "FileSink",
     "Flow",
     "GeneratorSource",
@@ -65,17 +75,21 @@ __all__ = [
     "ListSource",
     "MemorySink",
     "MidstreamError",
+    "Migrate",
     "Migration",
     "Move",
     "NoopSink",
     "Observation",
     "Outcome",
+    "Pace",
+    "Proposal",
     "Rebalance",
     "Remove",
     "Rescale",
     "Rewire",
     "Savepoint",
     "Schedule",
+    "Situation",
     "SquareWave",
     "State",
     "Step",
@@ -101,24 +115,32 @@ __all__ = [
 ]
 
 _LOADED_WHEN_USED = {
+    "AutoScale": "midstream.controllers.auto_scale",
+    "Balance": "midstream.controllers.balance",
     "Change": "midstream.change.change",
     "ControlContext": "midstream.engine.control_context",
     "ControlHandle": "midstream.runtime.control_handle",
+    "Controller": "midstream.controllers.controller",
     "Drain": "midstream.change.migration_goals",
+    "Executors": "midstream.controllers.controller",
     "Job": "midstream.runtime.spark.job",
+    "Migrate": "midstream.controllers.migrate",
     "Migration": "midstream.change.migration",
     "Observation": "midstream.observation",
     "Outcome": "midstream.checkpoint.change_records",
+    "Pace": "midstream.controllers.pace",
+    "Proposal": "midstream.controllers.controller",
     "Rebalance": "midstream.change.migration_goals",
     "Savepoint": "midstream.checkpoint.savepoints",
+    "Situation": "midstream.controllers.situation",
     "committed_files": "midstream.checkpoint.sink_files",
     "delete_savepoint": "midstream.change.savepoint",
     "forget_state": "midstream.change.forget",
     "fork": "midstream.change.fork",
+    "local_session": "midstream.runtime.spark.session",
     "rewind": "midstream.change.rewind",
     "savepoints": "midstream.change.savepoint",
     "take_savepoint": "midstream.change.savepoint",
-    "local_session": "midstream.runtime.spark.session",
 }
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute

@@ -363,7 +363,7 @@ def test_the_reference_names_every_public_part_of_a_job():
     from midstream.runtime.spark.job import Job
 
     text = REFERENCE.read_text(encoding="utf-8")
-    internal = {"attach", "on_epoch"}  # called by midstream and by Spark
+    internal = {"started", "on_epoch"}  # called by midstream and by Spark
     parts = {name for name in dir(Job) if not name.startswith("_")} - internal
     assert sorted(name for name in parts if f"job.{name}" not in text) == []
 

@@ -56,6 +56,7 @@ def test_an_example_uses_the_public_api(file):
         ("moving_state.py", "moving_state.py:flow", "number"),
         ("deploying.py", "deploying.py:second", "sold"),
         ("controlling.py", "controlling.py:flow", "turnover"),
+        ("steering.py", "steering.py:flow", "turnover"),
     ],
 )
 def test_a_copy_of_an_example_works_where_only_the_library_is(example, target, operator, tmp_path):

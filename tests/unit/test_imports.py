@@ -32,6 +32,7 @@ LAYERS = (
     {"control", "audit"},
     {"checkpoint"},
     {"change"},
+    {"controllers"},
     {"runtime"},
     {"server"},
     {"cli", "testing", "__main__"},

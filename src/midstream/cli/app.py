@@ -19,6 +19,7 @@ from midstream.checkpoint.inspection import StateReader, read_state
 from midstream.cli.calibrate import calibrate
 from midstream.cli.change import deploy, epoch, explain, history, jobs, revert, status, update
 from midstream.cli.control import control, controls
+from midstream.cli.controllers import attach, controllers, detach, proposals
 from midstream.cli.live import print_summary, watch
 from midstream.cli.messages import errors_told, write_text
 from midstream.cli.migrate import assignment, drain, executors, freeze, migrate, migrations, rebalance, rescale
@@ -199,6 +200,8 @@ for moving in (rescale, rebalance, drain, migrate, migrations, assignment, execu
     app.command()(moving)
 for controlling in (control, controls):
     app.command()(controlling)
+for steering in (attach, detach, controllers, proposals):
+    app.command()(steering)
 for keeping in (savepoint, savepoints, fork, rewind):
     app.command()(keeping)
 

@@ -6,7 +6,7 @@ line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +145,7 @@ class Flow:
         durable: bool = True,
         close_windows: bool = False,
         knobs: Mapping[str, str | int] | None = None,
+        controllers: Sequence[Any] = (),
     ) -> Job:
         """Run this flow on a SparkSession, in the background, until it is stopped or fails.
 
@@ -180,6 +181,8 @@ class Flow:
         :param knobs: values of knobs other than their defaults, such as ``{"pace": "500 ms"}``; :class:`midstream.Tune`
             lists them, and sets them while the job runs. A tuned value counts more than this one, also after a restart,
             until ``changes="drop"``.
+        :param controllers: policies that look after the job from its first epoch on, such as
+            :class:`midstream.AutoScale`; see :meth:`midstream.Job.attach`.
         """
         from midstream.runtime.spark.doctor import require_installed_pyspark
 
@@ -203,6 +206,7 @@ class Flow:
             close_windows=close_windows,
             refreshes=self._refreshes,
             knobs=knobs,
+            controllers=controllers,
         )
 
     def _event_time_of(self, port: Port) -> str | None:

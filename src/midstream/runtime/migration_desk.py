@@ -17,6 +17,7 @@ from midstream.change.migration_explanation import MigrationExplanation, explain
 from midstream.change.migration_goals import Goal, Rebalance, edits_of
 from midstream.change.migration_request import MigrationRequest, migration_request
 from midstream.control.placement import unevenness
+from midstream.controllers.situation import StageLoad
 from midstream.errors import MidstreamError
 from midstream.ids import Epoch, PartitionId, StageIndex
 from midstream.planner.assignment import Assignment
@@ -160,6 +161,20 @@ class MigrationDesk:
                 at = places.get(stage, {}).get(number)
                 partitions.append(PartitionShare(number, len(bins), rows, work, size, at))
             found.append(StageShares(name, assignment.owners, tuple(partitions)))
+        return tuple(found)
+
+    def loads(self) -> tuple[StageLoad, ...]:
+        """The stages behind an exchange, as controllers see them."""
+        with self._lock:
+            configuration, weights = self._driver.changes.configuration, self._driver.measures.weights
+        found = []
+        for name, stage in unique_names(configuration.plan).items():
+            assignment, measured = configuration.assignments[stage], weights.stages.get(stage)
+            if measured is None:
+                work, size = (0.0,) * assignment.bins, 0.0
+            else:
+                work, size = tuple(measured.busy.tolist()), float(measured.nbytes.sum())
+            found.append(StageLoad(name, configuration.plan.stages[stage].operators, assignment, work, size))
         return tuple(found)
 
     def _places(self) -> Mapping[StageIndex, Mapping[int, str]]:

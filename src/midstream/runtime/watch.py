@@ -42,6 +42,17 @@ class Watch(Iterator[Observation]):
             found = self._waiting.popleft()
         return self._complete(found)
 
+    def newest(self) -> Observation | None:
+        """The newest observation that waits, without those before it; waits for one. None at the end of the job."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_over)
+            if self._is_over or not self._waiting:
+                return None
+            found = self._waiting.pop()
+            self._dropped += len(self._waiting)
+            self._waiting.clear()
+        return self._complete(found)
+
     def __enter__(self) -> Watch:
         return self
 

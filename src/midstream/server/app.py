@@ -27,6 +27,8 @@ from midstream.drawing.render import render
 from midstream.errors import MidstreamError
 from midstream.server.control_endpoints import ControlEndpoints
 from midstream.server.control_messages import ControlRequest
+from midstream.server.controller_endpoints import ControllerEndpoints
+from midstream.server.controller_messages import AttachRequest
 from midstream.server.exposition import OPENMETRICS, TEXT, exposition, format_wanted
 from midstream.server.guard import Guard, failure
 from midstream.server.messages import (
@@ -97,6 +99,10 @@ def routes_of(job: Job, body_limit: int = BODY_LIMIT) -> Starlette:
         _route("/controls", "GET", endpoints.controls),
         _route("/controls", "POST", endpoints.control),
         _route("/controls/{number}", "GET", endpoints.operation),
+        _route("/controllers", "GET", endpoints.controllers),
+        _route("/controllers", "POST", endpoints.attach),
+        _route("/controllers/{name}", "DELETE", endpoints.detach),
+        _route("/proposals", "GET", endpoints.proposals),
         _route("/savepoints", "GET", endpoints.savepoints),
         _route("/savepoints", "POST", endpoints.savepoint),
         _route("/savepoints/{name}", "DELETE", endpoints.delete_savepoint),
@@ -114,6 +120,7 @@ class _Endpoints:
         self._changes: OrderedDict[int, Change] = OrderedDict()
         self._migrating = MigrationEndpoints(job)
         self._controlling = ControlEndpoints(job)
+        self._steering = ControllerEndpoints(job)
 
     async def welcome(self, request: Request) -> Response:
         return _json(Welcome(__version__, self._job.name, self._job.id))
@@ -197,6 +204,19 @@ class _Endpoints:
     async def operation(self, request: Request) -> Response:
         number, wait_s = _number(request.path_params["number"]), _seconds(request.query_params.get("wait_s", "0"))
         return _json(await run_in_threadpool(self._controlling.operation, number, wait_s))
+
+    async def controllers(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._steering.controllers))
+
+    async def attach(self, request: Request) -> Response:
+        wanted = await self._read(request, AttachRequest)
+        return _json(await run_in_threadpool(self._steering.attach, wanted))
+
+    async def detach(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._steering.detach, request.path_params["name"]))
+
+    async def proposals(self, request: Request) -> Response:
+        return _json(await run_in_threadpool(self._steering.proposals))
 
     async def savepoints(self, request: Request) -> Response:
         found = await run_in_threadpool(self._job.savepoints)

@@ -20,6 +20,8 @@ from midstream.change.migration_goals import Goal
 from midstream.checkpoint.change_records import ChangeRecord, Outcome, whoami
 from midstream.checkpoint.control_log import ControlRecord
 from midstream.control.placement import ExecutorShare
+from midstream.controllers.controller import Controller
+from midstream.controllers.proposal_records import ControllerState, ProposalRecord
 from midstream.engine.control_operations import ControlOperation
 from midstream.errors import FlowError, MidstreamError
 from midstream.flow.edits import Edit, check_edits
@@ -28,6 +30,7 @@ from midstream.observation import Observation
 from midstream.operators.builder import Flow
 from midstream.runtime.migration_desk import StageShares
 from midstream.server.control_messages import ControlRequest, ControlState
+from midstream.server.controller_messages import AttachRequest
 from midstream.server.messages import (
     ChangeRequest,
     Deployed,
@@ -234,6 +237,24 @@ class JobClient:
             state = self._ask("GET", f"/controls/{number}?wait_s={left:.3f}", ControlState)
             if state.is_over or (deadline is not None and time.monotonic() >= deadline):
                 return state
+
+    # ── controllers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def attach(self, controller: Controller, *, name: str | None = None, advise: bool = False) -> ControllerState:
+        """Have a controller look after the job. Its code travels along."""
+        return self._ask("POST", "/controllers", ControllerState, AttachRequest.of(controller, name, advise))
+
+    def detach(self, name: str) -> ControllerState:
+        """Ask a controller no more."""
+        return self._ask("DELETE", f"/controllers/{quote(name, safe='')}", ControllerState)
+
+    def controllers(self) -> list[ControllerState]:
+        """The controllers of the job."""
+        return self._ask("GET", "/controllers", list[ControllerState])
+
+    def proposals(self) -> list[ProposalRecord]:
+        """What they have proposed, and what came of it, oldest first."""
+        return self._ask("GET", "/proposals", list[ProposalRecord])
 
     def _ask(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = ANSWER_S) -> T:
         answer = self._send(method, path, b"" if body is None else msgspec.json.encode(body), timeout)

@@ -10,9 +10,11 @@ import msgspec
 from midstream.checkpoint.change_records import ChangeRecord
 from midstream.checkpoint.control_log import ControlRecord
 from midstream.control.placement import ExecutorShare
+from midstream.controllers.proposal_records import ControllerState, ProposalRecord
 from midstream.observation import Observation
 from midstream.runtime.migration_desk import StageShares
 from midstream.server.control_messages import ControlRequest, ControlState
+from midstream.server.controller_messages import AttachRequest
 from midstream.server.messages import (
     ChangeRequest,
     Deployed,
@@ -38,16 +40,18 @@ from midstream.version import __version__
 __all__ = ["description"]
 
 _MESSAGES = (
+    AttachRequest,
     ChangeRecord,
     ChangeRequest,
     ControlRecord,
     ControlRequest,
     ControlState,
+    ControllerState,
     DeployRequest,
     Deployed,
-    Explained,
     ErrorReply,
     ExecutorShare,
+    Explained,
     FreezeRequest,
     Frozen,
     JobState,
@@ -56,6 +60,7 @@ _MESSAGES = (
     MigrationTurn,
     MigrationWish,
     Observation,
+    ProposalRecord,
     RevertRequest,
     SavepointRequest,
     SavepointState,
@@ -139,11 +144,21 @@ def description() -> dict[str, Any]:
                     ControlState,
                 )
             },
+            "/controllers": {
+                "get": _list("The controllers of the job, in the order in which they are asked", ControllerState),
+                "post": _post("Attach a controller, pickled by value", AttachRequest, ControllerState),
+            },
+            "/controllers/{name}": {
+                "delete": _delete("Detach a controller", ControllerState, "No controller of this name is attached.")
+            },
+            "/proposals": {"get": _list("What controllers have proposed in this start of the job", ProposalRecord)},
             "/savepoints": {
                 "get": _list("All savepoints, oldest epoch first", SavepointState, _422="They cannot be read."),
                 "post": _post("Name the last committed epoch, and keep it", SavepointRequest, SavepointState),
             },
-            "/savepoints/{name}": {"delete": _delete_savepoint()},
+            "/savepoints/{name}": {
+                "delete": _delete("Delete a savepoint", SavepointState, "There is no such savepoint.")
+            },
         },
     }
 
@@ -200,8 +215,8 @@ def _list(summary: str, item: type, **failures: str) -> dict[str, Any]:
     return _operation(summary, content, **failures)
 
 
-def _delete_savepoint() -> dict[str, Any]:
-    operation = _operation("Delete a savepoint", _body(SavepointState), _422="There is no such savepoint.")
+def _delete(summary: str, answer: type, missing: str) -> dict[str, Any]:
+    operation = _operation(summary, _body(answer), _422=missing)
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     return {**operation, "parameters": [name]}
 

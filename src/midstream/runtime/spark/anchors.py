@@ -44,7 +44,7 @@ def pins_partitions(spark: SparkSession) -> bool:
 
 
 @dataclass(frozen=True)
-class _Proposal:
+class _ProposedPlaces:
     anchor: DataFrame
     places: dict[PartitionId, ExecutorId]
 
@@ -60,7 +60,7 @@ class Anchors:
         self._in_use: dict[int, DataFrame] = {}
         self._read: set[int] = set()
         """Numbers of partitions whose anchor in use has been asked for; others may be adopted for what comes next."""
-        self._proposed: dict[int, _Proposal] = {}
+        self._proposed: dict[int, _ProposedPlaces] = {}
         self._lock = threading.Lock()
 
     def are_useful(self, executors: Collection[ExecutorId]) -> bool:
@@ -121,7 +121,7 @@ class Anchors:
             before.anchor.unpersist()
         return found.places
 
-    def _spread(self, session: SparkSession, partitions: int) -> _Proposal:
+    def _spread(self, session: SparkSession, partitions: int) -> _ProposedPlaces:
         """The most even of a few anchors, or the first that is even enough: executors differ by one partition at most,
         or by a quarter of what each has."""
         executors = live_executors(self._spark)
@@ -176,10 +176,10 @@ def _anchor(session: SparkSession, partitions: int) -> DataFrame:
     return own.repartitionById(partitions, F.col("dest")).persist().hint("shuffle_hash")
 
 
-def _computed(session: SparkSession, partitions: int) -> _Proposal:
+def _computed(session: SparkSession, partitions: int) -> _ProposedPlaces:
     anchor = _anchor(session, partitions)
     told = _joined(session, partitions, anchor).mapInArrow(tell_executor, "partition int, executor string")
-    return _Proposal(anchor, {PartitionId(row.partition): ExecutorId(row.executor) for row in told.collect()})
+    return _ProposedPlaces(anchor, {PartitionId(row.partition): ExecutorId(row.executor) for row in told.collect()})
 
 
 def _joined(session: SparkSession, partitions: int, anchor: DataFrame) -> DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,6 +21,7 @@ from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
 from midstream.checkpoint.savepoints import Savepoint
 from midstream.control.placement import ExecutorShare
+from midstream.controllers.controller import Controller
 from midstream.errors import JobFailed, MidstreamError
 from midstream.flow.knobs import KNOBS
 from midstream.flow.model import Graph
@@ -28,15 +30,17 @@ from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation, with_backlog
 from midstream.runtime.changing_job import ChangingJob
 from midstream.runtime.control_desk import ControlDesk
-from midstream.runtime.controlled_job import ControlledJob
-from midstream.runtime.migrating_job import MigratingJob
+from midstream.runtime.controller_desk import ControllerDesk, attached
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.notebook import card_of, keep_showing
 from midstream.runtime.reporting import unexpected
 from midstream.runtime.spark.control_plane import ControlPlane
+from midstream.runtime.spark.executor_request import SparkExecutors
 from midstream.runtime.spark.heartbeat import Heartbeat
 from midstream.runtime.spark.kafka import EpochNotes
 from midstream.runtime.spark.pace import RowLimit
+from midstream.runtime.steered_job import SteeredJob
+from midstream.runtime.steering import JobSteering, SteeringThread
 from midstream.runtime.table_refresher import TableRefresher
 from midstream.runtime.watch import Watch, Watches
 
@@ -65,7 +69,7 @@ class JobStatus(enum.StrEnum):
     FAILED = "failed"
 
 
-class Job(ChangingJob, MigratingJob, ControlledJob):
+class Job(ChangingJob, SteeredJob):
     """A running flow. Made by :meth:`midstream.Flow.start`; all methods may be called from any thread.
 
     Usable as a context manager, which stops the job at the end::
@@ -87,6 +91,7 @@ class Job(ChangingJob, MigratingJob, ControlledJob):
         close_with: StructType | None = None,
         trigger_us: int | None = None,
         row_limit: RowLimit | None = None,
+        controllers: Sequence[Controller] = (),
     ) -> None:
         self._spark = spark
         self._close_with = close_with
@@ -117,6 +122,8 @@ class Job(ChangingJob, MigratingJob, ControlledJob):
         self._metrics = JobMetrics()
         self._changed = threading.Condition()
         self._watches = Watches(self._with_backlog)
+        self._controllers = attached(ControllerDesk(JobSteering(self)), controllers)
+        self._steering_thread = SteeringThread(self._controllers, self._watches.watch)
 
     # ── inspection ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,6 +194,19 @@ class Job(ChangingJob, MigratingJob, ControlledJob):
         Where partitions stick to executors, this is also where their state is.
         """
         return self._heartbeat.executors
+
+    @property
+    def cores(self) -> int:
+        """How many tasks Spark can run at a time now."""
+        try:
+            return int(self._spark.sparkContext.defaultParallelism)
+        except Exception:  # Spark has ended
+            return 1
+
+    @property
+    def executor_manager(self) -> SparkExecutors | None:
+        """Asks the cluster manager for executors; None where that is not known to work."""
+        return SparkExecutors.of(self._spark)
 
     @property
     def observation(self) -> Observation | None:
@@ -260,6 +280,13 @@ class Job(ChangingJob, MigratingJob, ControlledJob):
     @property
     def _controlling(self) -> ControlDesk:
         return self._heartbeat.controlling
+
+    @property
+    def _steering(self) -> ControllerDesk:
+        return self._controllers
+
+    def _begin_steering(self) -> None:
+        self._steering_thread.begin()
 
     # ── savepoints ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -338,11 +365,13 @@ class Job(ChangingJob, MigratingJob, ControlledJob):
 
     # ── the heartbeat ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def attach(
+    def started(
         self, query: StreamingQuery, server: HttpInterface | None = None, refresher: TableRefresher | None = None
     ) -> None:
         """Called once, by :func:`midstream.runtime.spark.start.start`."""
         self._query, self._server, self._refresher = query, server, refresher
+        if self._controllers.controllers:
+            self._begin_steering()
         if refresher is not None:
             refresher.start()
         threading.Thread(target=self._watch, args=(query,), name="midstream-job", daemon=True).start()
@@ -365,6 +394,7 @@ class Job(ChangingJob, MigratingJob, ControlledJob):
                 self._server.close()  # changes have ended, so no request waits for one
             self._checkpoint.release()
             self._watches.end()
+            self._steering_thread.end()
             with self._changed:
                 self._over.set()
                 self._changed.notify_all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyspark
@@ -16,6 +16,7 @@ from midstream.change.migration_restart import migrations_that_go_on, stop_migra
 from midstream.change.trial import Changes
 from midstream.checkpoint.audit_files import check_audit
 from midstream.checkpoint.location import Checkpoint
+from midstream.controllers.controller import Controller
 from midstream.data.durations import microseconds
 from midstream.data.key_space import MAX_BINS, check_bins
 from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
@@ -27,6 +28,7 @@ from midstream.ids import StageIndex
 from midstream.planner.assignment import Assignment, Assignments, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
+from midstream.runtime.controller_desk import require_controllers
 from midstream.runtime.spark.callback import on_each_batch
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.doctor import require_pyspark
@@ -66,6 +68,7 @@ def start(
     close_windows: bool = False,
     refreshes: Mapping[str, TableRefresh] | None = None,
     knobs: Mapping[str, str | int] | None = None,
+    controllers: Sequence[Controller] = (),
 ) -> Job:
     """Start a validated graph on a session. See :meth:`midstream.Flow.start`."""
     # 1. Check: nothing is written, nothing runs yet.
@@ -79,6 +82,7 @@ def start(
     if changes not in (KEEP, DROP):
         raise FlowError(f"changes={changes!r} is not known; allowed: {KEEP!r}, {DROP!r}")
     check_revert_to(revert_to, changes)
+    require_controllers(controllers)
     set_knobs = values_of(knobs or {})
     require_takers(graph, set_knobs)
     trigger_us = microseconds(trigger)
@@ -157,6 +161,7 @@ def start(
             close_with=close_with,
             trigger_us=trigger_us,
             row_limit=row_limit,
+            controllers=controllers,
         )
         writer = rows.writeStream.queryName(query_name).option("checkpointLocation", location.spark_location)
         if trigger_options:
@@ -168,7 +173,7 @@ def start(
         digests = {name: blobs[name].digest for name in refreshes or ()}
         refresher = TableRefresher(job, state.newest, dict(refreshes), digests) if refreshes else None
         writer = on_each_batch(writer, job.on_epoch)
-        job.attach(start_query(spark, writer, location.spark_location), serving, refresher)
+        job.started(start_query(spark, writer, location.spark_location), serving, refresher)
         undo.pop_all()  # from now on the job itself releases all this
     return job
 

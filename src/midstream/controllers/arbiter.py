@@ -1,0 +1,146 @@
+"""Which proposals are requested of the job, and why the others are not. Pure: a value that is replaced, never changed.
+
+What several controllers propose in one epoch is decided on in the order in which they were attached. The rules:
+
+1. One operation at a time. While one is in progress, whoever has requested it, nothing else is requested.
+2. What a controller has changed rests for some epochs, so that what comes of it can be seen; and for some more it is
+   that controller's: another one's proposal for the same subject is refused.
+3. A controller that wants two things of one subject at once, or more than a few things at once, gets none of them.
+4. One that turns back again and again is stopped: it contradicts itself over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from midstream.controllers.controller import Proposal
+from midstream.controllers.situation import Situation
+from midstream.controllers.subjects import Subject, is_operation, subjects_of, words_of
+
+__all__ = ["HOLD", "MOST_AT_ONCE", "MOST_TURNS", "REST", "TURNS_WITHIN", "Arbiter", "fault_of"]
+
+REST = 3
+"""Epochs after an operation in which its subjects are left alone."""
+HOLD = 12
+"""Epochs after an operation in which its subjects belong to the controller that has requested it."""
+MOST_AT_ONCE = 8
+"""Proposals of one controller for one epoch; more are a flood."""
+MOST_TURNS, TURNS_WITHIN = 6, 100
+"""A controller that changes the direction of a subject so often, within so many epochs, is stopped."""
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """A controller has changed a subject."""
+
+    controller: str
+    operation: str
+    direction: int
+    epoch: int
+    """When the operation had ended; until then, when it was requested."""
+
+
+@dataclass(frozen=True)
+class Arbiter:
+    """What was requested of a job, as far as it matters for what may be requested next."""
+
+    claims: Mapping[Subject, _Claim] = field(default_factory=dict)
+    """The newest of each subject."""
+    turns: Mapping[tuple[str, Subject], tuple[int, ...]] = field(default_factory=dict)
+    """By controller and subject: the epochs in which it turned back."""
+
+    def objection(self, controller: str, touches: frozenset[str], proposal: Proposal, seen: Situation) -> str | None:
+        """Why a proposal is not requested now; None if it is."""
+        epoch = seen.observation.epoch
+        if seen.in_progress is not None:
+            return f"waits for {seen.in_progress}"
+        for subject, direction in subjects_of(proposal.operation, seen).items():
+            kind, name = subject
+            if kind not in touches:
+                return f"controller {controller!r} touches {', '.join(sorted(touches))}, and this is about {kind}"
+            claim = self.claims.get(subject)
+            if claim is None:
+                continue
+            passed = epoch - claim.epoch
+            if claim.controller != controller and passed < HOLD:
+                opposes = " and this goes against it" if direction * claim.direction < 0 else ""
+                return (
+                    f"{claim.operation!r} of controller {claim.controller!r} ended {passed} epochs ago{opposes}; "
+                    f"{_told(kind, name)} can be changed again in {HOLD - passed} epochs"
+                )
+            if passed < REST:
+                return f"{_told(kind, name)} rests for {REST - passed} more epochs after {claim.operation!r}"
+        return None
+
+    def after(self, controller: str, proposal: Proposal, seen: Situation) -> Arbiter:
+        """A proposal is requested."""
+        epoch, operation = seen.observation.epoch, words_of(proposal.operation)
+        claims, turns = dict(self.claims), dict(self.turns)
+        for subject, direction in subjects_of(proposal.operation, seen).items():
+            before = claims.get(subject)
+            if before is not None and before.controller == controller and before.direction * direction < 0:
+                key = (controller, subject)
+                turns[key] = (*(each for each in turns.get(key, ()) if epoch - each < TURNS_WITHIN), epoch)
+            claims[subject] = _Claim(controller, operation, direction, epoch)
+        return replace(self, claims=claims, turns=turns)
+
+    def ended(self, controller: str, operation: str, epoch: int) -> Arbiter:
+        """The operation of a controller has ended: what it has changed rests from now on."""
+        claims = {
+            subject: replace(claim, epoch=epoch)
+            if (claim.controller, claim.operation) == (controller, operation)
+            else claim
+            for subject, claim in self.claims.items()
+        }
+        return replace(self, claims=claims)
+
+    def contradiction(self, controller: str) -> str | None:
+        """Why a controller is stopped, if it turned back too often."""
+        for (name, (kind, subject)), epochs in self.turns.items():
+            if name == controller and len(epochs) >= MOST_TURNS:
+                return (
+                    f"it contradicts itself: it turned {_told(kind, subject)} back {len(epochs)} times within "
+                    f"{epochs[-1] - epochs[0] + 1} epochs"
+                )
+        return None
+
+    def forgotten(self, controller: str) -> Arbiter:
+        """A controller is gone; another one of its name begins anew. What it has changed rests nevertheless."""
+        return replace(self, turns={key: found for key, found in self.turns.items() if key[0] != controller})
+
+
+def fault_of(found: object, seen: Situation) -> str | None:
+    """What is wrong with what a controller has returned; None if it is proposals that can be decided on."""
+    if not isinstance(found, Sequence) or isinstance(found, str | bytes):
+        return f"decide must return proposals and a memory; instead of proposals there is {type(found).__name__}"
+    if len(found) > MOST_AT_ONCE:
+        return f"it floods the job: {len(found)} proposals at once; at most {MOST_AT_ONCE} are taken"
+    wanted: dict[Subject, Proposal] = {}
+    for each in found:
+        if not isinstance(each, Proposal):
+            return f"a proposal must be a Proposal, found {type(each).__name__} {each!r:.60}"
+        if not is_operation(each.operation):
+            return f"a proposal needs an operation, found {type(each.operation).__name__} {each.operation!r:.60}"
+        for subject in subjects_of(each.operation, seen):
+            if subject in wanted:
+                one, other = words_of(wanted[subject].operation), words_of(each.operation)
+                return f"it contradicts itself: {one!r} and {other!r} at once"
+            wanted[subject] = each
+    return None
+
+
+def _told(kind: str, name: str) -> str:
+    match kind:
+        case "knobs":
+            return f"knob {name}"
+        case "partitions":
+            return f"the number of partitions of {name!r}"
+        case "bins":
+            return f"the bins of {name!r}"
+        case "executors":
+            return "the number of executors"
+        case "operators":
+            return f"operator {name!r}"
+        case _:
+            return f"the {kind}"

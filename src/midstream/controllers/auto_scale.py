@@ -1,0 +1,228 @@
+"""As many partitions, and executors, as the load needs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from midstream.controllers.controller import Controller, Executors, Proposal
+from midstream.controllers.proposal_records import ProposalOutcome
+from midstream.controllers.situation import Situation, StageLoad
+from midstream.data.durations import duration
+from midstream.errors import FlowError
+from midstream.flow.edits import Rescale
+
+__all__ = ["AutoScale"]
+
+PATIENCE, LONG_PATIENCE = 3, 10
+"""Epochs that must agree before there are more partitions, or fewer."""
+SETTLES = 2
+"""Epochs after an operation that are not looked at."""
+MARGIN = 0.8
+"""Fewer partitions must leave this much of the wanted utilisation, or load that varies would have them back at once."""
+LEAST_CAPACITY = 0.5
+"""The rest of a core is at most this for Spark and the exchange, when a job cannot keep up."""
+FALLING_BEHIND = 0.1
+"""A job whose lag grows by this many seconds each second cannot keep up."""
+MOST_GROWTH = 1.0
+USEFUL = 0.9
+"""More partitions that leave more than this of the latency were of no use."""
+
+
+@dataclass(frozen=True)
+class _StageSample:
+    """What an epoch says of a stage."""
+
+    demand: float
+    """Cores that its operators would keep busy if the job kept up."""
+    latency_ms: float
+    share: float
+    """How busy a partition was, of a core."""
+    growth: float
+    """Seconds by which the lag grew in a second."""
+
+
+@dataclass(frozen=True)
+class _Scaling:
+    """What is remembered."""
+
+    settling: int = 1
+    lag_ms: float | None = None
+    samples: dict[str, tuple[_StageSample, ...]] = field(default_factory=dict)
+    capacity: dict[str, float] = field(default_factory=dict)
+    """By stage: how much of a core a partition keeps busy when the job cannot keep up."""
+    for_latency: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By stage: latency and demand before it got more partitions for the latency alone."""
+    asked: int = 0
+    """Executors that the cluster manager did not give."""
+
+
+@dataclass(frozen=True)
+class AutoScale(Controller):
+    """As few partitions as keep up with the load, and as meet an objective.
+
+    How much work a stage has is the time that its operators are busy, and if the job falls behind, what they would be
+    if it did not. A stage gets as many partitions as keep each busy for ``utilisation`` of the time. Three epochs must
+    agree that more are needed, ten that fewer are enough.
+
+    :param utilisation: how busy a partition should be, as a share of a core.
+    :param latency: the 95th percentile of the age of rows that is wanted: a stage gets one more partition as long as
+        rows are older, unless the last one was of no use.
+    :param between: the least and the largest number of partitions. Without ``executors``, a stage never gets more than
+        can run at a time.
+    :param stage: the stage; default: all, the one that needs it most first.
+    :param executors: the least and the largest number of executors to ask the cluster manager for, before there are
+        more partitions than cores. Where it cannot be asked, only partitions change.
+
+    >>> AutoScale(latency="2 s", between=(2, 8)).between
+    (2, 8)
+    >>> AutoScale(utilisation=70)
+    Traceback (most recent call last):
+    ...
+    midstream.errors.FlowError: AutoScale: utilisation=70 must be a share of a core, from 0.05 to 1
+    """
+
+    utilisation: float = 0.7
+    latency: str | None = None
+    between: tuple[int, int] = (1, 16)
+    stage: str | None = None
+    executors: tuple[int, int] | None = None
+
+    touches: ClassVar[frozenset[str]] = frozenset({"partitions", "executors"})
+
+    def __post_init__(self) -> None:
+        if not 0.05 <= self.utilisation <= 1:
+            raise FlowError(f"AutoScale: utilisation={self.utilisation} must be a share of a core, from 0.05 to 1")
+        if self.latency is not None:
+            duration(self.latency, "AutoScale: latency")
+        for what, limits in (("between", self.between), ("executors", self.executors)):
+            if limits is not None and not 1 <= limits[0] <= limits[1]:
+                raise FlowError(f"AutoScale: {what}={limits!r} must be two numbers from 1 on, the smaller one first")
+
+    def first(self) -> Any:
+        """Nothing is known yet."""
+        return _Scaling()
+
+    def decide(self, seen: Situation, memory: Any) -> tuple[Sequence[Proposal], Any]:
+        """More or fewer partitions for the stage that needs it most, or executors for them."""
+        now: _Scaling = memory
+        if seen.in_progress is not None:
+            return (), replace(now, settling=SETTLES, lag_ms=None, samples={})
+        if now.settling:
+            return (), replace(now, settling=now.settling - 1, lag_ms=seen.lag_ms)
+        now = self._noted(seen, now)
+        found = [(each, self._wanted(each, seen, now)) for each in self._stages(seen)]
+        changes = [(stage, wanted, why) for stage, (wanted, why) in found if wanted != stage.partitions]
+        if not changes:
+            return (), now
+        stage, wanted, why = max(changes, key=lambda each: each[1] / each[0].partitions)
+        return self._change(seen, now, stage, wanted, why)
+
+    def _stages(self, seen: Situation) -> Sequence[StageLoad]:
+        if self.stage is None:
+            return seen.stages
+        named = seen.stage(self.stage)
+        return () if named is None else (named,)
+
+    def _noted(self, seen: Situation, now: _Scaling) -> _Scaling:
+        """What is remembered of one more epoch."""
+        elapsed_ms = seen.observation.elapsed_ms
+        grown = 0.0 if now.lag_ms is None or not elapsed_ms else (seen.lag_ms - now.lag_ms) / elapsed_ms
+        growth = min(MOST_GROWTH, max(0.0, grown))
+        samples, capacity = {}, dict(now.capacity)
+        for stage in self._stages(seen):
+            busy = seen.busy_of(stage)
+            sample = _StageSample(busy * (1 + growth), seen.latency_ms(), busy / stage.partitions, growth)
+            found = (*now.samples.get(stage.name, ())[1 - LONG_PATIENCE :], sample)
+            samples[stage.name] = found
+            newest = found[-PATIENCE:]
+            if len(newest) == PATIENCE and min(each.growth for each in newest) >= FALLING_BEHIND:
+                share = min(1.0, max(LEAST_CAPACITY, *(each.share for each in newest)))
+                capacity[stage.name] = min(capacity.get(stage.name, 1.0), share)
+        return replace(now, lag_ms=seen.lag_ms, samples=samples, capacity=capacity)
+
+    def _wanted(self, stage: StageLoad, seen: Situation, now: _Scaling) -> tuple[int, str]:
+        """How many partitions a stage should have, and why."""
+        have, samples = stage.partitions, now.samples[stage.name]
+        low, high = self._limits(seen)
+        if not low <= have <= high:
+            return min(max(have, low), high), f"{have} partitions are not within {low} to {high}"
+        target = self.utilisation * now.capacity.get(stage.name, 1.0)
+        newest = samples[-PATIENCE:]
+        if len(newest) < PATIENCE:
+            return have, ""
+        needed = [math.ceil(each.demand / target - 1e-9) for each in newest]
+        if min(needed) > have:
+            wanted = min(high, round(statistics.median(needed)))
+            return wanted, f"its operators need {statistics.median(each.demand for each in newest):.2f} cores"
+        if self.latency is not None and self._is_late(stage, newest, now) and have < high:
+            return have + 1, f"rows are older than {self.latency}"
+        if len(samples) < LONG_PATIENCE or (self.latency is not None and not self._is_young(samples)):
+            return have, ""
+        enough = max(math.ceil(each.demand / (target * MARGIN) - 1e-9) for each in samples)
+        if enough < have:
+            return max(low, enough), f"its operators need {max(each.demand for each in samples):.2f} cores at most"
+        return have, ""
+
+    def _is_late(self, stage: StageLoad, samples: Sequence[_StageSample], now: _Scaling) -> bool:
+        """Whether rows are older than they should be, and another partition may help."""
+        if min(each.latency_ms for each in samples) <= self._objective_ms:
+            return False
+        before = now.for_latency.get(stage.name)
+        if before is None:
+            return True
+        latency_ms, demand = before
+        was_useful = statistics.median(each.latency_ms for each in samples) <= USEFUL * latency_ms
+        return was_useful or statistics.median(each.demand for each in samples) > demand / MARGIN
+
+    def _is_young(self, samples: Sequence[_StageSample]) -> bool:
+        return max(each.latency_ms for each in samples) <= self._objective_ms / 2
+
+    @property
+    def _objective_ms(self) -> float:
+        assert self.latency is not None
+        return duration(self.latency, "AutoScale: latency") / 1000
+
+    def _limits(self, seen: Situation) -> tuple[int, int]:
+        low, high = self.between
+        asks = self.executors is not None and seen.can_ask_for_executors
+        return low, high if asks else max(low, min(high, max(1, seen.cores)))
+
+    def _change(
+        self, seen: Situation, now: _Scaling, stage: StageLoad, wanted: int, why: str
+    ) -> tuple[Sequence[Proposal], _Scaling]:
+        sample = now.samples[stage.name][-1]
+        figures = {
+            "cores needed": round(sample.demand, 3),
+            "latency p95 ms": round(sample.latency_ms, 1),
+            "partitions": float(stage.partitions),
+        }
+        asking = self._executors_for(seen, now, wanted)
+        if asking is not None:
+            refused = seen.last is not None and seen.last.outcome is ProposalOutcome.FAILED
+            if refused and now.asked == asking:  # it has been asked for; go on with the cores that there are
+                wanted = min(wanted, max(stage.partitions, seen.cores))
+                if wanted == stage.partitions:
+                    return (), now
+            else:
+                reason = f"{stage.name!r} should have {wanted} partitions, and there are {seen.cores} cores: {why}"
+                found = Proposal(Executors(asking), reason, {**figures, "cores": float(seen.cores)})
+                return (found,), replace(now, asked=asking)
+        for_latency = dict(now.for_latency)
+        if why.startswith("rows are older"):
+            newest = now.samples[stage.name][-PATIENCE:]
+            for_latency[stage.name] = (statistics.median(each.latency_ms for each in newest), sample.demand)
+        proposal = Proposal(Rescale(wanted, stage.name), why, figures)
+        return (proposal,), replace(now, samples={}, for_latency=for_latency)
+
+    def _executors_for(self, seen: Situation, now: _Scaling, partitions: int) -> int | None:
+        """How many executors so many partitions need, if there are fewer and they can be asked for."""
+        if self.executors is None or not seen.can_ask_for_executors or not seen.executors:
+            return None
+        low, high = self.executors
+        each = max(1, seen.cores // seen.executors)
+        wanted = min(high, max(low, math.ceil(partitions / each)))
+        return wanted if wanted > seen.executors else None

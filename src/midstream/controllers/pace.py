@@ -1,0 +1,141 @@
+"""Most throughput within a latency: one step, a look, keep or take back."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from midstream.controllers.controller import Controller, Proposal
+from midstream.controllers.situation import Situation
+from midstream.data.durations import duration
+from midstream.errors import FlowError
+from midstream.flow.edits import Tune
+from midstream.flow.knobs import KNOBS, in_words
+
+__all__ = ["Pace"]
+
+SETTLES = 2
+"""Epochs after a step that are not looked at: the first one had begun before."""
+LOOK = 5
+"""Epochs that a step is judged by, by the median of their latency."""
+ROOM = 0.9
+"""Only below this share of the objective another step is made: latency that varies must not cross it at once."""
+OTHER_LOAD = 1.3
+"""By this factor the rows per second must have changed for what was learnt to be forgotten."""
+LIMITS = {"pace": ("50 ms", "10 s"), "rows_per_epoch": (100, 10_000_000)}
+"""By knob: between which values it is tuned if nothing is said."""
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    """What is remembered."""
+
+    value: int | None = None
+    """Of the knob, when it was looked at last."""
+    settling: int = SETTLES
+    latencies: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()
+    good: int | None = None
+    """The largest value that met the objective."""
+    bad: int | None = None
+    """The smallest one that did not."""
+    rate: float | None = None
+    """Rows per second when that was learnt."""
+
+
+@dataclass(frozen=True)
+class Pace(Controller):
+    """Epochs as long, or as large, as the latency allows: the longer they are, the less they cost.
+
+    It makes one step, looks at a few epochs, and goes on; a step that misses the objective is taken back and
+    remembered, until the load has changed.
+
+    :param latency: the 95th percentile of the age of rows that is to be met.
+    :param knob: ``"pace"``, the least time from one epoch to the next, or ``"rows_per_epoch"``.
+    :param between: the smallest and the largest value of the knob, as :class:`midstream.Tune` takes them.
+    :param step: by which factor a step changes it.
+    :param operator: whose rows are looked at; default: the operator with the oldest ones.
+
+    >>> Pace(latency="1 s", between=("100 ms", "5 s")).limits
+    (100000, 5000000)
+    >>> Pace(latency="1 s", knob="slice")
+    Traceback (most recent call last):
+    ...
+    midstream.errors.FlowError: Pace: knob='slice' is not tuned by latency; allowed: pace, rows_per_epoch
+    """
+
+    latency: str
+    knob: str = "pace"
+    between: tuple[str | int, str | int] | None = None
+    step: float = 1.5
+    operator: str | None = None
+
+    touches: ClassVar[frozenset[str]] = frozenset({"knobs"})
+
+    def __post_init__(self) -> None:
+        duration(self.latency, "Pace: latency")
+        if self.knob not in LIMITS:
+            raise FlowError(f"Pace: knob={self.knob!r} is not tuned by latency; allowed: {', '.join(LIMITS)}")
+        low, high = self.limits
+        if not 0 < low < high:
+            raise FlowError(f"Pace: between={self.between!r} must be two values above 0, the smaller one first")
+        if not 1.05 <= self.step <= 10:
+            raise FlowError(f"Pace: step={self.step} must be a factor from 1.05 to 10")
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The smallest and the largest value of the knob, in microseconds or rows."""
+        low, high = self.between or LIMITS[self.knob]
+        return KNOBS[self.knob].parsed(low), KNOBS[self.knob].parsed(high)
+
+    def first(self) -> Any:
+        """Nothing is known yet."""
+        return _Tuning()
+
+    def decide(self, seen: Situation, memory: Any) -> tuple[Sequence[Proposal], Any]:
+        """A step up, a step back, or nothing."""
+        now: _Tuning = memory
+        value = self._value(seen, now)
+        if seen.in_progress is not None or value != now.value:
+            return (), replace(now, value=value, settling=SETTLES, latencies=(), rates=())
+        if now.settling:
+            return (), replace(now, settling=now.settling - 1)
+        latencies = (*now.latencies, seen.latency_ms(self.operator))
+        rates = (*now.rates, seen.observation.rows_per_s)
+        if len(latencies) < LOOK:
+            return (), replace(now, latencies=latencies, rates=rates)
+        return self._judged(value, statistics.median(latencies), statistics.median(rates), now)
+
+    def _value(self, seen: Situation, now: _Tuning) -> int:
+        """The value of the knob; where it has none, what it has come to."""
+        value = seen.knobs.get(self.knob)
+        if value is not None:
+            return value
+        return now.value if now.value is not None else min(self.limits[1], max(1, seen.observation.rows_in))
+
+    def _judged(self, value: int, latency_ms: float, rate: float, now: _Tuning) -> tuple[Sequence[Proposal], _Tuning]:
+        """What follows from some epochs with the same value."""
+        low, high = self.limits
+        objective_ms = duration(self.latency, "Pace: latency") / 1000
+        if now.rate is not None and not now.rate / OTHER_LOAD <= rate <= now.rate * OTHER_LOAD:
+            now = replace(now, good=None, bad=None, rate=None)
+        now = replace(now, latencies=(), rates=(), rate=rate if now.rate is None else now.rate)
+        if latency_ms > objective_ms:
+            known = now.good if now.good is not None and now.good < value else None
+            wanted = max(low, round(value / self.step)) if known is None else known
+            now = replace(now, bad=value, good=known)
+            why = "back to what met the objective" if known else "smaller"
+        else:
+            wanted = min(high, max(low, round(value * self.step)))
+            now = replace(now, good=max(value, now.good or 0))
+            if latency_ms > ROOM * objective_ms or (now.bad is not None and wanted >= now.bad):
+                wanted = value
+            why = "there is room"
+        if wanted == value or (wanted > value and latency_ms > objective_ms):
+            return (), now
+        figures = {"latency p95 ms": round(latency_ms, 1), "objective ms": objective_ms, "rows/s": round(rate, 1)}
+        reason = f"rows are {latency_ms:.0f} ms old at {in_words(self.knob, value)}: {why}"
+        knobs: dict[str, Any] = {self.knob: wanted}
+        return (Proposal(Tune(**knobs), reason, figures),), now

@@ -1,0 +1,93 @@
+"""What users call to have controllers look after a job: the part of a job that needs no Spark."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from midstream.change.change import Change
+from midstream.controllers.controller import Controller
+from midstream.controllers.proposal_records import ControllerState, ProposalRecord
+from midstream.controllers.situation import StageLoad
+from midstream.runtime.controlled_job import ControlledJob
+from midstream.runtime.controller_desk import ControllerDesk
+from midstream.runtime.migrating_job import MigratingJob
+
+if TYPE_CHECKING:
+    from midstream.runtime.steering import ExecutorManager
+
+__all__ = ["SteeredJob"]
+
+
+class SteeredJob(MigratingJob, ControlledJob):
+    """Controllers of a job. All methods may be called from any thread."""
+
+    @property
+    @abstractmethod
+    def _steering(self) -> ControllerDesk:
+        """Where controllers are attached."""
+
+    def _begin_steering(self) -> None:
+        """A controller is attached: see to it that epochs are observed."""
+
+    @abstractmethod
+    def update(self, *edits: Any, **how: Any) -> Change:
+        """Change the job."""
+
+    @property
+    @abstractmethod
+    def knobs(self) -> dict[str, int | None]:
+        """The value of every knob."""
+
+    @property
+    @abstractmethod
+    def changes(self) -> Sequence[Change]:
+        """The changes in progress."""
+
+    @property
+    def cores(self) -> int:
+        """How many tasks can run at a time."""
+        return 1
+
+    @property
+    def executor_manager(self) -> ExecutorManager | None:
+        """Who can be asked for executors, if somebody can."""
+        return None
+
+    def stage_loads(self) -> tuple[StageLoad, ...]:
+        """The stages behind an exchange, and what each bin of theirs weighs."""
+        return self._migrating.loads()
+
+    def attach(self, controller: Controller, *, name: str | None = None, advise: bool = False) -> ControllerState:
+        """Have a controller look at the job after each epoch, from the next one on, and do what it proposes.
+
+        What it proposes is requested as by anybody else, one operation at a time; the history names the controller and
+        its reason. One that fails is stopped, and the job goes on; :attr:`controllers` says why. Controllers end with
+        the job: a script attaches them again, with ``flow.start(controllers=…)``.
+
+        :param controller: :class:`midstream.AutoScale`, :class:`midstream.Balance`, :class:`midstream.Pace`,
+            :class:`midstream.Migrate`, or one of your own.
+        :param name: by which it is known; default: the name of its class.
+        :param advise: only tell what it would do, see :meth:`proposals`.
+        """
+        self._require_running()
+        attached = self._steering.attach(controller, name=name, advise=advise)
+        self._begin_steering()
+        return attached
+
+    def detach(self, name: str) -> ControllerState:
+        """Ask a controller no more. An operation that it has requested goes on."""
+        return self._steering.detach(name)
+
+    @property
+    def controllers(self) -> tuple[ControllerState, ...]:
+        """The controllers that are attached, in the order in which they are asked."""
+        return self._steering.controllers
+
+    def proposals(self) -> list[ProposalRecord]:
+        """What controllers have proposed since this start, oldest first: why, by which figures, and what came of it.
+
+        The newest 1,000 are kept. What was requested is also in :meth:`history`, for good.
+        """
+        return self._steering.proposals()

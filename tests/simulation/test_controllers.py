@@ -1,0 +1,236 @@
+"""Controllers on simulated plants whose best setting is known: they find it, stay there, and keep their limits.
+
+Each policy has a naive rival, which the same checks catch: so they can fail.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from midstream import AutoScale, Balance, Controller, Pace, Proposal, Rebalance, Rescale, Situation, Tune
+from midstream.controllers.proposal_records import ProposalOutcome
+from midstream.planner.balance import balanced, imbalance
+from tests.plants import BINS, PacePlant, Plant, ScalePlant, steer, uneven
+
+SEEDS = range(6)
+
+
+def least(load: float, *, utilisation: float = 0.7, capacity: float = 1.0) -> int:
+    """The oracle: the least number of partitions that keep up with a load, noise included."""
+    return math.ceil(load / (utilisation * capacity) - 1e-9)
+
+
+def swings(settings: Sequence[Any]) -> int:
+    """How often the direction of a setting turned."""
+    steps = [later - earlier for earlier, later in pairwise(settings) if later != earlier]
+    return sum(1 for one, other in pairwise(steps) if one * other < 0)
+
+
+def found(plant: Plant, best: range, within: int) -> bool:
+    """Whether it has reached the best setting in time, and stayed there."""
+    return all(each in best for each in plant.settings[within:])
+
+
+# ── AutoScale ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("load", [0.4, 1.3, 3.1, 6.5])
+def test_auto_scale_finds_the_least_number_of_partitions_and_stays_there(load: float, seed: int) -> None:
+    for start in (1, 12):
+        plant = ScalePlant(lambda epoch: load, start, seed=seed)
+        desk = steer(plant, [AutoScale(between=(1, 16))], 160)
+        # Noise of a tenth may call for one more, and the way down leaves a margin; bins are not quite even either.
+        best = range(least(0.9 * load), least(1.1 * load / 0.8) + 2)
+        assert found(plant, best, 90), plant.settings
+        assert swings(plant.settings) <= 1
+        assert len(plant.changes) <= 6
+        assert all(each.outcome is ProposalOutcome.APPLIED for each in desk.proposals())
+        assert plant.lengths[-1] < 1.0, "the job keeps up"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_auto_scale_follows_a_load_that_doubles_and_falls(seed: int) -> None:
+    def load(epoch: int) -> float:
+        return 3.0 if 60 <= epoch < 140 else 1.2
+
+    plant = ScalePlant(load, 2, seed=seed)
+    steer(plant, [AutoScale()], 240)
+    assert plant.settings[59] in (2, 3)
+    assert plant.settings[75] >= least(2.7), "within a few epochs"
+    assert plant.settings[-1] in (2, 3), "and gives them back"
+    assert max(plant.settings) <= 8
+    assert swings(plant.settings) <= 2
+
+
+@pytest.mark.parametrize("capacity", [0.6, 0.8])
+def test_auto_scale_learns_that_a_partition_cannot_be_busy_all_the_time(capacity: float) -> None:
+    plant = ScalePlant(lambda epoch: 1.5, 1, capacity=capacity)
+    steer(plant, [AutoScale(utilisation=0.9)], 160)
+    assert plant.lengths[-1] < 1.0, "by busy time alone, two would be enough for 0.6"
+    assert plant.settings[-1] >= math.ceil(1.5 / capacity)
+    assert swings(plant.settings) <= 1
+
+
+def test_auto_scale_keeps_its_limits_and_those_of_the_cluster() -> None:
+    plant = ScalePlant(lambda epoch: 20.0, 2)
+    steer(plant, [AutoScale(between=(2, 5))], 60)
+    assert max(plant.settings) == plant.settings[-1] == 5
+    plant = ScalePlant(lambda epoch: 20.0, 2, cores=3)
+    steer(plant, [AutoScale(between=(2, 5))], 60)
+    assert plant.settings[-1] == 3
+    plant = ScalePlant(lambda epoch: 0.01, 4)
+    steer(plant, [AutoScale(between=(2, 5))], 60)
+    assert min(plant.settings) == plant.settings[-1] == 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_auto_scale_meets_a_latency_and_stops_where_more_is_of_no_use(seed: int) -> None:
+    plant = ScalePlant(lambda epoch: 0.9, 1, seed=seed, noise=0.03)
+    steer(plant, [AutoScale(utilisation=1.0, latency="380 ms")], 150)
+    # 0.2 s until the epoch, 0.05 s, and 0.18 s of work by the number of partitions.
+    assert plant.settings[-1] == 2
+    assert len(plant.changes) == 1
+    plant = ScalePlant(lambda epoch: 0.9, 1, seed=seed, noise=0.03)
+    steer(plant, [AutoScale(utilisation=1.0, latency="100 ms")], 150)
+    assert plant.settings[-1] <= 4, "no number of partitions makes rows younger than 250 ms"
+    assert swings(plant.settings) == 0
+
+
+@dataclass(frozen=True)
+class NaiveScale(Controller):
+    """As many partitions as the last epoch needed."""
+
+    def decide(self, seen: Situation, memory: Any) -> tuple[Sequence[Proposal], Any]:
+        [stage] = seen.stages
+        wanted = max(1, math.ceil(seen.busy_of(stage) / 0.7))
+        return ([Proposal(Rescale(wanted, stage.name), "now")] if wanted != stage.partitions else []), None
+
+
+def test_a_naive_rival_is_caught() -> None:
+    plant = ScalePlant(lambda epoch: 1.4, 2)
+    steer(plant, [NaiveScale()], 160)
+    assert swings(plant.settings) > 1
+    assert len(plant.changes) > 4, "until it is stopped"
+
+
+# ── Balance ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_balance_comes_to_what_can_be_reached_and_leaves_it_there(seed: int) -> None:
+    plant = ScalePlant(lambda epoch: 1.0, 4, seed=seed)
+    plant.weights = [plant.rng.paretovariate(1.5) for _ in range(BINS)]
+    plant.assignment = uneven([number // 100 for number in range(BINS)], 4)  # one partition has nothing
+    before = imbalance(plant.assignment, plant.weights)
+    best = imbalance(balanced_of(plant), plant.weights)
+    desk = steer(plant, [Balance(max_over_mean=1.2)], 60)
+    assert before > 1.2
+    assert imbalance(plant.assignment, plant.weights) == pytest.approx(best)
+    assert len(desk.proposals()) == 1, "and nothing more"
+
+
+def balanced_of(plant: ScalePlant) -> Any:
+    return balanced(plant.assignment, plant.weights)
+
+
+def test_balance_leaves_a_bin_that_is_too_heavy_where_it_is() -> None:
+    plant = ScalePlant(lambda epoch: 1.0, 4)
+    plant.weights = [1000.0, *[1.0] * (BINS - 1)]
+    plant.assignment = balanced_of(plant)
+    assert imbalance(plant.assignment, plant.weights) > 3
+    assert steer(plant, [Balance()], 60).proposals() == []
+
+
+@dataclass(frozen=True)
+class NaiveBalance(Controller):
+    """Rebalances whenever a stage is uneven."""
+
+    def decide(self, seen: Situation, memory: Any) -> tuple[Sequence[Proposal], Any]:
+        [stage] = seen.stages
+        return ([Proposal(Rebalance(stage.name), "uneven")] if stage.max_over_mean > 1.2 else []), None
+
+
+def test_a_naive_rebalance_never_ends() -> None:
+    plant = ScalePlant(lambda epoch: 1.0, 4)
+    plant.weights = [1000.0, *[1.0] * (BINS - 1)]
+    assert len(steer(plant, [NaiveBalance()], 60).proposals()) > 5
+
+
+# ── Pace ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("start", [60_000, 5_000_000])
+def test_pace_finds_the_longest_pace_overshoots_once_and_reverts(start: int, seed: int) -> None:
+    plant = PacePlant(start, seed=seed)
+    desk = steer(plant, [Pace(latency="1 s")], 250)
+    best, settled = plant.best(1000), plant.settings[-1]
+    assert best / 1.5 / 1.1 <= settled <= best, "within a step"
+    assert len(set(plant.settings[150:])) == 1, "and stays there"
+    over = [plant.settings[n] > best for n in range(len(plant.settings))]
+    overshoots = sum(1 for one, other in pairwise(over) if other and not one)
+    assert overshoots <= 1
+    assert all(each.reason.startswith("rows are ") for each in desk.proposals())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pace_follows_another_load(seed: int) -> None:
+    plant = PacePlant(
+        60_000,
+        slope=lambda epoch: 2.4 if epoch >= 150 else 1.2,
+        rate=lambda epoch: 2000.0 if epoch >= 150 else 1000.0,
+        seed=seed,
+    )
+    steer(plant, [Pace(latency="1 s")], 330)
+    assert plant.best(1000) / 1.5 / 1.1 <= plant.settings[-1] <= plant.best(1000)
+    assert sum(each > 1000 for each in plant.latencies[170:]) <= 20
+
+
+def test_pace_keeps_its_limits() -> None:
+    plant = PacePlant(100_000, floor_ms=2000.0)
+    steer(plant, [Pace(latency="1 s", between=("80 ms", "1 s"))], 100)
+    assert plant.settings[-1] == min(plant.settings) == 80_000, "it cannot be met, but no less is allowed"
+    plant = PacePlant(100_000)
+    steer(plant, [Pace(latency="20 s", between=("80 ms", "1 s"))], 100)
+    assert plant.settings[-1] == max(plant.settings) == 1_000_000
+
+
+@dataclass(frozen=True)
+class NaivePace(Controller):
+    """Longer while rows are young, shorter when they are old."""
+
+    def decide(self, seen: Situation, memory: Any) -> tuple[Sequence[Proposal], Any]:
+        now = seen.knobs["pace"] or 50_000
+        factor = 1.5 if seen.latency_ms() < 1000 else 1 / 1.5
+        return [Proposal(Tune(pace=round(now * factor)), "now")], None
+
+
+def test_a_naive_pace_oscillates_until_it_is_stopped() -> None:
+    plant = PacePlant(60_000)
+    desk = steer(plant, [NaivePace()], 250)
+    assert swings(plant.settings) > 2
+    [state] = desk.controllers
+    assert "it contradicts itself: it turned knob pace back 6 times" in (state.stopped or "")
+
+
+# ── several at once ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_scale_and_balance_together_come_to_what_each_would(seed: int) -> None:
+    plant = ScalePlant(lambda epoch: 2.0, 1, skew=3.0, seed=seed)
+    desk = steer(plant, [Balance(), AutoScale()], 200)
+    assert plant.settings[-1] in range(least(1.8), least(2.2 / 0.8) + 1)
+    assert imbalance(plant.assignment, plant.weights) <= max(
+        1.2, imbalance(balanced_of(plant), plant.weights) / 0.95 + 1e-9
+    )
+    assert len(plant.changes) <= 3
+    numbers = [each.number for each in desk.proposals()]
+    assert numbers == sorted(set(numbers)), "one order"
