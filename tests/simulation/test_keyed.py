@@ -19,6 +19,7 @@ from unittest.mock import patch
 import pytest
 
 from midstream import Flow, ListSource, MemorySink, agg, sessions, tumbling
+from midstream.engine.aggregation import running
 from midstream.runtime.edge import DriverCrashed
 from midstream.runtime.local import runtime as local
 from midstream.state import keeper, task
@@ -111,6 +112,7 @@ def test_state_that_does_not_fit_in_memory_equals_the_oracles(
 
     monkeypatch.setattr(task, "HELD_BYTES", 500)
     monkeypatch.setattr(keeper, "HELD_BYTES", 0)
+    monkeypatch.setattr(running, "KEYS_AT_ONCE", 2)
     monkeypatch.setattr(Spill, "put", counted)
     seeds = [*SEEDS_OF[kind][:2], *SPOILED.get(kind, ())[:1]]
     for seed in seeds:

@@ -19,6 +19,9 @@ from midstream.engine.keyed_rows import found_keys, refuse_nulls
 
 __all__ = ["RunningTotals"]
 
+KEYS_AT_ONCE = 1 << 16
+"""Stored totals are read and written for so many keys at a time: as Python objects they take much more memory."""
+
 
 class RunningTotals:
     """Running totals."""
@@ -53,12 +56,14 @@ class RunningTotals:
             return
         totals, state = self._common.totals, self._common.state
         order = pc.sort_indices(touched.keys)
-        stored = touched.keys.take(order)
-        keys = stored.to_pylist()
-        own = totals.combined(touched.totals, Runs.single(order.to_numpy().astype(np.int64)))
-        whole = totals.upon(state.get_many(keys), own)
-        state.put_many(keys, totals.pack(whole))
-        yield from self._common.emitted(stored, whole)
+        for start in range(0, len(order), KEYS_AT_ONCE):
+            some = order.slice(start, KEYS_AT_ONCE)
+            stored = touched.keys.take(some)
+            keys = stored.to_pylist()
+            own = totals.combined(touched.totals, Runs.single(some.to_numpy().astype(np.int64)))
+            whole = totals.upon(state.get_many(keys), own)
+            state.put_many(keys, totals.pack(whole))
+            yield from self._common.emitted(stored, whole)
 
     def _add(self, rows: pa.RecordBatch, numbers: Integers) -> None:
         common = self._common
