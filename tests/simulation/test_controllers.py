@@ -6,6 +6,8 @@ Each policy has a naive rival, which the same checks catch: so they can fail.
 from __future__ import annotations
 
 import math
+import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from midstream import AutoScale, Balance, Controller, Pace, Proposal, Rebalance, Rescale, Situation, Tune
+from midstream.controllers.arbiter import HOLD, REST
 from midstream.controllers.proposal_records import ProposalOutcome
 from midstream.planner.balance import balanced, imbalance
 from tests.plants import BINS, PacePlant, Plant, ScalePlant, steer, uneven
@@ -234,3 +237,46 @@ def test_scale_and_balance_together_come_to_what_each_would(seed: int) -> None:
     assert len(plant.changes) <= 3
     numbers = [each.number for each in desk.proposals()]
     assert numbers == sorted(set(numbers)), "one order"
+
+
+@dataclass(frozen=True)
+class Restless(Controller):
+    """Wants something at random, from a seed."""
+
+    seed: int
+
+    def first(self) -> Any:
+        return random.Random(self.seed)
+
+    def decide(self, seen: Situation, memory: Any) -> tuple[Sequence[Proposal], Any]:
+        [stage] = seen.stages
+        wanted = [
+            Proposal(Rescale(memory.randrange(1, 9), stage.name), "why not"),
+            Proposal(Rebalance(stage.name), "why not"),
+        ]
+        return memory.sample(wanted, memory.randrange(3)), memory
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_several_want_at_random_comes_to_one_serial_order(seed: int) -> None:
+    plant = ScalePlant(lambda epoch: 1.0, 2, seed=seed)
+    # The plant refuses a second operation while one is in progress.
+    desk = steer(plant, [], 0)
+    for number in range(3):
+        desk.attach(Restless(100 * seed + number), name=f"c{number}")
+    for _ in range(150):
+        desk.observe(plant.advance())
+    applied = [each for each in desk.proposals() if each.outcome is ProposalOutcome.APPLIED]
+    assert len(applied) > 5
+    assert [each.number for each in applied] == sorted(each.number for each in applied)
+    # Replayed one after the other, they come to the same setting.
+    again = ScalePlant(lambda epoch: 1.0, 2, seed=seed)
+    for each in applied:
+        scaled = re.fullmatch(r"rescale 'by k' to (\d+)", each.operation)
+        again.effect(Rescale(int(scaled[1]), "by k") if scaled else Rebalance("by k"))()
+    assert again.assignment == plant.assignment
+    # What one has changed is nobody else's for a while.
+    for kind in ("rescale", "rebalance"):
+        own = [each for each in applied if each.operation.startswith(kind)]
+        for one, other in pairwise(own):
+            assert other.epoch - one.epoch >= (REST if one.controller == other.controller else HOLD)
