@@ -92,6 +92,20 @@ def test_migration_moves_half_of_the_state_in_several_ways_and_counts_every_row_
 
 @pytest.mark.cluster
 @pytest.mark.timeout(PATIENCE_S)
+def test_a_square_wave_is_served_while_a_job_is_scaled_out_and_in(tmp_path: Path) -> None:
+    figures = run_quick("square_wave", tmp_path / "square_wave.svg")
+    assert (figures["lost"], figures["doubled"]) == (0, 0)
+    assert 0 < figures["low"] < figures["high"]
+    assert list(figures["runs"]) == ["out", "in"]
+    for found in figures["runs"].values():
+        assert found["batched"]["steps"] == 4, "two pairs of partitions, eight bins"
+        assert len({run["bytes"] > 0 for run in found.values()}) == 1
+        assert all(run["max_ms"] >= run["p99_ms"] > 0 for run in found.values())
+    assert figures["adaptive_over_batched"] > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(PATIENCE_S)
 def test_plan_changes_measures_delays_and_loses_no_row(tmp_path: Path) -> None:
     figures = run_quick("plan_changes", tmp_path / "plan_changes.svg")
     assert (figures["lost"], figures["doubled"], figures["problems"], figures["random_problems"]) == (0, 0, [], [])
