@@ -260,12 +260,13 @@ class Restless(Controller):
 @pytest.mark.parametrize("seed", range(12))
 def test_what_several_want_at_random_comes_to_one_serial_order(seed: int) -> None:
     plant = ScalePlant(lambda epoch: 1.0, 2, seed=seed)
-    # The plant refuses a second operation while one is in progress.
     desk = steer(plant, [], 0)
     for number in range(3):
         desk.attach(Restless(100 * seed + number), name=f"c{number}")
     for _ in range(150):
         desk.observe(plant.advance())
+    failed = [each.error for each in desk.proposals() if each.outcome is ProposalOutcome.FAILED]
+    assert failed == [], "the plant refuses a second operation while one is in progress"
     applied = [each for each in desk.proposals() if each.outcome is ProposalOutcome.APPLIED]
     assert len(applied) > 5
     assert [each.number for each in applied] == sorted(each.number for each in applied)
