@@ -154,10 +154,10 @@ def rebalanced(spark: SparkSession, size: Size) -> Rebalanced:
             job.rebalance(measure="rows").require(PATIENCE_S)
             after = _phase(job, size)
         state = read_state(folder, "count")
-        *keys, found = state.columns
-        total = int(sum(found.to_pylist()))
+        users, found = state.column("user").to_pylist(), state.columns[-1].cast(pa.int64()).to_pylist()
+        total = sum(found)
         wanted = counts_of(total, size, pattern)
-        counted = dict(zip(keys[0].to_pylist(), found.to_pylist(), strict=True))
+        counted = dict(zip(users, found, strict=True))
         wrong = sum(abs(counted.get(key, 0) - wanted.get(key, 0)) for key in counted.keys() | wanted.keys())
         wrong += total % size.rows  # epochs are whole
         return Rebalanced(before, after, wrong)
