@@ -31,7 +31,12 @@ myst_heading_anchors = 4  # headings have the anchors that code hosts give them
 myst_enable_extensions = ["html_image"]
 myst_fence_as_directive = ["mermaid"]
 
-autodoc_default_options = {"members": True, "show-inheritance": True}
+# Methods that come from a base class of ours are listed, those of built-in types are not.
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": "object, str, int, tuple, dict, BaseException",
+    "show-inheritance": True,
+}
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
