@@ -64,13 +64,33 @@ def test_after_a_change_was_rolled_back_upserted_rows_agree_with_state(database:
 def test_a_killed_process_leaves_upserts_that_the_next_one_finishes(
     postgres: Postgres, tmp_path: Path, seed: int
 ) -> None:
-    """SIGKILL at random statements and commits; the server sees connections that break."""
     postgres.run("CREATE TABLE out (k VARCHAR(20) PRIMARY KEY, n BIGINT, epoch BIGINT)")
-    rng = random.Random(seed)
+    kill_at_random(postgres, tmp_path, "upsert", range(10, 45), random.Random(seed))
+    assert in_database(postgres) == in_state(tmp_path / "c") == totals()
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_added_rows_that_the_next_one_finishes(postgres: Postgres, tmp_path: Path) -> None:
+    """The rows of each epoch and key, counted, and the total that the last of them has come to."""
+    postgres.run("CREATE TABLE out (k VARCHAR(20), n BIGINT, epoch BIGINT)")
+    kill_at_random(postgres, tmp_path, "append", range(8, 18), random.Random(3))
+    wanted, total = [], Counter[str]()
+    for epoch, rows in enumerate(EPOCHS):
+        for row in rows:
+            total[row["k"]] += row["n"]
+        counts = Counter(row["k"] for row in rows)
+        wanted += [(epoch, key, count, total[key]) for key, count in sorted(counts.items())]
+    found = postgres.run("SELECT epoch, k, COUNT(*), MAX(n) FROM out GROUP BY epoch, k ORDER BY epoch, k")
+    assert found == wanted
+    assert in_state(tmp_path / "c") == totals()
+
+
+def kill_at_random(postgres: Postgres, folder: Path, mode: str, steps: range, rng: random.Random) -> None:
+    """SIGKILL at random statements and commits; the server sees connections that break."""
     codes: list[int] = []
-    while done(tmp_path / "c") < len(EPOCHS):
-        step = rng.randrange(10, 45) if len(codes) < 10 else 0
-        command = [sys.executable, "-m", "tests.simulation.upserting_job", tmp_path, postgres.port, step]
+    while done(folder / "c") < len(EPOCHS):
+        step = rng.choice(steps) if len(codes) < 10 else 0
+        command = [sys.executable, "-m", "tests.simulation.upserting_job", folder, postgres.port, step, mode]
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         ended = subprocess.run(
             [*map(str, command)],
@@ -83,4 +103,3 @@ def test_a_killed_process_leaves_upserts_that_the_next_one_finishes(
         codes.append(ended.returncode)
         assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
     assert codes.count(-signal.SIGKILL) >= 3
-    assert in_database(postgres) == in_state(tmp_path / "c") == totals()

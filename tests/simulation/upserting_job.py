@@ -1,4 +1,4 @@
-"""A job that upserts into PostgreSQL and is killed: ``python -m tests.simulation.upserting_job FOLDER PORT STEP``.
+"""A job that writes to PostgreSQL and is killed: ``python -m tests.simulation.upserting_job FOLDER PORT STEP MODE``.
 
 It ends itself with SIGKILL at the given statement or commit of its sink; at no step if that is 0.
 """
@@ -76,7 +76,7 @@ def flow_to(sink: Any, epochs: list[list[Row]], *others: Any) -> Flow:
     return flow
 
 
-def main(folder: str, port: str, step: str) -> None:
+def main(folder: str, port: str, step: str, mode: str) -> None:
     """Run what is left."""
     checkpoint = Path(folder, "c")
 
@@ -84,7 +84,8 @@ def main(folder: str, port: str, step: str) -> None:
         address = {"host": "127.0.0.1", "port": int(port), "user": "midstream", "dbname": "postgres"}
         return Connection.connect(**address, cursor_factory=Cursor)  # type: ignore[arg-type]
 
-    flow = flow_to(DatabaseSink(connect, "out", mode="upsert", key="k"), EPOCHS[done(checkpoint) :])
+    sink = DatabaseSink(connect, "out", mode=mode, key="k" if mode == "upsert" else ())
+    flow = flow_to(sink, EPOCHS[done(checkpoint) :])
     Steps.left = int(step)
     run_local(flow, checkpoint=str(checkpoint))
 
