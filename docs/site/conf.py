@@ -61,6 +61,7 @@ CONTENTS = {
         "docs/controlling",
         "docs/operating",
         "docs/kafka",
+        "docs/tables",
     ),
     "Look up": ("docs/reference", "docs/site/api", "docs/glossary", "CHANGELOG"),
     "Inside": (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.engine.control_operations import ControlMessage, ControlOperation
 from midstream.errors import MidstreamError
 from midstream.flow import aggregations as agg
+from midstream.flow.delta_sink import DeltaSink
 from midstream.flow.edits import Insert, Move, Remove, Rescale, Rewire, Tune, Update
 from midstream.flow.kafka_notes import runs_that_count
 from midstream.flow.kafka_sink import KafkaSink
@@ -63,6 +64,7 @@ __all__ = [
     "ControlOperation",
     "Controller",
     "DatabaseSink",
+    "DeltaSink",
     "Drain",
     "Executors",
     "FileSink",

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from midstream.checkpoint.inspection import read_state
 from midstream.checkpoint.location import Checkpoint
-from midstream.flow.sinks import EPOCH_COLUMN
+from midstream.flow.sink_owner import EPOCH_COLUMN
 from midstream.ids import Epoch
 from midstream.state.lineage import Lineage
 from tests.chaos.events import Event, microseconds, moment, read_events

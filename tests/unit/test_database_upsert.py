@@ -12,7 +12,8 @@ import pytest
 from midstream import DatabaseSink, Flow, ListSource
 from midstream.errors import CheckpointError, FlowError, JobFailed, SchemaError, SetupError
 from midstream.ids import Epoch
-from midstream.runtime.database_sink import check_tables, claim_tables, replace_epoch
+from midstream.runtime.database_sink import replace_epoch
+from midstream.runtime.table_claims import check_tables, claim_tables
 from midstream.testing import run_local
 from tests.databases import Database, Postgres
 

@@ -4,6 +4,7 @@ Blocks of code in a page run in order, in an empty folder, in a process of their
 
 * ``python`` runs without Spark, ``python spark`` with it, ``python no-run`` never. Blocks of a page share their names.
 * ``python kafka`` runs where a broker is: in ``tests/spark/test_kafka.py``, which gives it a session and topics.
+* ``python delta`` runs where ``deltalake`` is installed.
 * ``python`` whose first line is a comment with a file's name is written to that file instead.
 * ``text output`` is what the Python block before it must print.
 * ``console`` holds ``$ commands`` and what they must print; ``console spark`` needs Spark.
@@ -23,6 +24,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,10 @@ class Block:
         return "kafka" in self.words[1:]
 
     @property
+    def lacks_a_package(self) -> bool:
+        return "delta" in self.words[1:] and find_spec("deltalake") is None
+
+    @property
     def file(self) -> str | None:
         named = re.match(r"# (\w+\.py)\n", self.text)
         return named[1] if named else None
@@ -89,7 +95,8 @@ def assert_page_prints(page: Path, with_spark: bool, kafka: Mapping[str, Any] | 
     names: dict[str, Any] = {"__name__": "page", **(kafka or {})}
     printed = ""
     for block in blocks_of(page):
-        if (block.needs_spark and not with_spark) or (block.needs_kafka and kafka is None):
+        idle = (block.needs_spark and not with_spark) or (block.needs_kafka and kafka is None)
+        if idle or block.lacks_a_package:
             printed = ""
             continue
         match block.words:
@@ -188,7 +195,7 @@ def test_nearly_all_blocks_are_run():
 
 def test_every_block_has_known_marks():
     known = {
-        "python": {"spark", "no-run", "kafka"},
+        "python": {"spark", "no-run", "kafka", "delta"},
         "console": {"spark"},
         "text": {"output"},
         "sh": set(),

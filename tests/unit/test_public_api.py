@@ -32,6 +32,7 @@ def test_midstream_exports_exactly_these_names():
         "ControlOperation",
         "Controller",
         "DatabaseSink",
+        "DeltaSink",
         "Drain",
         "Executors",
         "FileSink",

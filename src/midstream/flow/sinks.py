@@ -18,13 +18,12 @@ import pyarrow as pa
 
 from midstream.data.schema import require_columns, type_name
 from midstream.errors import FlowError, SchemaError
+from midstream.flow.delta_sink import DeltaSink, check_types
 from midstream.flow.kafka_sink import KafkaSink, check_records
+from midstream.flow.sink_owner import EPOCH_COLUMN, SinkOwner
 from midstream.flow.spec import Delivery, SinkTable
 from midstream.storage.blobs import filesystem_of, is_plain_path
 from midstream.storage.table_format import FileFormat, TableFormat
-
-EPOCH_COLUMN = "epoch"
-"""The column that sinks add to rows."""
 
 EPOCHS_TABLE = "midstream_epochs"
 """The table in which a :class:`DatabaseSink` records the owner of each target table and its last epoch."""
@@ -198,16 +197,6 @@ class CallSink:
 
 
 @dataclass(frozen=True)
-class SinkOwner:
-    """The writer of a table: a sink of a job, in one driver process."""
-
-    job: str
-    flow: str
-    sink: str
-    driver: str
-
-
-@dataclass(frozen=True)
 class DatabaseSink:
     """Writes to a table of any database that has a DB-API 2.0 driver, each epoch in one transaction.
 
@@ -304,6 +293,11 @@ class DatabaseSink:
             object.__setattr__(self, name, value)
 
     @property
+    def place(self) -> tuple[Any, ...]:
+        """What tells its table from those of other sinks."""
+        return self.table, self.epochs_table
+
+    @property
     def undo_table(self) -> tuple[str, ...]:
         """Where an upsert keeps what the newest epoch has overwritten."""
         return (*self.table[:-1], f"{self.table[-1]}_undo")
@@ -326,9 +320,10 @@ def _name_parts(name: Any, what: str) -> tuple[str, ...]:
 
 def check_columns(target: SinkTarget, schema: pa.Schema, what: str) -> None:
     """Refuse columns that a sink cannot write."""
-    added = {FileSink: EPOCH_COLUMN, DatabaseSink: getattr(target, "epoch_column", "")}.get(type(target))
+    named = getattr(target, "epoch_column", None)
+    added = EPOCH_COLUMN if isinstance(target, FileSink) else named
     if added in schema.names:
-        instead = ", or give the sink another epoch_column" if isinstance(target, DatabaseSink) else ""
+        instead = ", or give the sink another epoch_column" if named else ""
         raise SchemaError(
             f"{what}: a {type(target).__name__} adds the column {added!r} (the number of the epoch), but the rows have "
             f"one of that name already; rename it with a map before the sink{instead}"
@@ -337,6 +332,8 @@ def check_columns(target: SinkTarget, schema: pa.Schema, what: str) -> None:
         check_table(target, schema, what)
     if isinstance(target, KafkaSink):
         check_records(target, schema, what)
+    if isinstance(target, DeltaSink):
+        check_types(target, schema, what)
     if isinstance(target, DatabaseSink):
         require_columns(schema, target.key, f"{what}, key")
     for column in schema:
@@ -364,4 +361,4 @@ def check_table(target: FileSink, schema: pa.Schema, what: str) -> None:
     target.layout.check(schema, what)
 
 
-SinkTarget = FileSink | MemorySink | ConsoleSink | NoopSink | CallSink | DatabaseSink | KafkaSink
+SinkTarget = FileSink | MemorySink | ConsoleSink | NoopSink | CallSink | DatabaseSink | DeltaSink | KafkaSink

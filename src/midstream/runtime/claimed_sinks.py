@@ -12,7 +12,7 @@ from midstream.checkpoint.sink_files import SinkFolders
 from midstream.checkpoint.sink_marker import check_file_sinks, mark_folders
 from midstream.flow.model import Graph, Sink
 from midstream.flow.spec import SinkTable
-from midstream.runtime.database_sink import TableClaims
+from midstream.runtime.table_claims import TableClaims
 from midstream.storage.table_files import SinkFile
 
 __all__ = ["ClaimedSinks"]

@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +21,12 @@ import pyarrow.csv as pacsv
 from midstream.data.ddl import closest
 from midstream.errors import CheckpointError, FlowError, MidstreamError, SchemaError, SetupError
 from midstream.flow.model import Graph, Sink
-from midstream.flow.sinks import PARAMSTYLES, DatabaseSink, SinkOwner
+from midstream.flow.sink_owner import SinkOwner
+from midstream.flow.sinks import PARAMSTYLES, DatabaseSink
 from midstream.ids import Epoch
 from midstream.runtime.database_upsert import Upsert, upsert
 
-__all__ = ["TableClaims", "check_tables", "claim_tables", "replace_epoch"]
+__all__ = ["check_tables", "claim_tables", "replace_epoch"]
 
 PORTION_ROWS = 10_000
 """Rows that are converted to Python values at a time."""
@@ -56,9 +56,8 @@ def check_tables(graph: Graph, job: str) -> None:
             _check_owner(name, sink, job, database)
 
 
-def claim_tables(graph: Graph, job: str) -> Graph:
+def claim_tables(graph: Graph, job: str, driver: str) -> Graph:
     """Claim the tables for this job and this driver process; return the graph whose sinks may write."""
-    driver = uuid.uuid4().hex
     payloads = dict(graph.payloads)
     for name, sink, schema in _database_sinks(graph):
         owned = payloads[name] = sink.owned_by(SinkOwner(job, graph.name, name, driver))
@@ -80,34 +79,6 @@ def claim_tables(graph: Graph, job: str) -> Graph:
                 database.claim()
                 database.commit()
     return replace(graph, payloads=payloads)
-
-
-class TableClaims:
-    """A driver's claims on tables of sinks that came while the job runs, after :func:`claim_tables` at the start."""
-
-    def __init__(self, job: str) -> None:
-        self._job = job
-        self._owners: dict[tuple[Any, ...], SinkOwner] = {}
-
-    def claim(self, graph: Graph, names: Collection[str]) -> None:
-        """Check and claim the tables of these sinks of a flow. A table that is not this job's is refused."""
-        new = [name for name, _, _ in _database_sinks(graph) if name in names]
-        if not new:
-            return
-        check_tables(graph, self._job)
-        owned = claim_tables(replace(graph, operators=tuple(graph[name] for name in new)), self._job)
-        for name, sink, _ in _database_sinks(owned):
-            assert sink.owner is not None, "it was claimed just now"
-            self._owners[name, sink.table, sink.epochs_table] = sink.owner
-
-    def applied(self, graph: Graph) -> Graph:
-        """The flow whose sinks may write. After a restart, tables of recorded sinks are claimed here."""
-        waiting = {name: sink for name, sink, _ in _database_sinks(graph) if sink.owner is None}
-        if not waiting:
-            return graph
-        self.claim(graph, [n for n, sink in waiting.items() if (n, sink.table, sink.epochs_table) not in self._owners])
-        owned = {n: sink.owned_by(self._owners[n, sink.table, sink.epochs_table]) for n, sink in waiting.items()}
-        return replace(graph, payloads={**graph.payloads, **owned})
 
 
 def _database_sinks(graph: Graph) -> Iterator[tuple[str, DatabaseSink, pa.Schema]]:

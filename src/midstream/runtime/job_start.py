@@ -20,7 +20,7 @@ from midstream.checkpoint.sink_marker import SinkMarker, check_file_sinks, mark_
 from midstream.flow.model import Graph
 from midstream.ids import Revision
 from midstream.planner.stages import compile_plan
-from midstream.runtime.database_sink import check_tables, claim_tables
+from midstream.runtime.table_claims import check_tables, claim_tables
 
 __all__ = ["check", "claim", "restart"]
 

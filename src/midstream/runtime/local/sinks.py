@@ -8,9 +8,10 @@ from functools import partial
 import pyarrow as pa
 
 from midstream.engine.failure import USER_ERRORS, failed
+from midstream.flow.delta_sink import DeltaSink
 from midstream.flow.sinks import CallSink, DatabaseSink, SinkTarget
 from midstream.ids import Epoch
-from midstream.runtime.database_sink import replace_epoch
+from midstream.runtime import database_sink, delta_sink
 
 
 def write(name: str, target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
@@ -19,7 +20,9 @@ def write(name: str, target: SinkTarget, rows: pa.Table, epoch: Epoch) -> None:
         case CallSink(function):
             _call(partial(function, rows, epoch), name)
         case DatabaseSink():
-            _call(partial(replace_epoch, target, rows.to_batches(), epoch), name)
+            _call(partial(database_sink.replace_epoch, target, rows.to_batches(), epoch), name)
+        case DeltaSink():
+            _call(partial(delta_sink.replace_epoch, target, rows.to_batches, epoch), name)
         case _:
             raise AssertionError(f"a {type(target).__name__} reads no table")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -11,10 +12,11 @@ from pyspark.sql import DataFrame
 
 from midstream.engine.failure import USER_ERRORS, failed
 from midstream.engine.frames import decode_rows
+from midstream.flow.delta_sink import DeltaSink
 from midstream.flow.kafka_sink import KafkaSink
 from midstream.flow.sinks import CallSink, DatabaseSink, SinkTarget
 from midstream.ids import Epoch
-from midstream.runtime.database_sink import replace_epoch
+from midstream.runtime import database_sink, delta_sink
 from midstream.runtime.spark.kafka import EpochNotes, write_records
 from midstream.runtime.spark.worker import pack_portions
 
@@ -30,7 +32,10 @@ def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch, notes: Epo
         case CallSink(function):
             _call(function, name, df, epoch)
         case DatabaseSink():
-            _call(lambda df, epoch: replace_epoch(target, portions(df), Epoch(epoch)), name, df, epoch)
+            _call(lambda df, epoch: database_sink.replace_epoch(target, portions(df), Epoch(epoch)), name, df, epoch)
+        case DeltaSink():
+            rows = partial(portions, df)
+            _call(lambda _, epoch: delta_sink.replace_epoch(target, rows, Epoch(epoch)), name, df, epoch)
         case KafkaSink():
             write_records(target, df, notes.begin(name, target, epoch))
         case _:
@@ -39,7 +44,7 @@ def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch, notes: Epo
 
 def fetches_rows(target: SinkTarget) -> bool:
     """Whether a sink gets its rows by :func:`portions`."""
-    return isinstance(target, DatabaseSink)
+    return isinstance(target, DatabaseSink | DeltaSink)
 
 
 def portions(df: DataFrame) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,88 @@
+"""A job that writes to Delta Lake while its processes are killed: ``python -m tests.spark.lake_job FOLDER MASTER``.
+
+It numbers the rows of each key and is changed again and again; version v of two operators puts v on rows. Started again
+in the same folder it goes on; it ends when all rows are committed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from midstream import DeltaSink, FileSink, Flow, GeneratorSource, State, Update
+from midstream.checkpoint.change_records import Outcome
+from tests.chaos.job import JAVA_OPTIONS
+
+Row = dict[str, Any]
+TOTAL = 6_000
+KEYS = 7
+PER_EPOCH = 300
+
+
+class Mark:
+    """Puts its version on the row."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def __call__(self, row: Row) -> Row:
+        """Mark a row."""
+        return {"k": row["k"], "n": row["n"], "a": self.version}
+
+
+class Count:
+    """Numbers the rows of a key."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+    def __call__(self, key: int, row: Row, state: State) -> Row:
+        """Count a row."""
+        state.set(state.get(0) + 1)
+        return {**row, "b": self.version, "nth": state.get()}
+
+
+def make(indexes: Any, rng: Any) -> dict[str, Any]:
+    """The rows of some indexes."""
+    return {"k": indexes % KEYS, "n": indexes}
+
+
+def build(folder: Path) -> Flow:
+    """The flow, with the first version of its functions."""
+    flow = Flow("lake")
+    source = GeneratorSource(make, "k bigint, n bigint", rate=1e9, limit=TOTAL, max_rows_per_epoch=PER_EPOCH)
+    marked = flow.source("in", source).map("mark", Mark(1), returns="k bigint, n bigint, a int")
+    counted = marked.key_by("by k", "k").process(
+        "count", Count(1), returns="k bigint, n bigint, a int, b int, nth bigint", one_to_one=True
+    )
+    counted.sink("lake", DeltaSink(folder / "lake"))
+    counted.sink("files", FileSink(folder / "files"))
+    return flow
+
+
+def main(place: str, master: str) -> None:
+    """Run and change the job until all rows are committed."""
+    from pyspark.sql import SparkSession
+
+    folder = Path(place)
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.task.maxFailures": "8",
+    }
+    spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    job = build(folder).start(spark, checkpoint=str(folder / "checkpoint"), trigger="available-now")
+    while not job.await_termination(0.1):  # raises if it has failed
+        version = 2 + sum(each.outcome is Outcome.APPLIED for each in job.history())
+        change = job.update(Update("mark", Mark(version)), Update("count", Count(version)))
+        while change.outcome is Outcome.PENDING and not job.await_termination(0.1):
+            pass
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

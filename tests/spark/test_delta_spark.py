@@ -1,0 +1,118 @@
+"""Tables of Delta Lake on Spark: as sink, on both runtimes and under kills, and as the table of a lookup."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from midstream import DeltaSink, Flow, GeneratorSource, ListSource
+from midstream.checkpoint.change_records import Outcome
+from midstream.metrics import JobMetrics
+from tests.chaos.processes import Life, Victim, end, left_behind
+from tests.chaos.run import LOCAL
+from tests.spark.conftest import PATIENCE_S
+from tests.spark.lake_job import KEYS, TOTAL
+
+deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed: pip install 'midstream[delta]'")
+
+Row = dict[str, Any]
+
+
+def rows_of(path: Path) -> list[Row]:
+    found: list[Row] = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    return found
+
+
+def test_both_runtimes_write_the_same_table(run: Callable[..., JobMetrics], tmp_path: Path) -> None:
+    epochs = [[{"n": 10 * e + i, "a.b": None, "name": None if i else "naïve"} for i in range(5)] for e in range(3)]
+    flow = Flow("lake")
+    source = ListSource(epochs, "n bigint, `a.b` string, name string", partitions=2)
+    flow.source("in", source).sink("lake", DeltaSink(tmp_path / "lake", partition_by="name"))
+    run(flow)
+    wanted = [{**row, "epoch": epoch} for epoch, rows in enumerate(epochs) for row in rows]
+    assert sorted(rows_of(tmp_path / "lake"), key=lambda row: row["n"]) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * PATIENCE_S)
+def test_a_lookup_follows_the_versions_of_a_table(spark: Any, tmp_path: Path) -> None:
+    """Each version becomes one change, rows meet one version an epoch, and the table is read once a version."""
+    place, out = tmp_path / "rates", tmp_path / "out"
+    reads = []
+
+    def put(rate: int) -> None:
+        deltalake.write_deltalake(place, pa.table({"k": range(10), "rate": [rate] * 10}), mode="overwrite")
+
+    def read() -> pa.Table:
+        table = deltalake.DeltaTable(place)
+        reads.append(table.version())
+        return table.to_pyarrow_table()
+
+    put(0)
+    flow = Flow("refreshed")
+    source = GeneratorSource(lambda indexes, rng: {"k": indexes % 10}, "k bigint", rate=200)
+    rows = flow.source("in", source).lookup(
+        "rates", read, on="k", refresh="100 ms", version=lambda: deltalake.DeltaTable(place).version()
+    )
+    rows.sink("out", DeltaSink(out))
+    with flow.start(spark, checkpoint=str(tmp_path / "c"), trigger="200 ms") as job:
+        assert job.await_epoch(1, PATIENCE_S)
+        for rate in (1, 2):
+            put(rate)
+            for seen in job.watch():
+                if sum(each.outcome is Outcome.APPLIED for each in job.history()) >= rate:
+                    break
+                assert seen.epoch < 1_000, job.history()
+        assert job.await_epoch(job.metrics.epochs + 3, PATIENCE_S)
+    assert [(each.by, each.operators) for each in job.history()] == [("refresh", ("rates",))] * 2
+    by_epoch = sorted({(row["epoch"], row["rate"]) for row in rows_of(out)})
+    assert len(by_epoch) == len({epoch for epoch, _ in by_epoch}), "an epoch has rows of one version"
+    assert [rate for _, rate in by_epoch] == sorted(rate for _, rate in by_epoch)
+    assert {rate for _, rate in by_epoch} == {0, 1, 2}
+    # When the flow is built, for the first comparison, and then once for each version.
+    assert reads == [0, 0, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5 * PATIENCE_S)
+@pytest.mark.parametrize("seed", [1])
+def test_changes_and_kills_leave_each_row_once(seed: int, tmp_path: Path) -> None:
+    """Workers and drivers die while a job is changed. The oracle counts the rows of each key."""
+    folder, rng = tmp_path.resolve(), random.Random(seed)
+    kills = [(Victim.WORKER, 2), (Victim.DRIVER, 5), (Victim.WORKER, 8), (Victim.DRIVER_PYTHON, 11)]
+    try:
+        lives, code = 0, -1
+        while code != 0:
+            life = Life(folder, lives, LOCAL, None, "tests.spark.lake_job")
+            lives += 1
+            died = False
+            while kills and not died:
+                victim, epoch = kills.pop(0)
+                offsets = folder / "checkpoint" / "spark" / "offsets" / str(epoch + rng.randrange(2))
+                assert life.wait_until(offsets.exists), life.last_words()
+                life.kill(victim, rng)
+                died = victim.ends_life
+            code = life.finish() if not died else -1
+            assert died or code == 0, life.last_words()
+    finally:
+        end(folder)
+    assert lives == 3
+    assert left_behind(folder) == []
+
+    rows = rows_of(folder / "lake")
+    assert sorted(row["n"] for row in rows) == list(range(TOTAL))
+    names = ["k", "n", "a", "b", "nth", "epoch"]
+    filed = [row for part in (folder / "files").glob("[!._]*") for row in pq.ParquetFile(part).read().to_pylist()]
+    mine = {row["n"]: {name: row[name] for name in names} for row in rows}
+    assert {row["n"]: {name: row[name] for name in names} for row in filed} == mine, "both sinks have the same rows"
+    assert all(row["a"] == row["b"] for row in rows), "no row met a half of a change"
+    assert len({row["a"] for row in rows}) > 2, "there were changes"
+    for key in range(KEYS):
+        nth = sorted(row["nth"] for row in rows if row["k"] == key)
+        assert nth == list(range(1, len(nth) + 1)), "each row of a key was counted once"
