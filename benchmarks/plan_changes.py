@@ -7,9 +7,9 @@ driver, and PyFlink with a savepoint, in an environment of its own (``make rival
 it, PyFlink is left out). At last plans are changed at random while workers and drivers are killed. Every row of
 everything is checked against arithmetic.
 
-Sources cannot be added to a running job yet, so there is no figure for that.
+A second source comes and goes by hand-overs: how long no epoch is committed, beyond a steady one.
 
-    python -m benchmarks.plan_changes [--quick] [--only changes,pyflink,kills] [--rounds ROUNDS]
+    python -m benchmarks.plan_changes [--quick] [--only changes,sources,pyflink,kills] [--rounds ROUNDS]
         [--pyflink PYTHON] [--plot FILE]
 """
 
@@ -42,9 +42,10 @@ from benchmarks.plan_timeline import (
 from benchmarks.report import arguments, closing_line, table
 from benchmarks.rivals.flink import Cycle, Missing, find, savepoint_cycles
 from benchmarks.sessions import CORES, session
+from benchmarks.source_changes import Sources, hand_overs
 from tests.chaos.plans import Round, run_round
 
-PARTS = CHANGES, PYFLINK, KILLS = "changes", "pyflink", "kills"
+PARTS = CHANGES, SOURCES, PYFLINK, KILLS = "changes", "sources", "pyflink", "kills"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Results:
     cycles: list[Cycle] = field(default_factory=list)
     kills: Round | None = None
     missing: str | None = None
+    sources: Sources | None = None
 
 
 # ── figures ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,7 +139,7 @@ def noise(course: Course, calm: int) -> float:
 
 def figures_of(results: Results, calm: int) -> dict[str, Any]:
     """For programs; None where nothing was measured."""
-    names = ("within_stage_p50_ms", "exchange_epochs", "longest_epoch_ratio", "over_pyflink", "lost")
+    names = ("within_stage_p50_ms", "exchange_epochs", "longest_epoch_ratio", "handover_s", "over_pyflink", "lost")
     figures: dict[str, Any] = dict.fromkeys(names)
     ours: float | None = None
     if results.course is not None:
@@ -170,6 +172,18 @@ def figures_of(results: Results, calm: int) -> dict[str, Any]:
             "doubled": verdict.doubled,
             "problems": verdict.problems,
         }
+    if (sources := results.sources) is not None:
+        pauses = [each.pause_s for each in sources.found]
+        figures |= {
+            "handover_s": median(pauses),
+            "handover_max_s": max(pauses),
+            "handover_first_commit_s": median([each.committed_s for each in sources.found]),
+            "handover_steady_epoch_s": sources.steady_s,
+            "handovers": len(pauses),
+            "handover_rows": sources.rows,
+        }
+        figures["lost"] = (figures["lost"] or 0) + sources.lost
+        figures["doubled"] = figures.get("doubled", 0) + sources.doubled
     if results.cycles:
         first = statistics.median(each.first_row_s for each in results.cycles)
         figures["pyflink"] = {
@@ -218,6 +232,7 @@ def show(results: Results, figures: dict[str, Any], rate: int) -> None:
     wanted = {
         "within_stage_p50_ms": "≤ 20",
         "exchange_epochs": "≤ 1.5",
+        "handover_s": "≤ 1",
         "longest_epoch_ratio": "≤ 1.3",
         "over_pyflink": "≥ 20",
         "lost": "0",
@@ -308,6 +323,11 @@ def main() -> None:
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, session() as spark:
                 advance = lambda: progress.advance(changes)  # noqa: E731
                 results.course = run(spark, Path(folder), size.rate, size.rounds, size.calm, size.restarts, advance)
+        if SOURCES in parts:
+            sources = progress.add_task("sources", total=2 * size.rounds)
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, session() as spark:
+                advance = lambda: progress.advance(sources)  # noqa: E731
+                results.sources = hand_overs(spark, Path(folder), size.rate, size.rounds, size.calm, advance)
         if python is not None:
             cycles = progress.add_task("PyFlink", total=1)
             results.cycles = savepoint_cycles(python, size.rate, COST_US, size.cycles, size.steady_s)

@@ -306,7 +306,7 @@ BAD: dict[str, tuple[Any, str]] = {
         Insert(lambda rows: rows.aggregate("x", c=agg.count()), after="numbers"),
         "aggregate",
     ),
-    "source": (Remove("numbers"), "source 'numbers' cannot be removed"),
+    "source": (Remove("numbers"), "map 'm' reads it, and would have no input"),
     "last sink": (Remove("out"), "has no sink"),
     "function": (Insert(lambda rows: rows.map("x", 3), after="numbers"), "expected a function that takes a dict"),
     "raises": (Insert(lambda rows: 1 // 0, after="numbers"), "its function raised ZeroDivisionError"),

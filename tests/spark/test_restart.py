@@ -204,8 +204,8 @@ def test_another_flows_checkpoint_is_refused_and_unchanged(spark: Any, checkpoin
         assert contents(checkpoint) == before
 
     refused(small_flow("other"), "belongs to the flow 'small', not to 'other'")
-    refused(small_flow(sources=("rows", "more")), "was made with the sources rows; the flow now has more, rows")
-    refused(small_flow(sources=("lines",)), "was made with the sources rows; the flow now has lines")
+    refused(small_flow(sources=("rows", "more")), "reads the sources rows; the flow now has more, rows")
+    refused(small_flow(sources=("lines",)), "reads the sources rows; the flow now has lines")
 
     identity = checkpoint / "midstream.json"
     whole = before["midstream.json"]

@@ -71,6 +71,6 @@ def test_figures_have_what_is_wanted_and_leave_out_what_was_not_measured(tmp_pat
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
     nothing = figures_of(Results(), CALM)
     assert nothing == dict.fromkeys(
-        ("within_stage_p50_ms", "exchange_epochs", "longest_epoch_ratio", "over_pyflink", "lost")
+        ("within_stage_p50_ms", "exchange_epochs", "longest_epoch_ratio", "handover_s", "over_pyflink", "lost")
     )
     show(Results(missing="not there"), nothing, RATE)

@@ -19,6 +19,11 @@ from midstream.server.messages import InsertMessage
 from midstream.storage.blobs import BlobStore
 
 ROWS = ListSource([[{"k": "a", "n": 1}]], "k string, n bigint")
+OTHERS = ListSource([[{"n": 1}]], "n bigint")
+
+
+def unite(old: Any, new: Any) -> Any:
+    return old.union("all", new)
 
 
 def same(row: Any) -> Any:
@@ -116,7 +121,47 @@ REFUSALS: dict[str, tuple[list[Edit], str]] = {
     ),
     "removing a source": (
         [Remove("in")],
-        "source 'in' cannot be removed: Spark fixes the sources of a query",
+        "Remove of source 'in': map 'm' reads it, and would have no input; Rewire or Remove it before",
+    ),
+    "removing the only source": (
+        [Remove("in"), Remove("m"), Remove("split")],
+        "Remove of source 'in': map 'm' reads it, and would have no input",
+    ),
+    "a source under a name that is taken": (
+        [Insert(unite, after="in", source=lambda flow: flow.source("m", ROWS))],
+        "flow 'shop': there is an operator 'm' already",
+    ),
+    "a source with other columns": (
+        [Insert(unite, after="in", source=lambda flow: flow.source("more", OTHERS))],
+        "union 'all': 'in' has (k string, n bigint) but 'more' has (n bigint); bring them to the same columns",
+    ),
+    "a source that nobody reads": (
+        [Insert(source=lambda flow: flow.source("more", ROWS))],
+        "nothing reads operator 'more' (source)",
+    ),
+    "a source for a reader that is no union": (
+        [Insert(source=lambda flow: flow.source("more", ROWS), before="m")],
+        "map 'm' reads what it reads already, and only a union takes one input more. Unite the streams before it",
+    ),
+    "a source and an edge, and no function of both": (
+        [Insert(source=lambda flow: flow.source("more", ROWS), after="in")],
+        "say how the two streams meet: give a function of both",
+    ),
+    "a source that is no stream": (
+        [Insert(source=lambda flow: flow.source("more", [1, 2]), before="m")],
+        "source 'more': expected a streaming DataFrame",
+    ),
+    "a source function that adds none": (
+        [Insert(source=lambda flow: None, before="m")],
+        "source= returned NoneType None; return the stream of a new source",
+    ),
+    "a source function that is none": (
+        [Insert(source="more", before="m")],  # type: ignore[arg-type]
+        "Insert, source",
+    ),
+    "a source in a build": (
+        [Insert(lambda rows: rows.union("all", rows._flow.source("more", ROWS)), after="in")],
+        "its function adds the source 'more'; give it with source=",
     ),
     "a function that is none": (
         [Insert("rows.map", after="in")],  # type: ignore[arg-type]

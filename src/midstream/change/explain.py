@@ -11,6 +11,8 @@ from midstream.planner.change_plan import ChangePlan, Scheduler, crossings
 
 __all__ = ["Explanation"]
 
+HAND_OVER_MS = 1000.0
+"""Approximate time without an epoch when sources change (measured: see the documentation, Changing a running job)."""
 MESSAGE_MS = 3.0
 """Approximate round trip of a message to a task (measured: 1.5 to 5 ms under load)."""
 
@@ -31,6 +33,8 @@ class Explanation:
     def expected_wait_ms(self) -> tuple[float, float | None]:
         """The least and the most milliseconds until it would be in effect; the most is None if not known."""
         soon = knob_value(self.prepared.before.knobs, "slice") / 1000 + MESSAGE_MS
+        if self.prepared.hands_over:
+            return 0.0, None if self.epoch_ms is None else self.epoch_ms + HAND_OVER_MS
         if self.plan.scheduler is Scheduler.REPLAY:
             return soon, self.epoch_ms
         if self.prepared.flush is not None:  # a whole epoch of the old plan comes before it

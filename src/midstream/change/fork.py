@@ -14,6 +14,7 @@ import uuid
 import msgspec
 import pyarrow.fs as pafs
 
+from midstream.change.configuration import configuration_of
 from midstream.change.timeline import rewound
 from midstream.checkpoint.identity import IDENTITY
 from midstream.checkpoint.location import Checkpoint
@@ -101,7 +102,7 @@ def _identity(source: Checkpoint, savepoint: Savepoint, new: str) -> Identity:
         __version__,
         uuid.uuid4().hex,
         source.identity.flow,
-        source.identity.sources,
+        tuple(sorted(configuration_of(savepoint.manifest, source.blobs).graph.sources)),
         source.identity.bins,
         forked_from=f"{savepoint.name} of job {source.identity.job}, after epoch {savepoint.epoch}",
     )

@@ -19,6 +19,8 @@ __all__ = ["described_plan", "plan_that_waits"]
 def plan_that_waits(before: Configuration, graph: Graph, merged: MergedFlow) -> str | None:
     """Why a change to this graph waits for the next epoch; None if it can take effect within the running one."""
     difference = merged.difference
+    if not before.graph.reads_as(graph):
+        return "the flow has other sources, to which Spark's query is handed over between two epochs"
     for name in (*difference.added, *difference.removed, *difference.replaced):
         op = graph[name] if name in graph else before.graph[name]
         if op.spec.is_stateful:
@@ -78,6 +80,8 @@ def described_plan(
     for name in difference.removed:
         op = before.graph[name]
         state = "; its state is kept under its name, with all open windows and timers" if op.spec.is_stateful else ""
+        if op.spec.reads_stream:
+            state = "; how far it was read is kept under its name"
         if name in flushed:
             state = "; the epoch before that emits all that it holds open, and the rest of its state is kept"
         lines.append(f"removes {op.kind} {name!r}{state}")

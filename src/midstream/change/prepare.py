@@ -36,6 +36,7 @@ from midstream.flow.edits import (
     updates_in,
 )
 from midstream.flow.functions import label_of, pack
+from midstream.flow.inputs import packed_source
 from midstream.flow.knobs import in_words
 from midstream.flow.model import Graph, Operator
 from midstream.flow.plan_steps import Add
@@ -51,6 +52,11 @@ from midstream.planner.programs import StateMigration
 from midstream.planner.reassignment import reassigned, stage_names
 from midstream.planner.stages import Plan, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
+
+HAND_OVER = (
+    "hands the sources over: after the running epoch Spark's query ends, and another one goes on behind it with {}; "
+    "sources that stay go on where they are"
+)
 
 __all__ = ["PreparedChange", "StoredEdits", "apply", "prepare", "scheduler_of", "stage_of", "store_edits"]
 
@@ -84,6 +90,11 @@ class PreparedChange:
 
         flush = None if self.flush is None else owned(self.flush)
         return replace(self, before=owned(self.before), after=owned(self.after), flush=flush)
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the sources change, so that the engine's query has to be exchanged before the next epoch."""
+        return not self.before.graph.reads_as(self.after.graph)
 
     @property
     def from_next_epoch(self) -> bool:
@@ -129,6 +140,8 @@ class PreparedChange:
         """The plan, and the reason if it waits."""
         text = self.plan.describe()
         lines = [text, *(f"  {line}" for line in described_plan(self.before, self.after, self.merged, self._flushed))]
+        if self.hands_over:
+            lines.append(f"  {HAND_OVER.format(', '.join(sorted(self.after.graph.sources)))}")
         lines += [f"  {line}" for line in _described_moves(self.before, self.after)]
         lines += [f"  {line}" for line in described_knobs(self.before.knobs, self.after.knobs)]
         if self.waits_for is not None and not self.plan.from_next_epoch:
@@ -232,7 +245,8 @@ def prepare(
     edits = resolved(current.graph, check_edits(edits))
     graph = revise(current.graph, edits)
     tuned = tuned_by(edits)
-    if graph == current.graph and not (updates_in(edits) or reassignments_in(edits)):
+    is_same = graph == current.graph and graph.reads_as(current.graph)
+    if is_same and not (updates_in(edits) or reassignments_in(edits)):
         if not tuned:
             raise FlowError("the change changes nothing: the flow has this plan already")
         if after_tuning(current.knobs, tuned) == current.knobs:
@@ -395,6 +409,8 @@ def _stored(
 def _packed_payload(graph: Graph, name: str) -> Blob | None:
     """What an inserted operator runs, or the target of an inserted sink, if it can be stored."""
     op, payload = graph[name], graph.payloads.get(name)
+    if op.spec.reads_stream:
+        return packed_source(payload, name)
     if op.delivery is None:
         return op.spec.packed(payload, name)
     if isinstance(payload, MemorySink):  # what it holds belongs to this process

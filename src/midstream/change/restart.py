@@ -227,7 +227,9 @@ def _steps(
     found = [edit for record in _since_drop(edits) for edit in record.plan_edits]
     steps = steps_towards(before.graph, found, load)
     for step in steps:
-        if isinstance(step, Add) and step.operator.spec.is_outlet and step.payload is None:
+        if not isinstance(step, Add) or step.payload is not None:
+            continue
+        if step.operator.spec.is_outlet or step.operator.spec.reads_stream:
             raise CheckpointError(
                 f"{step.operator.kind} {step.operator.name!r} was inserted while the job ran, and its object could not "
                 f"be stored. Put it into the script under that name; or start with changes='drop', which runs the "

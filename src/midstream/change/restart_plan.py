@@ -32,6 +32,7 @@ def restart_plan(location: str, script: Graph) -> str:
         raise FlowError(
             f"the script is of flow {script.name!r}, and {location!r} belongs to flow {checkpoint.identity.flow!r}"
         )
+    Checkpoint.look(location, script)  # refuses other sources
     newest = checkpoint.newest_manifest()
     if newest is None:
         return "no epoch has been committed yet: the job starts with the script"

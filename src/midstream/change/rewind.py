@@ -84,6 +84,9 @@ def _planned(checkpoint: Checkpoint, to: int | str, by: str) -> Rewind:
         manifest = _whole_manifest(checkpoint, Epoch(int(to)))
         if manifest is None:
             why = "was never committed" if int(to) > newest.epoch or int(to) < 0 else "was swept: it is no longer whole"
+            found = checkpoint.manifest(Epoch(int(to))) if Epoch(int(to)) in checkpoint.epochs() else None
+            if found is not None and not _has_its_sources(checkpoint, found):
+                why = "had other sources, and Spark's log is for those of now"
             raise CheckpointError(
                 f"epoch {to} in {checkpoint.location!r} {why}. {_choices(checkpoint, newest.epoch)}. A savepoint keeps "
                 f"an epoch"
@@ -123,6 +126,12 @@ def _manifest_of(checkpoint: Checkpoint, savepoint: Savepoint) -> Manifest:
             f"taken, and what its sinks had written up to there was taken back, so it cannot come back. A fork can "
             f"begin there: midstream fork {checkpoint.location}@{savepoint.name} NEW"
         )
+    if not _has_its_sources(checkpoint, savepoint.manifest):
+        raise CheckpointError(
+            f"the job reads other sources than when the savepoint {savepoint.name!r} (epoch {savepoint.epoch}) was "
+            f"taken, and Spark's log is for those of now. A fork can begin there: midstream fork "
+            f"{checkpoint.location}@{savepoint.name} NEW"
+        )
     if missing := checkpoint.lacks(savepoint.manifest, savepoint.digests()):
         raise CheckpointError(
             f"the savepoint {savepoint.name!r} in {checkpoint.location!r} is not whole: {missing[0]!r} is gone. "
@@ -138,7 +147,14 @@ def _whole_manifest(checkpoint: Checkpoint, epoch: Epoch) -> Manifest | None:
         return None
     if checkpoint.lacks(manifest, manifest.digests()):
         return None
-    return None if checkpoint.lacks(manifest, blobs_of(manifest, checkpoint.blobs)) else manifest
+    if checkpoint.lacks(manifest, blobs_of(manifest, checkpoint.blobs)):
+        return None
+    return manifest if _has_its_sources(checkpoint, manifest) else None
+
+
+def _has_its_sources(checkpoint: Checkpoint, manifest: Manifest) -> bool:
+    """Whether the job read the sources of now in the epoch of a manifest."""
+    return tuple(sorted(configuration_of(manifest, checkpoint.blobs).graph.sources)) == checkpoint.identity.sources
 
 
 def _choices(checkpoint: Checkpoint, newest: Epoch) -> str:

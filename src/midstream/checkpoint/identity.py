@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Collection
 
 import pyarrow.fs as pafs
 
@@ -61,16 +62,19 @@ def require_settled(fs: pafs.FileSystem, root: str, location: str) -> None:
         )
 
 
-def require_same(found: Identity, flow: str, sources: tuple[str, ...], location: str) -> None:
-    """Refuse a flow of another name or with other sources."""
+def require_same(
+    found: Identity, flow: str, sources: tuple[str, ...], location: str, exchanged: Collection[str] = ()
+) -> None:
+    """Refuse a flow of another name or with other sources, except for those that changes have added or removed."""
     if found.flow != flow:
         raise CheckpointError(
             f"the checkpoint {location!r} belongs to the flow {found.flow!r}, not to {flow!r}; use a "
             f"separate checkpoint for each flow"
         )
-    if found.sources != sources:
+    if ({*found.sources} ^ {*sources}) - {*exchanged}:
         raise CheckpointError(
-            f"the checkpoint {location!r} was made with the sources {', '.join(found.sources)}; the flow now has "
-            f"{', '.join(sources)}. Offsets cannot be matched to other sources: use a new checkpoint, or the "
-            f"old sources"
+            f"the job in {location!r} reads the sources {', '.join(found.sources)}; the flow now has "
+            f"{', '.join(sources)}. Sources change while the job runs (job.deploy, or an Insert or Remove), because a "
+            f"source that is only called otherwise would be read again from its beginning. Start the old sources and "
+            f"deploy the new ones, or use a new checkpoint"
         )

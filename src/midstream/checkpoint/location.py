@@ -2,7 +2,7 @@
 
 Layout::
 
-    midstream.json        identity: which flow, which sources, which job; written once
+    midstream.json        identity: which flow, which sources, which job, which of Spark's logs
     blobs/ab/ab12…        functions, tables and stage programs, by digest
     epochs/0000000007     manifest of epoch 7, written before Spark commits the batch
     savepoints/NAME.json  a committed epoch that has a name, and is kept
@@ -12,7 +12,7 @@ Layout::
     state/FC/…            deltas and snapshots of an operator's state
     lock                  held by the driver that uses this checkpoint, on file systems that have locks
     journal/0000000008.0  journal of a run of epoch 8 that failed; the newest few are kept
-    spark/                Spark's own checkpoint: offsets and commits
+    spark/                Spark's own checkpoint: offsets and commits; spark-1/ and so on after sources have changed
 
 On a local disk, unless that is turned off, everything that a manifest names is on disk before the manifest is, and the
 manifest is on disk before anything that it supersedes is removed (:mod:`midstream.storage.disk`). So after a loss of
@@ -28,7 +28,7 @@ import os
 import posixpath
 import socket
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO
 
 import msgspec
@@ -48,6 +48,7 @@ from midstream.checkpoint.identity import (
 from midstream.checkpoint.manifest import Identity, Manifest
 from midstream.checkpoint.rewind_record import Rewind
 from midstream.checkpoint.savepoints import Savepoints
+from midstream.checkpoint.source_positions import log_with_sources
 from midstream.checkpoint.spark_files import SparkFiles
 from midstream.data.key_space import KeySpace, check_bins
 from midstream.errors import CheckpointError
@@ -82,8 +83,9 @@ FOLDERS = ("blobs", "changes", "epochs", "state")
 class Checkpoint:
     """The checkpoint location of one flow. :meth:`look` only reads, and may refuse; :meth:`claim` writes first.
 
-    Spark numbers a query's sources by position, so a flow whose sources changed cannot continue from old offsets: it is
-    refused, as is a flow with another name. Everything else about a flow may change from one start to the next.
+    A start with other sources is refused, as is a flow with another name: a source that is only called otherwise would
+    be read again from its beginning. Sources change while a job runs, by :meth:`read_others`. Everything else about a
+    flow may change from one start to the next.
 
     ``durable``: what was committed on a local disk survives a loss of power. Without it, only crashes of processes.
     """
@@ -102,7 +104,6 @@ class Checkpoint:
         self.controls = ControlLog(below(self._shared, "controls"), durable=durable)
         self.control_values = below(self._shared, "control-values")
         self.savepoints = Savepoints(below(self._shared, "savepoints"), durable=durable)
-        self.spark_files = SparkFiles(below(self._shared, "spark"), durable=durable)
         self.audit_location = below(self._shared, "audit")
         self._lock: IO[bytes] | None = None
 
@@ -112,7 +113,15 @@ class Checkpoint:
 
         Always next to ours, because its offsets and our manifests are useless without each other.
         """
-        return below(spark_path(self._shared), "spark")
+        return below(spark_path(self._shared), self.identity.spark)
+
+    @property
+    def spark_files(self) -> SparkFiles:
+        """The files of Spark's log."""
+        return self._spark_files(self.identity)
+
+    def _spark_files(self, identity: Identity) -> SparkFiles:
+        return SparkFiles(below(self._shared, identity.spark), durable=self.durable)
 
     @classmethod
     def look(cls, location: str, graph: Graph, *, bins: int | None = None, durable: bool = True) -> Checkpoint:
@@ -133,7 +142,10 @@ class Checkpoint:
             require_settled(fs, root, location)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {location!r} cannot be used: {error}") from error
-        require_same(found, graph.name, sources, location)
+        if (found.flow, found.sources) != (graph.name, sources):
+            records = cls(location, found).changes.records()
+            exchanged = {edit.operator for record in records for edit in record.plan_edits}
+            require_same(found, graph.name, sources, location, exchanged)
         if bins is not None and bins != found.bins:
             raise CheckpointError(
                 f"the checkpoint {location!r} belongs to a job with {found.bins} bins, not with {bins}. The number of "
@@ -191,6 +203,32 @@ class Checkpoint:
         """Write another identity: of a fork, or after a rewind."""
         write_atomically(self._fs, self._path(IDENTITY), write_struct(identity), durable=self.durable)
         self.identity = identity
+
+    def read_others(self, sources: Iterable[str], at: Callable[[str], None] = lambda step: None) -> None:
+        """Have the job read other sources from now on: Spark gets a log for them, which goes on behind the last epoch.
+
+        1. The new log is written, whole, into a folder of its own, which nobody uses yet.
+        2. The identity names it. Before that all is as it was, and afterwards nothing reads the old log.
+        3. The old log is removed.
+
+        ``sources`` is by name, in any order; queries have them sorted. Must not be called while Spark runs.
+        """
+        names = tuple(sorted(sources))
+        before = self.identity
+        newest = self.newest_manifest()
+        epoch = Epoch(-1) if newest is None else newest.epoch
+        after = msgspec.structs.replace(before, sources=names, log=before.log + 1)
+        # 1.
+        log = self._spark_files(after)
+        log.remove()
+        files = {**self.spark_files.needed_after(epoch), **self.spark_files.metadata()}
+        log.write(log_with_sources(files, epoch, before.sources, names))
+        at("log written")
+        # 2.
+        self.identify(after)
+        at("log in use")
+        # 3.
+        self._spark_files(before).remove()
 
     def note_rewind(self, rewind: Rewind | None) -> None:
         """Note a rewind before its first step; None when it is done. Meanwhile no job starts here."""
@@ -305,7 +343,9 @@ class Checkpoint:
 
     def _spark_committed(self, epoch: Epoch) -> bool:
         """Whether Spark's log has the commit. Spark does not sync it, so the last entries may be torn: no commit."""
-        return _is_whole_entry(_content(self._fs, posixpath.join(self._root, "spark", "commits", str(epoch))))
+        return _is_whole_entry(
+            _content(self._fs, posixpath.join(self._root, self.identity.spark, "commits", str(epoch)))
+        )
 
     def _mend_spark_log(self) -> None:
         """Set aside the newest commit, and the newest offsets, if they are torn: Spark would not start with them.
@@ -314,7 +354,7 @@ class Checkpoint:
         before the manifest of their epoch is; without them the epoch is planned again.
         """
         for log in ("commits", "offsets"):
-            folder = posixpath.join(self._root, "spark", log)
+            folder = posixpath.join(self._root, self.identity.spark, log)
             epochs = _numbered(self._fs, folder)
             path = posixpath.join(folder, str(epochs[-1])) if epochs else ""
             if path and not _is_whole_entry(_content(self._fs, path)):
@@ -333,7 +373,8 @@ class Checkpoint:
             if not self.lacks(manifest, ()):
                 return (
                     f"; or go back to epoch {earlier}, the last one that is whole: remove from epochs/ and "
-                    f"spark/commits/ what has a higher number, and from spark/offsets/ what is above {earlier + 1}. "
+                    f"{self.identity.spark}/commits/ what has a higher number, and from {self.identity.spark}/offsets/ "
+                    f"what is above {earlier + 1}. "
                     f"Epochs after {earlier} are then run again"
                 )
         return (

@@ -24,6 +24,13 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     """How often the job was rewound. Local copies of state from before the last time do not count."""
     forked_from: str = ""
     """Of a fork: the savepoint that it began with, for people."""
+    log: int = 0
+    """Which folder has Spark's log: a query with other sources gets one of its own."""
+
+    @property
+    def spark(self) -> str:
+        """The name of the folder of Spark's log."""
+        return "spark" if self.log == 0 else f"spark-{self.log}"
 
     @property
     def copies(self) -> str:

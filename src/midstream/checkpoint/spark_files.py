@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import pyarrow.fs as pafs
 
+from midstream.checkpoint.source_positions import KEPT
 from midstream.errors import CheckpointError
 from midstream.ids import Epoch
 from midstream.storage.blobs import ASIDE, filesystem_of, remove_file, write_atomically
@@ -51,12 +52,35 @@ class SparkFiles:
                 f"Spark's log in {self.location!r} lacks {', '.join(missing)}, without which nothing can go on after "
                 f"epoch {epoch}"
             )
-        return {**found, **self._sources()}
+        return {**found, **self._sources(), **dict(self._read_below(KEPT))}
+
+    def newest_offsets(self) -> tuple[str, bytes] | None:
+        """The newest entry of the log of offsets, with its name."""
+        numbers = [number for info in self._listed("offsets") if (number := _number(info)) is not None]
+        for number in sorted(numbers, reverse=True):
+            content = self._content(f"offsets/{number}")
+            if content is not None:
+                return f"offsets/{number}", content
+        return None
+
+    def holds_state(self) -> bool:
+        """Whether operators of Spark's own keep state beside the log."""
+        return bool(self._listed("state"))
+
+    def remove(self) -> None:
+        """Remove the whole log, if there is one. Must not be called while Spark uses it."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.delete_dir(self._root)
 
     def number(self, query: str) -> None:
         """Give the query a number (a UUID in hex). Without one, Spark refuses a log with entries."""
         data = msgspec.json.encode({"id": str(uuid.UUID(query))})
         write_atomically(self._fs, posixpath.join(self._root, "metadata"), data, durable=self._durable)
+
+    def metadata(self) -> dict[str, bytes]:
+        """The file with the number of the query, if there is one."""
+        content = self._content("metadata")
+        return {} if content is None else {"metadata": content}
 
     def leads_after(self, epoch: Epoch) -> bool:
         """Whether the log still has what Spark needs to continue after an epoch. True if there is no log at all."""
@@ -84,11 +108,11 @@ class SparkFiles:
         """What sources remember. Spark may replace many of these files by one while they are read."""
         for _ in range(ATTEMPTS - 1):
             with contextlib.suppress(FileNotFoundError):
-                return dict(self._read_sources())
-        return dict(self._read_sources())
+                return dict(self._read_below(SOURCES))
+        return dict(self._read_below(SOURCES))
 
-    def _read_sources(self) -> Iterator[tuple[str, bytes]]:
-        for info in self._listed(SOURCES, recursive=True):
+    def _read_below(self, folder: str) -> Iterator[tuple[str, bytes]]:
+        for info in self._listed(folder, recursive=True):
             name = posixpath.relpath(info.path, self._root)
             if info.is_file and not posixpath.basename(name).startswith(".") and not name.endswith(".tmp"):
                 with self._fs.open_input_stream(info.path) as stream:

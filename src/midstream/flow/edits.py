@@ -120,11 +120,15 @@ class Rescale(Edit):
 class Insert(Edit):
     """Operators that are inserted into a running flow, written as in a script.
 
+    A source can come with it: ``source`` gets the flow, calls :meth:`Flow.source` as a script does, and returns a
+    stream, which ``build`` gets behind the others. Spark's query is then handed over between two epochs.
+
     ``build`` gets the stream of an output and returns the stream that its readers get instead; a function that ends in
     a sink returns nothing, and the readers keep what they read. It may add any operators: ``key_by`` and ``process`` as
     well, whose state starts empty, or with what an operator of this name and layout left when it was removed.
 
-    :param build: called with one stream for each output in ``after``. It may be called several times.
+    :param build: called with one stream for each output in ``after``, and the one of ``source``. It may be called
+        several times. With a source it may be left out: its stream itself then goes to ``before``, which are unions.
     :param after: the output to read: the name of an operator, with a branch as ``"split:left"``; a tuple of several for
         a function of several streams.
     :param before: the readers that get the new stream; default: all readers of the output.
@@ -132,6 +136,7 @@ class Insert(Edit):
     :param state: the initial state of what is inserted: a ``pyarrow.Table``, a pandas or Spark DataFrame, or a list of
         rows; a dict by operator if several keep state. For a ``process`` the key columns and a column ``value``, or
         several columns that make a dict; for an ``aggregate`` rows of the past; for a ``distinct`` keys of the past.
+    :param source: a function of the flow that adds a source.
 
     >>> from midstream import Flow, Insert, ListSource, MemorySink, Update
     >>> from midstream.testing import ChangeAt, run_local
@@ -143,18 +148,20 @@ class Insert(Edit):
     [{'n': 1}, {'n': 2}, {'n': 2}]
     """
 
-    build: Callable[..., Any]
+    build: Callable[..., Any] | None = None
     after: str | tuple[str, ...] | None = None
     before: str | tuple[str, ...] | None = None
     between: tuple[str, str] | None = None
     state: Any = field(default=None, compare=False, repr=False)
+    source: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
 class Remove(Edit):
     """An operator that is removed from a running flow; its readers read its input instead.
 
-    Its state is kept under its name, and found again by an operator of that name and layout.
+    Its state is kept under its name, and found again by an operator of that name and layout. Unions that read a source
+    do without it; how far it was read is kept under its name, and a source of that name goes on from there.
 
     :param flush: for windows, outer joins and processes with timers: the epoch before the one in which it goes closes
         all that is open, whatever the watermark, and emits it in the old plan. Default: it stays in the kept state.

@@ -11,8 +11,10 @@ import pyarrow as pa
 from midstream.data.durations import duration
 from midstream.data.schema import conform, from_spark, parse_ddl, require_columns, to_ddl, type_name
 from midstream.errors import FlowError, SchemaError, SourceError
+from midstream.flow.functions import pack
 from midstream.flow.model import Source
 from midstream.flow.sources import GeneratorSource, ListSource
+from midstream.storage.blobs import Blob
 
 
 def _is_dataframe(value: Any) -> bool:
@@ -65,6 +67,11 @@ def describe_source(
         found = type_name(schema.field(event_time).type)
         raise SchemaError(f"{what}: event_time {event_time!r} must be a timestamp, found {found}")
     return Source(event_time, delay_us, ahead_us, idle_us), schema
+
+
+def packed_source(stream: Any, name: str) -> Blob | None:
+    """A source's stream as a blob; None for a DataFrame, which belongs to the process that made it."""
+    return pack(stream, name) if isinstance(stream, GeneratorSource | ListSource) else None
 
 
 def describe_table(table: Any, what: str) -> tuple[Any, pa.Schema]:

@@ -55,6 +55,7 @@ class Source(Spec):
 
     kind: ClassVar[str] = "source"
     is_inlet: ClassVar[bool] = True
+    reads_stream: ClassVar[bool] = True
 
     event_time: str | None = None
     delay_us: int = 0
@@ -294,6 +295,13 @@ class Graph:
     def sources(self) -> dict[str, Source]:
         """The descriptions of all sources, by name."""
         return {op.name: op.spec for op in self.operators if isinstance(op.spec, Source)}
+
+    def reads_as(self, other: Graph) -> bool:
+        """Whether another flow has the same sources, which read the same streams."""
+        names = self.sources.keys()
+        return names == other.sources.keys() and all(
+            self.payloads.get(name) is other.payloads.get(name) for name in names
+        )
 
     def schema_of(self, port: Port) -> pa.Schema:
         """Schema of the rows that leave a port. Late rows have the input's columns; bad rows also have the reason."""

@@ -172,6 +172,9 @@ class Spec:
     is_inlet: ClassVar[bool] = False
     """Whether its rows enter a stage as plain columns."""
 
+    reads_stream: ClassVar[bool] = False
+    """Whether its rows come from outside of the flow."""
+
     is_outlet: ClassVar[bool] = False
     """Whether Catalyst runs it, rather than a stage."""
 

@@ -58,7 +58,7 @@ def _drawn(graph: Graph, steps: Sequence[Step]) -> Graph:
 
 def _inserted(graph: Graph, edit: Insert) -> list[Step]:
     what = "Insert"
-    check_callable(edit.build, what, *["a stream"] * len(_several(edit.after or "")))
+    _check_functions(edit, what)
     after, before = edit.after, edit.before
     if edit.between is not None:
         if after is not None or before is not None:
@@ -66,40 +66,23 @@ def _inserted(graph: Graph, edit: Insert) -> list[Step]:
         if len(_several(edit.between)) != 2:
             raise FlowError(f"{what}: between= is a pair, (after, before); found {edit.between!r:.60}")
         after, before = edit.between
-    if after is None:
+    if after is None and edit.source is None:
         raise FlowError(f"{what}: say where, with after='operator' or between=('operator', 'reader')")
-    ports = [parse_port(each, graph, what) for each in _several(after)]
+    ports = [parse_port(each, graph, what) for each in _several(after)] if after is not None else []
+    if not ports:
+        return _inserted_source(graph, edit, before)
     readers = _readers(graph, ports, before, what)
     flow = Flow._continuing(graph)
-    try:
-        made = edit.build(*[flow._stream_of(port) for port in ports])
-    except MidstreamError:
-        raise
-    except Exception as error:
-        raise FlowError(
-            f"{what} after {_listed(ports)}: its function raised {type(error).__name__}: {error}"
-        ) from error
-    added = [op for op in flow._operators.values() if op.name not in graph]
-    if not added:
-        raise FlowError(f"{what} after {_listed(ports)}: its function adds no operator to the stream that it gets")
-    outline = {op.name: op for op in added}
-    what = f"{what} of {', '.join(map(repr, outline))}"
-    states = _states(edit.state, added, what)
-    steps: list[Step] = [
-        Add(op, tuple(_schema(flow, port) for port in op.inputs), flow._payloads.get(op.name), states.get(op.name))
-        for op in added
-    ]
+    made, steps = _built(flow, graph, edit, ports, f"{what} after {_listed(ports)}")
+    added = [step.operator for step in steps if isinstance(step, Add)]
+    what = f"{what} of {', '.join(repr(op.name) for op in added)}"
     if made is None:
         if not any(op.delivery is not None for op in added):
             raise FlowError(f"{what}: return the stream that the readers of {_listed(ports)} get, or end it in a sink")
         if before is not None:
             raise FlowError(f"{what}: before= names readers, but the function returns no stream for them")
         return steps
-    if not isinstance(made, Stream) or made._flow is not flow:
-        raise FlowError(
-            f"{what}: its function returned {type(made).__name__} {made!r:.60}; return a stream made of the one that "
-            f"it gets, or nothing if that ends in a sink"
-        )
+    _require_stream(made, flow, what)
     if made._port in ports:
         raise FlowError(f"{what}: its function returned the stream that it got; return the one of the new operator")
     if len(ports) > 1 and before is None:
@@ -109,6 +92,90 @@ def _inserted(graph: Graph, edit: Insert) -> list[Step]:
         if graph[name].spec.inputs_are_alike:
             inputs = list(dict.fromkeys(inputs))
         steps.append(Connect(name, tuple(inputs)))
+    return steps
+
+
+def _check_functions(edit: Insert, what: str) -> None:
+    reads = 1 if edit.between is not None or edit.source is None else 0
+    streams = ["a stream"] * (reads if edit.after is None else len(_several(edit.after)))
+    if edit.source is not None:
+        check_callable(edit.source, f"{what}, source", "the flow")
+        streams.append("the stream of the source")
+    if edit.build is not None:
+        check_callable(edit.build, what, *streams)
+    elif edit.source is None:
+        raise FlowError(
+            f"{what}: give a function that builds what is inserted, e.g. lambda rows: rows.filter('even', f)"
+        )
+    elif edit.after is not None or edit.between is not None:
+        raise FlowError(
+            f"{what}: it reads {edit.after or edit.between!r} and adds a source, so say how the two streams meet: give "
+            f"a function of both, e.g. lambda old, new: old.union('all', new)"
+        )
+
+
+def _built(flow: Flow, graph: Graph, edit: Insert, ports: Sequence[Port], what: str) -> tuple[Any, list[Step]]:
+    """What the user's functions return, and the operators that they add to the flow."""
+    made = None
+    try:
+        streams = [flow._stream_of(port) for port in ports]
+        if edit.source is not None:
+            made = edit.source(flow)
+            _require_source(made, flow, graph, what)
+            streams.append(made)
+        if edit.build is not None:
+            made = edit.build(*streams)
+    except MidstreamError:
+        raise
+    except Exception as error:
+        raise FlowError(f"{what}: its function raised {type(error).__name__}: {error}") from error
+    added = [op for op in flow._operators.values() if op.name not in graph]
+    if not added:
+        raise FlowError(f"{what}: its function adds no operator to the stream that it gets")
+    if edit.source is None and (strangers := [op.name for op in added if not op.inputs]):
+        raise FlowError(f"{what}: its function adds the source {strangers[0]!r}; give it with source=lambda flow: …")
+    states = _states(edit.state, added, f"{what} of {', '.join(repr(op.name) for op in added)}")
+    return made, [
+        Add(op, tuple(_schema(flow, port) for port in op.inputs), flow._payloads.get(op.name), states.get(op.name))
+        for op in added
+    ]
+
+
+def _require_source(made: Any, flow: Flow, graph: Graph, what: str) -> None:
+    if not isinstance(made, Stream) or made._flow is not flow:
+        raise FlowError(
+            f"{what}: source= returned {type(made).__name__} {made!r:.60}; return the stream of a new source, e.g. "
+            f"lambda flow: flow.source('more', stream)"
+        )
+    if all(op.inputs for op in flow._operators.values() if op.name not in graph):
+        raise FlowError(f"{what}: source= adds no source; call flow.source(name, stream) and return its stream")
+
+
+def _require_stream(made: Any, flow: Flow, what: str) -> None:
+    if not isinstance(made, Stream) or made._flow is not flow:
+        raise FlowError(
+            f"{what}: its function returned {type(made).__name__} {made!r:.60}; return a stream made of the one that "
+            f"it gets, or nothing if that ends in a sink"
+        )
+
+
+def _inserted_source(graph: Graph, edit: Insert, before: object) -> list[Step]:
+    """A source that reads nothing of the flow: it ends in sinks, leads to unions, or other edits wire it."""
+    flow = Flow._continuing(graph)
+    made, steps = _built(flow, graph, edit, (), "Insert of a source")
+    what = f"Insert of {', '.join(repr(step.operator.name) for step in steps if isinstance(step, Add))}"
+    if before is None:
+        return steps
+    _require_stream(made, flow, what)
+    for name in _several(before):
+        reader = _operator(graph, name, what)
+        if not reader.spec.inputs_are_alike:
+            raise FlowError(
+                f"{what}: {reader.kind} {reader.name!r} reads what it reads already, and only a union takes one input "
+                f"more. Unite the streams before it, e.g. Insert(lambda old, new: old.union('all', new), between=("
+                f"{str(reader.inputs[0]) if reader.inputs else '…'!r}, {reader.name!r}), source=…)"
+            )
+        steps.append(Connect(reader.name, (*reader.inputs, made._port)))
     return steps
 
 
@@ -152,11 +219,11 @@ def _removed(graph: Graph, edit: Remove) -> list[Step]:
     what = "Remove"
     op = _operator(graph, edit.operator, what)
     what = f"{what} of {op.kind} {op.name!r}"
-    if not op.inputs:
-        raise _no_sources(op)
     if edit.flush:
         require_flushable(op, what)
     steps: list[Step] = []
+    if not op.inputs:
+        return [*_without_source(graph, op, what), TakeOut(op.name)]
     for port in op.ports:
         readers = graph.consumers(port)
         if not readers:
@@ -221,11 +288,19 @@ def require_flushable(op: Operator, what: str) -> None:
         )
 
 
-def _no_sources(op: Operator) -> FlowError:
-    return FlowError(
-        f"source {op.name!r} cannot be removed: Spark fixes the sources of a query, by their number, in its log. To do "
-        f"without its rows, rewire what reads it and end it in a NoopSink"
-    )
+def _without_source(graph: Graph, op: Operator, what: str) -> list[Step]:
+    """Unions do without a source that goes. Other readers need another input first."""
+    steps: list[Step] = []
+    for port in op.ports:
+        for name in graph.consumers(port):
+            inputs = tuple(each for each in graph[name].inputs if each != port)
+            if not graph[name].spec.inputs_are_alike or not inputs:
+                raise FlowError(
+                    f"{what}: {graph[name].kind} {name!r} reads it, and would have no input; Rewire or Remove it "
+                    f"before, in the same change"
+                )
+            steps.append(Connect(name, inputs))
+    return steps
 
 
 def _several(names: object) -> tuple[str, ...]:

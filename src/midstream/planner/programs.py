@@ -140,7 +140,7 @@ def link(
 
 
 def _has_blob(op: Operator, blobs: Mapping[str, Digest]) -> bool:
-    return op.name in blobs and not op.spec.is_outlet
+    return op.name in blobs and not (op.spec.is_outlet or op.spec.reads_stream)
 
 
 def _tables(plan: Plan, stage: Stage) -> dict[WireId, dict[str, SinkTable]]:

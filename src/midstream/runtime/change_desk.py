@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from midstream.change.change import Change
 from midstream.change.preflight import changed_transforms, run_preflight
 from midstream.change.prepare import PreparedChange
-from midstream.change.trial import Request
+from midstream.change.trial import Request, RunFailure
 from midstream.checkpoint.location import Checkpoint
 from midstream.errors import MidstreamError
 from midstream.flow.edits import reassignments_in, tuned_by
@@ -54,6 +54,7 @@ class ChangeDesk:
         with blobs.holds.preparing(), blobs.together():
             prepared = changes.check(changes.store(request))
             self._edge.check_knobs(tuned_by(request.edits))
+            self._check_sources(prepared)
             return prepared
 
     def request(self, request: Request) -> Change:
@@ -70,6 +71,7 @@ class ChangeDesk:
                 request = changes.store(request)
                 prepared = changes.check(request)
                 self._edge.check_knobs(tuned_by(request.edits))
+                self._check_sources(prepared)
                 blobs.sync_ahead()  # the disk is at work while the preflight is
                 if request.preflight:
                     self._try(prepared)
@@ -91,6 +93,15 @@ class ChangeDesk:
                     changes.refuse(request, error)
             raise
 
+    def _check_sources(self, prepared: PreparedChange) -> None:
+        """Refuse sources that a change adds and that cannot be read here, and a hand-over that cannot be made."""
+        if prepared.hands_over:
+            difference = prepared.merged.difference
+            graph = prepared.after.graph
+            self._edge.check_sources(
+                graph, [name for name in graph.sources if name in (*difference.added, *difference.replaced)]
+            )
+
     def _try(self, prepared: PreparedChange) -> None:
         self._edge.try_transforms(prepared.after.graph, changed_transforms(prepared))
         with contextlib.ExitStack() as stack:
@@ -108,9 +119,13 @@ class ChangeDesk:
 
     def _enact(self, change: Change) -> None:
         driver, prepared = self._driver, change.prepared
-        if not driver.is_running:
+        is_replayed = driver.is_running and prepared.plan.scheduler is Scheduler.REPLAY
+        if prepared.hands_over and not is_replayed:
+            change.note("waits for the next epoch, before which the sources are handed over")
+            driver.hand_over_if_due()
+        elif not driver.is_running:
             change.note("no epoch is running; the next one begins under it", in_effect=True)
-        elif prepared.plan.scheduler is Scheduler.REPLAY:
+        elif is_replayed:
             change.note("the running epoch is cancelled")
             driver.replay()
         elif prepared.from_next_epoch:
@@ -120,3 +135,23 @@ class ChangeDesk:
         else:
             driver.tell(prepared.begun)
             driver.start_time_limit()
+
+    # ── sources ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def sources_failed(self, error: BaseException) -> bool:
+        """The engine cannot read its sources. True if a change is to blame that has others, and is rolled back."""
+        with self._lock:
+            changes = self._driver.changes
+            change = changes.on_trial
+            if self._driver.is_stopping or change is None or not change.prepared.hands_over:
+                return False
+            [first, *_] = str(error).strip().splitlines() or [""]
+            why = f"its sources could not be read: {type(error).__name__}: {first}"
+            return changes.failed(RunFailure(why), changes.configuration)
+
+    def sources_exchanged(self, seconds: float) -> None:
+        """The engine's query has been exchanged for one with the sources of the next epoch."""
+        with self._lock:
+            change = self._driver.changes.on_trial
+            if change is not None and change.prepared.hands_over:
+                change.note(f"the sources are handed over, after {1000 * seconds:.0f} ms")

@@ -65,7 +65,7 @@ from midstream.observation import Observation
 from midstream.runtime.change_desk import ChangeDesk
 from midstream.runtime.claimed_sinks import ClaimedSinks
 from midstream.runtime.control_desk import ControlDesk
-from midstream.runtime.edge import Control, Edge, EpochEntry, OpenRun, ProcessEnded
+from midstream.runtime.edge import Control, Edge, EpochEntry, HandOverDue, OpenRun, ProcessEnded
 from midstream.runtime.epoch_phases import EpochMoments, phases_of
 from midstream.runtime.executor_warming import ExecutorWarming
 from midstream.runtime.migration_desk import MigrationDesk
@@ -108,6 +108,8 @@ class Driver:
         """The weights of the bins of all stages, after the newest epoch of this driver."""
         self.committed: CommittedState | None = None
         """What the last committed epoch left; known once the runtime begins its first epoch."""
+        self._sources = changes.configuration.graph.sources
+        """The sources that this is known for: their event times lead to the watermark."""
         self.placement = Placement()
         newest = checkpoint.newest_manifest()
         self._sinks = ClaimedSinks(changes.configuration.graph, checkpoint, newest, at=edge.at)
@@ -146,7 +148,8 @@ class Driver:
     def run(self, epoch: Epoch, entry: EpochEntry, compute: Callable[[OpenRun], None]) -> bool:
         """Run an epoch until it is committed; False if it was already, before this start.
 
-        Raises :class:`~midstream.errors.JobFailed` if it cannot be.
+        Raises :class:`~midstream.errors.JobFailed` if it cannot be, and :class:`HandOverDue` if it has other sources
+        than ``compute`` reads: then the epoch has to be planned again.
 
         ``compute`` returns when a run is computed and all its sinks are written.
         """
@@ -182,6 +185,8 @@ class Driver:
                 )
                 self._sweep(self.committed)
                 return None
+            if not self._edge.reads(self.changes.configuration.graph):
+                raise HandOverDue(f"epoch {epoch} has other sources")
             if epoch <= self._found:
                 self.controlling.taken_back(epoch)
             committed = self._committed_before(epoch)
@@ -307,6 +312,7 @@ class Driver:
             is_on_trial = self.changes.on_trial is not None
             self._on_commit(commit, progress, msgspec.structs.replace(seen, is_on_trial=is_on_trial))
             self._warn_of_times_ahead(commit)
+            self.hand_over_if_due()
             return True
 
     def _warn_of_times_ahead(self, commit: Commit) -> None:
@@ -373,8 +379,9 @@ class Driver:
 
     def _committed_before(self, epoch: Epoch) -> CommittedState:
         """The state from which the epoch continues. Read from the checkpoint only after a start."""
-        if self.committed is None or self.committed.epoch != epoch - 1:
-            graph = self.changes.configuration.graph
+        graph = self.changes.configuration.graph
+        if self.committed is None or self.committed.epoch != epoch - 1 or self._sources != graph.sources:
+            self._sources = graph.sources
             bins = self._checkpoint.identity.bins
             self.committed = CommittedState.of(graph, self._checkpoint.manifest_before(epoch), bins)
             if epoch < self._found:
@@ -425,6 +432,11 @@ class Driver:
             )
 
     # ── the coordinator ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def hand_over_if_due(self) -> None:
+        """Have the engine read the sources of the next epoch, if these are others; between two epochs."""
+        if self._open is None and not self._edge.reads(self.changes.configuration.graph):
+            self._edge.hand_over()
 
     def hear(self, instructions: Sequence[Instruction]) -> None:
         """The coordinator has made a decision. Called by the channel's thread, which must not wait: no lock."""

@@ -15,7 +15,7 @@ from midstream.flow.model import Graph
 from midstream.ids import Epoch, ExecutorId, PartitionId, Run
 from midstream.storage.table_files import SinkFile
 
-__all__ = ["Control", "DriverCrashed", "Edge", "EpochEntry", "OpenRun", "ProcessEnded"]
+__all__ = ["Control", "DriverCrashed", "Edge", "EpochEntry", "HandOverDue", "OpenRun", "ProcessEnded"]
 
 
 class ProcessEnded(BaseException):
@@ -24,6 +24,10 @@ class ProcessEnded(BaseException):
 
 class DriverCrashed(ProcessEnded):
     """Raised by tests of the local runtime, which then starts the driver again."""
+
+
+class HandOverDue(Exception):
+    """The next epoch has other sources than the engine reads, so the engine's query has to be handed over first."""
 
 
 class Control(Protocol):
@@ -85,6 +89,17 @@ class Edge(Protocol):
     def aside(self, call: Callable[[], object], seconds: float, overdue: Callable[[], object]) -> None:
         """Call the user's code on the driver, where it may take as long as it likes: in a thread of its own, or at
         once, where there are none. If it has not returned after ``seconds``, call ``overdue``, too."""
+
+    def check_sources(self, graph: Graph, names: Sequence[str]) -> None:
+        """Raises :class:`~midstream.errors.MidstreamError` if this runtime cannot hand over to sources of a flow that
+        a change adds."""
+
+    def reads(self, graph: Graph) -> bool:
+        """Whether the engine reads the sources of this flow now."""
+
+    def hand_over(self) -> None:
+        """No run is open, and the next epoch has other sources: end the engine's query, and have another one go on
+        behind the newest epoch. Returns at once."""
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Have the sweeper remove what is due, now or during the next epochs."""

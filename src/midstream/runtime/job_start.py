@@ -22,7 +22,7 @@ from midstream.ids import Revision
 from midstream.planner.stages import compile_plan
 from midstream.runtime.table_claims import check_tables, claim_tables
 
-__all__ = ["check", "claim", "restart"]
+__all__ = ["check", "claim", "restart", "settle_sources"]
 
 _log = logging.getLogger("midstream")
 
@@ -83,3 +83,9 @@ def restart(
     for record in (*settled, *found.settled):
         log.keep(record)
     return found
+
+
+def settle_sources(checkpoint: Checkpoint, graph: Graph) -> None:
+    """See to it that the log of the engine's query is one for the sources of the flow that the job runs now."""
+    if tuple(sorted(graph.sources)) != checkpoint.identity.sources:
+        checkpoint.read_others(graph.sources)

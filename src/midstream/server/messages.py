@@ -24,7 +24,7 @@ from midstream.errors import FlowError, FunctionError
 from midstream.flow.edits import Edit, Insert, Move, Remove, Rescale, Rewire, Tune, Update
 from midstream.flow.functions import pack
 from midstream.flow.graph_format import graph_from_document, graph_to_document
-from midstream.flow.inputs import describe_table
+from midstream.flow.inputs import describe_table, packed_source
 from midstream.flow.model import Graph, Operator
 from midstream.metrics import EpochProgress, SweepStats
 from midstream.storage.documents import read_document, write_document
@@ -129,26 +129,30 @@ class RescaleMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 class InsertMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="insert"):
     """An :class:`~midstream.Insert` as a message; ``build`` is its function, pickled by value."""
 
-    build: bytes
-    after: tuple[str, ...]
+    build: bytes | None
+    after: tuple[str, ...] | None
     before: tuple[str, ...] | None = None
     state: bytes | dict[str, bytes] | None = None
     """The initial state as Arrow IPC, or by operator."""
+    source: bytes | None = None
+    """The function that adds a source, pickled by value."""
 
     @classmethod
     def of(cls, edit: Insert) -> InsertMessage:
         """Pack an insert; raises :class:`FunctionError` if that is impossible."""
         after, before = edit.between or (edit.after, edit.before)
         return cls(
-            pack(edit.build, "Insert").data,
-            _names(after),
+            None if edit.build is None else pack(edit.build, "Insert").data,
+            None if after is None and edit.source is not None else _names(after),
             None if before is None else _names(before),
             _packed_state(edit.state),
+            None if edit.source is None else pack(edit.source, "Insert").data,
         )
 
     def edit(self) -> Insert:
         """Unpack it. This runs the sender's code."""
-        return Insert(_load(self.build, "Insert"), after=self.after, before=self.before, state=self._given_state())
+        build, source = (None if data is None else _load(data, "Insert") for data in (self.build, self.source))
+        return Insert(build, after=self.after, before=self.before, state=self._given_state(), source=source)
 
     def _given_state(self) -> Any:
         if isinstance(self.state, dict):
@@ -285,11 +289,14 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def packed(graph: Graph) -> tuple[bytes, dict[str, bytes]]:
-        """The fields ``flow`` and ``payloads`` for a flow; sources stay where they are."""
+        """The fields ``flow`` and ``payloads`` for a flow; sources that are DataFrames stay where they are."""
         payloads = {}
         for op in graph:
             payload = graph.payloads.get(op.name)
-            if op.delivery is not None:
+            if op.spec.reads_stream:
+                if (blob := packed_source(payload, op.name)) is not None:
+                    payloads[op.name] = blob.data
+            elif op.delivery is not None:
                 with contextlib.suppress(FunctionError):
                     payloads[op.name] = pack(payload, op.name).data
             elif (blob := op.spec.packed(payload, op.name)) is not None:

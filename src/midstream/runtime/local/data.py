@@ -134,12 +134,13 @@ def check_transforms(graph: Graph, names: Iterable[str]) -> None:
 
 def source_epochs(graph: Graph) -> Iterator[Mapping[str, LocalData]]:
     """The rows of every source, epoch by epoch; none from a source that has ended."""
-    cuts = {op.name: list(_epochs_of(op.name, graph.payloads[op.name])) for op in graph.of(Source)}
+    cuts = {op.name: list(cut_epochs(op.name, graph.payloads[op.name])) for op in graph.of(Source)}
     for epoch in range(max(map(len, cuts.values()))):
         yield {name: LocalData(epochs[epoch] if epoch < len(epochs) else [[]]) for name, epochs in cuts.items()}
 
 
-def _epochs_of(name: str, source: Any) -> Iterator[list[list[pa.RecordBatch]]]:
+def cut_epochs(name: str, source: Any) -> Iterator[list[list[pa.RecordBatch]]]:
+    """The rows of a source, epoch by epoch, in partitions."""
     match source:
         case ListSource():
             for epoch in range(len(source.epochs)):

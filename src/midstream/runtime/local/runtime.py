@@ -14,7 +14,6 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 
 import msgspec
 import pyarrow as pa
@@ -53,7 +52,7 @@ from midstream.engine.clock import Clock, SystemClock
 from midstream.engine.control_order import ControlOrder
 from midstream.engine.resources import Resources
 from midstream.errors import FlowError, FunctionError, JobFailed, MidstreamError
-from midstream.flow.model import Graph, Source
+from midstream.flow.model import Graph
 from midstream.ids import Epoch, ExecutorId, PartitionId, StageIndex
 from midstream.metrics import EpochProgress, JobMetrics
 from midstream.observation import Observation
@@ -62,13 +61,14 @@ from midstream.planner.carried_assignments import carried
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
 from midstream.runtime.driver import Driver
-from midstream.runtime.edge import DriverCrashed, EpochEntry, OpenRun
+from midstream.runtime.edge import DriverCrashed, EpochEntry, HandOverDue, OpenRun
 from midstream.runtime.local.control import LocalControl
-from midstream.runtime.local.data import LocalData, check_transforms, require_local, source_epochs
+from midstream.runtime.local.data import LocalData, check_transforms, cut_epochs, require_local
 from midstream.runtime.local.engine import LocalEngine
 from midstream.runtime.local.exchange import StageInput
 from midstream.runtime.local.executors import LocalExecutor, LocalExecutors, check_executors
 from midstream.runtime.local.run import ChangeAt, ControlAt, Faults, LocalRun, MigrateAt
+from midstream.runtime.local.source_log import SourceLog
 from midstream.runtime.local.stage import StageTasks, thinned
 from midstream.runtime.local.tasks import Attempt, peer_of
 from midstream.runtime.local.wishes import Reconsideration, migration_of, wishes
@@ -129,7 +129,6 @@ def run_graph(
     check_executors(executors)
     require_local(graph)
     check_audit(graph, audit)
-    epochs = source_epochs(graph)
     with runtime_of(
         graph,
         partitions=partitions,
@@ -144,11 +143,7 @@ def run_graph(
         bins=bins,
         executors=executors,
     ) as runtime:
-        newest = runtime.checkpoint.newest_manifest()
-        nothing = {op.name: LocalData([[]]) for op in graph.of(Source)}
-        planned = chain(((rows, False) for rows in epochs), [(nothing, True)] if close_windows else [])
-        for epoch, (rows, closing) in enumerate(planned, 0 if newest is None else newest.epoch + 1):
-            runtime.run_epoch(Epoch(epoch), rows, closing=closing)
+        runtime.run_all(close_windows=close_windows)
     return runtime.result
 
 
@@ -242,6 +237,8 @@ class _Runtime:
         self._timer: Callable[[], None] | None = None
         # The counterpart of Spark's log of offsets: it survives the driver.
         self._log: dict[Epoch, EpochEntry] = {}
+        self._sources = SourceLog(first.graph, checkpoint)
+        self._is_hand_over_due = False
         self.result: LocalRun
         self._start_driver()
 
@@ -265,6 +262,8 @@ class _Runtime:
         changes = Changes(restart.configuration, store, log, wall=self._wall)
         if restart.pending is not None:
             changes.resume(restart.pending)
+        self._sources.settle(changes.configuration.graph)
+        self._is_hand_over_due = False
         self._driver = Driver(
             changes,
             self.checkpoint,
@@ -304,18 +303,42 @@ class _Runtime:
 
     # ── one epoch ─────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def run_all(self, *, close_windows: bool = False) -> None:
+        """Run epochs until all sources have ended."""
+        for epoch, rows in self._sources:
+            self.run_epoch(epoch, rows)
+            if self._is_hand_over_due:
+                self._hand_over()
+        if close_windows:
+            newest = self.checkpoint.newest_manifest()
+            self.run_epoch(Epoch(0 if newest is None else newest.epoch + 1), self._sources.nothing(), closing=True)
+
     def run_epoch(self, epoch: Epoch, rows: Mapping[str, LocalData], *, closing: bool = False) -> None:
-        """Run an epoch until it is committed, as Spark would: after a crash of the driver, its epoch is run again."""
+        """Run an epoch until it is committed, as Spark would: after a crash of the driver, its epoch is run again.
+
+        If it has other sources, it is planned again, and not run if these have no rows.
+        """
         self._epoch = epoch
-        planned = EpochEntry(self.clock.wall_us(), f"rows of epoch {epoch}", closing)
-        entry = self._log.setdefault(epoch, planned)
+        log = self._sources.number
+        entry = self._log.setdefault(epoch, EpochEntry(self.clock.wall_us(), f"rows of epoch {epoch}", closing))
         self._runs = 0
         while True:
+            if log != self._sources.number:
+                log = self._sources.number
+                newest = self.checkpoint.newest_manifest()
+                planned = self._sources.nothing() if closing else self._sources.rows(epoch)
+                if planned is None or (newest is not None and newest.epoch >= epoch):
+                    return self._maybe_change(None)
+                rows = planned
+                what = f"rows of epoch {epoch} in log {log}"
+                entry = self._log[epoch] = EpochEntry(self.clock.wall_us(), what, closing)
             try:
                 self._driver.run(epoch, entry, partial(self._compute, rows))
                 return self._maybe_change(None)
             except _RequestRefused as refused:
                 raise refused.error from None
+            except HandOverDue:
+                self._hand_over()
             except DriverCrashed:
                 self._start_driver()
             except JobFailed as failed:
@@ -323,6 +346,16 @@ class _Runtime:
                     raise
                 self._driver.ended(str(failed))  # nothing is wrong with the flow, so its user starts it again
                 self._start_driver()
+
+    def _hand_over(self) -> None:
+        """Read the sources of the next epoch from now on. The driver may crash at any step; the next one ends it."""
+        self._is_hand_over_due = False
+        try:
+            self._maybe_crash_driver()
+            self._sources.exchange(self._driver.changes.configuration.graph, self.at)
+            self._driver.changing.sources_exchanged(0.0)
+        except DriverCrashed:
+            self._start_driver()
 
     def _committed(self, commit: Commit, progress: EpochProgress, seen: Observation) -> None:
         self._observations.append(seen)
@@ -362,6 +395,19 @@ class _Runtime:
     def check_sinks(self, sinks: Graph) -> None:
         """Refuse those that only Spark can write."""
         require_local(sinks)
+
+    def check_sources(self, graph: Graph, names: Sequence[str]) -> None:
+        """Refuse those that only Spark can read, and those without end."""
+        for name in names:
+            next(cut_epochs(name, graph.payloads.get(name)), None)
+
+    def reads(self, graph: Graph) -> bool:
+        """Compares with the flow whose rows are planned."""
+        return self._sources.reading.reads_as(graph)
+
+    def hand_over(self) -> None:
+        """It is made before the next epoch is planned."""
+        self._is_hand_over_due = True
 
     def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
         """Refuse what does not exist here. ``pace`` is taken: time does not pass by itself."""

@@ -16,6 +16,7 @@ from functools import partial
 
 from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from midstream.change.change import Change
@@ -45,6 +46,7 @@ from midstream.runtime.spark.kafka import EpochNotes, check_topics
 from midstream.runtime.spark.live_executors import live_executors
 from midstream.runtime.spark.offset_log import OffsetLog, forget_settings
 from midstream.runtime.spark.pace import Pacer, RowLimit, require_pace
+from midstream.runtime.spark.queries import Queries
 from midstream.runtime.spark.stage_columns import columns_for
 from midstream.runtime.spark.transform_check import check_transforms
 from midstream.runtime.spark.worker import RUN_PROPERTY, Whereabouts, run_property
@@ -88,10 +90,16 @@ class Heartbeat:
         audit: str | None,
         on_commit: Callable[[EpochProgress, Observation], None],
         is_running: Callable[[], bool],
+        queries: Queries,
+        end_query: Callable[[], None],
         trigger_us: int | None = None,
         row_limit: RowLimit | None = None,
     ) -> None:
         self._spark = spark
+        self._queries = queries
+        self._end_query = end_query
+        self._reading = changes.configuration.graph
+        """The flow whose sources the query reads."""
         self._checkpoint = checkpoint
         self._control = control
         self._session: SparkSession | None = None
@@ -156,6 +164,26 @@ class Heartbeat:
         if self._row_limit is not None:
             self._row_limit.set(self._knobs.get("rows_per_epoch"))
         self._pacer.hurry()
+
+    @property
+    def hand_over_due(self) -> bool:
+        """Whether the next epoch has other sources than the query."""
+        return not self.reads(self._changes.configuration.graph)
+
+    def next_query(self, on_epoch: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        """Start the query that reads the sources of the next epoch; the one before it has ended."""
+        began = time.monotonic()
+        self._reading = graph = self._changes.configuration.graph
+        self._session, self._set, self._entering = None, {}, ()
+        self._checkpoint.read_others(graph.sources)
+        self._log = OffsetLog(self._checkpoint.spark_location)
+        query = self._queries.start(graph, on_epoch)
+        self._driver.changing.sources_exchanged(time.monotonic() - began)
+        return query
+
+    def sources_failed(self, error: BaseException) -> bool:
+        """Whether a change is to blame for this failure to read sources, and is rolled back."""
+        return self._driver.changing.sources_failed(error)
 
     def close_windows(self, schema: StructType) -> None:
         """Run one more epoch, which has no rows and closes all windows. Called when the query has ended.
@@ -365,6 +393,18 @@ class Heartbeat:
                 f"knob batch is taken: the session sets {ROWS_CONF} or {BYTES_CONF}, and midstream keeps that; leave "
                 f"both out of the session's configuration to tune it"
             )
+
+    def check_sources(self, graph: Graph, names: Sequence[str]) -> None:
+        """Refuse DataFrames of others, and logs in which sources have no lines of their own."""
+        self._queries.check(self._checkpoint.identity.sources, graph, names)
+
+    def reads(self, graph: Graph) -> bool:
+        """Compares with the flow for which the query was started."""
+        return self._reading.reads_as(graph)
+
+    def hand_over(self) -> None:
+        """End the query from a thread: this one may be that of the query, or a user's."""
+        threading.Thread(target=self._end_query, name="midstream-hand-over", daemon=True).start()
 
     def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
         """Have Spark spread partitions anew, in small jobs. With a single executor there is nothing to spread, before

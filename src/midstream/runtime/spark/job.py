@@ -11,7 +11,6 @@ from typing import Protocol
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructType
 
 from midstream.change.change import Change
 from midstream.change.prepare import PreparedChange
@@ -31,6 +30,7 @@ from midstream.observation import Observation, with_backlog
 from midstream.runtime.changing_job import ChangingJob
 from midstream.runtime.control_desk import ControlDesk
 from midstream.runtime.controller_desk import ControllerDesk, attached
+from midstream.runtime.edge import HandOverDue
 from midstream.runtime.migration_desk import MigrationDesk
 from midstream.runtime.notebook import card_of, keep_showing
 from midstream.runtime.reporting import unexpected
@@ -39,6 +39,7 @@ from midstream.runtime.spark.executor_request import SparkExecutors
 from midstream.runtime.spark.heartbeat import Heartbeat
 from midstream.runtime.spark.kafka import EpochNotes
 from midstream.runtime.spark.pace import RowLimit
+from midstream.runtime.spark.queries import Queries
 from midstream.runtime.steered_job import SteeredJob
 from midstream.runtime.steering import JobSteering, SteeringThread
 from midstream.runtime.table_refresher import TableRefresher
@@ -88,14 +89,13 @@ class Job(ChangingJob, SteeredJob):
         *,
         local_state: str | None = None,
         audit: str | None = None,
-        close_with: StructType | None = None,
+        queries: Queries,
         trigger_us: int | None = None,
         row_limit: RowLimit | None = None,
         controllers: Sequence[Controller] = (),
     ) -> None:
         self._spark = spark
-        self._close_with = close_with
-        """The schema of the query's rows, if all windows are to be closed when it has ended."""
+        self._queries = queries
         self._checkpoint = checkpoint
         self._control = control
         self._changes = changes
@@ -109,6 +109,8 @@ class Job(ChangingJob, SteeredJob):
             audit=audit,
             on_commit=self._committed,
             is_running=self._is_query_active,
+            queries=queries,
+            end_query=self._end_query,
             trigger_us=trigger_us,
             row_limit=row_limit,
         )
@@ -341,13 +343,12 @@ class Job(ChangingJob, SteeredJob):
 
     def stop(self) -> None:
         """Stop now. The epoch in progress is given up; a restart runs it again. Harmless when repeated."""
-        query = self._query
-        if query is None:
+        if self._query is None:
             raise MidstreamError(f"job {self.name!r} has not been started")
         if not self._over.is_set():
             self._stopping = True
             self._heartbeat.stopping()
-            query.stop()
+            self._end_query()
         self._over.wait()
 
     def __enter__(self) -> Job:
@@ -355,6 +356,10 @@ class Job(ChangingJob, SteeredJob):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _end_query(self) -> None:
+        if self._query is not None:
+            self._query.stop()
 
     def _is_query_active(self) -> bool:
         query = self._query
@@ -377,12 +382,19 @@ class Job(ChangingJob, SteeredJob):
         threading.Thread(target=self._watch, args=(query,), name="midstream-job", daemon=True).start()
 
     def _watch(self, query: StreamingQuery) -> None:
-        """Wait for the query to end, for whatever reason, and release everything."""
+        """Wait for the last query to end, for whatever reason, and release everything."""
+        ended: StreamingQuery | None = query
+        while ended is not None:
+            try:
+                ended.awaitTermination()
+            except Exception as error:
+                ended = self._next_query(error)
+            else:
+                ended = self._next_query(None)
         try:
-            query.awaitTermination()
-            if self._close_with is not None and not self._stopping and self._exception is None:
-                self._heartbeat.close_windows(self._close_with)
-        except Exception as error:  # Spark's error; ours, if there is one, is clearer
+            if self._queries.schema is not None and not self._stopping and self._exception is None:
+                self._heartbeat.close_windows(self._queries.schema)
+        except Exception as error:
             self._fail(error)
         if self._refresher is not None:
             self._refresher.stop()
@@ -399,6 +411,30 @@ class Job(ChangingJob, SteeredJob):
                 self._over.set()
                 self._changed.notify_all()
 
+    def _next_query(self, failure: Exception | None) -> StreamingQuery | None:
+        """The query that goes on with other sources, if one has to; ``failure`` is why the last one ended, or None.
+
+        A change whose sources cannot be read is rolled back, which makes another hand-over due.
+        """
+        while not self._stopping and self._exception is None:
+            if not self._heartbeat.hand_over_due:
+                if failure is None:
+                    return None
+                if not self._heartbeat.sources_failed(failure):  # Spark's error; ours, if there is one, is clearer
+                    self._fail(failure)
+                    return None
+            try:
+                return self._started_next()
+            except Exception as error:
+                failure = error
+        return None
+
+    def _started_next(self) -> StreamingQuery:
+        self._query = query = self._heartbeat.next_query(self.on_epoch)
+        if self._stopping:  # stop() may have met the query before
+            query.stop()
+        return query
+
     def on_epoch(self, rows: DataFrame, epoch: int) -> None:
         """The callback that Spark calls for every micro-batch.
 
@@ -407,6 +443,10 @@ class Job(ChangingJob, SteeredJob):
         """
         try:
             self._heartbeat.beat(rows, Epoch(epoch))
+        except HandOverDue:
+            raise RuntimeError(
+                f"midstream: epoch {epoch} of job {self.name} is planned again with other sources"
+            ) from None
         except BaseException as error:
             self._fail(error, Epoch(epoch))
             raise RuntimeError(f"midstream: epoch {epoch} of job {self.name} failed") from None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyspark
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from midstream.change.configuration import FIRST_REVISION, configuration_left, first_configuration
 from midstream.change.knob_records import after_tuning
@@ -19,26 +19,22 @@ from midstream.checkpoint.location import Checkpoint
 from midstream.controllers.controller import Controller
 from midstream.data.durations import microseconds
 from midstream.data.key_space import MAX_BINS, check_bins
-from midstream.errors import CheckpointError, FlowError, SetupError, SourceError
+from midstream.errors import CheckpointError, FlowError, SetupError
 from midstream.flow.knobs import require_takers, values_of
-from midstream.flow.model import Graph, Source, Transform
-from midstream.flow.sources import GeneratorSource, ListSource
+from midstream.flow.model import Graph, Transform
 from midstream.flow.table_refresh import TableRefresh
 from midstream.ids import StageIndex
 from midstream.planner.assignment import Assignment, Assignments, check_partitions
 from midstream.planner.programs import pack_blobs
 from midstream.runtime import job_start
 from midstream.runtime.controller_desk import require_controllers
-from midstream.runtime.spark.callback import on_each_batch
 from midstream.runtime.spark.control_plane import ControlPlane
 from midstream.runtime.spark.doctor import require_pyspark
-from midstream.runtime.spark.epoch import unite_inlets
 from midstream.runtime.spark.executor_check import PORT, require_executors
-from midstream.runtime.spark.generator_source import stream_of
 from midstream.runtime.spark.job import HttpInterface, Job
 from midstream.runtime.spark.kafka import EpochNotes, check_topics
-from midstream.runtime.spark.offset_log import start_query
 from midstream.runtime.spark.pace import RowLimit, require_pace
+from midstream.runtime.spark.queries import Queries, source_stream
 from midstream.runtime.spark.storage_check import hadoop_knows, require_reachable
 from midstream.runtime.spark.transform_check import check_transforms
 from midstream.runtime.spark.worker_python import require_workers
@@ -96,7 +92,8 @@ def start(
         check_partitions(partitions, MAX_BINS)  # how many bins there are is known below
     require_workers(spark.sparkContext, graph)
     row_limit = RowLimit()
-    inlets = {op.name: source_stream(spark, op.name, graph.payloads[op.name], row_limit) for op in graph.of(Source)}
+    for source in graph.sources:
+        source_stream(spark, source, graph.payloads[source], row_limit)
     blobs = pack_blobs(graph)
     check_transforms(graph, [op.name for op in graph.of(Transform)], spark)
     check_topics(spark, graph)
@@ -142,12 +139,13 @@ def start(
         state = Changes(restart.configuration, location.blobs, location.changes)
         if restart.pending is not None:
             state.resume(restart.pending)
+        # Changes may have added or removed sources, and the driver may have died before Spark's log was theirs.
+        job_start.settle_sources(location, state.configuration.graph)
         notes = EpochNotes(spark, location.identity.job)
         undo.callback(notes.close)
         if newest is not None:  # a crash may have come before readers were told
             notes.start(restart.configuration.graph, newest.epoch)
-        rows = unite_inlets([inlets[name] for name in restart.configuration.plan.stages[0].inlets])
-        close_with = rows.schema if close_windows else None
+        queries = Queries(spark, location, query_name, trigger_options, row_limit, close_windows)
         row_limit.set(restart.configuration.knobs.get("rows_per_epoch"))
         undo.callback(row_limit.close)
         job = Job(
@@ -158,22 +156,18 @@ def start(
             notes,
             local_state=local_state,
             audit=audit,
-            close_with=close_with,
+            queries=queries,
             trigger_us=trigger_us,
             row_limit=row_limit,
             controllers=controllers,
         )
-        writer = rows.writeStream.queryName(query_name).option("checkpointLocation", location.spark_location)
-        if trigger_options:
-            writer = writer.trigger(**trigger_options)
         # Served before its query starts, because that may end at any moment.
         serving = None if server is None else server(job, location.location)
         if serving is not None:
             undo.callback(serving.close)
         digests = {name: blobs[name].digest for name in refreshes or ()}
         refresher = TableRefresher(job, state.newest, dict(refreshes), digests) if refreshes else None
-        writer = on_each_batch(writer, job.on_epoch)
-        job.started(start_query(spark, writer, location.spark_location), serving, refresher)
+        job.started(queries.start(state.configuration.graph, job.on_epoch), serving, refresher)
         undo.pop_all()  # from now on the job itself releases all this
     return job
 
@@ -251,16 +245,6 @@ def _kept_assignments(recorded: Assignments, partitions: int | None, parallelism
         if before.partitions != partitions:
             _log.info("stage %d has %d partitions from now on; it had %d", stage, partitions, before.partitions)
     return {stage: before for stage, before in recorded.items() if before.partitions == partitions}
-
-
-def source_stream(spark: SparkSession, name: str, stream: Any, row_limit: RowLimit) -> DataFrame:
-    """The streaming DataFrame of a source."""
-    if isinstance(stream, GeneratorSource | ListSource):
-        return stream_of(spark, stream, row_limit.path)
-    assert isinstance(stream, DataFrame)
-    if stream.sparkSession.sparkContext is not spark.sparkContext:
-        raise SourceError(f"source {name!r} was made with another Spark application than the one the job is started on")
-    return stream
 
 
 def open_control_plane(spark: SparkSession) -> ControlPlane:
