@@ -83,9 +83,9 @@ def _measured(job: Job, kind: str, rate: int) -> HandOver:
     add = Insert(source=lambda flow: flow.source("second", _numbers(OTHERS, rate)), before="all")
     change: Change = job.update(add if kind == ADD else Remove("second"))
     change.require(PATIENCE_S)
-    epochs = job.progress
-    later = [each for each in epochs if each.revision >= change.revision]
-    before = [each for each in epochs if each.revision < change.revision]
+    while not (later := [each for each in job.progress if each.revision >= change.revision]):
+        assert job.await_epoch(job.metrics.epochs + 1, PATIENCE_S), "no further epochs"  # the outcome is known first
+    before = [each for each in job.progress if each.revision < change.revision]
     usual = statistics.median(np.diff([each.committed_at for each in before[-8:]]).tolist())
     gap = later[0].committed_at - before[-1].committed_at
     return HandOver(kind, round(gap - usual, 3), round(later[0].committed_at - change.times.requested_at, 3))
