@@ -137,3 +137,22 @@ def test_nexmark_compares_each_query_with_spark(tmp_path: Path) -> None:
     assert set(figures["over_spark"]) == {"q0", "q2", "q5", "q14"}
     assert set(figures["over_spark_python"]) == {"q0", "q2", "q14"}
     assert all(factor > 0 for factor in (*figures["over_spark"].values(), *figures["events_per_s"].values()))
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(PATIENCE_S)
+def test_tuning_follows_a_controller_to_its_end(tmp_path: Path) -> None:
+    figures = run_quick("tuning", tmp_path / "tuning.svg")
+    assert figures["objective_ms"] > 0
+    assert len(figures["curve"]) == 3
+    assert len(figures["end_over_best"]) == len(figures["steps"]) == 1
+    assert figures["steps"][0] >= 1, "it starts far below the best pace"
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(PATIENCE_S)
+def test_elasticity_loses_no_row_on_either_side(tmp_path: Path) -> None:
+    figures = run_quick("elasticity", tmp_path / "elasticity.svg")
+    assert (figures["lost"], figures["doubled"]) == (0, 0)
+    assert set(figures["runs"]) == {"AutoScale", "stop and start"}
+    assert figures["runs"]["stop and start"]["partitions"] == 2

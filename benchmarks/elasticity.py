@@ -1,0 +1,245 @@
+"""The load doubles, and ``AutoScale`` sees it; against stop and start with more partitions (Chi, section 6.3).
+
+Words are counted on two executors of this machine by one partition. After a while twice as many rows are due, more than
+it can count. On one side a controller is attached that knows nothing of that, but how old rows may be: half again as
+old as they were. On the other a script that does stops the job and starts it again with two partitions, as soon after
+the surge as the controller made up its mind.
+
+A row's latency is the commit of its epoch minus the time it was due. The spike is the largest latency after the surge,
+less the p99 before. At the end every key's count is compared with what the rows that were committed make by arithmetic.
+
+    python -m benchmarks.elasticity [--quick] [--plot FILE]
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyspark.sql import SparkSession
+
+from benchmarks.due_times import Latencies, Timeline, first_due
+from benchmarks.report import arguments, closing_line, table
+from benchmarks.sessions import cluster
+from benchmarks.word_load import LEAD_S, Load, fill, filling, flow, source, state_errors
+from midstream import AutoScale, Flow, Situation, Step
+from midstream.controllers.proposal_records import ProposalOutcome
+from midstream.runtime.spark.job import Job
+
+EXECUTORS = 2
+SHARE = 0.6
+"""The share of the capacity of one partition that is due before the surge; twice as much is due after it."""
+OURS, RIVAL = "AutoScale", "stop and start"
+CALM = 1.5
+"""Rows are served as in the end if the p99 of a bucket is at most this multiple of that of the last seconds."""
+LAST_S = 10.0
+LATE, LOOK = 1.5, 5
+"""The objective is this multiple of the age of rows before the surge, which is the median of so many epochs."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Keys, bins, rows of an epoch while keys are loaded and how many such epochs there are; seconds before the surge
+    and after it."""
+
+    keys: int
+    bins: int
+    chunk: int
+    chunks: int
+    before_s: float
+    after_s: float
+
+
+FULL = Size(100_000, 64, 50_000, 5, 40.0, 70.0)
+QUICK = Size(5_000, 16, 5_000, 3, 16.0, 12.0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One side."""
+
+    before: Latencies
+    after: Latencies
+    surge: float
+    """When the load doubled."""
+    acted_s: float | None
+    """Seconds from then until something was done; None if nothing was."""
+    partitions: int
+    commits: tuple[tuple[float, int], ...]
+    """When epochs were committed, and their rows."""
+    lost: int
+    doubled: int
+
+    @property
+    def spike_s(self) -> float:
+        """The largest latency after the surge, less what was usual before."""
+        return max(1e-3, self.after.max() - self.before.quantile(0.99))
+
+    @property
+    def final_p99_s(self) -> float:
+        """The p99 of the rows of the last seconds."""
+        ending = self.after.due >= self.after.due[-1] - LAST_S
+        return float(np.quantile(self.after.waited[ending], 0.99))
+
+    @property
+    def stable_s(self) -> float:
+        """Seconds from the surge until rows were served as in the end, for good."""
+        late = [at for at, p99 in self.after.buckets() if p99 > CALM * self.final_p99_s]
+        return max([0.0, *(at - self.surge for at in late)])
+
+    def figures(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "before_p99_ms": _ms(self.before.quantile(0.99)),
+            "spike_ms": _ms(self.spike_s),
+            "final_p99_ms": _ms(self.final_p99_s),
+            "stable_s": round(self.stable_s, 1),
+            "acted_s": None if self.acted_s is None else round(self.acted_s, 1),
+            "partitions": self.partitions,
+            "lost": self.lost,
+            "doubled": self.doubled,
+        }
+
+
+def usual_age_ms(job: Job) -> float:
+    """The age of rows in the next epochs, as a controller sees it."""
+    with job.watch() as watch:
+        return statistics.median(Situation(next(watch)).latency_ms() for _ in range(LOOK))
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 1)
+
+
+def one_side(
+    spark: SparkSession, size: Size, rate: int | None, act_after_s: float | None, tell: Callable[[str], None]
+) -> tuple[Run, int]:
+    """Run one side: with the controller, or with a restart so long after the surge. Also the rate before the surge."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        timeline, loaded = Timeline(), size.keys + size.chunk * size.chunks
+
+        def words(load: Step, limit: int | None = None) -> Flow:
+            return flow(source(size.keys, load, limit=limit, chunk=limit and size.chunk), "elasticity")
+
+        fill(spark, folder, words(filling(loaded), loaded), timeline, partitions=1, bins=size.bins)
+        if rate is None:
+            ends = [at for _, at in timeline.ends.values()][-size.chunks :]
+            rate = round(SHARE * size.chunk / statistics.median(np.diff(ends)))
+            tell(f"{size.keys:,} keys are loaded; {rate:,} rows/s are due, and twice as many later")
+        start_us = first_due(folder)
+        begins = time.time() + LEAD_S - start_us / 1e6
+        schedule = Step((*filling(loaded).steps, (begins, rate), (begins + size.before_s, 2 * rate)))
+        surge = start_us / 1e6 + begins + size.before_s
+        first = len(timeline.ends)
+        job = words(schedule).start(spark, checkpoint=folder, partitions=1)
+        acted: float | None = None
+        try:
+            if act_after_s is None:
+                Load(job, timeline, schedule, start_us).follow(lambda: time.time() >= surge - size.before_s / 2)
+                objective_ms = LATE * usual_age_ms(job)
+                job.attach(AutoScale(latency=f"{objective_ms:.0f} ms", between=(1, EXECUTORS)))
+                tell(f"{OURS} is attached: rows are to be {objective_ms:.0f} ms old at most")
+            else:
+                Load(job, timeline, schedule, start_us).follow(lambda: time.time() >= surge + act_after_s)
+                acted = time.time() - surge
+                job.stop()
+                timeline.add(job.progress)
+                job = words(schedule).start(spark, checkpoint=folder, partitions=EXECUTORS)
+            Load(job, timeline, schedule, start_us).follow(lambda: time.time() >= surge + size.after_s)
+            done = [each for each in job.proposals() if each.outcome is ProposalOutcome.APPLIED]
+            if act_after_s is None and done:
+                acted = done[0].proposed_at - surge
+            partitions = len(job.assignment()[0].partitions)
+            for each in job.proposals():
+                tell(f"{each.proposed_at - surge:+.1f} s: {each.operation}: {each.reason} ({each.outcome})")
+        finally:
+            job.stop()
+        timeline.add(job.progress)
+        rows = timeline.latencies(schedule, start_us, first)
+        before, late = rows.before(surge), int(np.searchsorted(rows.due, surge))
+        after = Latencies(rows.due[late:], rows.waited[late:])
+        settled = int(np.searchsorted(before.due, surge - size.before_s / 2))
+        before = Latencies(before.due[settled:], before.waited[settled:])
+        lost, doubled = state_errors(folder, size.keys, timeline.rows)
+        marks = list(timeline.ends.values())[first - 1 :]
+        commits = tuple((at, count - earlier) for (earlier, _), (count, at) in pairwise(marks))
+        return Run(before, after, surge, acted, partitions, commits, lost, doubled), rate
+
+
+def plot(path: Path, runs: dict[str, Run]) -> None:
+    """Latency and throughput around the surge."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(8, 6), sharex=True)
+    for name, run in runs.items():
+        buckets = [*run.before.buckets(), *run.after.buckets()]
+        upper.plot([at - run.surge for at, _ in buckets], [p99 for _, p99 in buckets], label=name)
+        seconds = np.floor([at - run.surge for at, _ in run.commits]).astype(int)
+        totals = np.bincount(seconds - seconds.min(), [count for _, count in run.commits])
+        lower.step(np.arange(len(totals)) + seconds.min(), totals, where="post", label=name)
+        if run.acted_s is not None:
+            upper.axvline(run.acted_s, color="#cccccc", linewidth=1)
+    upper.set(ylabel="latency, s (p99 of 250 ms)", title="twice the load from second 0 on")
+    upper.set_yscale("log")
+    upper.grid(axis="y", color="#eeeeee", which="both")
+    upper.legend(frameon=False, fontsize=8)
+    lower.set(xlabel="seconds since the surge", ylabel="rows committed in a second")
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def report(runs: dict[str, Run], rate: int) -> None:
+    """A table for people."""
+    columns = ("before_p99_ms", "spike_ms", "final_p99_ms", "stable_s", "acted_s", "partitions", "lost", "doubled")
+    rows: Sequence[Sequence[str]] = [
+        (name, *(str(run.figures()[column]) for column in columns)) for name, run in runs.items()
+    ]
+    title = f"{rate:,} rows/s are due, then {2 * rate:,}"
+    table(title, ("", *(column.replace("_", " ") for column in columns)), rows)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    options = arguments(__doc__ or "").parse_args()
+    size, began = (QUICK if options.quick else FULL), time.perf_counter()
+
+    def tell(line: str) -> None:
+        print(line, flush=True)
+
+    with cluster(EXECUTORS) as spark:
+        ours, rate = one_side(spark, size, None, None, tell)
+        tell(f"{OURS}: {ours.figures()}")
+        after_s = size.after_s / 4 if ours.acted_s is None or ours.acted_s < 0 else ours.acted_s
+        rival, _ = one_side(spark, size, rate, after_s, tell)
+        tell(f"{RIVAL}: {rival.figures()}")
+    runs = {OURS: ours, RIVAL: rival}
+    report(runs, rate)
+    if options.plot:
+        plot(options.plot, runs)
+    figures = {
+        "rate": rate,
+        "spike_ratio": round(ours.spike_s / rival.spike_s, 3),
+        "stable_s": round(ours.stable_s, 1),
+        "rival_stable_s": round(rival.stable_s, 1),
+        "partitions": ours.partitions,
+        "lost": ours.lost + rival.lost,
+        "doubled": ours.doubled + rival.doubled,
+        "runs": {name: run.figures() for name, run in runs.items()},
+        "took_s": round(time.perf_counter() - began),
+    }
+    closing_line("elasticity", figures, quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()
