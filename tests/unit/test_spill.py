@@ -68,6 +68,16 @@ def test_its_file_has_no_name_that_could_be_left_behind(spill: Spill, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(mapped_bytes() == 0, reason="this system does not tell how much memory is mapped from files")
+def test_it_takes_little_memory_however_many_pages_keys_are_spread_over(spill: Spill) -> None:
+    value = b"x" * 1500  # two of them to a page
+    before = resident_bytes() - mapped_bytes()
+    for _ in range(2):
+        spill.put((key(number), value) for number in range(20_000))
+    assert resident_bytes() - mapped_bytes() - before < 25 << 20, "40 MB were kept when there was one transaction"
+    assert len(spill) == 20_000
+
+
 def fill(spill: Spill) -> None:
     for start in itertools.count(step=100):
         spill.put([(key(number), b"x" * 500) for number in range(start, start + 100)])

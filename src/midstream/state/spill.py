@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ MAP_BYTES = 1 << 33
 """Address space for the file, and so the most that it can hold. It takes as much of the disk as there are changes. Not
 more, because some clusters limit address space, too."""
 NEARLY_NOTHING = 1 << 20
+_TOGETHER = 2048
+"""Changes of one transaction. LMDB keeps each page that a transaction changes in memory, and does not give that back
+before the file is closed: where keys are spread, that is a page for each of them."""
 _SET, _DELETED = b"\x01", b"\x00"
 
 
@@ -58,10 +62,11 @@ class Spill:
 
     def put(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Add changes, ascending by key; each replaces an earlier one of its key."""
-        rows = [(key, _DELETED if value is None else _SET + value) for key, value in changes]
+        rows = ((key, _DELETED if value is None else _SET + value) for key, value in changes)
         try:
-            with self._env.begin(write=True) as transaction, transaction.cursor() as cursor:
-                cursor.putmulti(rows)
+            while some := list(islice(rows, _TOGETHER)):
+                with self._env.begin(write=True) as transaction, transaction.cursor() as cursor:
+                    cursor.putmulti(some)
         except lmdb.Error as error:
             raise self._cannot_write(error) from error
 
