@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +30,7 @@ from midstream.state.access import StateAccess
 from midstream.state.base import Base
 from midstream.state.files import Author, FileKind, FileRef, StateFiles, rows_of_bins, table_of
 from midstream.state.lineage import Lineage
+from midstream.state.mapped import Mapped
 from midstream.state.task import TaskState
 
 SPACES = [KeySpace(1), KeySpace(16), KeySpace(256), KeySpace(4096)]
@@ -384,6 +388,54 @@ def test_what_is_dropped_goes_back_to_the_disk_and_readers_are_not_disturbed(tmp
     job.check(base, [BinId(3), BinId(5)])
     base.close()
     reader.communicate()
+
+
+def mostly_free(tmp_path: Path) -> tuple[Job, Base]:
+    """A base of which three bins of 16 are left."""
+    job = Job(tmp_path, KeySpace(16))
+    job.commit(keys_of(job.space, 6000), bytes(2000))
+    base = job.base("host")
+    base.catch_up(job.lineage, job.space.all)
+    base.drop(job.space.all[3:])
+    return job, base
+
+
+@pytest.mark.parametrize("step", ["_allocate", "_open_env", "_write_current"])
+def test_a_copy_that_does_not_fit_leaves_all_as_it_was(tmp_path, step):
+    job, base = mostly_free(tmp_path)
+    kept = list(job.space.all[:3])
+    before = sorted(path.name for path in (tmp_path / "host").iterdir())
+    with base.view(job.lineage, kept) as view, pytest.MonkeyPatch.context() as patch:
+        rows = view.table(kept)
+
+        def full(*_: Any) -> None:
+            patch.undo()
+            raise OSError(errno.ENOSPC, "no space left")
+
+        patch.setattr(mapped if step == "_allocate" else Mapped, step, full)
+        with pytest.raises(StateError, match="the disk is full"):
+            base.compact()
+        assert sorted(path.name for path in (tmp_path / "host").iterdir()) == before, "no copy is left behind"
+        assert view.table(kept) == rows
+    job.check(base, kept)
+    assert base.compact() > 0
+    job.check(base, kept)
+    base.close()
+
+
+def test_a_copy_is_made_only_if_the_disk_has_room_for_it_and_others(tmp_path, monkeypatch):
+    job, base = mostly_free(tmp_path)
+    left = tmp_path / "host" / "copy of a process that was killed"
+    left.mkdir()
+    (left / "data.mdb").write_bytes(bytes(1000))
+    free = mapped.ROOM_BESIDE
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    assert base.compact() == 0
+    free = 2 * mapped.ROOM_BESIDE
+    assert base.compact() > 0
+    assert not left.exists()
+    job.check(base, list(job.space.all[:3]))
+    base.close()
 
 
 def test_what_an_executor_owns_no_more_goes_back_to_the_disk_while_its_tasks_read(tmp_path):

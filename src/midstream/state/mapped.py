@@ -38,6 +38,8 @@ __all__ = ["Mapped", "boot_id"]
 FORMAT = 1
 FIRST_SIZE = 16 << 20
 MAX_READERS = 1024
+ROOM_BESIDE = 64 << 20
+"""A copy leaves so much of the disk to everybody else."""
 _PAGE = 1 << 20  # map sizes are multiples of this
 _T = TypeVar("_T")
 
@@ -154,9 +156,7 @@ class Mapped:
             self._current = _Current(FORMAT, self.owner, boot_id() or "", generation, 0, FIRST_SIZE)
             self._open_env()
             self._write_current(msgspec.structs.replace(self._current, inode=self._data_file().stat().st_ino))
-        for other in self.folder.iterdir():
-            if other.is_dir() and other.name != generation:
-                shutil.rmtree(other, ignore_errors=True)
+        self._remove_all_but(generation)
 
     @property
     def size(self) -> int:
@@ -168,7 +168,8 @@ class Mapped:
     def compact(self) -> int:
         """Copy the environment if at most a quarter of it is in use; return the bytes given back to the disk.
 
-        A copy is made beside the original, and takes its place as an empty environment would (:meth:`replace`).
+        A copy is made beside the original, and takes its place as an empty environment would (:meth:`replace`). If that
+        fails, or the disk has no room for it, all stays as it is.
         """
         with self.guarded():
             assert self._env is not None
@@ -179,17 +180,25 @@ class Mapped:
             pages = sum(each["branch_pages"] + each["leaf_pages"] + each["overflow_pages"] for each in stats)
             used = pages * self._env.stat()["psize"]
             size = max(FIRST_SIZE, -(-used * 3 // 2 // _PAGE) * _PAGE)
-            if 4 * size > before.size:
+            if 4 * size > before.size or shutil.disk_usage(self.folder).free < size + ROOM_BESIDE:
                 return 0
             generation = uuid.uuid4().hex
-            with self._disk_errors(size):
-                (self.folder / generation).mkdir()
-                self._env.copy(str(self.folder / generation), compact=True)
+            copy = _Current(FORMAT, self.owner, before.boot, generation, 0, size)
+            try:
+                with self._disk_errors(size):
+                    (self.folder / generation).mkdir()
+                    self._env.copy(str(self.folder / generation), compact=True)
+                    _allocate(self.folder / generation / "data.mdb", size)
+                    self._close_env()
+                    self._current = copy
+                    self._open_env()
+                    self._write_current(msgspec.structs.replace(copy, inode=self._data_file().stat().st_ino))
+            except BaseException:
                 self._close_env()
-                self._current = _Current(FORMAT, self.owner, before.boot, generation, 0, size)
-                self._open_env()
-                self._write_current(msgspec.structs.replace(self._current, inode=self._data_file().stat().st_ino))
-            shutil.rmtree(self.folder / before.generation, ignore_errors=True)
+                self._remove_all_but(before.generation)
+                self._open_current()
+                raise
+            self._remove_all_but(generation)
             return before.size - size
 
     def close(self) -> None:
@@ -197,6 +206,12 @@ class Mapped:
         with self.lock:
             self._same_process()
             self._close_env()
+
+    def _remove_all_but(self, generation: str) -> None:
+        """Remove other environments, also those that a process left behind which was killed. With the guard."""
+        for other in self.folder.iterdir():
+            if other.is_dir() and other.name != generation:
+                shutil.rmtree(other, ignore_errors=True)
 
     def _take_guard(self) -> None:
         with self._disk_errors(0):
