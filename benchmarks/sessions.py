@@ -134,6 +134,7 @@ def midstream_durations(spark: SparkSession, flow: Flow, epochs: int, warm_up_s:
         [query] = [query for query in spark.streams.active if job.id in str(query.name)]
         if warm_up_s:
             query.awaitTermination(warm_up_s)
+            job.await_epoch(1)  # on a busy machine the first one may take longer than that
         first = job.progress[-1].epoch + 1 if warm_up_s else 0
         job.await_epoch(first + epochs + 1)
         return [p["durationMs"]["triggerExecution"] for p in query.recentProgress if 0 <= p["batchId"] - first < epochs]
