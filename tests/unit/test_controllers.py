@@ -19,6 +19,7 @@ from midstream import (
     ControlOperation,
     Executors,
     Migrate,
+    Move,
     Observation,
     Outcome,
     Pace,
@@ -29,15 +30,16 @@ from midstream import (
     Tune,
     Update,
 )
-from midstream.controllers.arbiter import HOLD, MOST_AT_ONCE, REST
+from midstream.controllers.arbiter import HOLD, LONGEST_REST, MOST_AT_ONCE, REST, Arbiter, _Claim, _Failures
 from midstream.controllers.proposal_records import ProposalOutcome, ProposalRecord
 from midstream.controllers.situation import StageLoad
 from midstream.errors import FlowError
 from midstream.observation import OperatorObservation
 from midstream.planner.assignment import spread
 from midstream.runtime import controller_desk
-from midstream.runtime.controller_desk import ControllerDesk
-from midstream.runtime.watch import Watch
+from midstream.runtime.controller_desk import ControllerDesk, Requested
+from midstream.runtime.steering import SteeringThread
+from midstream.runtime.watch import Watch, Watches
 from tests.migrated import ROWS, SteppedJob, stepped_job
 from tests.plants import PacePlant
 
@@ -326,6 +328,38 @@ def test_a_controller_that_never_decides_is_left_behind():
     hang.set()
 
 
+def test_a_controller_whose_own_call_times_out_has_failed_once():
+    plant = PacePlant(100_000)
+    desk = ControllerDesk(plant)
+
+    def look_elsewhere(seen: Situation, memory: Any) -> Any:
+        raise TimeoutError("no answer")
+
+    desk.attach(Scripted(look_elsewhere), name="far")
+    desk.observe(plant.advance())
+    assert desk.controllers[0].stopped is None
+    assert [each.error for each in desk.proposals()] == ["it raised TimeoutError: no answer"]
+
+
+def test_one_that_is_detached_while_it_is_asked_requests_nothing():
+    plant = PacePlant(100_000)
+    desk = ControllerDesk(plant, time_limit_s=None)
+
+    def leave(seen: Situation, memory: Any) -> Any:
+        desk.detach("gone")
+        return [Proposal(Tune(pace="1 s"), "because")], memory
+
+    desk.attach(Scripted(leave), name="gone")
+    desk.observe(plant.advance())
+    assert desk.proposals() == []
+
+
+def test_options_of_a_proposal_do_not_say_who_has_requested_it(job: SteppedJob):
+    job.attach(once(Rescale(3), by="ann", note="hers"), name="grow")
+    job.run(3)
+    assert [(each.by, each.note) for each in job.history()] == [("controller grow", "because")]
+
+
 def test_one_that_proposes_all_the_time_gets_little_and_fills_no_journal(job: SteppedJob):
     values = iter(range(1000, 100_000, 100))
     job.attach(Scripted(lambda seen, memory: ([Proposal(Tune(slice=next(values)), "more")], memory)))
@@ -345,6 +379,57 @@ def test_what_is_refused_again_and_again_is_one_record(job: SteppedJob):
     assert first.outcome is ProposalOutcome.APPLIED
     assert (second.outcome, second.times) == (ProposalOutcome.REFUSED, HOLD)
     assert "can be changed again in" in (second.error or "")
+
+
+class Stubborn(PacePlant):
+    """A job that refuses everything, or rolls it back."""
+
+    def __init__(self, *, takes_it: bool) -> None:
+        super().__init__(100_000)
+        self.takes_it = takes_it
+        self.requested: list[int] = []
+
+    def request(self, proposal: Proposal, by: str, note: str) -> Requested:
+        self.requested.append(self.epoch)
+        if not self.takes_it:
+            raise FlowError("no")
+        return Requested(lambda: (ProposalOutcome.FAILED, "rolled back: no"))
+
+
+@pytest.mark.parametrize("takes_it", [False, True])
+def test_what_fails_again_and_again_is_tried_ever_more_rarely_and_does_not_fill_the_history(takes_it: bool):
+    plant = Stubborn(takes_it=takes_it)
+    desk = ControllerDesk(plant, time_limit_s=None)
+    desk.attach(always(Tune(pace="1 s")), name="bold")
+    desk.attach(always(Tune(slice="10 ms")), name="other")
+    for _ in range(3 * LONGEST_REST):
+        desk.observe(plant.advance())
+    waits = [later - earlier for earlier, later in pairwise(sorted(plant.requested)[::2])]
+    assert waits[:4] == [REST, 2 * REST, 4 * REST, 8 * REST]
+    assert max(waits) == LONGEST_REST
+    assert len(plant.requested) < 25, "it was thousands; each of them is in the history of a job for good"
+    last = [each for each in desk.proposals() if each.controller == "bold"][-1]
+    assert (last.outcome, "times in a row; it can be tried again in" in (last.error or "")) == ("refused", True)
+    desk.detach("bold")
+    desk.attach(always(Tune(pace="1 s")), name="bold")
+    before = len(plant.requested)
+    for _ in range(REST + 1):
+        desk.observe(plant.advance())
+    assert len(plant.requested) > before, "one that is attached anew begins anew"
+
+
+def test_what_succeeds_once_is_tried_as_often_as_before():
+    claimed = Arbiter(claims={("knobs", "pace"): _Claim("a", "tune", 1, 7)})
+    failed = claimed.ended("a", "tune", 7, well=False).ended("a", "tune", 8, well=False)
+    assert failed.failures == {("a", ("knobs", "pace")): _Failures(2, 8)}
+    assert failed.ended("b", "tune", 9).failures == failed.failures
+    assert failed.ended("a", "tune", 9).failures == {}
+
+
+def test_executors_may_be_asked_for_again():
+    asked = Proposal(Executors(3), "more")
+    seen = Situation(Observation(flow="f", job="j", epoch=7, revision=1, observed_at=0.0))
+    assert Arbiter().failed("a", asked, seen).failures == {}
 
 
 def test_records_are_bounded(job: SteppedJob, monkeypatch: pytest.MonkeyPatch):
@@ -454,6 +539,25 @@ def test_auto_scale_uses_executors_that_have_come():
     assert found[0].operation == Rescale(4, "by k")
 
 
+@pytest.mark.parametrize(
+    ("goal", "is_reached"),
+    [
+        (Rescale(2), True),
+        (Rescale(2, "count"), True),
+        (Rescale(2, "nowhere"), False),
+        (Rescale(3), False),
+        (Move({0: 0}), True),
+        (Move({0: 0, 1: 5}), False),
+        (Move({70_000: 0}), False),
+        (Rebalance(), False),
+    ],
+)
+def test_a_migration_that_was_made_before_the_last_start_is_not_made_again(goal: Any, is_reached: bool):
+    policy = Migrate(goal, at_latest=1)
+    seen = busy(0, 1.0, executors=1, cores=2, partitions=2)
+    assert bool(policy.decide(seen, policy.first())[0]) is not is_reached
+
+
 # ── the thread ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -466,3 +570,31 @@ def test_a_reader_that_is_slow_gets_the_newest_observation():
     assert (newest.epoch, watch.dropped) == (4, 4)
     watch.end()
     assert watch.newest() is None
+
+
+def test_the_thread_goes_on_after_an_observation_that_cannot_be_read(caplog: pytest.LogCaptureFixture):
+    plant, asked = PacePlant(100_000), threading.Event()
+    desk = ControllerDesk(plant)
+
+    def look(seen: Situation, memory: Any) -> Any:
+        asked.set()
+        return [], memory
+
+    def complete(seen: Observation) -> Observation:
+        if seen.epoch < 2:
+            read.release()
+            raise ValueError("no")
+        return seen
+
+    desk.attach(Scripted(look))
+    read, watches = threading.Semaphore(0), Watches(complete)
+    thread = SteeringThread(desk, watches.watch)
+    thread.begin()
+    for _ in range(2):
+        watches.put(plant.advance())
+        assert read.acquire(timeout=SOON)
+    watches.put(plant.advance())
+    assert asked.wait(SOON)
+    watches.end()
+    thread.end()
+    assert len(caplog.records) == 1, "what fails in every epoch is told once"

@@ -133,7 +133,8 @@ class ConnectionLimit:
 
     def spoke(self, message: zmq.Frame) -> None:
         """A message has come through the router, whose thread calls this."""
-        self._strangers.spoke(int(message.get(zmq.SRCFD)))
+        with contextlib.suppress(zmq.ZMQError):  # it came over no connection of its own
+            self._strangers.spoke(int(message.get(zmq.SRCFD)))
 
     def _watch(self) -> None:
         going_on = True

@@ -7,21 +7,26 @@ What several controllers propose in one epoch is decided on in the order in whic
    that controller's: another one's proposal for the same subject is refused.
 3. A controller that wants two things of one subject at once, or more than a few things at once, gets none of them.
 4. One that turns back again and again is stopped: it contradicts itself over time.
+5. What has failed is tried again ever more rarely, because each attempt is in the job's history for good, and may have
+   cost an epoch. That ends when it succeeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from midstream.controllers.controller import Proposal
 from midstream.controllers.situation import Situation
 from midstream.controllers.subjects import Subject, is_operation, subjects_of, words_of
 
-__all__ = ["HOLD", "MOST_AT_ONCE", "MOST_TURNS", "REST", "TURNS_WITHIN", "Arbiter", "fault_of"]
+__all__ = ["HOLD", "LONGEST_REST", "MOST_AT_ONCE", "MOST_TURNS", "REST", "TURNS_WITHIN", "Arbiter", "fault_of"]
 
 REST = 3
 """Epochs after an operation in which its subjects are left alone."""
+LONGEST_REST = 1000
+"""Epochs at most after operations that have failed, one after the other; after the first one there are as many as
+:data:`REST` says, then twice as many each time."""
 HOLD = 12
 """Epochs after an operation in which its subjects belong to the controller that has requested it."""
 MOST_AT_ONCE = 8
@@ -42,6 +47,20 @@ class _Claim:
 
 
 @dataclass(frozen=True)
+class _Failures:
+    """The newest operations of a controller on a subject have failed."""
+
+    count: int
+    epoch: int
+    """When the last one had."""
+
+    @property
+    def rest(self) -> int:
+        """For how many epochs nothing is tried again."""
+        return min(LONGEST_REST, REST << min(self.count - 1, 20))
+
+
+@dataclass(frozen=True)
 class Arbiter:
     """What was requested of a job, as far as it matters for what may be requested next."""
 
@@ -49,6 +68,8 @@ class Arbiter:
     """The newest of each subject."""
     turns: Mapping[tuple[str, Subject], tuple[int, ...]] = field(default_factory=dict)
     """By controller and subject: the epochs in which it turned back."""
+    failures: Mapping[tuple[str, Subject], _Failures] = field(default_factory=dict)
+    """By controller and subject. Without executors: a request for them leaves nothing behind, and depends on others."""
 
     def objection(self, controller: str, touches: frozenset[str], proposal: Proposal, seen: Situation) -> str | None:
         """Why a proposal is not requested now; None if it is."""
@@ -59,6 +80,13 @@ class Arbiter:
             kind, name = subject
             if kind not in touches:
                 return f"controller {controller!r} touches {', '.join(sorted(touches))}, and this is about {kind}"
+            failed = self.failures.get((controller, subject))
+            if failed is not None and epoch - failed.epoch < failed.rest:
+                often = "has failed" if failed.count == 1 else f"has failed {failed.count} times in a row"
+                return (
+                    f"what was wanted of {_told(kind, name)} {often}; it can be tried again in "
+                    f"{failed.rest - (epoch - failed.epoch)} epochs"
+                )
             claim = self.claims.get(subject)
             if claim is None:
                 continue
@@ -85,15 +113,33 @@ class Arbiter:
             claims[subject] = _Claim(controller, operation, direction, epoch)
         return replace(self, claims=claims, turns=turns)
 
-    def ended(self, controller: str, operation: str, epoch: int) -> Arbiter:
+    def ended(self, controller: str, operation: str, epoch: int, *, well: bool = True) -> Arbiter:
         """The operation of a controller has ended: what it has changed rests from now on."""
-        claims = {
-            subject: replace(claim, epoch=epoch)
-            if (claim.controller, claim.operation) == (controller, operation)
-            else claim
+        own = [
+            subject
             for subject, claim in self.claims.items()
-        }
-        return replace(self, claims=claims)
+            if (claim.controller, claim.operation) == (controller, operation)
+        ]
+        claims = {**self.claims, **{subject: replace(self.claims[subject], epoch=epoch) for subject in own}}
+        if not well:
+            return replace(self, claims=claims, failures=self._failures_with(controller, own, epoch))
+        kept = {key: found for key, found in self.failures.items() if key[0] != controller or key[1] not in own}
+        return replace(self, claims=claims, failures=kept)
+
+    def failed(self, controller: str, proposal: Proposal, seen: Situation) -> Arbiter:
+        """The job has refused what was requested. It is as it was, so others may change the subjects."""
+        subjects = subjects_of(proposal.operation, seen)
+        return replace(self, failures=self._failures_with(controller, subjects, seen.observation.epoch))
+
+    def _failures_with(
+        self, controller: str, subjects: Iterable[Subject], epoch: int
+    ) -> dict[tuple[str, Subject], _Failures]:
+        found = dict(self.failures)
+        for subject in subjects:
+            if subject[0] != "executors":
+                before = found.get((controller, subject))
+                found[controller, subject] = _Failures(1 if before is None else before.count + 1, epoch)
+        return found
 
     def contradiction(self, controller: str) -> str | None:
         """Why a controller is stopped, if it turned back too often."""
@@ -107,7 +153,11 @@ class Arbiter:
 
     def forgotten(self, controller: str) -> Arbiter:
         """A controller is gone; another one of its name begins anew. What it has changed rests nevertheless."""
-        return replace(self, turns={key: found for key, found in self.turns.items() if key[0] != controller})
+        return replace(
+            self,
+            turns={key: found for key, found in self.turns.items() if key[0] != controller},
+            failures={key: found for key, found in self.failures.items() if key[0] != controller},
+        )
 
 
 def fault_of(found: object, seen: Situation) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from midstream.change.migration_goals import Drain, Goal, Rebalance
 from midstream.controllers.controller import Controller, Proposal
 from midstream.controllers.proposal_records import ProposalOutcome
-from midstream.controllers.situation import Situation
+from midstream.controllers.situation import Situation, StageLoad
 from midstream.data.durations import duration
 from midstream.errors import FlowError
 from midstream.flow.edits import Move, Rescale
@@ -43,7 +43,8 @@ class Migrate(Controller):
 
     It waits until the rows per second are at most ``quiet`` of the most that it has seen, for three epochs, or until
     ``at_latest`` epochs have passed. State below a megabyte then moves in one step; more of it in steps with a budget:
-    half of what is left to ``latency``, or what ``job.migrate`` chooses.
+    half of what is left to ``latency``, or what ``job.migrate`` chooses. If a start of the job finds bins where a
+    :class:`midstream.Rescale` or :class:`midstream.Move` wants them, nothing is done.
 
     :param goal: where bins are to be, as ``job.migrate`` takes it.
     :param strategy: how the moves are cut into steps; default: chosen as said above.
@@ -83,7 +84,7 @@ class Migrate(Controller):
         """The migration, once."""
         now: _Waiting = memory
         applied = seen.last is not None and seen.last.outcome is ProposalOutcome.APPLIED
-        if now.is_done or applied:
+        if now.is_done or applied or self._is_reached(seen):
             return (), replace(now, is_done=True)
         if seen.in_progress is not None:
             return (), replace(now, quiet=0)
@@ -100,6 +101,21 @@ class Migrate(Controller):
             return (), now
         return (Proposal(self.goal, reason, figures, self._how(seen)),), replace(now, quiet=0)
 
+    def _is_reached(self, seen: Situation) -> bool:
+        """Whether bins are where they are to be, as far as the goal itself says where: the job may have been started
+        again since the migration was made."""
+        match self.goal:
+            case Rescale(partitions=partitions, stage=stage):
+                found = _named(stage, seen)
+                return bool(found) and all(each.partitions == partitions for each in found)
+            case Move(bins=bins, stage=stage):
+                found = _named(stage, seen)
+                return bool(found) and all(
+                    bins.items() <= dict(enumerate(each.assignment.owners)).items() for each in found
+                )
+            case _:
+                return False
+
     def _how(self, seen: Situation) -> dict[str, Any]:
         """How the moves are cut into steps."""
         if self.strategy is not None and self.strategy != StepStrategy.BUDGETED:
@@ -110,3 +126,8 @@ class Migrate(Controller):
             return {}
         left_ms = duration(self.latency, "Migrate: latency") / 1000 - seen.latency_ms()
         return {"budget": f"{max(LEAST_BUDGET_MS, round(left_ms / 2))} ms"}
+
+
+def _named(stage: str | None, seen: Situation) -> list[StageLoad]:
+    """The stages that a goal is about."""
+    return [each for each in seen.stages if stage in (None, each.name, *each.operators)]

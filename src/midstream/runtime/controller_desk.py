@@ -186,7 +186,12 @@ class ControllerDesk:
             return
         self._open = None
         with self._books:
-            self._arbiter = self._arbiter.ended(opened.controller, words_of(opened.proposal.operation), epoch)
+            self._arbiter = self._arbiter.ended(
+                opened.controller,
+                words_of(opened.proposal.operation),
+                epoch,
+                well=outcome is ProposalOutcome.APPLIED,
+            )
             attached = self._attached.get(opened.controller)
             record = self._records.get(opened.number)
             if record is not None:
@@ -214,7 +219,7 @@ class ControllerDesk:
         try:
             proposals: tuple[Proposal, ...]
             proposals, memory = _within(self._time_limit_s, decide, attached.state.name)
-        except TimeoutError:
+        except _Late:
             self._fault(attached, f"it has not decided within {self._time_limit_s:g} s", situation, at_once=True)
         except _Fault as fault:
             self._fault(attached, str(fault), situation)
@@ -240,6 +245,9 @@ class ControllerDesk:
     def _judge(self, attached: _Attached, proposal: Proposal, situation: Situation) -> None:
         """Request a proposal, or say why not."""
         name = attached.state.name
+        with self._books:
+            if self._attached.get(name) is not attached:  # detached while it was asked
+                return
         if self._open is not None:  # another one of this epoch came first
             situation = replace(situation, in_progress=_in_progress(self._open))
         objection = self._arbiter.objection(name, attached.controller.touches, proposal, situation)
@@ -258,10 +266,12 @@ class ControllerDesk:
             requested = self._job.request(proposal, f"controller {name}", proposal.reason[:LONGEST])
         except Exception as error:  # the job is as it was
             why = str(error) if isinstance(error, MidstreamError) else f"{type(error).__name__}: {error}"
+            with self._books:
+                self._arbiter = self._arbiter.failed(name, proposal, situation)
             self._note(attached, situation, ProposalOutcome.FAILED, proposal, error=why)
             return
-        with self._books:
-            self._arbiter = turned
+        with self._books:  # from the newest, because somebody may have been attached meanwhile
+            self._arbiter = self._arbiter.after(name, proposal, situation)
         number = self._note(attached, situation, ProposalOutcome.PENDING, proposal, change=requested.change)
         self._open = _InProgress(number, name, proposal, requested)
         self._settle(situation.observation.epoch)  # some end at once
@@ -328,12 +338,16 @@ class _NoJob:
         raise FlowError("there is no job")
 
 
+class _Late(Exception):
+    """A controller has not decided in time. No :class:`TimeoutError`, because it may raise one itself."""
+
+
 class _Fault(Exception):
     """A controller has returned something that cannot be decided on."""
 
 
 def _within(seconds: float | None, call: Callable[[], Any], name: str) -> Any:
-    """What a call returns or raises, or TimeoutError; its thread is then left alone."""
+    """What a call returns or raises; raises :class:`_Late` if that takes longer, and leaves its thread alone."""
     if seconds is None:
         return call()
     answers: list[Any] = []
@@ -349,7 +363,7 @@ def _within(seconds: float | None, call: Callable[[], Any], name: str) -> Any:
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        raise TimeoutError
+        raise _Late
     if errors:
         raise errors[0]
     return answers[0]

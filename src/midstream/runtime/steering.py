@@ -70,7 +70,7 @@ class JobSteering:
 
     def request(self, proposal: Proposal, by: str, note: str) -> Requested:
         """Request an operation of the job."""
-        job, how = self._job, {"by": by, "note": note, **proposal.how}
+        job, how = self._job, {**proposal.how, "by": by, "note": note}
         operation: Any = proposal.operation
         match operation:
             case Rescale() | Move() | Rebalance() | Drain() | Assignment() | Mapping():
@@ -137,9 +137,13 @@ class SteeringThread:
             self._thread.join(PATIENCE_S)
 
     def _run(self, watch: Watch) -> None:
-        while (seen := watch.newest()) is not None:
+        told = ""
+        while True:
             try:
+                if (seen := watch.newest()) is None:
+                    return
                 self._desk.observe(seen)
-            except Exception:  # a bug of ours, or the job has just ended
-                if not self._is_over:
-                    _log.warning("controllers could not look at epoch %s", seen.epoch, exc_info=True)
+            except Exception as error:  # a bug of ours, or the job has just ended
+                if not self._is_over and f"{error!r}" != told:  # what fails in every epoch is told once
+                    told = f"{error!r}"
+                    _log.warning("controllers could not look at the newest epoch", exc_info=True)
