@@ -381,6 +381,7 @@ def killed_at(step: int, do: Callable[[], Any]) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_rewind_that_is_killed_at_any_step_is_finished_by_the_next_one(tmp_path: Path) -> None:
     x, step, refused = 3, 0, 0
     stopped = oracle_of(tmp_path / "stopped", x, 0).outcome(database=False)
@@ -436,6 +437,7 @@ def test_a_rewind_survives_a_power_loss_at_any_step(tmp_path: Path) -> None:
         assert crashed.state() == oracle.state(), f"after {end} operations"
 
 
+@pytest.mark.slow
 def test_a_fork_that_is_killed_at_any_step_is_finished_by_the_next_one(tmp_path: Path) -> None:
     place = Place(tmp_path / "job")
     told_apart(place, 4, 1)

@@ -128,10 +128,10 @@ class Broken:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (lambda row: {"n": "many"}, "expected bigint, found str 'many'"),
+        pytest.param(lambda row: {"n": "many"}, "expected bigint, found str 'many'", marks=pytest.mark.slow),
         (lambda row: None, "expected a dict"),
-        (lambda row: {"m": 1}, "the key is missing"),
-        (Broken(), "OSError: no model here"),
+        pytest.param(lambda row: {"m": 1}, "the key is missing", marks=pytest.mark.slow),
+        pytest.param(Broken(), "OSError: no model here", marks=pytest.mark.slow),
         (lambda row: sys.exit("enough"), "SystemExit: enough"),
     ],
     ids=["type", "none", "key", "open", "exit"],

@@ -216,12 +216,12 @@ def counting(df: Any, epoch: int) -> None:
     ("sinks", "jobs"),
     [
         (("file", "memory", "noop", "console"), 1),
-        (("file", "noop"), 1),
-        (("noop", "function"), 1),
-        (("file", "function"), 1),
+        pytest.param(("file", "noop"), 1, marks=pytest.mark.slow),
+        pytest.param(("noop", "function"), 1, marks=pytest.mark.slow),
+        pytest.param(("file", "function"), 1, marks=pytest.mark.slow),
         (("function", "file"), 2),
-        (("function", "function"), 3),
-        (("function", "memory"), 2),
+        pytest.param(("function", "function"), 3, marks=pytest.mark.slow),
+        pytest.param(("function", "memory"), 2, marks=pytest.mark.slow),
         (("noop", "database"), 3),  # it is computed in one, and fetched from two partitions
     ],
 )

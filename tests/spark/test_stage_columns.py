@@ -112,7 +112,7 @@ def test_an_epoch_makes_few_calls_to_the_jvm(spark: Any, tmp_path: Path) -> None
     assert all(begin < end for begin, end in zip(marks, ends, strict=True)), "each run takes its property back"
 
 
-@pytest.mark.parametrize("made_by", [PreparedColumns, PublicColumns])
+@pytest.mark.parametrize("made_by", [pytest.param(PreparedColumns, marks=pytest.mark.slow), PublicColumns])
 def test_results_are_the_same_with_and_without_private_names(
     made_by: Callable[[], PublicColumns], spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
