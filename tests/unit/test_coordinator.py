@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from midstream.control import coordinator as coordinator_module
 from midstream.control.coordinator import STORY_LENGTH, Coordinator
 from midstream.control.messages import (
     Accepted,
@@ -455,6 +456,18 @@ def test_workers_come_and_go_in_every_state_and_outlive_runs():
     tell(coordinator, WorkerJoined(WorkerId("b", 2)))
     coordinator.handle(opened(run=1))
     assert coordinator.workers == {WorkerId("a", 1), WorkerId("b", 2)}
+
+
+def test_workers_that_spark_ends_without_a_word_do_not_pile_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(coordinator_module, "MOST_WORKERS", 3)
+    coordinator = running()
+    busy = WorkerId("a", 0)
+    for number in range(10):
+        coordinator.handle(Received(b"%d" % number, WorkerJoined(WorkerId("a", number))))
+        coordinator.handle(Received(b"task", TaskStarted(task(attempt=number), busy)))
+    assert coordinator.workers == {busy, WorkerId("a", 8), WorkerId("a", 9)}, "one that works is not forgotten"
+    assert [coordinator.worker_at(b"%d" % number) for number in (0, 1)] == [busy, None]
+    assert coordinator.handle(JobEnding()) == [Send(peer, Release()) for peer in (b"8", b"9", b"0")]
 
 
 # ── the story ─────────────────────────────────────────────────────────────────────────────────────────────────────

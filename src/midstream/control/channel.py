@@ -95,7 +95,8 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
     It listens on ``host``, which clients connect to. Where they must use another address or name than the one that this
     host has (behind NAT, in a container), it listens on ``bind``, and ``host`` is only what clients are told. ``port``
-    0 means any free port; another one, or if that is taken one of the :data:`NEXT_PORTS` after it.
+    0 means any free port; another one, or if that is taken one of the :data:`NEXT_PORTS` after it. The thread calls
+    ``gone(peer)`` when a message is for a peer that is not connected.
 
     >>> from midstream.control.messages import WorkerId, WorkerJoined
     >>> with Server(lambda peer, message: [(peer, Accepted())]) as server, Client(server.address) as client:
@@ -103,11 +104,20 @@ class Server(contextlib.AbstractContextManager["Server"]):
     Accepted()
     """
 
-    def __init__(self, handle: Handler, host: str = "127.0.0.1", *, bind: str | None = None, port: int = 0) -> None:
+    def __init__(
+        self,
+        handle: Handler,
+        host: str = "127.0.0.1",
+        *,
+        bind: str | None = None,
+        port: int = 0,
+        gone: Callable[[bytes], None] = lambda peer: None,
+    ) -> None:
         self.error: Exception | None = None
         self.dropped = 0
         self.undelivered = 0
         self._handle = handle
+        self._gone = gone
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards `_inlet`, the one socket that several threads use
         # The check of keys (ZAP) is per context: a private one keeps the jobs of one driver apart.
@@ -235,8 +245,10 @@ class Server(contextlib.AbstractContextManager["Server"]):
     def _deliver(self, peer: bytes, packet: bytes) -> None:
         try:
             self._router.send_multipart((peer, packet), zmq.NOBLOCK)
-        except zmq.ZMQError:
+        except zmq.ZMQError as error:
             self.undelivered += 1
+            if error.errno == zmq.EHOSTUNREACH:
+                self._gone(peer)
 
     def _admit(self, version: bytes, request: bytes, *about: bytes) -> None:
         """Answer libzmq's question (ZAP, RFC 27) whether a peer in its handshake holds the clients' key."""

@@ -70,6 +70,9 @@ from midstream.errors import ProtocolError
 from midstream.ids import ExecutorId, StageIndex
 
 STORY_LENGTH = 50
+MOST_WORKERS = 10_000
+"""Workers that are remembered. Spark ends those that idle with a signal that cannot be handled, so they do not say that
+they leave; if there are too many, those that were silent longest are forgotten."""
 
 
 class Coordinator:
@@ -93,6 +96,7 @@ class Coordinator:
         self._book: RunBook | None = None
         self._operations: list[Operation] = []
         self._workers: dict[WorkerId, bytes] = {}
+        """Where each worker listens; the one that was heard of last comes last."""
         self._prefetching = Prefetching()
         self._ending = False
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
@@ -110,6 +114,10 @@ class Coordinator:
     def workers(self) -> frozenset[WorkerId]:
         """Worker processes that hold functions open."""
         return frozenset(self._workers)
+
+    def worker_at(self, peer: bytes) -> WorkerId | None:
+        """The worker that listens there."""
+        return next((worker for worker, at in self._workers.items() if at == peer), None)
 
     @property
     def executors(self) -> frozenset[ExecutorId]:
@@ -198,7 +206,7 @@ class Coordinator:
 
     def _from_task(self, peer: bytes, message: FromTask) -> list[Instruction]:
         if isinstance(message, WorkerJoined):
-            self._workers[message.worker] = peer
+            self._hear_of(message.worker, peer)
             # A worker that joins while the job ends has missed its release, and the driver waits for it to leave.
             more = [Send(peer, Release())] if self._ending else self._prefetching.heard_of(message.worker, peer)
             return [Send(peer, Accepted()), *more]
@@ -214,8 +222,9 @@ class Coordinator:
         match message:
             case TaskStarted(worker=worker):
                 more = []
-                if worker is not None and worker in self._workers:
-                    more = self._prefetching.heard_of(worker, self._workers[worker])
+                if worker is not None and (at := self._workers.get(worker)) is not None:
+                    self._hear_of(worker, at)
+                    more = self._prefetching.heard_of(worker, at)
                 return [Send(peer, self._order(book, message)), *more]
             case TaskFinished():
                 book.finish(message)
@@ -229,6 +238,12 @@ class Coordinator:
         for operation in self._operations:
             instructions += operation.on_task_ended(message)
         return instructions
+
+    def _hear_of(self, worker: WorkerId, peer: bytes) -> None:
+        self._workers.pop(worker, None)
+        self._workers[worker] = peer
+        if len(self._workers) > MOST_WORKERS:
+            del self._workers[next(iter(self._workers))]
 
     def _order(self, book: RunBook, started: TaskStarted) -> TaskOrder | Refused:
         answer = book.start(started)

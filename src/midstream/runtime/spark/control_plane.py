@@ -18,6 +18,7 @@ from midstream.control.messages import (
     Send,
     TaskFailed,
     ToTask,
+    WorkerReleased,
 )
 from midstream.errors import ChannelError
 from midstream.ids import StageIndex
@@ -34,7 +35,8 @@ class ControlPlane:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._listener: Callable[[Sequence[Instruction]], None] = lambda _: None
-        self._server = Server(self._from_channel, host, bind=bind, port=port)
+        self._is_ending = False
+        self._server = Server(self._from_channel, host, bind=bind, port=port, gone=self._gone)
 
     @property
     def address(self) -> Address:
@@ -63,6 +65,7 @@ class ControlPlane:
 
     def close(self) -> None:
         """Tell workers to close their functions, wait briefly for them, and close the channel."""
+        self._is_ending = True
         with contextlib.suppress(ChannelError):  # the channel is closed already; then workers know that, too
             self.tell(JobEnding())
             with self._changed:
@@ -78,6 +81,19 @@ class ControlPlane:
             if isinstance(instruction, Send):
                 self._server.send(instruction.peer, instruction.message)
         return [instruction for instruction in instructions if not isinstance(instruction, Send)]
+
+    def _gone(self, peer: bytes) -> None:
+        """A message is for a peer that is gone. At its end a job does not wait for workers that Spark has ended before.
+
+        Not earlier: a worker whose connection was lost may be connected again.
+        """
+        with self._changed:
+            worker = self._coordinator.worker_at(peer) if self._is_ending else None
+            if worker is not None:
+                event = Received(peer, WorkerReleased(worker))
+                self._journal.append(event)
+                self._coordinator.handle(event)
+                self._changed.notify_all()
 
     def _from_channel(self, peer: bytes, message: FromTask) -> Iterable[tuple[bytes, ToTask]]:
         with self._changed:
