@@ -15,7 +15,7 @@ import msgspec
 _STEPS_PER_DOUBLING = 4
 
 HEAVY_KEYS = 32
-"""Most keys of which the rows are told."""
+"""Most keys in a report of heavy keys."""
 
 
 class Histogram(msgspec.Struct, frozen=True):
@@ -71,8 +71,8 @@ class Histogram(msgspec.Struct, frozen=True):
 class HeavyKeys(msgspec.Struct, frozen=True):
     """The keys with the most rows, after Misra and Gries: never more than 32 of them, however many there are.
 
-    Of counts that are exact, none is too high, and none is too low by more than ``missed``; a key that is not listed
-    has at most ``missed`` rows. Counts of a sample are estimates, so there the same holds up to chance.
+    If every row is counted, no count is too high, and none is too low by more than ``missed``; a key that is not listed
+    has at most ``missed`` rows. Counts of a sample are estimates, so for them this holds only up to chance.
 
     >>> a = HeavyKeys.of({"'ann'": 70, "'bob'": 2}, rows=72)
     >>> (a + HeavyKeys.of({"'ann'": 30}, rows=30)).heaviest
@@ -80,14 +80,14 @@ class HeavyKeys(msgspec.Struct, frozen=True):
     """
 
     rows: int = 0
-    """Rows that were looked at or stand behind those."""
+    """All rows: those that were looked at, and those that they stand for."""
     counts: dict[str, int] = {}
     """By key, as text: about how many rows it had. Heaviest first."""
     missed: int = 0
 
     @classmethod
     def of(cls, counts: Mapping[str, int], rows: int, missed: int = 0) -> HeavyKeys:
-        """The heaviest of these; what the others had is missed."""
+        """The heaviest of these; the rows of the others count as missed."""
         ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
         least = ordered[HEAVY_KEYS][1] if len(ordered) > HEAVY_KEYS else 0
         return cls(rows, {key: count - least for key, count in ordered if count > least}, missed + least)

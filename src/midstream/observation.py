@@ -32,7 +32,7 @@ class OperatorObservation(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """``map``, ``aggregate`` and so on."""
     rows_in: int = 0
-    """Rows that it took. What was added up before the exchange counts with all of its rows."""
+    """Rows that it took, including all rows that were added up before the exchange."""
     rows_out: int = 0
     """Rows that it gave, without late and bad ones."""
     rows_late: int = 0
@@ -56,7 +56,7 @@ class OperatorObservation(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int = 0
     """Size of the files in the checkpoint that make its state."""
     state_files: int = 0
-    """How many they are."""
+    """Number of these files."""
     keys_at_most: int = 0
     """Upper bound on the number of stored keys: those of its snapshots, and all rows of deltas since. Exact after a
     snapshot of all bins; until then a key that changes often counts more than once."""

@@ -86,8 +86,8 @@ REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     ((Rescale(3),), {"budget": 0}, "budget=0 is not what a step may cost"),
     ((Rescale(3),), {"budget": "1 MB", "strategy": "fluid"}, "budget='1 MB' is for strategy='budgeted'"),
     ((Rescale(3),), {"at": 1}, "epoch 1 has begun already; the next one is epoch 2"),
-    ((Rescale(3),), {"at": -1}, "at=-1 is no moment"),
-    ((Rescale(3),), {"at": "soon"}, "at='soon' is no moment; give the number of an epoch, or a datetime"),
+    ((Rescale(3),), {"at": -1}, "at=-1 is not a moment"),
+    ((Rescale(3),), {"at": "soon"}, "at='soon' is not a moment; give the number of an epoch, or a datetime"),
     ((Rebalance(by="luck"),), {}, "by='luck' is not measured; allowed: work, rows, bytes"),
     ((Rebalance("by usr"),), {}, "has no stage 'by usr'"),
     ((Drain("7"),), {}, "no partition runs on an executor '7'; those with partitions are 0"),
@@ -264,7 +264,7 @@ def test_rebalancing_evens_out_the_measured_bytes(job: SteppedJob):
 
 
 def test_what_was_not_measured_cannot_be_balanced(tmp_path: Path):
-    message = "nothing to rebalance by rows: nothing was measured yet for 'by user'"
+    message = "nothing to rebalance by rows: nothing has been measured yet for 'by user'"
     with stepped_job(tmp_path) as job, pytest.raises(FlowError, match=message):
         job.rebalance(measure="rows")
 

@@ -14,9 +14,9 @@ __all__ = ["BinBytes"]
 
 
 class BinBytes:
-    """Bytes of files per stage and bin: what a partition that takes over a bin has to read, if it has nothing of it.
+    """Bytes of files per stage and bin: what a partition must read to take over a bin of which it holds nothing.
 
-    An estimate, because it is not known how a file is divided among its bins. Without a committed state there is none.
+    An estimate, because how a file divides among its bins is unknown. Without a committed state there is none.
     """
 
     def __init__(self, committed: CommittedState | None = None, plan: Plan | None = None) -> None:

@@ -21,14 +21,14 @@ __all__ = ["Change", "ChangeTimes", "TrialProgress"]
 class TrialProgress:
     """Progress of a change's trial.
 
-    It ends when no operator is ``unmet`` any more, or after ``at_most`` committed epochs.
+    It ends once no operator is ``unmet``, or after ``at_most`` committed epochs.
     """
 
     epochs: int
     """Committed epochs that began under the change."""
     at_most: int
     unmet: tuple[str, ...]
-    """Updated operators that have met no rows in these epochs."""
+    """Updated operators that have processed no rows in these epochs."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ChangeTimes:
     """The life of a change in times. Lengths are in milliseconds, and None until they are known."""
 
     requested_at: float
-    """In seconds since 1970, as all moments."""
+    """In seconds since 1970, like all moments here."""
     preparation_ms: float
     """Functions were checked, stored and tried."""
     waited_ms: float | None
@@ -75,7 +75,7 @@ class Change:
         self._plan = prepared.plan
         self._record = record
         self._events = list(record.events)
-        """All events. Those of the record are brought up to date when somebody asks: each task has two or three."""
+        """All events. The record gets them only when it is read, because each task adds two or three."""
         self._trial: TrialProgress | None = None
         self._stopwatch = stopwatch
         self._began = stopwatch()
@@ -188,7 +188,7 @@ class Change:
                 self._set(delay_ms=at_ms)
 
     def begins(self) -> None:
-        """No earlier change is in its way any more."""
+        """It is this change's turn: no earlier one is in progress."""
         with self._moved:
             self._on_trial_since = self._stopwatch()
             self._set(waited_ms=round(1000 * (self._on_trial_since - self._began), 3))

@@ -47,7 +47,7 @@ FIELDS = {
 _LATER_FIELDS = ("partitions", "kept", "knobs", "flushed")
 """Fields that documents of older versions lack."""
 _ASSIGNMENTS = "assignments"
-"""A field that documents of older versions have: manifests did not name the assignments apart."""
+"""A field of documents of older versions, whose manifests did not name the assignments separately."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Configuration:
     """A compiled plan, the functions and tables of its operators, and the assignment of bins in each stage.
 
     ``assignments`` has the stages behind an exchange. ``blobs`` holds the digest of each operator's function or table,
-    ``migrations`` the migrations that bring its state up to date. ``partitions`` is how many a new stage gets,
-    ``kept`` has the operators that left state when they were removed, ``knobs`` the knobs that do not have their
-    defaults. ``flushed`` are operators that close all that is open at the end of an epoch. The programs and two
-    documents follow from these: one of the assignments, which every step of a migration makes anew, and one of
-    everything else. :meth:`store` puts them into the blob store.
+    ``migrations`` the migrations that bring its state up to date. ``partitions`` is the number of partitions of a new
+    stage, ``kept`` has the removed operators whose state is kept, ``knobs`` the knobs that do not have their defaults.
+    ``flushed`` are operators that close everything open at the end of an epoch. The programs and two documents follow
+    from these: one of the assignments, which every step of a migration makes anew, and one of everything else.
+    :meth:`store` puts them into the blob store.
     """
 
     plan: Plan
@@ -126,12 +126,12 @@ class Configuration:
     def digests(self) -> frozenset[Digest]:
         """All blobs that tasks may read under it, and its document; the same before and after a step of a migration.
 
-        The assignments are not among them: nobody reads those but a restart, and its manifest protects them.
+        The assignments are not among them: only a restart reads those, and its manifest protects them.
         """
         return self.objects() | {self.document.digest, *self.programs}
 
     def with_assignments(self, assignments: Assignments) -> Configuration:
-        """The same configuration with other owners of bins. Its programs and document are the same blobs."""
+        """The same configuration with other owners of bins. Its programs and its document stay the same blobs."""
         return replace(self, assignments=assignments)
 
     def as_revision(self, revision: Revision) -> Configuration:
@@ -181,9 +181,9 @@ def blobs_of(manifest: Manifest, store: BlobStore) -> frozenset[Digest]:
 
 
 def configuration_left(manifest: Manifest, store: BlobStore) -> Configuration:
-    """The configuration that a restart continues from: without operators whose kept state is not there any more.
+    """The configuration that a restart continues from: without operators whose kept state is gone.
 
-    Its document is not that of the manifest then, so it cannot stand for what the epoch needs.
+    Its document may differ from the manifest's, so it does not tell which blobs the epoch needs.
     """
     found = configuration_of(manifest, store)
     return replace(found, kept={name: each for name, each in found.kept.items() if name in manifest.lineages})
@@ -202,7 +202,7 @@ def first_configuration(
     """Store and return the configuration of a flow as written. ``blobs`` may have been packed before.
 
     Stages whose assignment is ``recorded`` keep it; the others spread their ``bins`` over ``partitions``. ``before`` is
-    what the job ran when it stopped: ``recorded`` are stages of that.
+    what the job ran when it stopped, whose stages ``recorded`` names.
     """
     packed = pack_blobs(graph) if blobs is None else blobs
     kept: Mapping[str, StateLayout] = {}
@@ -229,7 +229,7 @@ def first_configuration(
 
 
 def state_kept(before: Configuration, after: Graph) -> dict[str, StateLayout]:
-    """The state that operators have left which ``after`` does not have: it is there for operators of their names."""
+    """The state of operators that ``after`` no longer has, kept for operators of the same names."""
     graph = before.graph
     left = {
         op.name: StateLayout(op, tuple(graph.schema_of(port) for port in op.inputs))

@@ -106,7 +106,7 @@ def _check_flushed(flush: Collection[str], graph: Graph, gone: Collection[str]) 
 
 
 _ANOTHER = Update("", None)
-"""Stands for: no update turns one operator into the other."""
+"""No update turns one operator into the other."""
 
 
 def _update(old: Operator, new: Operator, before: Any, after: Any, migrate: Any) -> Update | None:
@@ -134,7 +134,7 @@ def _update(old: Operator, new: Operator, before: Any, after: Any, migrate: Any)
 
 
 def _packs_alike(op: Operator, before: Any, after: Any) -> bool:
-    """Whether two objects, such as tables, are the same as blobs."""
+    """Whether two objects, such as tables, are packed into the same blob."""
     try:
         blobs = [op.spec.packed(payload, op.name) for payload in (before, after)]
     except MidstreamError:
@@ -150,7 +150,7 @@ def _is_alike(name: str, before: Any, after: Any) -> bool:
 
 
 def _is_same_sink(old: Operator, new: Operator, before: Any, after: Any) -> bool:
-    """Whether two sinks write to the same place in the same way; what a job of this process holds stays with it."""
+    """Whether two sinks write to the same place in the same way. A sink that lives in this process stays as it is."""
     if old.spec != new.spec or type(before) is not type(after):
         return False
     if isinstance(after, CallSink):

@@ -12,7 +12,8 @@ from midstream.planner.change_plan import ChangePlan, Scheduler, crossings
 __all__ = ["Explanation"]
 
 HAND_OVER_MS = 5000.0
-"""Most time without an epoch when sources change, approximately (measured: 4.7 s with three generators under load)."""
+"""Longest pause between two epochs when sources change, approximately (measured: 4.7 s with three generators under
+load)."""
 MESSAGE_MS = 3.0
 """Approximate round trip of a message to a task (measured: 1.5 to 5 ms under load)."""
 

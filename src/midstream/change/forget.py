@@ -20,10 +20,10 @@ __all__ = ["forget_state"]
 
 
 def forget_state(checkpoint: str, operator: str, *, by: str | None = None) -> ChangeRecord:
-    """Drop the state that an operator left when it was removed from the flow; gives the entry of the history.
+    """Drop the state that an operator left when it was removed from the flow; return its record in the history.
 
-    An operator that comes under its name starts with empty state. Files that no savepoint needs are removed after the
-    first epoch of the next start. A rewind to an epoch before brings the state back if its files are still there.
+    An operator that is added under its name starts with empty state. Files that no savepoint needs are removed after
+    the first epoch of the next start. A rewind to an earlier epoch brings the state back if its files are still there.
 
     >>> import tempfile
     >>> from midstream import Flow, ListSource, NoopSink, agg, forget_state
@@ -41,9 +41,9 @@ def forget_state(checkpoint: str, operator: str, *, by: str | None = None) -> Ch
 
     :param checkpoint: the folder of the job, which must not be running.
     :param operator: the name that the removed operator had.
-    :param by: who wants it, for the history; default: the user of this process.
+    :param by: who asked for it, for the history; default: the user of this process.
     """
-    with claimed(checkpoint, "Stop it before state that it keeps is dropped") as location:
+    with claimed(checkpoint, "Stop it before dropping state that it keeps") as location:
         newest = location.newest_manifest()
         if newest is None:
             raise CheckpointError(f"no epoch has been committed in {checkpoint!r} yet; there is no state to drop")
@@ -52,7 +52,7 @@ def forget_state(checkpoint: str, operator: str, *, by: str | None = None) -> Ch
         if pending is not None:
             raise CheckpointError(
                 f"the change to revision {pending.revision} ({pending.subjects}) was in progress when the job stopped. "
-                f"It goes on with the next start, and may be taken back: start the job and let the change end first"
+                f"The next start continues it, and may roll it back: start the job and let the change end first"
             )
         record = ChangeRecord(
             number=location.changes.next_number(),

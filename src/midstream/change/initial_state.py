@@ -1,7 +1,7 @@
 """The initial state of inserted operators, from tables that users give: checked and made into rows of state, as blobs.
 
-The first epoch under the change writes them into a file of state, which its manifest names like any other. So they
-count exactly once: with that epoch, or not at all.
+The first epoch under the change writes them into a file of state, which its manifest names like any other. So they take
+effect exactly once, with that epoch, or not at all.
 """
 
 from __future__ import annotations

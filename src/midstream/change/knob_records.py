@@ -1,7 +1,7 @@
 """Knobs through changes: their values after a change, what is recorded of them, what undoes that, what a restart sets.
 
-A tuned value counts more than that of the script, as a changed function does, until the script has it or the changes
-are dropped.
+A tuned value overrides the script's, as a changed function does, until the script has it too or the changes are
+dropped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def undone_knobs(since: Iterable[ChangeRecord]) -> dict[str, int | None]:
 
 
 def untuned(since: Iterable[ChangeRecord]) -> tuple[Tune, ...]:
-    """The edit that undoes the tuning of these changes, if there was some."""
+    """The edit that undoes the tuning of these changes, if there was any."""
     knobs = undone_knobs(since)
     return (Tune(**knobs),) if knobs else ()
 
@@ -85,7 +85,7 @@ def knob_warnings(
         try:
             require_takers(graph, {name: tuned})
         except FlowError as error:
-            told.append(f"the value to which a change tuned {name} is left out: {error}")
+            told.append(f"the value to which a change tuned {name} is ignored: {error}")
             continue
         found = after_tuning(found, {name: tuned})
         told.append(

@@ -109,7 +109,7 @@ class Migration:
 
     @property
     def progress(self) -> MigrationProgress:
-        """How far it is."""
+        """How far it has come."""
         return self._now.progress
 
     @property
@@ -178,13 +178,13 @@ class Migration:
         self._set(record=msgspec.structs.replace(self.record, events=events))
 
     def revise(self, keep: Callable[[ChangeRecord], None], **fields: object) -> None:
-        """Change its plan, and keep the record."""
+        """Change its plan, and store the record."""
         record = msgspec.structs.replace(self.record, migration=msgspec.structs.replace(self.plan, **fields))
         keep(record)
         self._set(record=record)
 
     def progressed(self, progress: MigrationProgress, step: StepRecord | None = None) -> None:
-        """It is at this point; a step is committed."""
+        """Note how far it has come: a step is committed."""
         steps = self.steps if step is None else (*self.steps, step)[-KEPT_STEPS:]
         self._set(progress=progress, steps=steps)
 

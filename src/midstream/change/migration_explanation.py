@@ -25,7 +25,7 @@ from midstream.planner.step_cost import Budget, StepCost
 __all__ = ["MigrationExplanation", "explained"]
 
 BYTES_PER_S = 100e6
-"""Bytes of state that a taker loads in a second, as long as nothing was measured."""
+"""Bytes of state that a taker is assumed to load in a second until that is measured."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class MigrationExplanation:
         return len(self.steps) * self.epoch_ms / 1000 + sum(_load(*step) for step in self.steps) / self.bytes_per_s
 
     def to_svg(self) -> str:
-        """Who gives how many bins to whom."""
+        """A picture of how many bins move from which partition to which."""
         return migration_to_svg(self.stages)
 
     def _repr_svg_(self) -> str:

@@ -32,8 +32,8 @@ MEASURES = ("work", "rows", "bytes")
 
 @dataclass(frozen=True)
 class Rebalance:
-    """Give the partitions of a stage, or of every stage, about the same weight, with few moves; and executors about as
-    many partitions, if one has far fewer, as when it has joined.
+    """Give the partitions of a stage, or of every stage, about the same weight, with few moves. Executors get about
+    equal numbers of partitions if one has far fewer, for example because it has just joined.
 
     :param by: what is evened out: ``"work"``, the time that operators need for the rows of each bin; ``"rows"`` that
         arrive; or ``"bytes"`` of state.
@@ -48,7 +48,7 @@ class Rebalance:
 
 @dataclass(frozen=True)
 class Drain:
-    """Move everything off an executor, in all stages, so that it can be taken away.
+    """Move everything off an executor, in all stages, so that it can be removed.
 
     >>> Drain("3")
     Drain(executor='3')
@@ -74,8 +74,8 @@ def edits_of(
 ) -> tuple[Move | Rescale, ...]:
     """The edits that lead to goals. Raises :class:`FlowError` if one cannot be reached.
 
-    ``uneven`` are numbers of partitions that executors could share more evenly: stages with as many are named by the
-    edits of a rebalance, although their bins may all stay with their partitions.
+    ``uneven`` has the numbers of partitions that executors could share more evenly: a rebalance names stages with as
+    many even if all of their bins stay with their partitions.
     """
     found: list[Move | Rescale] = []
     for goal in goals:
@@ -132,7 +132,7 @@ def _rebalance(
             edits += [Rescale(after.partitions, names[index]), Move(dict(enumerate(after.owners)), names[index])]
             continue
         if not any(weight):
-            found.append(f"nothing was measured yet for {names[index]!r}")
+            found.append(f"nothing has been measured yet for {names[index]!r}")
             continue
         after = balanced(assignment, weight)
         moved = {

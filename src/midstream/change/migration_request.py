@@ -1,4 +1,4 @@
-"""A migration as a user asks for it, checked as far as that needs no job."""
+"""A migration as a user asks for it, with the checks that need no job."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class MigrationRequest:
     """Whether it waits if another one is running, instead of being refused."""
     note: str | None = None
     spreads: bool = False
-    """Whether the partitions of its stages get other executors, so that each has about as many. Places are nothing that
-    is kept: a start of the job spreads partitions anyway."""
+    """Whether the partitions of its stages get other executors, so that each has about as many. The record does not say
+    which: every start of the job spreads partitions anyway."""
 
     @property
     def is_scheduled(self) -> bool:
@@ -108,4 +108,4 @@ def _moment(at: int | datetime | None) -> tuple[Epoch | None, int | None]:
     if isinstance(at, datetime):
         moment = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         return None, round(moment.timestamp() * 1e6)
-    raise FlowError(f"at={at!r} is no moment; give the number of an epoch, or a datetime of event time")
+    raise FlowError(f"at={at!r} is not a moment; give the number of an epoch, or a datetime of event time")

@@ -15,7 +15,8 @@ def _pending(log: ChangeLog) -> list[ChangeRecord]:
 
 
 def stop_migrations(log: ChangeLog, why: str) -> None:
-    """Record that they do not go on: bins stay where the last committed epoch had them, or where this start puts them.
+    """Record that they will not continue: bins stay where the last committed epoch had them, or where this start puts
+    them.
 
     >>> import tempfile
     >>> stop_migrations(ChangeLog(tempfile.mkdtemp()), "there is none")

@@ -50,7 +50,7 @@ class MigrationSchedule:
     # ── what fits in ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def require_free(self, what: str) -> None:
-        """Refuse what moves bins at once, if something else does, or nothing may."""
+        """Refuse to move bins at once while something else moves bins, or while assignments are frozen."""
         if self.free_from is not None:
             raise FlowError(
                 f"{what} is refused: assignments are frozen, so that no bin moves before epoch {self.free_from}, the "
@@ -128,24 +128,24 @@ class MigrationSchedule:
     # ── what begins when ──────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, migration: Migration) -> None:
-        """One more waits."""
+        """Let one more wait."""
         self._waiting.append(migration)
 
     def withdraw(self, migration: Migration) -> bool:
-        """One need not begin any more; whether it has been waiting."""
+        """Take one out of those that wait; return whether it was waiting."""
         if migration not in self._waiting:
             return False
         self._waiting.remove(migration)
         return True
 
     def clear(self) -> None:
-        """Nothing waits any more, and nothing runs."""
+        """Forget all of them: nothing waits, and nothing runs."""
         self.running = None
         self._waiting.clear()
 
     def next_due(self, epoch: Epoch, committed: CommittedState) -> Migration | None:
-        """The one that begins now, if any does: what was prepared for this time before what merely waits for its turn.
-        It waits no longer."""
+        """Take the one that begins now, if any: one prepared for this time goes before one that only waits for its
+        turn."""
         due = [each for each in self._waiting if _is_due(each.plan, epoch, committed)]
         if not due:
             return None
@@ -154,13 +154,13 @@ class MigrationSchedule:
         return chosen
 
     def next_prepared(self, epoch: Epoch, within: int) -> Migration | None:
-        """The first one that is prepared for one of the epochs soon after this one, and loads state ahead."""
+        """The first one that is prepared for an epoch soon after this one and loads state ahead."""
         near = range(epoch + 1, epoch + within)
         soon = [each for each in self._waiting if each.plan.prewarm and each.plan.at_epoch in near]
         return min(soon, key=lambda each: each.plan.at_epoch or 0, default=None)
 
     def why_waiting(self, migration: Migration) -> str:
-        """What one waits for, for people."""
+        """What one waits for, in words."""
         if is_scheduled(migration.plan):
             return moment_of(migration.plan)
         return "the next epoch" if self.running is None else f"migration {self.running.number}"

@@ -12,8 +12,8 @@ not wait for each other; a step is made when an epoch begins, and holds for the 
 
 One migration is running at a time. Others wait for it to end, or for their epoch or event time
 (:mod:`.migration_schedule`). Edits of a change that
-move bins exclude migrations: neither begins while the other is in progress. No step is made while a change is on trial
-that moves bins or stages itself.
+move bins exclude migrations: neither begins while the other is in progress. No step is made while the change on trial
+moves bins or stages itself.
 
 No threads, no Spark: the driver calls these methods with its lock held.
 """
@@ -60,9 +60,9 @@ from midstream.planner.step_cost import Budget, StepCost
 __all__ = ["LOSSES_BEFORE_UNDOING", "Migrations"]
 
 LOSSES_BEFORE_UNDOING = 2
-"""How often an epoch is run again with a new step after runs failed without a function's failing."""
+"""How often an epoch is run again with a new step after runs that failed although no function did."""
 STEADY_EPOCHS = 20
-"""Newest epochs without a step, whose median is the steady time of an epoch."""
+"""Number of newest epochs without a step whose median is the steady time of an epoch."""
 
 
 class Migrations:
@@ -220,7 +220,8 @@ class Migrations:
             self._warm_ahead(epoch)
 
     def _warm_ahead(self, epoch: Epoch) -> None:
-        """Have loaded what is prepared for an epoch that comes soon: its first step does not wait."""
+        """Have state loaded for a migration that is prepared for an epoch soon, so that its first step need not
+        wait."""
         soon = self.schedule.next_prepared(epoch, within=PATIENCE)
         if soon is None:
             return
@@ -257,7 +258,7 @@ class Migrations:
     def _is_warm(
         self, running: RunningMigration, now: Assignments, then: Assignments, committed: CommittedState
     ) -> bool:
-        """Have what comes next loaded, and everything else that is left; whether the next step need not wait for it."""
+        """Have state loaded for the next step and for all that is left; return whether the next step need not wait."""
         self._warming.want(now, (then, {**now, **running.target}))
         if self._warming.are_warm(now, then, committed):
             return True

@@ -1,9 +1,9 @@
-"""Which deployments a script has: a start of what was deployed, or of a later script, goes by the script.
+"""Finds the deployments that a script contains: a start of the deployed script, or of a later one, follows the script.
 
-A deployment made the job run what a script said. When that script is started, or one that was written further, its own
-text counts, and what the deployment and the changes before it recorded does not. A script from before the deployment is
-told by what the deployment altered: it lacks an operator that came, has one that went, reads what was read before, or
-has a function from before. Then the records count, as for all other changes.
+A deployment made the job run what a script said. When that script or a later version of it is started, the script
+counts, and the records of the deployment and of the changes before it do not. A script from before the deployment is
+recognised by what the deployment altered: it lacks an operator that was added, has one that was removed, or still has
+earlier inputs or an earlier function. Then the records count, as for all other changes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _has(script: Configuration, edit: object, record: ChangeRecord, store: BlobS
 
 
 def _is_from_before(script: Configuration, update: UpdateRecord, store: BlobStore) -> bool:
-    """Whether a script has the function that an update replaced; also if that cannot be told."""
+    """Whether a script has the function that an update replaced. True if that cannot be told."""
     mine = script.blobs.get(update.operator)
     if mine is None or mine == update.before:
         return True

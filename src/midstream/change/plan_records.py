@@ -99,7 +99,7 @@ def loaded_payload(op: Operator, data: bytes) -> Any:
 
 
 def steps_towards(graph: Graph, edits: Iterable[PlanRecord], load: Load) -> tuple[Step, ...]:
-    """The steps that bring edits of the plan to a graph, as far as it does not have them.
+    """The steps that make those edits of the plan that a graph does not have yet.
 
     ``graph`` may be from before the edits, from after them, or from between: a script into which some have been put.
     The newest edit of each operator counts. Inputs that no edit knows are the script's own, and stay.
@@ -149,7 +149,7 @@ def is_same_operator(op: Operator, record: InsertRecord | RemoveRecord) -> bool:
 
 
 def _kind_of(op: Operator) -> dict[str, Any]:
-    """An operator without what a change may alter of it."""
+    """An operator without the parts that a change may alter."""
     return {"kind": op.kind, "spec": CODEC.encode(op.spec, type(op.spec)), "on_error": op.on_error}
 
 
@@ -174,7 +174,7 @@ def undone_plan(records: Sequence[ChangeRecord]) -> tuple[PlanRecord, ...]:
 
 
 def _net(edits: Iterable[PlanRecord]) -> list[PlanRecord]:
-    """Fewest edits with the same end: what came and went again is left out."""
+    """The fewest edits with the same result: operators that came and went again are left out."""
     ends: dict[str, list[InsertRecord | RemoveRecord]] = {}
     chains: dict[str, list[tuple[str, ...]]] = {}
     for edit in edits:

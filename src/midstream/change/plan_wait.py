@@ -1,7 +1,8 @@
 """When a change of the plan takes effect, and what it does, in words.
 
-Within the running epoch if every stage keeps its wires: what enters and leaves it, for whom. Tasks then hold two small
-plans, and rows go through that of their revision. Otherwise from the next epoch, whose plan is simply another one.
+It takes effect within the running epoch if every stage keeps its wires, that is, what enters and leaves it, and for
+whom. Tasks then hold two small plans, and each row goes through that of its revision. Otherwise it takes effect from
+the next epoch, which simply has another plan.
 """
 
 from __future__ import annotations

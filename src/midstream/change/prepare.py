@@ -54,8 +54,8 @@ from midstream.planner.stages import Plan, compile_plan
 from midstream.storage.blobs import Blob, BlobStore
 
 HAND_OVER = (
-    "hands the sources over: after the running epoch Spark's query ends, and another one goes on behind it with {}; "
-    "sources that stay go on where they are"
+    "hands the sources over: after the running epoch Spark's query ends, and another one continues from there with {}; "
+    "sources that stay continue where they are"
 )
 
 __all__ = ["PreparedChange", "StoredEdits", "apply", "prepare", "scheduler_of", "stage_of", "store_edits"]
@@ -285,7 +285,8 @@ def prepare(
 
 
 def _require_fitting_state(current: Configuration, graph: Graph) -> None:
-    """Refuse an operator that could not read the state which is kept under its name, or was until now."""
+    """Refuse an operator that could not read the state kept under its name, or held by the operator that it
+    replaces."""
     for name, found in state_kept(current, Graph("", ())).items():
         if name not in graph or not graph[name].spec.is_stateful:
             continue

@@ -44,7 +44,7 @@ __all__ = ["Pending", "Restart", "drop_changes", "restart_of"]
 class Pending:
     """The change that was on trial when the driver died. ``is_committed``: it was in effect in a committed epoch.
 
-    ``is_flushed``: only the epoch before it is committed, in which operators emitted what they held.
+    ``is_flushed``: only the epoch before it is committed, the one in which operators emitted what they held.
     """
 
     record: ChangeRecord
@@ -72,7 +72,7 @@ def restart_of(
 ) -> Restart:
     """What to run, given the script's configuration, all changes, and the revision of the last committed epoch.
 
-    ``before`` is what the job ran when it stopped, so that operators without state there are not said to have left any.
+    ``before`` is what the job ran when it stopped: operators that had no state there have left none.
 
     Operators that were changed run the newest recorded function, and only that is loaded: older ones may have been
     removed. A pending change goes on trial again. If it led to the revision of the last committed epoch, it was in
@@ -125,7 +125,7 @@ def _in_force(
 ) -> Configuration:
     """The script's configuration with the plan of the newest change, and the newest function of each operator.
 
-    ``later`` are the changes whose edits the script does not have by a deployment.
+    ``later`` are the changes that no deployment has brought into the script.
     """
     if not applied:
         return first.as_revision(revision)
@@ -174,7 +174,7 @@ def _no_longer_fits(
 
 
 def _is_left(name: str, first: Configuration, steps: tuple[Step, ...]) -> bool:
-    """Whether an operator is there when these steps are made."""
+    """Whether an operator is in the flow after these steps."""
     is_there = name in first.graph
     for step in steps:
         match step:

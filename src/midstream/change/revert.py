@@ -212,7 +212,7 @@ def _since(records: Iterable[ChangeRecord], number: int) -> list[ChangeRecord]:
 
 
 def _returning(undone: Iterable[PlanRecord]) -> dict[str, Digest]:
-    """The digests of what operators run that come back."""
+    """The digests of what the operators that come back run."""
     return {
         edit.operator: edit.function
         for edit in undone
@@ -317,7 +317,8 @@ def _update_back(operator: str, back: _Back, migrate: Digest | None, records: It
 
 
 def _way_back(records: Iterable[ChangeRecord], number: int) -> dict[str, _Back]:
-    """What operators ran that were there at a change and have been since; for the others see :func:`undone_plan`."""
+    """What the operators that have been in the flow since a change ran at that time; for the others see
+    :func:`undone_plan`."""
     records = list(records)
     found = {operator: _Back.of(course, number) for operator, course in courses(in_force(records)).items()}
     came = {edit.operator for edit in undone_plan(_since(records, number)) if not isinstance(edit, RewireRecord)}

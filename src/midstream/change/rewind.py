@@ -1,7 +1,7 @@
 """Rewinds a job that is not running to an earlier epoch: its state, its sources, its changes, and its file sinks.
 
-What is to be done is written down first (``rewind.json``); without it no step is taken, and while it is there no job
-starts. Every step may be repeated. So whatever interrupts a rewind, the next one finishes it.
+The plan is written down first (``rewind.json``): no step is taken without it, and no job starts while it is there.
+Every step may be repeated. So whatever interrupts a rewind, the next one finishes it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def rewind(checkpoint: str, to: int | str, *, by: str | None = None) -> Rewind:
     """Let a stopped job go on from an earlier epoch, as if it had stopped there.
 
     The next start runs the epochs after it again, with the rows that the sources give then. Changes that took effect
-    later count no more. Folders of file sinks lose the rows of later epochs here and now; a database sink deletes them
-    in the transaction of the first epoch that it writes again. A function that is a sink is called with those epochs
-    once more, and must replace what it wrote for them and for later ones.
+    later no longer count. Folders of file sinks lose the rows of later epochs at once; a database sink deletes
+    them in the transaction of the first epoch that it writes again. A function that is a sink is called with those
+    epochs once more, and must replace what it wrote for them and for later ones.
 
     >>> import tempfile
     >>> from midstream import FileSink, Flow, ListSource, committed_files, take_savepoint
@@ -57,7 +57,7 @@ def rewind(checkpoint: str, to: int | str, *, by: str | None = None) -> Rewind:
 
     :param checkpoint: the folder of the job.
     :param to: the number of an epoch that is still there, or the name of a savepoint.
-    :param by: who wants it, for the history; default: the user of this process.
+    :param by: who asked for it, for the history; default: the user of this process.
     """
     with claimed(checkpoint, "Stop it before it is rewound", mid_rewind=True) as location:
         begun = location.rewind_under_way()
@@ -86,7 +86,7 @@ def _planned(checkpoint: Checkpoint, to: int | str, by: str) -> Rewind:
             why = "was never committed" if int(to) > newest.epoch or int(to) < 0 else "was swept: it is no longer whole"
             found = checkpoint.manifest(Epoch(int(to))) if Epoch(int(to)) in checkpoint.epochs() else None
             if found is not None and not _has_its_sources(checkpoint, found):
-                why = "had other sources, and Spark's log is for those of now"
+                why = "had other sources, and Spark's log is for the current ones"
             raise CheckpointError(
                 f"epoch {to} in {checkpoint.location!r} {why}. {_choices(checkpoint, newest.epoch)}. A savepoint keeps "
                 f"an epoch"
@@ -141,7 +141,8 @@ def _manifest_of(checkpoint: Checkpoint, savepoint: Savepoint) -> Manifest:
 
 
 def _whole_manifest(checkpoint: Checkpoint, epoch: Epoch) -> Manifest | None:
-    """The manifest of an epoch from which the job can go on: neither what it names nor Spark's log of it was swept."""
+    """The manifest of an epoch from which the job can continue: all that it names, and Spark's log of it, are still
+    there."""
     manifest = checkpoint.manifest(epoch) if epoch in checkpoint.epochs() else None
     if manifest is None or not checkpoint.spark_files.leads_after(epoch):
         return None
@@ -153,7 +154,7 @@ def _whole_manifest(checkpoint: Checkpoint, epoch: Epoch) -> Manifest | None:
 
 
 def _has_its_sources(checkpoint: Checkpoint, manifest: Manifest) -> bool:
-    """Whether the job read the sources of now in the epoch of a manifest."""
+    """Whether the job read its current sources in the epoch of a manifest."""
     return tuple(sorted(configuration_of(manifest, checkpoint.blobs).graph.sources)) == checkpoint.identity.sources
 
 
@@ -166,7 +167,7 @@ def _choices(checkpoint: Checkpoint, newest: Epoch) -> str:
         if each.epoch < newest and not each.is_abandoned
     ]
     if not (epochs or named):
-        return "There is nothing that it could be rewound to"
+        return "There is no epoch that it could be rewound to"
     parts = [f"{what} {', '.join(each)}" for what, each in (("epochs", epochs), ("savepoints", named)) if each]
     return f"It can be rewound to {' and '.join(parts)}"
 

@@ -18,18 +18,19 @@ from midstream.planner.step_cost import Budget, StepCost
 __all__ = ["PATIENCE", "NoWarming", "OpenStep", "RunningMigration", "Warming"]
 
 PATIENCE = 10
-"""Most epochs that a step waits for state to be loaded where it will be."""
+"""Most epochs that a step waits for state to be loaded where it is going."""
 
 
 class Warming(Protocol):
-    """Loads the state of bins where they will be, before they are moved. Nothing depends on it but time."""
+    """Loads the state of bins where they are going, before they move. It only saves time: nothing else depends on
+    it."""
 
     def want(self, now: Assignments, later: Sequence[Assignments]) -> None:
-        """From now on, load what will be elsewhere under any of these assignments, and nothing else."""
+        """From now on, load the state that moves under any of these assignments, and nothing else."""
 
     def are_warm(self, now: Assignments, then: Assignments, committed: CommittedState) -> bool:
-        """Whether what will be elsewhere is loaded there, but for what the last epoch has changed. True where it is not
-        known, so that nobody waits for nothing."""
+        """Whether the state that moves is loaded where it is going, except for the last epoch's changes. True where
+        that is unknown, so that nobody waits in vain."""
 
     def flip(self, now: Assignments, then: Assignments) -> None:
         """The next epoch begins with these assignments."""
@@ -52,7 +53,7 @@ class NoWarming:
         """Nothing to do."""
 
     def spread(self, assignments: Assignments) -> None:
-        """There is one place."""
+        """There is only one place."""
 
 
 @dataclass
@@ -62,7 +63,7 @@ class OpenStep:
     epoch: Epoch
     moves: tuple[BinMove, ...]
     plan: Plan
-    """Whose stages these are; a change may have put another in force since."""
+    """The configuration whose stages these are; a change may have put another one in force since."""
     before: Assignments
     bytes: int
     step_ms: float
@@ -82,10 +83,11 @@ class RunningMigration:
     cost: StepCost | None = None
     planned: tuple[BinMove, ...] | None = None
     is_pausing: bool = False
-    """Whether nothing moves in the next epoch, so that its time tells what epochs take without moves."""
+    """Whether nothing moves in the next epoch, to measure how long epochs take without moves."""
     waited: int = 0
     patience: int = PATIENCE
-    """Most epochs that the next step waits; the first one of what was prepared for a certain time does not."""
+    """Most epochs that the next step waits. The first step of a migration that was prepared for a certain time does not
+    wait."""
     is_cancelled: bool = False
     spreads: bool = False
     """Whether partitions get other executors with its first step."""
@@ -98,7 +100,7 @@ class RunningMigration:
         return self.steps.send(cost)
 
     def lay_out(self, now: Assignments, sizes: SizeOf) -> None:
-        """Cut into steps what is left ``now``."""
+        """Divide what is left ``now`` into steps."""
         self.cost, self.planned, self.waited, self.is_pausing = None, None, 0, False
         moves, plan = Itinerary(self.target).left(now), self.migration.plan
         steps = steps_of(StepStrategy(plan.strategy), moves, sizes, Budget(plan.budget_ms, plan.budget_bytes))

@@ -75,7 +75,7 @@ def in_force(records: Iterable[ChangeRecord]) -> list[ChangeRecord]:
 
 
 def courses(records: Iterable[ChangeRecord]) -> dict[str, Course]:
-    """The updates of each operator since the script alone was last in force, and since the operator came."""
+    """The updates of each operator since the script alone was last in force, and since the operator was added."""
     found: dict[str, list[RevisionStep]] = {}
     for record in records:
         if record.drops:
@@ -164,7 +164,7 @@ def ended(records: Iterable[ChangeRecord], committed: Revision | None, why: str)
 
 
 def rewound(records: Iterable[ChangeRecord], revision: Revision, why: str) -> list[ChangeRecord]:
-    """The records of a job that goes back to the end of an epoch under ``revision``: what came later counts no more.
+    """The records of a job that goes back to the end of an epoch under ``revision``: later changes no longer count.
 
     >>> later = ChangeRecord(1, Revision(2), 0.0, "ann@host", "fries", (), "", Outcome.APPLIED)
     >>> [str(record.outcome) for record in rewound([later], Revision(1), "to epoch 3")]

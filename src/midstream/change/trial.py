@@ -42,9 +42,9 @@ __all__ = ["LOSSES_BEFORE_BLAME", "TRIAL_EPOCHS", "Changes", "Request", "RunFail
 TRIAL_EPOCHS = 10
 """Most epochs that a change is on trial for, if an operator that it updates processes no rows."""
 LOSSES_BEFORE_BLAME = 2
-"""How often an epoch is run again under a change after a run failed without a function's failing."""
+"""How often an epoch is run again under a change after a run that failed although no function did."""
 PLAN_SHOWN = 500
-"""Characters that the record of a refused change has of its edits."""
+"""Most characters of its edits in the record of a refused change."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Request:
     """Whether new functions are called on a few real rows, on the driver, before anything is sent."""
     note: str | None = None
     deploys: bool = False
-    """Whether the edits are what a script says that the job does not run yet."""
+    """Whether the edits make the job run what a script says."""
     back_to: Undoing | None = None
     """For a revert: what it undoes, which depends on the outcomes of earlier changes."""
 
@@ -94,11 +94,11 @@ class _Trial:
     met: set[str] = field(default_factory=set)
     """Operators that have processed rows in these epochs."""
     losses: int = 0
-    """Runs under it that failed without a function's failing, since the last commit."""
+    """Runs under it since the last commit that failed although no function did."""
     is_committed: bool = False
     """Whether a committed epoch ran under it, in whole or in part."""
     is_flushed: bool = False
-    """Whether the epoch is committed in which operators emitted all that they held, before the change itself."""
+    """Whether the epoch before the change itself, in which operators emitted all that they held, is committed."""
 
 
 @dataclass(frozen=True)
@@ -240,12 +240,12 @@ class Changes:
 
     @property
     def is_reassigning(self) -> bool:
-        """Whether a change is in progress that moves bins, or adds or removes a stage that has some."""
+        """Whether a change in progress moves bins, or adds or removes a stage with bins."""
         changes = [*(queued.change for queued in self._queue), *([] if self._trial is None else [self._trial.change])]
         return any(_reassigns(change.prepared) for change in changes)
 
     def reassign(self, assignments: Assignments) -> None:
-        """From the next epoch on, bins have these owners, whatever the job runs; called before an epoch begins.
+        """Give bins these owners from the next epoch on, whatever the job runs. Called before an epoch begins.
 
         A roll-back keeps them, and so does a change that waits: it is prepared for other functions only. Nothing is
         stored: that comes before the manifest that names them.
@@ -352,7 +352,8 @@ class Changes:
             self._end(self._queue.popleft().change, Outcome.REFUSED, never_sent(why))
 
     def _unmet(self, trial: _Trial) -> tuple[str, ...]:
-        """Updated operators that have processed no rows. What Catalyst runs counts no rows; what is gone has none."""
+        """Updated operators that have processed no rows. Operators that Catalyst runs count no rows, and removed ones
+        have none."""
         graph = trial.change.prepared.after.graph
         return tuple(
             name
@@ -402,7 +403,7 @@ class Changes:
             self._queue.append(queued)
 
     def _relinked(self, base: Configuration, prepared: PreparedChange) -> PreparedChange | None:
-        """A change for the owners of now; None if more than owners has changed since it was prepared."""
+        """A change with the current owners; None if more than the owners has changed since it was prepared."""
         if _reassigns(prepared) or prepared.before.with_assignments(base.assignments) != base:
             return None
         return replace(prepared.with_assignments(base.plan, base.assignments), before=base)

@@ -1,6 +1,6 @@
 """Measures the bins of a job: what tasks report at every commit becomes weights. Pure.
 
-Rows are counted where senders hash keys, work is what the receiving tasks report, and state is what files of state say.
+Rows are counted where senders hash keys, work is what the receiving tasks report, and state is measured by its files.
 Nothing is measured row by row, and nothing is stored: after a restart, state is estimated from the sizes of files.
 """
 

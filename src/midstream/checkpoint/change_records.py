@@ -320,7 +320,8 @@ class ChangeRecord(Numbered, frozen=True):
     drops: bool = False
     """Whether it dropped all earlier changes: the job was started with its script alone."""
     deployed: bool = False
-    """Whether it brought the job to what a script said: a start of that script, or of a later one, needs it no more."""
+    """Whether it brought the job to what a script said: a start of that script, or of a later one, no longer needs
+    it."""
     waited_ms: float | None = None
     """Milliseconds for which it waited behind earlier changes, before it could begin."""
     trial_ms: float | None = None
@@ -361,7 +362,7 @@ class ChangeRecord(Numbered, frozen=True):
     def decided_at(self) -> tuple[str, ...]:
         """The operators at which a row meets the change: for :func:`midstream.audit.decide`.
 
-        Those that were updated, came or went, and those whose readers are others since.
+        Those that were updated, added or removed, and those that got other readers.
         """
         found = dict.fromkeys(self.operators)
         for edit in self.plan_edits:

@@ -57,11 +57,11 @@ class CommittedState:
         }
 
     def lacks(self, operators: Iterable[str]) -> list[str]:
-        """Those operators that have no state, not even an empty one."""
+        """Those of these operators that have no state, not even an empty one."""
         return [name for name in operators if name not in self.lineages]
 
     def beginning_with(self, files: Mapping[str, FileRef]) -> CommittedState:
-        """The same, and for operators without state a file that holds their initial one."""
+        """The same, with a file of initial state for operators that have none yet."""
         found = {}
         for name, file in files.items():
             lineage = Lineage.start(name, self.bins)

@@ -38,9 +38,9 @@ class ControlRecord(Numbered, frozen=True):
     time_limit_s: float = 10.0
     result_limit: int = 256 * 1024
     is_stopped: bool = False
-    """Whether the job was stopped while it was in progress, so that the driver did not die of it."""
+    """Whether the job was stopped while it was in progress; if not, it may be what the driver died of."""
     restarts: int = 0
-    """How often another driver went on with it because one had died."""
+    """How often a new driver continued it because the last one had died."""
     outcome: ControlOutcome = ControlOutcome.PENDING
     epoch: Epoch | None = None
     """The epoch in which it was complete."""

@@ -54,7 +54,7 @@ def require_empty(fs: pafs.FileSystem, root: str, location: str) -> None:
 
 
 def require_settled(fs: pafs.FileSystem, root: str, location: str) -> None:
-    """Refuse a checkpoint of which a rewind is under way."""
+    """Refuse a checkpoint with a rewind under way."""
     if fs.get_file_info(posixpath.join(root, REWIND)).type != pafs.FileType.NotFound:
         raise CheckpointError(
             f"a rewind of the checkpoint {location!r} was begun and not finished. Run 'midstream rewind' again, to any "

@@ -34,7 +34,7 @@ class HeldState:
     files: int
     nbytes: int
     is_kept: bool = False
-    """Whether the operator is gone: its state is kept for one of its name."""
+    """Whether the operator was removed, and its state is kept for one of the same name."""
 
 
 def read_state(location: str, operator: str, key: tuple[Any, ...] | None = None) -> pa.Table:

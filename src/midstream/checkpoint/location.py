@@ -83,9 +83,9 @@ FOLDERS = ("blobs", "changes", "epochs", "state")
 class Checkpoint:
     """The checkpoint location of one flow. :meth:`look` only reads, and may refuse; :meth:`claim` writes first.
 
-    A start with other sources is refused, as is a flow with another name: a source that is only called otherwise would
-    be read again from its beginning. Sources change while a job runs, by :meth:`read_others`. Everything else about a
-    flow may change from one start to the next.
+    A start with other sources is refused, as is a flow with another name: a source that was only renamed would be read
+    again from its beginning. Sources change while a job runs, by :meth:`read_others`. Everything else about a flow may
+    change from one start to the next.
 
     ``durable``: what was committed on a local disk survives a loss of power. Without it, only crashes of processes.
     """
@@ -127,7 +127,8 @@ class Checkpoint:
     def look(cls, location: str, graph: Graph, *, bins: int | None = None, durable: bool = True) -> Checkpoint:
         """The checkpoint of a flow: the existing one, or a new one for an empty or missing folder.
 
-        ``bins`` is the number of bins that the job must have, or None for what it has, or the usual number.
+        ``bins`` is the number of bins that the job must have, or None for the number that it has, or for the usual one
+        if it is new.
         """
         if bins is not None:
             check_bins(bins)
@@ -205,7 +206,7 @@ class Checkpoint:
         self.identity = identity
 
     def read_others(self, sources: Iterable[str], at: Callable[[str], None] = lambda step: None) -> None:
-        """Have the job read other sources from now on: Spark gets a log for them, which goes on behind the last epoch.
+        """Have the job read other sources from now on: Spark gets a log for them, which continues after the last epoch.
 
         1. The new log is written, whole, into a folder of its own, which nobody uses yet.
         2. The identity names it. Before that all is as it was, and afterwards nothing reads the old log.
@@ -236,7 +237,7 @@ class Checkpoint:
             data = with_checksum(write_struct(rewind))
             write_atomically(self._fs, self._path(REWIND), data, durable=self.durable)
         else:
-            self.sync()  # what was removed must not come back, once it is no longer said that it has to go
+            self.sync()  # nothing that was removed may come back once the note is gone
             self._remove(self._path(REWIND))
             self.sync()
 
@@ -403,7 +404,7 @@ class Checkpoint:
         return self._root
 
     def lacks(self, manifest: Manifest, digests: Iterable[Digest]) -> list[str]:
-        """The names of files of state that a manifest names, and of these blobs, that are not there."""
+        """The names of missing files: of state files that a manifest names, and of these blobs."""
         lineages = [Lineage.decode(data) for data in manifest.lineages.values()]
         missing = self.states.lacks(entry.file for lineage in lineages for entry in lineage.entries)
         return [*missing, *(digest for digest in digests if not self.blobs.has(digest))]

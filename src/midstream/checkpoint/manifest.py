@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and of each committed epoch: the identity of its job, and manifests."""
+"""What a checkpoint says about itself and about each committed epoch: the identity of its job, and manifests."""
 
 from __future__ import annotations
 

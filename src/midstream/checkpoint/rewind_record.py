@@ -1,5 +1,5 @@
-"""The record of a rewind that is under way: all that its steps need, so that a crash between two of them can be made up
-for by running all of them again."""
+"""The record of a rewind that is under way: all that its steps need, so that after a crash between two of them all are
+simply run again."""
 
 from __future__ import annotations
 

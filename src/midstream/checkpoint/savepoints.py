@@ -2,8 +2,8 @@
 
 A savepoint is one document below ``savepoints/`` in the checkpoint. It holds the epoch's manifest, and names the blobs
 of what the job ran then, and of Spark's log. Files of state are named by the manifest. The sweeper leaves all of them
-alone for as long as the document is there (:mod:`.sweeper`), so to take a savepoint copies nothing large, and to delete
-one is to remove a file.
+alone for as long as the document is there (:mod:`.sweeper`), so taking a savepoint copies nothing large, and deleting
+one removes a single file.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Savepoints:
 
 
 def check_savepoint_name(name: str) -> None:
-    """Refuse what cannot be told from an epoch, or not be given on a command line.
+    """Refuse names that could be taken for an epoch, or that cannot be given on a command line.
 
     >>> check_savepoint_name("before tuning")
     >>> check_savepoint_name("7")

@@ -119,7 +119,7 @@ class SinkFolder:
         self._unmerged += len(files)
 
     def note(self, epoch: int) -> None:
-        """The second half: say that all files up to an epoch are in place."""
+        """The second half: record that all files up to an epoch are in place."""
         committed = Committed(epoch)
         self._write(COMMITTED, committed)
         self._committed = committed

@@ -2,9 +2,9 @@
 
 Spark knows the sources of a query by their places: an entry of ``offsets`` has a line for each, and ``sources/2`` is
 what the third one remembers. A flow knows them by their names. So a query with other sources gets a log of its own: the
-entries of the last committed epoch and of the one before it, with the lines in other places. A source that comes has
-the line of one that has read nothing. What one that goes leaves is kept beside the log, under its name, so that it goes
-on from there if it comes back.
+entries of the last committed epoch and of the one before it, with the lines in other places. A new source gets the line
+of one that has read nothing. The position of a removed source is kept beside the log, under its name, so that the
+source continues from there if it comes back.
 
 Pure: from files to files, by their names below the folder of the log.
 """
@@ -33,7 +33,7 @@ class _Position:
     """How far a source is read, and the files in which it remembers what it needs for that."""
 
     offsets: Mapping[str, bytes] = field(default_factory=dict)
-    """By name of an entry; one that is missing is the last one."""
+    """Its line by name of an entry; the one under an empty name is for all entries that are not listed."""
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def line(self, entry: str) -> bytes:
@@ -43,10 +43,10 @@ class _Position:
 def log_with_sources(
     files: Mapping[str, bytes], epoch: Epoch, before: Sequence[str], after: Sequence[str]
 ) -> dict[str, bytes]:
-    """The log of a query with the sources ``after``, which goes on behind an epoch of the one with those ``before``.
+    """The log of a query with the sources ``after`` that continues after an epoch of the query with those ``before``.
 
-    ``files`` are those from which that one would go on. Both lists are in the order of their queries. Epoch -1 means
-    that none is committed.
+    ``files`` are those from which the earlier query would continue. Both lists are in the order of their queries. Epoch
+    -1 means that none is committed.
 
     >>> log = {"offsets/0": b"v1\\n{}\\n7\\n9", "sources/1/0": b"b's own", "commits/0": b"v1\\n{}"}
     >>> found = log_with_sources(log, Epoch(0), ["a", "b"], ["b", "c"])

@@ -1,7 +1,7 @@
-"""Spark's own log in a checkpoint, as files: what a job needs of it to go on after an epoch.
+"""Spark's own log in a checkpoint, as files: what a job needs of it to continue after an epoch.
 
 Spark keeps one small file an epoch in ``offsets`` (written before the epoch) and ``commits`` (after it), and what its
-sources remember in ``sources``. It goes on behind the last offsets, and needs those before them. Without the commit of
+sources remember in ``sources``. It continues after the last offsets, and needs those before them. Without the commit of
 the last ones it asks for that epoch again; the epoch has a manifest, so nothing is computed.
 
 ``metadata`` holds the number of the query, of which a Spark application runs one at a time: a fork gets another one.
@@ -90,7 +90,7 @@ class SparkFiles:
         return all(info.type == pafs.FileType.File for info in self._fs.get_file_info(paths))
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Write those that are not there with this content."""
+        """Write these files, except those that have this content already."""
         for name, content in files.items():
             if self._content(name) != content:
                 self._remove(_sum_of(name))

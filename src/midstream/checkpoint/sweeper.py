@@ -39,7 +39,7 @@ RETRY_EVERY = 10
 """Number of sweeps between retries of files that could not be removed."""
 
 MAX_OVERDUE = 10_000
-"""Most files to remember that could not be removed; full sweeps find any others again."""
+"""Most files to remember among those that could not be removed; full sweeps find any others again."""
 
 _log = logging.getLogger("midstream")
 
@@ -78,7 +78,7 @@ class Sweeper:
         self._samples: frozenset[str] = frozenset()
         self._held: Counter[str] = Counter()
         self._pinned: dict[str, frozenset[str]] | None = None
-        """The files of state of each savepoint; nobody knows before the first sweep."""
+        """The files of state of each savepoint; None until the first sweep has read them."""
         self._pins = 0
         """How often savepoints were taken or deleted through this object."""
         self._live: frozenset[Digest] = frozenset()
@@ -148,7 +148,7 @@ class Sweeper:
                 self._pinned[savepoint.name] = savepoint.state_files()
 
     def unpin(self, name: str) -> None:
-        """Remove what only a savepoint needed that was deleted."""
+        """Remove what only a deleted savepoint needed."""
         with self._lock:
             self._pins += 1
             if self._pinned is not None:
