@@ -46,12 +46,11 @@ _WATCHED = zmq.Event.ACCEPTED | zmq.Event.MONITOR_STOPPED | _ENDED
 
 
 class Strangers:
-    """The connections of which nothing has come but a handshake, by descriptor, oldest first. Decides which ones to
-    close.
+    """The connections that have sent nothing but a handshake, by descriptor, oldest first. Decides which ones to close.
 
-    libzmq tells that a handshake is over, but not of which connection; what comes through the router tells both. So a
+    libzmq reports that a handshake is over, but not on which connection; a message through the router tells both. So a
     connection is known once it has sent a message, as all clients do at once. The router's thread may be ahead of the
-    one that hears of connections, or behind it.
+    one that notes connections, or behind it.
 
     >>> strangers = Strangers(limit=2)
     >>> for fd in (7, 8, 9, 10):

@@ -15,7 +15,7 @@ Messages of tasks are legal in every state, because tasks outlive the runs they 
 refused, which fences them. Driver events in the wrong state are errors, which list the most recent events.
 
 The coordinator itself only fences and dispatches. Its :class:`RunBook` has what is known about the run; whatever is
-done to its tasks while they run is an :class:`Operation`, of which the coordinator holds a list.
+done to its tasks while they run is an :class:`Operation`, and the coordinator holds a list of these.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Coordinator:
 
     @property
     def executors(self) -> frozenset[ExecutorId]:
-        """Executors whose workers have joined. One that is lost stays among them, because nobody reports that."""
+        """Executors whose workers have joined. A lost one stays among them, because nobody reports its loss."""
         return self._prefetching.executors
 
     @property

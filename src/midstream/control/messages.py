@@ -182,8 +182,8 @@ class WorkerReleased(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prefetched(msgspec.Struct, frozen=True, tag=True):
-    """A worker's answer to :class:`Prefetch`, posted when it is done with it. ``bins`` are those that its base has now,
-    of every operator that was named, as they were after ``epoch``; ``bytes`` of files were read for that."""
+    """A worker's answer to :class:`Prefetch`, posted when it is done with it. ``bins`` are those that its base now has
+    for every operator named in the request, as they were after ``epoch``; ``bytes`` of files were read for that."""
 
     worker: WorkerId
     stage: StageIndex
@@ -227,10 +227,10 @@ class TaskOrder(msgspec.Struct, frozen=True, tag=True):
     at this position, which for a wire that is not named is before its first row.
     ``live`` names all blobs that a task may still need; a worker drops all others that it has loaded.
     ``beside`` has the partitions of the stage that ran on the task's executor in the last committed epoch, and
-    ``awaited`` the bins that this executor prefetches for the stage: their bins stay in its base. None: not known.
-    ``controls`` are the control operations in progress; of each task of the stage before, of which there were
-    ``senders``, come messages of those that are not fast.
-    ``knobs`` has those that do not have their defaults, ``flushed`` the operators that close all that is open.
+    ``awaited`` the bins that this executor prefetches for the stage; the bins of both stay in its base. None: not
+    known. ``controls`` are the control operations in progress; each of the ``senders`` tasks of the stage before sends
+    messages of those that are not fast. ``knobs`` has those that do not have their defaults, ``flushed`` the operators
+    that close everything open.
     """
 
     revision: Revision
@@ -356,7 +356,7 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrefetchWanted(msgspec.Struct, frozen=True, tag=True):
-    """From now on, executors are to load ahead what these requests say, and nothing else."""
+    """From now on, executors load ahead what these requests say, and nothing else."""
 
     requests: tuple[PrefetchRequest, ...]
 
@@ -495,7 +495,7 @@ class ControlNoted(msgspec.Struct, frozen=True):
 
 
 class GiveUpRun(msgspec.Struct, frozen=True):
-    """What can be taken back has failed, a revision or a control operation, so Spark need not retry its tasks."""
+    """A revision or a control operation that can be taken back has failed, so Spark need not retry its tasks."""
 
     epoch: Epoch
     run: Run

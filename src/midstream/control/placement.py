@@ -1,10 +1,10 @@
-"""Which executor runs what, and which has loaded what ahead: the driver's book, from commits and reports. Pure.
+"""Records which executor runs what, and what each has loaded ahead, from commits and reports. Pure.
 
-This is what a migration stands on. It chooses partitions for bins by :meth:`Placement.of`, has the takers load
-bins with :meth:`midstream.runtime.driver.Driver.prefetch`, and sees in :meth:`Placement.warmth` how far they are: an
+Migrations rely on this. It chooses partitions for bins by :meth:`Placement.of`, has the takers load
+bins with :meth:`midstream.runtime.driver.Driver.prefetch`, and sees their progress in :meth:`Placement.warmth`: an
 executor whose bins are warm at the newest committed epoch reads nothing but that epoch's delta when it takes them over.
-Nothing here is durable: after a restart of the driver, the first commit says anew where partitions run, and whoever
-wanted something loaded must ask again.
+Nothing here is durable: after a restart of the driver, the first commit tells where partitions run, and whoever wanted
+something loaded must ask again.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Warmth:
     epoch: Epoch
     bins: frozenset[BinId]
     bytes: int = 0
-    """Read for it so far, over all reports."""
+    """Bytes read for it so far, over all reports."""
     seconds: float = 0.0
     error: str | None = None
     """Why the newest attempt broke off, if it did."""
 
 
 class Placement:
-    """The book of one life of the driver. Written by two threads, each its own part; what is read is never changed.
+    """The record of one life of the driver. Two threads write to it, each its own part; what readers get never changes.
 
     >>> from midstream.control.messages import WorkerId
     >>> from midstream.ids import Revision
@@ -74,8 +74,8 @@ class Placement:
         self.places = commit.places
 
     def wanted(self, requests: tuple[PrefetchRequest, ...]) -> None:
-        """From now on, executors are to load this. What was said of bins that nobody asks for any more is forgotten,
-        because nobody makes sure that it stays true."""
+        """From now on, executors are to load this. Reports about other bins are forgotten, because nothing keeps them
+        true."""
         self.requests = requests
         kept = {(each.executor, each.stage) for each in requests}
         self._warm = {key: warm for key, warm in self._warm.items() if key in kept}
@@ -125,7 +125,7 @@ class Placement:
 
 
 def unevenness(places: Mapping[PartitionId, ExecutorId], executors: Collection[ExecutorId]) -> int:
-    """By how many partitions the executors differ; 0 and 1 are as even as can be.
+    """The difference between the most and the fewest partitions of an executor; 0 and 1 are as even as possible.
 
     >>> three_to_one = {PartitionId(n): ExecutorId("b" if n == 3 else "a") for n in range(4)}
     >>> unevenness(three_to_one, {ExecutorId("a"), ExecutorId("b")})

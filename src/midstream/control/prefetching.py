@@ -1,8 +1,8 @@
 """What executors load ahead of time, and whom to ask for it. Pure; the coordinator's, across runs.
 
 An executor that will own bins can have them before it does: its workers are sent :class:`Prefetch` with the committed
-state, again in each epoch, so that its base follows. Nothing depends on it but time: any of these messages may be lost,
-come twice or come late, and the worker may die. Whoever takes over a bin makes sure that it has it, as every task does.
+state, again in each epoch, so that its base follows. It only saves time: any of these messages may be lost, come twice
+or come late, and the worker may die. Whoever takes over a bin makes sure that it has it, as every task does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Prefetching"]
 
 
 class Prefetching:
-    """Asks one worker of each executor: the one that was heard of last, since Spark ends workers that idle.
+    """Asks one worker of each executor: the one heard from last, because Spark ends idle workers.
 
     >>> from midstream.ids import BinId, Digest, Revision, Run, StageIndex
     >>> prefetching, worker = Prefetching(), WorkerId("host", 7, ExecutorId("1"))
@@ -35,11 +35,12 @@ class Prefetching:
 
     @property
     def executors(self) -> frozenset[ExecutorId]:
-        """Executors with a worker that listens. One that is lost stays among them, because nobody reports that."""
+        """Executors with a worker that listens. A lost one stays among them, because nobody reports its loss."""
         return frozenset(self._listening)
 
     def heard_of(self, worker: WorkerId, peer: bytes) -> list[Send]:
-        """A worker that listens at ``peer`` has joined, or has begun a task. Returns what its executor was not told."""
+        """A worker that listens at ``peer`` has joined, or has begun a task. Returns the requests that its executor has
+        not been sent yet."""
         if not worker.executor:
             return []
         is_new = worker.executor not in self._listening
@@ -47,7 +48,7 @@ class Prefetching:
         return self._orders(worker.executor) if is_new else []
 
     def left(self, worker: WorkerId) -> None:
-        """A worker listens no more."""
+        """A worker no longer listens."""
         if self._listening.get(worker.executor, (None,))[0] == worker:
             del self._listening[worker.executor]
 

@@ -113,8 +113,8 @@ class RunBook:
         )
 
     def _lineages(self, task: TaskId) -> dict[str, bytes]:
-        """The state that a task begins with: of its own bins, so that all orders of a run grow with what there is, not
-        with that times the number of tasks."""
+        """The state that a task begins with, for its own bins only: so the size of all orders together does not grow
+        with the number of tasks."""
         lineages = self.opened.lineages.get(task.stage, {})
         if not lineages or not self.opened.owners:
             return lineages
@@ -126,8 +126,8 @@ class RunBook:
         return shares.of(task.partition)
 
     def _beside(self, task: TaskId, worker: WorkerId | None) -> tuple[PartitionId, ...] | None:
-        """The partitions of a task's stage that ran on its executor in the epoch before: said to the first task of each
-        worker, because what follows from it is done once in an epoch."""
+        """The partitions of a task's stage that ran on its executor in the epoch before: only the first task of each
+        worker is told, because a worker acts on it once in an epoch."""
         if self.opened.places is None or worker is None or not worker.executor:
             return None
         if (task.stage, worker) in self._told:

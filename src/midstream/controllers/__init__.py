@@ -1,4 +1,5 @@
-"""Controllers: pure policies that look at a running job and propose operations, and who decides between them.
+"""Controllers: pure policies that look at a running job and propose operations, and the arbiter that decides between
+them.
 
 ====================== ===================================================================
 module                 holds

@@ -1,14 +1,16 @@
 """Which proposals are requested of the job, and why the others are not. Pure: a value that is replaced, never changed.
 
-What several controllers propose in one epoch is decided on in the order in which they were attached. The rules:
+When several controllers make proposals in one epoch, these are decided on in the order in which the controllers were
+attached. The rules:
 
-1. One operation at a time. While one is in progress, whoever has requested it, nothing else is requested.
-2. What a controller has changed rests for some epochs, so that what comes of it can be seen; and for some more it is
-   that controller's: another one's proposal for the same subject is refused.
-3. A controller that wants two things of one subject at once, or more than a few things at once, gets none of them.
-4. One that turns back again and again is stopped: it contradicts itself over time.
-5. What has failed is tried again ever more rarely, because each attempt is in the job's history for good, and may have
-   cost an epoch. That ends when it succeeds.
+1. One operation at a time. While one is in progress, whoever requested it, nothing else is requested.
+2. A subject that a controller has changed rests for some epochs, so that the effect can be seen. For some more epochs
+   it belongs to that controller: another one's proposal for the same subject is refused.
+3. A controller that makes two proposals for one subject at once, or more than a few proposals at once, gets none of
+   them.
+4. A controller that reverses its own changes again and again is stopped: it contradicts itself over time.
+5. A proposal that has failed is tried again ever more rarely, because each attempt is in the job's history for good, and
+   may have cost an epoch. That ends when it succeeds.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ LONGEST_REST = 1000
 HOLD = 12
 """Epochs after an operation in which its subjects belong to the controller that has requested it."""
 MOST_AT_ONCE = 8
-"""Proposals of one controller for one epoch; more are a flood."""
+"""Most proposals of one controller for one epoch; more are a flood."""
 MOST_TURNS, TURNS_WITHIN = 6, 100
-"""A controller that changes the direction of a subject so often, within so many epochs, is stopped."""
+"""A controller that reverses a subject this many times within this many epochs is stopped."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class _Claim:
     operation: str
     direction: int
     epoch: int
-    """When the operation had ended; until then, when it was requested."""
+    """When the operation ended; until then, when it was requested."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,12 @@ class _Failures:
 
 @dataclass(frozen=True)
 class Arbiter:
-    """What was requested of a job, as far as it matters for what may be requested next."""
+    """What was requested of a job, as far as it decides what may be requested next."""
 
     claims: Mapping[Subject, _Claim] = field(default_factory=dict)
     """The newest of each subject."""
     turns: Mapping[tuple[str, Subject], tuple[int, ...]] = field(default_factory=dict)
-    """By controller and subject: the epochs in which it turned back."""
+    """By controller and subject: the epochs in which the controller reversed it."""
     failures: Mapping[tuple[str, Subject], _Failures] = field(default_factory=dict)
     """By controller and subject. Without executors: a request for them leaves nothing behind, and depends on others."""
 
@@ -142,7 +144,7 @@ class Arbiter:
         return found
 
     def contradiction(self, controller: str) -> str | None:
-        """Why a controller is stopped, if it turned back too often."""
+        """Why a controller is stopped, if it reversed itself too often."""
         for (name, (kind, subject)), epochs in self.turns.items():
             if name == controller and len(epochs) >= MOST_TURNS:
                 return (
@@ -152,7 +154,7 @@ class Arbiter:
         return None
 
     def forgotten(self, controller: str) -> Arbiter:
-        """A controller is gone; another one of its name begins anew. What it has changed rests nevertheless."""
+        """A controller is gone; another one of its name begins anew. What it has changed still rests."""
         return replace(
             self,
             turns={key: found for key, found in self.turns.items() if key[0] != controller},
@@ -161,7 +163,7 @@ class Arbiter:
 
 
 def fault_of(found: object, seen: Situation) -> str | None:
-    """What is wrong with what a controller has returned; None if it is proposals that can be decided on."""
+    """What is wrong with a controller's return value; None if it holds proposals that can be decided on."""
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
         return f"decide must return proposals and a memory; instead of proposals there is {type(found).__name__}"
     if len(found) > MOST_AT_ONCE:

@@ -20,21 +20,22 @@ __all__ = ["AutoScale"]
 PATIENCE, LONG_PATIENCE = 3, 10
 """Epochs that must agree before there are more partitions, or fewer."""
 SETTLES = 2
-"""Epochs after an operation that are not looked at."""
+"""Epochs after an operation that are ignored."""
 MARGIN = 0.8
-"""Fewer partitions must leave this much of the wanted utilisation, or load that varies would have them back at once."""
+"""Fewer partitions must need at most this share of the wanted utilisation; otherwise varying load would bring them back
+at once."""
 LEAST_CAPACITY = 0.5
-"""The rest of a core is at most this for Spark and the exchange, when a job cannot keep up."""
+"""Least share of a core that operators have when a job cannot keep up; Spark and the exchange take the rest."""
 FALLING_BEHIND = 0.1
-"""A job whose lag grows by this many seconds each second cannot keep up."""
+"""A job whose lag grows by this many seconds per second cannot keep up."""
 MOST_GROWTH = 1.0
 USEFUL = 0.9
-"""More partitions that leave more than this of the latency were of no use."""
+"""If more than this share of the latency remains, more partitions were of no use."""
 
 
 @dataclass(frozen=True)
 class _StageSample:
-    """What an epoch says of a stage."""
+    """What one epoch tells about a stage."""
 
     demand: float
     """Cores that its operators would keep busy if the job kept up."""
@@ -62,15 +63,15 @@ class _Scaling:
 
 @dataclass(frozen=True)
 class AutoScale(Controller):
-    """As few partitions as keep up with the load, and as meet an objective.
+    """As few partitions as keep up with the load and meet an objective.
 
-    How much work a stage has is the time that its operators are busy, and if the job falls behind, what they would be
-    if it did not. A stage gets as many partitions as keep each busy for ``utilisation`` of the time. Three epochs must
-    agree that more are needed, ten that fewer are enough.
+    The work of a stage is the time that its operators are busy or, if the job falls behind, the time that they would be
+    busy if it did not. A stage gets as many partitions as keep each busy for ``utilisation`` of the time. Three epochs
+    must agree that more are needed, ten that fewer are enough.
 
     :param utilisation: how busy a partition should be, as a share of a core.
-    :param latency: the 95th percentile of the age of rows that is wanted: a stage gets one more partition as long as
-        rows are older, unless the last one was of no use.
+    :param latency: the wanted 95th percentile of the age of rows: a stage gets one more partition as long as rows are
+        older, unless the last one was of no use.
     :param between: the least and the largest number of partitions. Without ``executors``, a stage never gets more than
         can run at a time.
     :param stage: the stage; default: all, the one that needs it most first.

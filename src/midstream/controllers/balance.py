@@ -17,9 +17,9 @@ __all__ = ["Balance"]
 PATIENCE = 5
 """Epochs that must agree."""
 LEAST_WORK = 0.05
-"""Share of a core below which a stage is left alone: what it does hardly costs anything, wherever it is done."""
+"""Share of a core below which a stage is left alone: its work hardly costs anything, wherever it is done."""
 WORTH = 0.95
-"""A rebalance must leave at most this much of what the heaviest partition has."""
+"""A rebalance must leave the heaviest partition at most this share of its work."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _Balancing:
 class Balance(Controller):
     """Rebalances a stage whose busiest partition has more than ``max_over_mean`` of the mean, if that can be helped.
 
-    What a rebalance would come to is computed first. A single bin that is too heavy, because of a hot key, stays where
+    The result of a rebalance is computed first. A single bin that is too heavy, because of a hot key, stays where
     it is, and nothing is proposed again and again.
 
     :param max_over_mean: how much more work than the mean is accepted.

@@ -17,7 +17,8 @@ __all__ = ["Controller", "Executors", "Operation", "Proposal"]
 
 @dataclass(frozen=True)
 class Executors:
-    """Another number of executors, asked of the cluster manager. Only a standalone or local cluster can be asked.
+    """Another number of executors, requested from the cluster manager. Only a standalone or local cluster takes
+    requests.
 
     >>> Executors(3).count
     3
@@ -44,7 +45,7 @@ class Proposal:
     reason: str
     """For people, in a few words."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What was observed and led to it."""
+    """The observations that led to it."""
     how: Mapping[str, Any] = field(default_factory=dict)
     """Options of ``job.migrate`` or ``job.update``, such as ``{"strategy": "fluid"}``."""
 

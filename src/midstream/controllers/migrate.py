@@ -20,9 +20,9 @@ __all__ = ["Migrate"]
 PATIENCE = 3
 """Epochs that must be quiet, one after the other."""
 LOOK = 10
-"""Epochs that are looked at first, to know what much is."""
+"""Epochs to watch first, to learn what a high load is."""
 SMALL_BYTES = 1_000_000
-"""So little state moves in one step."""
+"""State below this many bytes moves in one step."""
 LEAST_BUDGET_MS = 10
 
 
@@ -39,7 +39,7 @@ class _Waiting:
 
 @dataclass(frozen=True)
 class Migrate(Controller):
-    """Makes a migration when there is little to do, and in steps that leave the latency as it should be.
+    """Makes a migration when there is little to do, in steps that keep within the latency.
 
     It waits until the rows per second are at most ``quiet`` of the most that it has seen, for three epochs, or until
     ``at_latest`` epochs have passed. State below a megabyte then moves in one step; more of it in steps with a budget:
@@ -48,7 +48,7 @@ class Migrate(Controller):
 
     :param goal: where bins are to be, as ``job.migrate`` takes it.
     :param strategy: how the moves are cut into steps; default: chosen as said above.
-    :param latency: the 95th percentile of the age of rows that steps should leave as it is.
+    :param latency: the 95th percentile of the age of rows that steps should not exceed.
     :param quiet: the share of the highest load at which it begins.
     :param at_latest: after how many epochs it begins whatever the load is.
 

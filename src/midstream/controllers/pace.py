@@ -17,15 +17,15 @@ from midstream.flow.knobs import KNOBS, in_words
 __all__ = ["Pace"]
 
 SETTLES = 2
-"""Epochs after a step that are not looked at: the first one had begun before."""
+"""Epochs after a step that are ignored: the first one had begun before it."""
 LOOK = 5
 """Epochs that a step is judged by, by the median of their latency."""
 ROOM = 0.9
-"""Only below this share of the objective another step is made: latency that varies must not cross it at once."""
+"""Another step is made only below this share of the objective, so that varying latency does not exceed it at once."""
 OTHER_LOAD = 1.3
-"""By this factor the rows per second must have changed for what was learnt to be forgotten."""
+"""What was learnt is forgotten once the rows per second have changed by this factor."""
 LIMITS = {"pace": ("50 ms", "10 s"), "rows_per_epoch": (100, 10_000_000)}
-"""By knob: between which values it is tuned if nothing is said."""
+"""By knob: the values between which it is tuned by default."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class _Tuning:
     """What is remembered."""
 
     value: int | None = None
-    """Of the knob, when it was looked at last."""
+    """Value of the knob in the last epoch."""
     settling: int = SETTLES
     latencies: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
     good: int | None = None
     """The largest value that met the objective."""
     bad: int | None = None
-    """The smallest one that did not."""
+    """The smallest value that missed it."""
     rate: float | None = None
     """Rows per second when that was learnt."""
 
@@ -49,14 +49,14 @@ class _Tuning:
 class Pace(Controller):
     """Epochs as long, or as large, as the latency allows: the longer they are, the less they cost.
 
-    It makes one step, looks at a few epochs, and goes on; a step that misses the objective is taken back and
-    remembered, until the load has changed.
+    It makes one step, watches a few epochs, and continues; a step that misses the objective is taken back and
+    remembered until the load has changed.
 
-    :param latency: the 95th percentile of the age of rows that is to be met.
+    :param latency: the 95th percentile of the age of rows to keep to.
     :param knob: ``"pace"``, the least time from one epoch to the next, or ``"rows_per_epoch"``.
     :param between: the smallest and the largest value of the knob, as :class:`midstream.Tune` takes them.
-    :param step: by which factor a step changes it.
-    :param operator: whose rows are looked at; default: the operator with the oldest ones.
+    :param step: the factor by which a step changes the knob.
+    :param operator: the operator whose rows are measured; default: the one with the oldest rows.
 
     >>> Pace(latency="1 s", between=("100 ms", "5 s")).limits
     (100000, 5000000)
@@ -109,7 +109,7 @@ class Pace(Controller):
         return self._judged(value, statistics.median(latencies), statistics.median(rates), now)
 
     def _value(self, seen: Situation, now: _Tuning) -> int:
-        """The value of the knob; where it has none, what it has come to."""
+        """The value of the knob; where it has none, the value observed."""
         value = seen.knobs.get(self.knob)
         if value is not None:
             return value

@@ -1,4 +1,4 @@
-"""What is kept of what controllers have proposed, and of the controllers themselves."""
+"""Records of the proposals of controllers, and of the controllers themselves."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["ControllerState", "ProposalOutcome", "ProposalRecord"]
 
 
 class ProposalOutcome(enum.StrEnum):
-    """What has become of a proposal."""
+    """How a proposal ended, or that it has not."""
 
     ADVISED = "advised"
     """It was only told: the controller was attached with ``advise=True``."""
     PENDING = "pending"
     """The operation is in progress."""
     APPLIED = "applied"
-    """The operation has ended well."""
+    """The operation has succeeded."""
     FAILED = "failed"
     """The job refused the operation, or it was rolled back or stopped."""
     REFUSED = "refused"
-    """It was not requested: it did not fit to what other controllers do, or to what is in progress."""
+    """It was not requested: it did not fit with what other controllers do, or with what is in progress."""
     FAULT = "fault"
-    """The controller itself failed: it raised, took too long, or gave something that is no proposal."""
+    """The controller itself failed: it raised, took too long, or returned something that is not a proposal."""
 
 
 class ProposalRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class ProposalRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     number: int
-    """In the order in which they were decided on, over all controllers of this start of the job."""
+    """Its number, in the order of decisions over all controllers since this start of the job."""
     controller: str
     """The name under which it is attached."""
     epoch: int
@@ -56,7 +56,7 @@ class ProposalRecord(msgspec.Struct, frozen=True, kw_only=True):
     times: int = 1
     """How often it was proposed in a row with the same outcome; the newest figures are kept."""
     ended_at: float | None = None
-    """When the operation had ended, in seconds since 1970."""
+    """When the operation ended, in seconds since 1970."""
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,14 +65,14 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The name under which it is attached."""
     settings: str
-    """How it is set, as Python shows it."""
+    """Its settings, as Python shows them."""
     advises: bool
     """Whether its proposals are only told."""
     attached_at: float
     """In seconds since 1970."""
     proposals: int = 0
-    """How many it has made."""
+    """Number of proposals that it has made."""
     applied: int = 0
-    """How many of these operations have ended well."""
+    """How many of these operations have succeeded."""
     stopped: str | None = None
-    """Why it is not asked any more, if so."""
+    """Why it is no longer asked, if so."""

@@ -1,4 +1,4 @@
-"""What a controller sees: an observation, and how the job is set up then. Frozen, and easily made in a test."""
+"""What a controller sees: an observation, and the job's set-up at that time. Frozen, and easily made in a test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StageLoad:
     """The operators that run in it."""
     assignment: Assignment
     work: tuple[float, ...]
-    """Of each bin: the share of a core that it has kept busy, smoothed over some 20 seconds."""
+    """By bin: the share of a core that it has kept busy, smoothed over some 20 seconds."""
     bytes: float = 0.0
     """Bytes of state of all bins."""
 
@@ -72,9 +72,9 @@ class Situation:
     can_ask_for_executors: bool = False
     """Whether this cluster's manager can be asked for more executors."""
     in_progress: str | None = None
-    """The operation in progress, whoever has requested it, in words. What is observed meanwhile is not typical."""
+    """The operation in progress, in words, whoever requested it. Observations made meanwhile are not typical."""
     last: ProposalRecord | None = None
-    """What has become of this controller's newest proposal."""
+    """The outcome of this controller's newest proposal."""
 
     def stage(self, name: str) -> StageLoad | None:
         """A stage by its name, or by that of an operator that runs in it."""

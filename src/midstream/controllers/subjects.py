@@ -1,4 +1,4 @@
-"""What a proposal touches, in which direction, and how it is told. Pure."""
+"""What a proposal touches, in which direction, and how to put it into words. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Subject = tuple[str, str]
 
 
 def is_operation(found: object) -> bool:
-    """Whether something can be requested of a job."""
+    """Whether this is an operation that a job takes."""
     return (isinstance(found, Edit) and type(found) is not Edit) or isinstance(
         found, Rebalance | Drain | Assignment | Mapping | ControlOperation | Executors
     )
@@ -94,7 +94,7 @@ def _named(stage: str | None, seen: Situation) -> dict[str, int]:
 
 
 def _direction(wanted: int | None, now: int | None) -> int:
-    """Which way a number is changed. Where it is not known what a default means, neither."""
+    """The direction in which a number changes; neither if it is unknown what a default means."""
     if wanted is None or now is None:
         return 0
     return (wanted > now) - (wanted < now)

@@ -1,9 +1,9 @@
 """Control operations whose messages travel among the rows of one run: in band, or blocking, behind all of its rows.
 
-They are fixed when the run is opened, so all attempts of a place get the same, and do the same. Which messages a task
-waits for follows from how many tasks the stage before had, and on Spark all of these have finished when the first task
-behind them starts. What a task reports of an operation is part of its report, so exactly the attempts that count for
-the epoch count for the operation.
+They are fixed when the run is opened, so all attempts of a place get the same operations, and do the same. Which
+messages a task waits for follows from how many tasks the stage before had, and on Spark all of these have finished when
+the first task behind them starts. What a task reports of an operation is part of its report, so exactly the attempts
+that count for the epoch count for the operation.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Those are the tasks with an attempt that can be notified when the operation begi
 the operation as they start, until the first of them has run its handlers.
 
 For each of these places the first report counts. A place is done, too, when an attempt finishes without having heard of
-the operation. What has come when the epoch is sealed is all, so the operation ends with its run, if anybody has
+the operation. Reports after the epoch is sealed no longer count, so the operation ends with its run if any task has
 answered.
 """
 
@@ -43,7 +43,7 @@ class Fast:
         self._reports: dict[Place, ControlReport] = {}
         self._asked: set[Place] = set()
         self._waiting: set[Place] = set()
-        """Those asked that have neither answered nor ended."""
+        """The attempts that were asked and have neither answered nor ended."""
         self._missed: set[Place] = set()
         self._is_open = False
         """Whether tasks that start now are asked, because none was at work."""
@@ -62,7 +62,7 @@ class Fast:
         return told
 
     def excludes(self, event: Event) -> str | None:
-        """Others do not disturb it."""
+        """It excludes nothing."""
         return None
 
     def on_task_started(self, task: TaskId, assignment: TaskOrder) -> TaskOrder:
@@ -98,7 +98,7 @@ class Fast:
         return self._ended()
 
     def on_run_over(self, commit: Commit) -> Commit:
-        """What has come by now is all, unless nothing has: then the next run begins with it again."""
+        """End it with the reports that have come; without any, the next run begins with it again."""
         if self._is_over or not self._reports:
             return commit
         return msgspec.structs.replace(commit, controls={**commit.controls, self._order.number: self._found})

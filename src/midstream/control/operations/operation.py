@@ -32,8 +32,8 @@ class Operation(Protocol):
     * It hears only of tasks of its own run; the coordinator fences all others. Within the run anything may happen:
       attempts are killed without notice, started again, run side by side; messages arrive twice and late. A repeated
       message gets the same answer.
-    * All attempts of a place must do the same, because any of them may be the one that counts. So what one of them is
-      told, all are told.
+    * All attempts of a place must do the same, because any of them may be the one that counts. So all of them are told
+      the same.
     * Its messages are structs of its own in :mod:`~midstream.control.messages`: the event that begins it, those that
       tasks send (:data:`~midstream.control.messages.OperationMessage`), and those that they are sent. State never
       travels in them; name files.

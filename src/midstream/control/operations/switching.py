@@ -59,7 +59,7 @@ class Switching:
         self._attempts = attempts
         self._partitions = partitions
         self._points: dict[Place, InputPosition | None] = {}
-        # What :attr:`in_effect` goes by is kept up to date place by place: no message costs a look at all tasks.
+        # What :attr:`in_effect` depends on is kept up to date place by place, so no message costs a look at all tasks.
         self._over: set[Place] = set()
         """Places where no row meets a function any more: an attempt has finished, or has run out of rows."""
         self._old: set[Place] = set()
