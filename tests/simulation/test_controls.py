@@ -231,8 +231,8 @@ def test_what_fails_beside_rows_does_not_even_end_the_run(mode: str, handler: st
     [
         ("blocking", "begin", "begin cannot reach state, because rows may still come"),
         ("blocking", "dispose", "dispose cannot reach state"),
-        ("in-band", "complete", "runs in the midst of an epoch, where state cannot be reached; use mode='blocking'"),
-        ("fast", "complete", "runs in the midst of an epoch"),
+        ("in-band", "complete", "runs in the middle of an epoch, where state cannot be reached; use mode='blocking'"),
+        ("fast", "complete", "runs in the middle of an epoch"),
     ],
 )
 def test_state_is_reached_where_it_may_be_and_nowhere_else(mode: str, handler: str, says: str, tmp_path: Path):

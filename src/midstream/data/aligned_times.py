@@ -1,4 +1,4 @@
-"""Times on an axis on which windows begin at multiples of their distance, whatever their offset and time zone."""
+"""Times on an axis where windows begin at multiples of their distance, whatever their offset and time zone."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Alignment:
     """Maps times to an axis on which windows begin at multiples of ``every``, and their bounds back.
 
     All are in microseconds since 1970. Without a zone, aligned times are ``offset`` less. With one, windows begin at
-    times of the clock on the wall, so that a day may have 23 or 25 hours: an aligned time is then where the window
-    begins that began last, as the number of windows since 1970 times ``every``, which must be whole days.
+    times of the clock on the wall, so that a day may have 23 or 25 hours: an aligned time is then the beginning of the
+    last window to begin: the number of windows since 1970 times ``every``, which must be whole days.
 
     >>> from datetime import UTC
     >>> berlin = Alignment(_DAY_US, 0, "Europe/Berlin")
@@ -49,7 +49,7 @@ class Alignment:
         return ZoneInfo(self._zone)
 
     def aligned(self, times: Integers) -> Integers:
-        """These times on the axis. Their order stays, and so does which window they are in."""
+        """These times on the axis. Their order and their windows stay the same."""
         if self._zone is None:
             return times - self._offset if self._offset else times
         if not len(times):
@@ -73,7 +73,7 @@ class Alignment:
         return np.array([self._begin(number) for number in numbers.tolist()], np.int64)[places]
 
     def _begin(self, number: int) -> int:
-        """When the window with this number begins. Where clocks skip that time, it is when they skip it."""
+        """When the window with this number begins. If clocks skip that time, the window begins when they do."""
         found = self._known.get(number)
         if found is None:
             on_the_wall = number * self._every + self._offset

@@ -84,7 +84,7 @@ class _Token:
 
 @runtime_checkable
 class SparkStruct(Protocol):
-    """A ``pyspark.sql.types.StructType``. The local runtime needs no pyspark, so it is known by what it has."""
+    """A ``pyspark.sql.types.StructType``. The local runtime needs no pyspark, so it is recognised by its attributes."""
 
     @property
     def fields(self) -> Any:

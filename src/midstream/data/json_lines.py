@@ -1,4 +1,4 @@
-"""Rows as lines of JSON, made a column at a time."""
+"""Rows as lines of JSON, converted column by column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The key space of a job: into how many bins keys are divided, and how a bin is written in front of a stored key.
+"""The key space of a job: the number of bins that keys are divided into, and how a bin is written in front of a stored
+key.
 
 The number of bins is chosen when a job is made and never changes, because state is addressed by bin. Up to 256 bins
 take one byte in front of each stored key, more take two. Nothing else depends on their number.
@@ -113,7 +114,7 @@ def check_bins(bins: int) -> int:
 
 
 def pack_counts(counts: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> bytes:
-    """Whole numbers by bin, in few bytes: a message has them for every task of every epoch.
+    """Whole numbers by bin, in few bytes, because every task of every epoch reports some.
 
     >>> unpack_counts(pack_counts(np.array([0, 3, 0, 70_000])), 4).tolist()
     [0, 3, 0, 70000]

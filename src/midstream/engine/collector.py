@@ -110,7 +110,8 @@ class Collector:
 
     @property
     def bin_rows(self) -> dict[StageIndex, bytes]:
-        """The rows put on wires that start here, by stage that they lead to and by bin of their keys; packed."""
+        """The number of rows put on wires that start here, by the stage they lead to and the bin of their keys;
+        packed."""
         return {stage: pack_counts(rows.totals) for stage, rows in self._bin_rows.items()}
 
     def _hold(
@@ -146,7 +147,7 @@ class Collector:
         return self._owners[wire.target]
 
     def _towards(self, wire: Wire, owner: int) -> int:
-        """The partition of the next stage through which rows come to their owner."""
+        """The partition of the next stage through which rows reach their owner."""
         return owner if wire.target == self._following else owner % self._partitions
 
     def take(self) -> list[pa.RecordBatch]:

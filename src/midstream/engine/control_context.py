@@ -69,7 +69,7 @@ class ControlContext:
         self._handler = ""
         self._states: KeyedStates | None = None
         self.sent: Any = None
-        """What :meth:`send` was given last."""
+        """The last value given to :meth:`send`."""
 
     @property
     def stats(self) -> OperatorStats:
@@ -93,11 +93,11 @@ class ControlContext:
 
     @property
     def state(self) -> KeyedStates:
-        """The state of the keys of this task. Only in ``complete`` of a blocking operation, because only there all
-        rows of the epoch have been taken and no row of the next one; and only of a process."""
+        """The state of the keys of this task. Only in ``complete`` of a blocking operation, where all rows of the epoch
+        have been taken and none of the next one; and only for a process."""
         if self._mode is not ControlMode.BLOCKING:
             raise StateError(
-                f"operator {self.operator!r}: an operation with mode={str(self._mode)!r} runs in the midst of an "
+                f"operator {self.operator!r}: an operation with mode={str(self._mode)!r} runs in the middle of an "
                 f"epoch, where state cannot be reached; use mode='blocking'"
             )
         if self._handler != "complete":

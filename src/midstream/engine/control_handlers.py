@@ -1,4 +1,4 @@
-"""One control operation in one task: which handlers are called, in which order, and what comes of it.
+"""One control operation in one task: which handlers are called, in which order, and with what result.
 
 Operators are those of one stage; messages come from senders (the tasks of the stage before, one message for each wire
 that an operator reads), from operators of the same task, or, where a stage is entered, by themselves.
@@ -28,7 +28,7 @@ __all__ = ["Guard", "HandlersInTask", "Surroundings", "loaded", "unguarded"]
 
 Guard = Callable[[ControlOrder, str, str], AbstractContextManager[None]]
 """Watches over a call of a handler, given the operation, the operator and the handler's name: if the call does not
-return in time, somebody else must say so, because this thread cannot."""
+return in time, another thread must report that, because this one cannot."""
 
 
 @contextmanager
@@ -106,7 +106,7 @@ class HandlersInTask:
         order, around = self.order, self._around
         operators = {op.name: op for op in around.program.operators if op.name in order.operators}
         if not operators and not around.program.onward:
-            return  # the end of the way: nobody here to handle messages, and nobody to pass them on to
+            return  # the last stage: nobody here handles messages, and there is nobody to pass them on to
         try:
             self._operation, configurations = loaded(order, around.resources)
         except USER_ERRORS as error:
@@ -237,7 +237,7 @@ class HandlersInTask:
         self._require_in_time(context.operator, handler, began)
 
     def _dispose(self) -> None:
-        """Let go of everything that began; raises the first failure when all of it is done."""
+        """Dispose of every handler that began; raise the first failure when all of it is done."""
         begun, self._begun = self._begun, set()
         failures = []
         for name in [op.name for op in self._around.program.operators if op.name in begun]:
@@ -279,7 +279,7 @@ class HandlersInTask:
             return {}
         program = self._around.program
         found = {wire.id: self._sent.get(wire.port.operator) for wire in program.wires}
-        # All tasks of this stage have got the same to pass on, so one of them does.
+        # All tasks of this stage have the same messages to pass on, so only one of them does.
         is_carrier = self._around.partition == 0
         found.update({wire: self._carried.get(wire) if is_carrier else None for wire in program.stage.carries})
         values: dict[WireId, bytes] = {}
@@ -297,7 +297,7 @@ class HandlersInTask:
         return self.error is not None
 
     def report(self) -> ControlReport:
-        """What came of it in this task."""
+        """Its result in this task."""
         if self.error is not None:
             return ControlReport(self.order.number, tuple(self._completed), None, self.error)
         return ControlReport(self.order.number, tuple(self._completed), self._result)
@@ -317,7 +317,8 @@ class HandlersInTask:
 
     @contextmanager
     def _contained(self) -> Iterator[None]:
-        """Inside, a failure of a handler ends the task if the operation is blocking, and else only the operation."""
+        """Within this block, a failure of a handler ends the task if the operation is blocking, otherwise only the
+        operation."""
         try:
             yield
         except _Failed as failed:

@@ -1,8 +1,7 @@
 """Control operations: programs of handlers that users send to a running job, after Chi (section 4.2).
 
-A control operation travels through the flow as messages do: an operator that gets the first one *begins*, takes every
-one of them with *next*, *completes* when those of all its inputs have come, and only then sends one of its own to
-those that read it.
+A control operation travels through the flow as messages do: an operator *begins* with the first one, handles each with
+*next*, *completes* when those of all its inputs have come, and only then sends one of its own to its readers.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = [
 ]
 
 LARGEST_LIMIT = 16 << 20
-"""The most that the result of one task may ever have, in bytes: it travels with the task's report."""
+"""Largest possible limit for the result of one task, in bytes: it travels with the task's report."""
 
 
 class ControlMode(enum.StrEnum):
@@ -45,16 +44,16 @@ class ControlMode(enum.StrEnum):
     IN_BAND = "in-band"
     """Among the rows of an epoch, in front of the first one that each task of a source takes."""
     FAST = "fast"
-    """Not ordered with rows: straight to the tasks that are at work at the moment."""
+    """Not ordered with rows: straight to the tasks that are running."""
 
 
 @dataclass(frozen=True)
 class ControlMessage:
     """A message of a control operation, as an operator gets it.
 
-    ``sender`` is the partition of the stage before that sent it, ``operator`` the operator of the same task that did;
-    both are None where a message enters a stage by itself. ``value`` is what the sender gave to
-    :meth:`.ControlContext.send`, or None.
+    It was sent by the partition ``sender`` of the stage before, or by ``operator`` in the same task; both are None
+    where a message enters a stage by itself. ``value`` is what the sender gave to :meth:`.ControlContext.send`, or
+    None.
 
     >>> ControlMessage(3, operator="score", value={"limit": 0.5}).value["limit"]
     0.5
@@ -109,11 +108,11 @@ class ControlOperation:
         :attr:`.ControlContext.state` can be reached, and only if the operation is blocking."""
 
     def dispose(self, ctx: ControlContext) -> None:
-        """At an operator, last: release what ``begin`` took. Called as well when a handler has failed."""
+        """At an operator, last: release what ``begin`` took. Also called when a handler has failed."""
 
     def merge(self, one: Any, other: Any) -> Any:
-        """Unite two results, or two values that meet on their way; must be associative. Default: dicts are united, and
-        merged where they share keys, lists joined, numbers added."""
+        """Merge two results, or two values that meet on their way; must be associative. Default: dicts are united and
+        their common keys merged, lists joined, numbers added."""
         return default_merge(one, other)
 
     def finish(self, result: Any) -> Any:
@@ -122,7 +121,7 @@ class ControlOperation:
 
 
 def default_merge(one: Any, other: Any) -> Any:
-    """Unite two results of a control operation without a :meth:`ControlOperation.merge` of its own.
+    """Merge two results of a control operation without a :meth:`ControlOperation.merge` of its own.
 
     >>> default_merge({"a": 1, "b": [1]}, {"b": [2], "c": 3})
     {'a': 1, 'b': [1, 2], 'c': 3}
@@ -155,7 +154,7 @@ class ControlProgram:
 
 
 def checked(operation: Any) -> tuple[ControlMode, float]:
-    """The mode and the time limit of a control operation, in seconds; raises if it is none, or has wrong options."""
+    """The mode and the time limit of a control operation, in seconds; raises if it is not one, or has wrong options."""
     if isinstance(operation, type) and issubclass(operation, ControlOperation):
         raise FunctionError(f"found the class {operation.__name__}; give an instance of it, {operation.__name__}(…)")
     if not isinstance(operation, ControlOperation):

@@ -31,7 +31,7 @@ class ControlOrder(msgspec.Struct, frozen=True):
 
 
 class ControlReport(msgspec.Struct, frozen=True):
-    """What a control operation came to in one task: its pickled result, or why it failed.
+    """The pickled result of a control operation in one task, or why it failed.
 
     ``operators`` completed, in this order.
     """

@@ -56,7 +56,7 @@ def fitted(table: pa.Table, wanted: Sequence[pa.Field], what: str, more: str = "
 
 
 def replay(work: OperatorInTask, rows: pa.Table, takes: pa.Schema, what: str) -> None:
-    """Have an operator take rows of the past and write its state. What it emits is dropped."""
+    """Let an operator take rows of the past and write its state. What it emits is dropped."""
     nothing = pa.nulls(rows.num_rows)
     columns = [rows[field.name] if field.name in rows.column_names else nothing.cast(field.type) for field in takes]
     schema = pa.schema([field.with_nullable(True) for field in takes])
@@ -71,7 +71,7 @@ def replay(work: OperatorInTask, rows: pa.Table, takes: pa.Schema, what: str) ->
 
 
 def require_unique(table: pa.Table, keys: Sequence[str], what: str) -> None:
-    """Refuse keys that are null or there twice."""
+    """Refuse keys that are null or occur twice."""
     for name in keys:
         if table[name].null_count:
             raise SchemaError(

@@ -1,8 +1,8 @@
 """Finds the keys with the most rows in a task, from a few rows of each slice.
 
-Counting all rows would cost as much as a cheap operator does. So at most 32 rows of a slice are looked at, chosen
-evenly at random, which takes 20 microseconds; and after the first few slices of a task only one every 10 ms. Each row
-stands for its share of those that came since the last look.
+Counting all rows would cost as much as a cheap operator does. So at most 32 rows of a slice are sampled, evenly at
+random, which takes 20 microseconds; after the first few slices of a task, only one slice every 10 ms is sampled. Each
+row stands for its share of those that came since the last look.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["LOOKED_AT", "KeySampler"]
 LOOKED_AT = knob_value({}, "key_sample")
 """Most rows of a slice that are looked at, unless the knob ``key_sample`` says otherwise."""
 FIRST_LOOKS = 4
-"""Slices at the beginning of a task that are all looked at."""
+"""Slices at the beginning of a task that are all sampled."""
 BETWEEN_LOOKS_NS = 10_000_000
 HELD = 512
-"""Most keys that are counted at a time."""
+"""Most keys counted at a time."""
 TEXT = 80
-"""Most characters of a key's text; longer keys that begin alike count as one."""
+"""Most characters of a key's text; longer keys with the same beginning count as one."""
 
 
 class KeySampler:
-    """Of one key_by in one task.
+    """Samples the keys of one key_by in one task.
 
     >>> sampler = KeySampler(["k"])
     >>> sampler.note(pa.record_batch({"k": ["a", "b", "a"]}), now_ns=0)
@@ -50,7 +50,7 @@ class KeySampler:
         self._random = np.random.default_rng(7)
 
     def note(self, batch: pa.RecordBatch, now_ns: int) -> None:
-        """Take note of a slice, and perhaps look at some of its rows. ``now_ns`` is a time that only goes on."""
+        """Note a slice, and perhaps sample some of its rows. ``now_ns`` never goes back."""
         rows = batch.num_rows
         self._rows += rows
         self._unseen += rows
@@ -78,7 +78,7 @@ class KeySampler:
         return HeavyKeys.of(counts, self._rows, round(scale * self._missed))
 
     def _shrink(self) -> None:
-        """Take as much from all counts as makes half of them nothing (Misra and Gries)."""
+        """Reduce all counts by as much as brings half of them to zero (Misra and Gries)."""
         ordered = sorted(self._counts.values())
         least = ordered[len(ordered) // 2]
         self._missed += least

@@ -42,7 +42,7 @@ class Parts:
     revision: Revision
     keepers: dict[str, HandleKeeper] = field(default_factory=dict)
     flushed: frozenset[str] = frozenset()
-    """Operators for which all of time is over at the end of this epoch."""
+    """Operators for which time ends with this epoch: they close everything open."""
 
     def under(self, program: StageProgram, revision: Revision) -> Parts:
         """The parts of the same task under another revision."""
@@ -82,7 +82,7 @@ class TaskSpec(Spec, ABC):
     def load_initial(
         self, operator: Operator, takes: Sequence[pa.Schema], table: pa.Table, state: TaskState, clock: int
     ) -> None:
-        """Write a table that a user gives as initial state into the state of all bins; ``clock`` is the time of now.
+        """Write a table that a user gives as initial state into the state of all bins; ``clock`` is the current time.
 
         Raises :class:`FlowError` if the table does not fit.
         """

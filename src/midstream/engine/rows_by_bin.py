@@ -1,4 +1,4 @@
-"""How many rows had a key of each bin."""
+"""Counts rows by the bin of their key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RowsByBin"]
 
 _TOGETHER = 1 << 15
 _PER_BIN = 4
-"""Fewest rows that are counted at a time, in all and for each bin: it costs as much as there are bins."""
+"""Fewest rows counted at a time, in all and per bin, because each count costs time for every bin."""
 
 
 class RowsByBin:
@@ -42,7 +42,7 @@ class RowsByBin:
 
     @property
     def totals(self) -> npt.NDArray[np.float64]:
-        """By bin: how many."""
+        """The number of rows by bin."""
         self._settle()
         return self._totals
 

@@ -65,7 +65,7 @@ class StageReport:
     bin_rows: dict[StageIndex, bytes]
     """See :attr:`.Collector.bin_rows`."""
     controls: tuple[ControlReport, ...] = ()
-    """What came of control operations that began with the task."""
+    """The results of control operations that began with the task."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class StageRunner:
             known = node.versions[self._revision] if is_same else None
             version = version_of(op, parts, None if known is None else known.work)
             node.versions[revised.revision] = known if known is not None and known == version else version
-            # Also if it only has other readers: there a row meets a change of the plan.
+            # Also if only its readers changed: that is where a row meets a change of the plan.
             node.is_updated = node.versions[revised.revision] is not known
         self._nodes = {name: self._nodes[name] for name in in_order(self._program, revised.program)}
         self.at_work_under = self._revision

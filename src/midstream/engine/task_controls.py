@@ -1,8 +1,8 @@
 """The control operations that a task takes part in from its start: blocking ones, and those in band.
 
 Their messages travel from task to task in frames. Each task sends one frame for all operations of a mode to each
-partition of the next stage, and waits for one of each task of the stage before. Frames of a sender keep their order, so
-a message comes behind the rows that were sent before it, and before those that were sent after it.
+partition of the next stage, and waits for one frame from each task of the stage before. Frames of a sender keep their
+order, so a message comes behind the rows that were sent before it, and before those that were sent after it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TaskControls:
         stage = around.program.stage
         self._sends = stage.leaves is Leaves.EXCHANGE
         self._waiting: dict[ControlMode, int] = {}
-        """By mode: how many senders have not sent their messages yet; none where messages enter by themselves."""
+        """By mode: the number of senders whose messages have not come yet; none where messages enter by themselves."""
         self._heard: set[tuple[ControlMode, PartitionId]] = set()
         self._handlers: dict[ControlMode, list[HandlersInTask]] = defaultdict(list)
         for order in orders:
@@ -89,5 +89,5 @@ class TaskControls:
                 raise ProtocolError(f"{mode} messages of {missing} task(s) of the stage before have not come")
 
     def reports(self) -> tuple[ControlReport, ...]:
-        """What came of each operation."""
+        """The result of each operation."""
         return tuple(each.report() for handlers in self._handlers.values() for each in handlers)

@@ -79,7 +79,7 @@ def _checked(dividend: Any, divisor: Any) -> Any:
 
 
 def remainder(a: Any, b: Any) -> Any:
-    """What is left by a division, with the sign of the dividend."""
+    """The remainder of a division, with the sign of the dividend."""
     if pa.types.is_floating(a.type):
         _checked(a, b)
         both = [x if isinstance(x, pa.Array) else pa.array([x.as_py()], x.type) for x in (a, b)]
@@ -128,7 +128,7 @@ def _decimals(sign: str, left: Computed, right: Computed, fail: Fail) -> Compute
 
 
 def _moments(sign: str, left: Computed, right: Computed, fail: Fail) -> Computed | None:
-    """Sums of times and intervals; None if these are no times."""
+    """Sums of times and intervals; None if these are not times."""
     if not any(pa.types.is_temporal(part.kind) for part in (left, right)):
         return None
     if sign == "+" and pa.types.is_duration(left.kind):

@@ -1,4 +1,4 @@
-"""From a tree and a schema to a column of known type; names, types and functions are checked before a row is met."""
+"""From a tree and a schema to a column of known type; names, types and functions are checked before any row arrives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ColumnOf:
     part: Computed
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        """Its values, one for each row. Raises what the values make it raise, such as ZeroDivisionError."""
+        """Its values, one for each row. Raises the errors that values cause, such as ZeroDivisionError."""
         return as_column(self.part, batch)
 
 

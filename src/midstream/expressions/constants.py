@@ -1,4 +1,4 @@
-"""Python values as expressions: what users may give in place of SQL text."""
+"""Python values as expressions: what users may pass instead of SQL text."""
 
 from __future__ import annotations
 

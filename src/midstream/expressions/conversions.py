@@ -42,7 +42,7 @@ def cast(part: Computed, kind: pa.DataType, lenient: bool, fail: Fail) -> Comput
 
 
 def _lenient(kernel: Callable[[Any], Any], kind: pa.DataType, found: Any) -> Any:
-    """The kernel, on halves where it fails, until the values are found that cannot be converted."""
+    """Apply the kernel; where it fails, apply it to halves, until the values that cannot be converted are found."""
     try:
         return kernel(found)
     except (ArithmeticError, ValueError, pa.ArrowException):
@@ -55,7 +55,7 @@ def _lenient(kernel: Callable[[Any], Any], kind: pa.DataType, found: Any) -> Any
 
 
 def _kernel(found: pa.DataType, wanted: pa.DataType) -> Callable[[Any], Any] | None:
-    """What converts values of one type into another; None if nothing does."""
+    """The function that converts values of one type into another; None if there is none."""
     if pa.types.is_string(found):
         return _from_text(wanted)
     if pa.types.is_boolean(found):

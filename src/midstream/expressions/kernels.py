@@ -1,7 +1,7 @@
 """What the compiled parts of an expression share: their form, the types that they agree on, laziness, order with NaN.
 
 Arrow's kernels compute whole columns. SQL is lazy where it matters: ``CASE WHEN n <> 0 THEN 1 / n END`` must not divide
-by zero. So a part knows whether it can fail, and only then its rows are picked out before it is computed.
+by zero. So a part knows whether it can fail; only for parts that can, the rows that need them are picked out first.
 """
 
 from __future__ import annotations

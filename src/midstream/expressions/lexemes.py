@@ -68,7 +68,7 @@ def _why_unexpected(char: str) -> str:
 
 
 def unescaped(text: str) -> str:
-    r"""What a text in single quotes stands for.
+    r"""The value of a text in single quotes.
 
     >>> unescaped(r"'it''s\n'")
     "it's\n"

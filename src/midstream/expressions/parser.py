@@ -1,7 +1,7 @@
 """From text to a tree: Spark's SQL expressions, by precedence climbing.
 
 One reader per level, loosest first: OR, AND, NOT, predicates (comparisons, IS, IN, BETWEEN, LIKE), sums, products,
-signs, and what stands behind a value (a field, a cast).
+signs, and what follows a value (a field, a cast).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from midstream.expressions.tree import Called, Cased, Cast, Expression, Literal,
 __all__ = ["STAR", "parse_column", "parse_expression"]
 
 STAR = "*"
-"""What :func:`parse_column` gives for all columns."""
+"""The result of :func:`parse_column` for all columns."""
 
 _COMPARISONS = {"=": "=", "==": "=", "<>": "<>", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "<=>": "<=>"}
 _MOMENTS = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ")
@@ -94,7 +94,7 @@ class _Reader:
     # ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def peek(self, ahead: int = 0) -> Lexeme:
-        """A lexeme that is not taken yet; behind the end there is nothing but the end."""
+        """A lexeme that is not taken yet; the end is followed by the end."""
         return self._lexemes[min(self._next + ahead, len(self._lexemes) - 1)]
 
     def take(self) -> Lexeme:

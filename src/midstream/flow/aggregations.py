@@ -235,7 +235,8 @@ def last_by(column: str, time: str) -> Aggregation:
 
 
 def approx_quantile(column: str, q: float | Sequence[float]) -> Aggregation:
-    """A quantile of numbers, or an array of several: within 1% of a value that has ``q`` of all values at or below it.
+    """A quantile of numbers, or an array of several: within 1% of a value with a share ``q`` of all values at or below
+    it.
 
     >>> approx_quantile("ms", 0.99).fractions, approx_quantile("ms", [0.5, 0.99]).fractions
     ((0.99,), (0.5, 0.99))

@@ -27,12 +27,13 @@ class DeltaSink:
     So rows and state agree for every committed epoch, and readers see whole epochs only. An epoch without rows makes no
     version.
 
-    The table is created if it is missing, by ``partition_by``. Columns that the rows have and the table has not are
-    added to it; columns that the rows have not become null. Rows whose ``epoch_column`` is null are yours, and left
-    alone. Only one sink of one job may write to a table; the job's transactions say which.
+    The table is created if it is missing, by ``partition_by``. Columns of the rows that the table lacks are added to
+    it; columns that the rows lack become null. Rows whose ``epoch_column`` is null are yours, and left alone. Only one
+    sink of one job may write to a table; the job's transactions say which.
 
-    Needs ``pip install 'midstream[delta]'`` on the driver, no package in Spark: the driver writes through one process,
-    as a :class:`DatabaseSink` does. ``storage_options`` are those of the ``deltalake`` package, such as keys of S3.
+    Needs ``pip install 'midstream[delta]'`` on the driver, and no package in Spark: the driver writes through one
+    process, as a :class:`DatabaseSink` does. ``storage_options`` are those of the ``deltalake`` package, such as keys
+    of S3.
 
     >>> DeltaSink("lake/payments", partition_by="country").partition_by
     ('country',)

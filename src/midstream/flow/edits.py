@@ -66,8 +66,8 @@ class Update(Edit):
     """The function that one operator runs after a change.
 
     :param operator: the name of a map, filter, flat_map, route, process, transact, lookup or transform.
-    :param function: the new function, called with the same arguments as the old one; for a lookup, the new table; for
-        a transact, the new transactions, in a list if there are several.
+    :param function: the new function, called with the same arguments as the old one; for a lookup, the new table; for a
+        transact, the new transactions, in a list if there are several.
     :param migrate: for a process whose new function expects a different layout of its state: ``migrate(key, state)`` is
         called once for each key that has state, before the new function first sees that key.
     :param returns: the columns that the new function returns, in Spark's DDL; default: unchanged.
@@ -124,8 +124,8 @@ class Insert(Edit):
     stream, which ``build`` gets behind the others. Spark's query is then handed over between two epochs.
 
     ``build`` gets the stream of an output and returns the stream that its readers get instead; a function that ends in
-    a sink returns nothing, and the readers keep what they read. It may add any operators: ``key_by`` and ``process`` as
-    well, whose state starts empty, or with what an operator of this name and layout left when it was removed.
+    a sink returns nothing, and the readers keep what they read. It may add any operators, also ``key_by`` and
+    ``process``. Their state starts empty, or with what an operator of this name and layout left when it was removed.
 
     :param build: called with one stream for each output in ``after``, and the one of ``source``. It may be called
         several times. With a source it may be left out: its stream itself then goes to ``before``, which are unions.
@@ -160,11 +160,11 @@ class Insert(Edit):
 class Remove(Edit):
     """An operator that is removed from a running flow; its readers read its input instead.
 
-    Its state is kept under its name, and found again by an operator of that name and layout. Unions that read a source
-    do without it; how far it was read is kept under its name, and a source of that name goes on from there.
+    Its state is kept under its name for a later operator of that name and layout. Unions that read a removed source do
+    without it; how far it was read is kept under its name, and a later source of that name continues from there.
 
-    :param flush: for windows, outer joins and processes with timers: the epoch before the one in which it goes closes
-        all that is open, whatever the watermark, and emits it in the old plan. Default: it stays in the kept state.
+    :param flush: for windows, outer joins and processes with timers: in the last epoch before the removal, close
+        everything open, whatever the watermark, and emit it in the old plan. Default: it stays in the kept state.
 
     >>> Remove("even").operator
     'even'
@@ -193,7 +193,7 @@ class Rewire(Edit):
 
 @dataclass(frozen=True, init=False)
 class Tune(Edit):
-    """Other values of a job's knobs, from the next epoch on; ``pace`` at once.
+    """Other values for a job's knobs, from the next epoch on; ``pace`` at once.
 
     ``pace`` and ``slice`` are lengths of time, ``frame``, ``held_output`` and ``batch`` sizes, ``rows_per_epoch`` and
     ``key_sample`` numbers of rows; ``None`` is the default. They never decide which rows leave, only when.

@@ -119,7 +119,7 @@ class LastingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
 
 class _Likening(LastingPickler):
-    """Pickles for comparison only: where a function stands, its file and its lines, does not count."""
+    """Pickles for comparison only: the file and the lines of a function do not count."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
@@ -130,12 +130,12 @@ class _Likening(LastingPickler):
 
 
 def _comparable(value: Any) -> Any:
-    # The order in a set of texts is another one in each process.
+    # The order of a set of strings differs between processes.
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value
 
 
 def likeness(value: Any, operator: str) -> Digest:
-    """A digest that two functions share if they do the same in the same way, wherever they stand.
+    """A digest that two functions share if they have the same code and data, wherever they are defined.
 
     >>> likeness(lambda row: row["n"] > 1, "a") == likeness(lambda row: row["n"] > 1, "a")
     True

@@ -1,4 +1,4 @@
-"""What a job says in the topic of epochs of a :class:`~midstream.KafkaSink`, and how readers understand it."""
+"""What a job writes to the epochs topic of a :class:`~midstream.KafkaSink`, and how readers interpret it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["EpochNote", "runs_that_count"]
 class EpochNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """One record in the topic of epochs: a run of an epoch begins, or an epoch is the newest that is committed.
 
-    Whatever is known of later epochs is void with either, and with the first also what is known of this epoch.
+    Either voids whatever is known of later epochs; the first also voids what is known of this epoch.
     """
 
     job: str

@@ -41,7 +41,7 @@ class Knob:
     does: str
 
     def parsed(self, given: object) -> int:
-        """The number that a user means. Raises :class:`FlowError` if it is none, or out of range.
+        """The number that a user means. Raises :class:`FlowError` if it is not one, or out of range.
 
         >>> KNOBS["pace"].parsed("500 ms"), KNOBS["frame"].parsed("1 MiB"), KNOBS["key_sample"].parsed(0)
         (500000, 1048576, 0)
@@ -192,7 +192,7 @@ def knob_value(knobs: Mapping[str, int], name: str) -> int:
 
 
 def in_words(name: str, value: int | None) -> str:
-    """A value of a knob for people; None is its default. Histories may name knobs that are no more."""
+    """A value of a knob for people; None is its default. Histories may name knobs that no longer exist."""
     knob = KNOBS.get(name)
     if knob is None:
         return str(value)
@@ -200,7 +200,7 @@ def in_words(name: str, value: int | None) -> str:
 
 
 def knobs_told(knobs: Mapping[str, int]) -> dict[str, int]:
-    """The knobs that tasks go by; the others are the driver's own."""
+    """The knobs that tasks need; the others concern only the driver."""
     return {name: value for name, value in knobs.items() if name in _TOLD}
 
 

@@ -297,7 +297,7 @@ class Graph:
         return {op.name: op.spec for op in self.operators if isinstance(op.spec, Source)}
 
     def reads_as(self, other: Graph) -> bool:
-        """Whether another flow has the same sources, which read the same streams."""
+        """Whether another flow has the same sources, reading the same streams."""
         names = self.sources.keys()
         return names == other.sources.keys() and all(
             self.payloads.get(name) is other.payloads.get(name) for name in names

@@ -210,7 +210,7 @@ class DatabaseSink:
     one job may write to it; ``epochs_table`` records which, and is created if it is missing.
 
     With ``mode="upsert"`` a row takes the place of the one with the same ``key``: columns of the rows, on which the
-    table has a unique index. Columns that the rows have not keep their values. Of several rows with one key in an
+    table has a unique index. Columns that the rows lack keep their values. Of several rows with one key in an
     epoch the last counts. What an epoch overwrites is kept in a second table, ``<table>_undo``, until the next epoch,
     so that it can be undone when the epoch runs again. That needs a database with ``INSERT … ON CONFLICT``, such as
     PostgreSQL and SQLite.

@@ -173,7 +173,7 @@ class Spec:
     """Whether its rows enter a stage as plain columns."""
 
     reads_stream: ClassVar[bool] = False
-    """Whether its rows come from outside of the flow."""
+    """Whether its rows come from outside the flow."""
 
     is_outlet: ClassVar[bool] = False
     """Whether Catalyst runs it, rather than a stage."""
@@ -218,15 +218,15 @@ class Spec:
         return pa.schema([*takes, pa.field(ERROR_COLUMN, pa.string(), nullable=False)])
 
     def kept(self, columns: tuple[str, ...]) -> tuple[str, ...] | None:
-        """The columns of its result that have the values of these columns of its (first) input, row by row; None if
-        that is not certain.
+        """The columns of its result that equal these columns of its (first) input, row by row; None if that is not
+        certain.
 
-        So rows of a key are where their key belongs behind an operator that keeps the columns of the key.
+        So behind an operator that keeps the key columns, rows are still in the task that owns their key.
         """
         return None
 
     def keeping(self, columns: tuple[str, ...]) -> Spec:
-        """The description that sees to it that these columns stay :meth:`kept`, because operators rely on it."""
+        """The description that guarantees that these columns stay :meth:`kept`, because operators rely on it."""
         return self
 
     # ── what it does with rows ────────────────────────────────────────────────────────────────────────────────────
@@ -313,7 +313,8 @@ class Spec:
 
     @property
     def holds_back(self) -> bool:
-        """Whether its state holds what it emits only when the watermark gets there: windows, timers, lone rows."""
+        """Whether its state holds results that it emits only when the watermark reaches them: windows, timers, rows
+        without a match."""
         return False
 
     keeps_user_state: ClassVar[bool] = False

@@ -24,7 +24,7 @@ class TableRefresh:
     read: Callable[[], Any]
     every_s: float
     version: Callable[[], Any] | None = None
-    """Gives something that changes with the table, and costs less than reading it."""
+    """Returns something that changes with the table and is cheaper than reading it."""
 
     @classmethod
     def of(cls, read: Any, every: Any, version: Any, what: str) -> TableRefresh:

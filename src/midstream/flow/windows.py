@@ -81,7 +81,7 @@ def _shown(window: Tumbling | Sliding) -> str:
 def tumbling(size: str, *, offset: str = "0 seconds", zone: str | None = None) -> Tumbling:
     """Adjacent windows of one length.
 
-    :param offset: how much later than at multiples of ``size`` windows begin; less than ``size``.
+    :param offset: how much later windows begin than at multiples of ``size``; less than ``size``.
     :param zone: a time zone, for windows of whole days: they begin at midnight of its clocks, so that a day has 23 or
         25 hours when clocks change. Without one, days begin at midnight UTC.
 

@@ -108,7 +108,7 @@ def not_keyed(graph: Graph, port: Port, schema: pa.Schema, wanted: str) -> NotKe
     """The error for a stateful operator on a stream without a key. It shows what to write instead, with the user's
     names.
 
-    Operators that are not sure to leave the key columns alone drop the key.
+    Operators that may change the key columns drop the key.
     """
     between, op = list[Operator](), graph[port.operator]
     while len(op.inputs) == 1 and not (graph.is_keyed(op.inputs[0])):

@@ -62,7 +62,7 @@ class Flow:
 
     @classmethod
     def _continuing(cls, graph: Graph) -> Flow:
-        """A flow that has all operators of a graph, to add others."""
+        """A flow that has all operators of a graph, for adding others."""
         flow = cls(graph.name)
         flow._operators.update((op.name, op) for op in graph)
         flow._payloads.update(graph.payloads)
@@ -179,8 +179,8 @@ class Flow:
             has no rows, closes all windows, sessions and joins, and fires all event timers. This also closes the
             checkpoint: all later rows would be late, so the next start refuses it.
         :param knobs: values of knobs other than their defaults, such as ``{"pace": "500 ms"}``; :class:`midstream.Tune`
-            lists them, and sets them while the job runs. A tuned value counts more than this one, also after a restart,
-            until ``changes="drop"``.
+            lists them, and sets them while the job runs. A tuned value overrides this one, also after a restart, until
+            ``changes="drop"``.
         :param controllers: policies that look after the job from its first epoch on, such as
             :class:`midstream.AutoScale`; see :meth:`midstream.Job.attach`.
         """
@@ -248,7 +248,7 @@ class Flow:
         return KeyedStream(self, port, schema, key) if key else Stream(self, port, schema)
 
     def _rely_on_key(self, port: Port) -> None:
-        """Let the operators between a key_by and an operator that keeps state see to it that the key stays as it is."""
+        """Make the operators between a key_by and an operator that keeps state keep the key as it is."""
         while (operator := self._operators[port.operator]).spec.partition_by is None:
             [port] = operator.inputs
             key = self._unchecked.key_of(port)

@@ -1,7 +1,8 @@
 """Base classes of the operators that compute columns with expressions.
 
-The description holds the expressions as text, so that types are known before a row is met, and a change of the columns
-above is judged by compiling them anew. The same text is the operator's payload: what an update replaces.
+The description holds the expressions as text, so that types are known before any row arrives, and a change of the
+columns above is checked by compiling the expressions again. The same text is the operator's payload: what an update
+replaces.
 """
 
 from __future__ import annotations

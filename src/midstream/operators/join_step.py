@@ -73,7 +73,7 @@ class _Numbers(dict[bytes, int]):
 
 @dataclass(frozen=True)
 class _Role:
-    """What it means to be the left or the right side."""
+    """The properties of the left or the right side."""
 
     late: str
     """The branch of its late rows."""
@@ -105,10 +105,10 @@ class _Side:
         self.waiting = role.waiting
         self.shift = role.shift
         self.before, self.limits = limits
-        """Up to where earlier epochs have closed panes, and up to where this one does."""
+        """The instants up to which earlier epochs have closed panes, and up to which this one does."""
         self.screen = Screen(errors, keys, (time,))
         self.schema = panes.codec.schema
-        """Of the stored rows."""
+        """For the stored rows."""
         self.latest = self.panes.latest
         self.arrived = SortedRuns(self.schema)
         self.read = SortedRuns(self.schema)

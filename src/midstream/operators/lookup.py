@@ -183,18 +183,18 @@ class LookupMethods(StreamRows):
 
         :param table: a ``pyarrow.Table``, a pandas DataFrame, or a batch DataFrame, which is collected when the job
             starts. With ``refresh`` a function without parameters that reads and returns one of these.
-        :param on: the columns that must be equal; ``{"stream_column": "table_column"}`` where names differ. Null
-            equals nothing.
+        :param on: the columns that must be equal; ``{"stream_column": "table_column"}`` where names differ. Null equals
+            nothing.
         :param how: ``"inner"`` drops rows without a match, ``"left"`` keeps them with nulls.
-        :param unique: promises that keys are unique in the table, so that a row has at most one match; checked when
-            the job starts.
+        :param unique: promises that keys are unique in the table, so that a row has at most one match; checked when the
+            job starts.
         :param on_error: with ``"branch"``, rows whose key is null leave at :meth:`errors`; by default they have no
             match.
-        :param refresh: how often the function is called again, on the driver, while a job runs that this script has
-            started: ``"1 hour"``. A table that differs from the one in use becomes a change like any other, by
-            ``refresh`` in the history. The local runtime reads the table once.
-        :param version: a function that gives something that changes with the table, such as a file's time or a table's
-            version, and costs less than reading it: the table is read only if this differs from the last time.
+        :param refresh: how often the function is called again on the driver while a job started by this script runs:
+            ``"1 hour"``. A table that differs from the one in use becomes a change like any other, by ``refresh`` in
+            the history. The local runtime reads the table once.
+        :param version: a function that returns something that changes with the table and is cheaper than reading it,
+            such as a file's time or a table's version. The table is read only if this differs from the last time.
         """
         what = f"lookup {check_name(name, 'lookup')!r}"
         refreshed: TableRefresh | None = None

@@ -49,7 +49,7 @@ def resolved(graph: Graph, edits: Sequence[Edit]) -> tuple[Edit, ...]:
 
 
 def _drawn(graph: Graph, steps: Sequence[Step]) -> Graph:
-    """The flow so far. What an edit breaks, the next one may mend: only the whole has to be a flow."""
+    """The flow so far. A later edit may repair what an earlier one breaks: only the result has to be a flow."""
     try:
         return outlined(graph, steps)
     except MidstreamError:
@@ -289,7 +289,7 @@ def require_flushable(op: Operator, what: str) -> None:
 
 
 def _without_source(graph: Graph, op: Operator, what: str) -> list[Step]:
-    """Unions do without a source that goes. Other readers need another input first."""
+    """Unions continue without a source that is removed. Other readers need another input first."""
     steps: list[Step] = []
     for port in op.ports:
         for name in graph.consumers(port):

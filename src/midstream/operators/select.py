@@ -16,7 +16,7 @@ from midstream.operators.columns import ColumnsMethods, ColumnsSpec, Pairs, copi
 
 @dataclass(frozen=True)
 class Select(ColumnsSpec):
-    """Gives each row other columns: a name and an expression each. The name ``*`` stands for all columns."""
+    """Gives each row other columns, each with a name and an expression. The name ``*`` stands for all columns."""
 
     kind: ClassVar[str] = "select"
 

@@ -12,9 +12,9 @@ __all__ = ["ACCEPTED", "balanced", "drained", "imbalance"]
 ACCEPTED = 1.1
 """Largest ratio of the heaviest partition to the mean that counts as balanced."""
 CLOSE_ENOUGH = 1.02
-"""From here on another move is not worth it."""
+"""At or below this ratio, another move is not worth it."""
 LEAST = 0.1
-"""Least weight of a bin, as a share of the mean, where bins are dealt out: one that is empty now may get keys."""
+"""Least weight of a bin, as a share of the mean, when bins are dealt out: a bin that is empty now may get keys."""
 
 
 def imbalance(assignment: Assignment, weights: Sequence[float]) -> float:
@@ -31,7 +31,7 @@ def imbalance(assignment: Assignment, weights: Sequence[float]) -> float:
 def balanced(assignment: Assignment, weights: Sequence[float]) -> Assignment:
     """An assignment whose partitions have about the same weight, with few moves.
 
-    Bins go from the heaviest partition to the lightest, each the one that evens out the two best; where none does, two
+    Bins go from the heaviest partition to the lightest, always the bin that evens out the two best; if none does, two
     bins are exchanged. If that ends above :data:`ACCEPTED`, all bins are dealt out anew, the heaviest first, to the
     lightest partition; owners stay where that does no harm. No bin is divided, so one that is heavier than the mean
     decides what is possible.
@@ -119,7 +119,7 @@ def _evened(assignment: Assignment, weights: Sequence[float]) -> Assignment:
 def _best(
     heavy: Collection[int], light: Collection[int], weights: Sequence[float], gap: float
 ) -> tuple[int, int | None] | None:
-    """The bin that evens out two partitions best, or two bins to exchange, or None if nothing makes it better."""
+    """The bin that evens out two partitions best, or two bins to exchange, or None if neither helps."""
     movable = [number for number in heavy if weights[number] < gap]
     if movable:
         number = min(movable, key=lambda each: (abs(gap / 2 - weights[each]), each))

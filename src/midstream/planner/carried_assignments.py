@@ -1,7 +1,7 @@
 """The assignments of a job's stages after a change of its plan: state stays with its owner where that is possible.
 
-Pure. A stage is known again by the operators with state that it hosts, else by any operator. State lies in the
-checkpoint by bin, so where two stages become one, one of their assignments is as good as the other.
+Pure. A stage is recognised by the operators with state that it hosts, otherwise by any of its operators. State lies in
+the checkpoint by bin, so where two stages become one, one of their assignments is as good as the other.
 """
 
 from __future__ import annotations

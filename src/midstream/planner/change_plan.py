@@ -127,7 +127,7 @@ class ChangePlan:
 def plan_change(graph: Graph, updated: Collection[str], scheduler: Scheduler = Scheduler.FRIES) -> ChangePlan:
     """Plan a change of the operators named ``updated``. Pure, and linear in the size of the graph: O(V + E).
 
-    Without any, the plan is empty: the change is of something else than functions.
+    Without any, the plan is empty: the change does not concern functions.
 
     >>> import pyarrow as pa
     >>> from midstream.flow.model import Operator, Port, Sink, Source

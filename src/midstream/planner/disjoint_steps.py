@@ -63,7 +63,8 @@ def disjoint_steps(moves: Sequence[Edge], *, lax: bool = False) -> list[list[int
 
 
 class _Colouring:
-    """Colours of edges so far. Of each vertex: which edge has which colour, and as a number's bits what is free."""
+    """Colours of edges so far, and for each vertex: the edge of each colour, and the free colours as the bits of a
+    number."""
 
     def __init__(self, edges: Sequence[Edge], colours: int) -> None:
         self.edges = edges

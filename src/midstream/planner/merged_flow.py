@@ -1,11 +1,11 @@
-"""What a flow is before and after a change of its plan, as one graph: a change is planned on it (Chi, section 4.2).
+"""A flow before and after a change of its plan, as one graph on which the change is planned (Chi, section 4.2).
 
 An operator that is the same on both sides, with its state, is one operator of the merged flow; it reads what it reads
-on either side. An operator is there twice if a change replaces it by another one of its name, or if the merged flow
-would have a cycle otherwise, as when two operators change places.
+on either side. An operator occurs twice if a change replaces it by another one of the same name, or if the merged flow
+would otherwise have a cycle, as when two operators change places.
 
-Which plan a row follows is decided where the two part: at the operators whose readers differ. So these count as
-updated, together with what comes, what goes and what gets another function.
+Which plan a row follows is decided where the two plans part: at the operators whose readers differ. So these count as
+updated, together with operators that are added, removed or get another function.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["MergedFlow", "difference_of", "merge"]
 
 @dataclass(frozen=True)
 class PlanDifference:
-    """What two plans of a flow do not share, by the names of operators, in the order of flows."""
+    """The differences between two plans of a flow, by the names of operators, in the order of flows."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class MergedFlow:
     changed: tuple[str, ...]
     difference: PlanDifference = PlanDifference()
     old: Mapping[str, str] = field(default_factory=dict)
-    """The operators that are there twice: the name of the one before the change, and its own."""
+    """The operators that occur twice: the name of the one before the change, and the operator's own."""
     functions: frozenset[str] = frozenset()
     """The operators that get another function."""
 

@@ -14,8 +14,8 @@ strategy     a step is
 ============ ================================================================================================
 
 :class:`Itinerary` makes assignments of steps. A stage has as many partitions as it has before or will have afterwards,
-whichever is more, while its bins are on their way: partitions that come are there before their first bin, and those
-that go leave with their last one.
+whichever is more, while its bins are on their way: new partitions start before they get their first bin, and old ones
+go with their last bin.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def steps_of(strategy: StepStrategy, moves: Sequence[BinMove], size_of: SizeOf, 
 BIN_BYTES = 64 * 1024
 """What a bin costs in addition to its bytes, as bytes: its files are opened, its positions are written."""
 GROWTH = 2.0
-"""Largest ratio of a step to the one before: what is learnt from small steps need not hold for large ones."""
+"""Largest ratio of a step to the one before: what small steps tell need not hold for large ones."""
 
 
 def budgeted(moves: Sequence[BinMove], size_of: SizeOf, budget: Budget) -> Steps:
@@ -141,7 +141,7 @@ def budgeted(moves: Sequence[BinMove], size_of: SizeOf, budget: Budget) -> Steps
 
     The first step is one bin, from which the price of a byte is learnt; each step may be twice as large as the one
     before. Some are empty: their epochs tell what epochs take without moves. What is learnt, and how:
-    :mod:`.step_budget`. Large bins come first: what is left for the end is small.
+    :mod:`.step_budget`. Large bins come first, so that small ones are left for the end.
     """
     waiting = sorted(moves, key=lambda move: (-size_of(move), move))
     load = 0.0

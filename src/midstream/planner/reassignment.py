@@ -106,7 +106,7 @@ def rescaled(before: Assignment, partitions: int) -> Assignment:
         )
     share, more = divmod(before.bins, partitions)
     held = Counter(owner for owner in before.owners if owner < partitions)
-    # One bin more for those that have most: they give away fewer.
+    # Partitions with most bins keep one more, so that fewer bins move.
     richest = sorted(range(partitions), key=lambda owner: (-held[owner], owner))[:more]
     quota = {owner: share + (owner in richest) for owner in range(partitions)}
     kept: Counter[int] = Counter()

@@ -1,16 +1,16 @@
 """How much a step of a migration may move, so that its epoch stays within a budget of time. Pure.
 
-An epoch may be long because much was moved in it, because rows have piled up, or because the machine is busy. Who takes
-all of that for the price of what was moved moves ever less on a busy machine, and what one bin a step adds cannot be
-told from noise: so that would not end. Therefore the two are told apart:
+An epoch may be long because much was moved in it, because rows have piled up, or because the machine is busy. If all of
+that counted as the price of the moves, steps would become ever smaller on a busy machine, down to one bin, whose effect
+cannot be told from noise; they would never grow again. Therefore two things are kept apart:
 
 - the *level* is what an epoch takes without moves. It is measured: an epoch that is far from what was expected is
   followed by one without moves, and so are some steps of a long migration;
-- the *price* of a byte is what epochs take above their level, by least squares: what large steps tell is less of an
-  accident. That may be negative, as noise is, which does not last.
+- the *price* of a byte is what epochs take above their level, by least squares, because large steps are less subject to
+  chance. It may be negative, because of noise; that does not last.
 
-While the level is far above the usual, rows have piled up, and a part of the budget is used; not ever less, because
-what lasts is usual.
+While the level is far above the usual one, rows have piled up, and only a part of the budget is used. That part does
+not keep shrinking, because a level that lasts becomes the usual one.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from midstream.planner.step_cost import Budget, StepCost
 __all__ = ["StepBudget"]
 
 SHARE_OF_EPOCH = 0.2
-"""The budget of a migration that names none: this share of the level."""
+"""Default budget of a migration: this share of the level."""
 LEAST_SHARE_OF_EPOCH = 0.05
-"""Less than this share of the level cannot be told from noise. No budget of time is taken for less."""
+"""Smallest budget of time, as a share of the level: anything less cannot be told from noise."""
 MEMORY = 0.3
-"""Weight of the newest step among those from which the price of a byte is learnt."""
+"""Weight of the newest step among those that the price of a byte is learnt from."""
 CAUTION = 2.5
-"""This multiple of how far epochs usually are from what was expected is left of a budget, so that few exceed it."""
+"""This multiple of the usual error of predictions is left unused of a budget, so that few epochs exceed it."""
 LEAST_SHARE = 0.25
 """The least share of a budget that is used, however much epochs vary, and however many rows have piled up."""
 CATCHING_UP = 1.5
 """An epoch whose level is this multiple of the usual is catching up with rows."""
 HABIT = 0.1
-"""Weight of the newest level in what is usual."""
+"""Weight of the newest level in the usual one."""
 SURE = 2.0
 """A price is believed if it is this multiple of its standard error."""
 LEVEL_MEMORY = 0.5
 """Weight of the newest epoch without moves in a level that was measured in one epoch, too."""
 STEPS_PER_PAUSE = 8
-"""After so many steps that were limited by their price, the level is measured again."""
+"""After this many steps that were limited by their price, the level is measured again."""
 
 
 @dataclass
 class StepBudget:
-    """What is known of level and price, and what follows from it for the next step.
+    """What is known of level and price, and the size of the next step that follows from it.
 
     >>> budget = StepBudget(Budget(ms=20.0))
     >>> for load in (1e6, 2e6):
@@ -57,10 +57,10 @@ class StepBudget:
 
     budget: Budget
     wants_pause: bool = False
-    """Whether an epoch without moves is to tell what epochs take now."""
+    """Whether to measure the level by an epoch without moves."""
     _level_ms: float = 0.0
     _is_level_usual: bool = True
-    """Whether the level is what epochs took before the migration: the median of many is no accident."""
+    """Whether the level is from before the migration: the median of many epochs, which is reliable."""
     _usual_ms: float = 0.0
     _cost: float = 0.0
     _load: float = 0.0
@@ -77,8 +77,8 @@ class StepBudget:
         return max(named, LEAST_SHARE_OF_EPOCH * self._level_ms)
 
     def largest_load(self) -> float:
-        """The load that adds no more than is allowed to nearly every epoch; infinite if it does not seem to cost
-        anything, or if time does not matter."""
+        """The largest load that keeps nearly every epoch within the budget; infinite if loads seem to cost nothing, or
+        if time does not matter."""
         price = self._price
         if price <= SURE * self._price_error or not self._is_timed:
             return math.inf

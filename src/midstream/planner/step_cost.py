@@ -1,4 +1,4 @@
-"""What a step of a migration may cost, and what it has cost. Pure."""
+"""The budget of a step of a migration, and the cost of a finished step. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ __all__ = ["Budget", "StepCost"]
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a finished step has cost: what it moved, and how long its epoch took where others had taken ``steady_ms``
-    before the migration; 0 if that is not known."""
+    """The cost of a finished step: what it moved, and how long its epoch took, compared with ``steady_ms`` before the
+    migration; 0 if that is unknown."""
 
     bins: int
     bytes: int
@@ -22,7 +22,7 @@ class StepCost:
 class Budget:
     """What a step may add to its epoch: milliseconds, or bytes of state that are moved; or both.
 
-    Without either, it is a share of what epochs take without moves.
+    Without either, it is a share of the time that epochs take without moves.
     """
 
     ms: float | None = None

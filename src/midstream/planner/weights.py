@@ -1,7 +1,7 @@
 """Weights of bins: how many rows, how much work and how much state each has. Planners balance them, explain shows them.
 
 They are measured in every epoch and smoothed over time: an epoch counts half as much as one :data:`HALF_LIFE_S` later.
-Pure; who measures is told in :mod:`midstream.checkpoint.bin_measures`.
+Pure; :mod:`midstream.checkpoint.bin_measures` measures.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ __all__ = ["StateAccess", "mapped_bytes", "resident_bytes"]
 
 MAPPED_LIMIT = 256 << 20
 PORTION_BYTES = 4 << 20
-"""Bytes of files that are loaded ahead at a time, about: between two portions the budget is looked at."""
+"""About the number of bytes of files in one portion of loading ahead; between two portions the budget is checked."""
 
 
 def mapped_bytes() -> int:
@@ -81,8 +81,8 @@ class StateAccess:
     def load_ahead(self, lineage: Lineage, bins: Collection[BinId]) -> Iterator[int]:
         """Bring bins that tasks of this host will need to the given lineage, portion by portion.
 
-        After each portion, this yields how many bytes of rows were loaded. Bins that others move meanwhile are left to
-        them: they are tasks, which know better where the bins should be.
+        After each portion, this yields how many bytes of rows were loaded. Bins that tasks move meanwhile are left to
+        them, because tasks know better where bins should be.
         """
         held, left = self.base(lineage).positions(), bins
         while left:
@@ -100,7 +100,7 @@ class StateAccess:
         return frozenset(number for number, position in wanted.items() if held.get(number, EMPTY) == position)
 
     def held(self, lineage: Lineage) -> frozenset[BinId]:
-        """The bins of an operator of which this host's base has anything."""
+        """The bins of an operator that this host's base has anything of."""
         return self.base(lineage).held()
 
     def drop(self, lineage: Lineage, bins: Iterable[BinId]) -> None:

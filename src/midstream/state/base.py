@@ -40,7 +40,7 @@ ALL_BINS = KeySpace().all
 
 _MANY = 50_000
 _TURN = 10_000
-"""Rows that background work writes or deletes in one transaction: a few milliseconds, as tasks wait meanwhile."""
+"""Rows that background work writes or deletes in one transaction. Tasks wait meanwhile, for a few milliseconds."""
 _TURN_BYTES = 1 << 20
 _LIGHT = 256 << 10
 """Bins with fewer bytes to load are loaded in one transaction, so that they can be read all the time."""
@@ -89,7 +89,7 @@ class Base:
     def __init__(self, folder: str, owner: str, files: StateFiles) -> None:
         self.files = files
         self.bytes_read = 0
-        """Of files that this process has read to catch up."""
+        """Bytes of files that this process has read to catch up."""
         self._mapped = Mapped(folder, owner)
 
     @classmethod
@@ -134,7 +134,7 @@ class Base:
         return {BinId(number): Position(held[number].item()) for number in np.flatnonzero(held != EMPTY).tolist()}
 
     def held(self) -> frozenset[BinId]:
-        """The bins of which it has anything."""
+        """The bins that it has anything of."""
         return frozenset(map(BinId, np.flatnonzero(self._held() != EMPTY).tolist()))
 
     def rows(self) -> dict[BinId, int]:
@@ -168,8 +168,8 @@ class Base:
         """Load some of ``bins`` ahead of time: as many as fit in about ``limit_bytes``, but at least one.
 
         For a thread in the background, which calls again until nothing is left: other tasks may use the base, at any
-        lineage, at the same time. They wait for a few milliseconds at a time at most. Bins that are behind by little
-        are brought up to date in the same way.
+        lineage, at the same time. They wait for a few milliseconds at a time at most. Bins that are only slightly
+        behind are brought up to date in the same way.
         """
         bins = tuple(bins)
         self._require_space(lineage)

@@ -34,7 +34,7 @@ def contents(files: StateFiles, lineage: Lineage, bins: Iterable[BinId] | None =
 def dump(files: StateFiles, lineage: Lineage, bin_id: BinId) -> dict[bytes, bytes]:
     """Everything that a bin holds, byte for byte: values, views, timers, windows, panes, levels, tables.
 
-    Two dumps are equal exactly if a function that may ask for anything in the bin cannot tell one from the other.
+    Two dumps are equal exactly if a function with access to everything in the bin cannot tell them apart.
     """
     rows = contents(files, lineage, [bin_id])
     return dict(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))

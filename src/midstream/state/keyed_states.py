@@ -1,4 +1,4 @@
-"""The state of all keys of one operator in one task, for whoever looks at all of them: handlers at the epoch's end."""
+"""The state of all keys of one operator in one task, for handlers at the end of an epoch, which look at all of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What each task of a stage must know of the state that it begins with: the part of its own bins. Pure.
+"""The part of a lineage that each task of a stage must know: that of its own bins. Pure.
 
-A lineage names a file for each task and epoch, and says of each for which bins it is live. Sent whole to every task, it
-would cost bytes by the square of the number of tasks.
+A lineage names a file for each task and epoch, with the bins for which it is live. Sent whole to every task, it would
+take bytes in proportion to the square of the number of tasks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["LineageShares"]
 
 
 _AT_ONCE = 1024
-"""Entries whose bitmaps are looked at together; with 65,536 bins they take 64 MB."""
+"""Number of entries whose bitmaps are processed together; with 65,536 bins they take 64 MB."""
 
 
 class LineageShares:

@@ -1,4 +1,5 @@
-"""When a host gives up bins that none of its partitions owns any more, so that its disk follows what it owns. Pure."""
+"""Decides when a host gives up bins that none of its partitions owns any more, so that they do not fill its disk.
+Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ from midstream.ids import BinId, Epoch
 __all__ = ["GRACE_EPOCHS", "Retirement"]
 
 GRACE_EPOCHS = 3
-"""Epochs for which a host keeps a bin after it was last wanted there: it may come back at once."""
+"""Epochs for which a host keeps a bin after it was last wanted there, because the bin may soon come back."""
 
 
 class Retirement:
-    """Remembers since when bins are not wanted. Each worker process of a host has its own; losing it costs disk only.
+    """Remembers since when bins have been unwanted. Each worker process of a host has its own; losing it costs disk
+    only.
 
     >>> retirement, held = Retirement(grace=2), lambda: {BinId(1), BinId(2)}
     >>> [retirement.due("count", Epoch(epoch), {BinId(1)}, held) for epoch in (7, 8, 9)]

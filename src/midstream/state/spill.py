@@ -52,7 +52,7 @@ class Spill:
         self._folder = str(folder)
         try:
             with tempfile.TemporaryDirectory(prefix=".spill-", dir=self._folder) as name:
-                # Never flushed: what it holds is worth nothing once this process has ended.
+                # Never flushed: its content is worthless once this process has ended.
                 self._env = lmdb.open(name, map_size=MAP_BYTES, sync=False, metasync=False, meminit=False)
         except (OSError, lmdb.Error) as error:
             raise self._cannot_write(error) from error

@@ -35,7 +35,7 @@ class Collected(Last):
 
 
 def _first_of_each(values: pa.Array, run: Integers, order: Integers) -> Integers:
-    """Of the places in some order, those at which a value occurs in its run for the first time."""
+    """The places, in this order, at which a value occurs in its run for the first time."""
     encoded = values.dictionary_encode()
     codes = run * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     _, firsts = np.unique(codes[order], return_index=True)

@@ -2,7 +2,7 @@
 
 Values fall into buckets whose bounds grow by a constant factor, so that any quantile is known to within 1% of its
 value. Buckets are counted. So a sketch depends neither on the order of rows nor on how they were cut, and an epoch that
-runs again gives the same result: which t-digests, and KLL with its coin, do not promise.
+runs again gives the same result. T-digests, and KLL with its random choices, do not promise that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ACCURACY = 0.01
 """Largest relative error of a result."""
 
 MOST_BUCKETS = 2048
-"""Of one sketch. Beyond that, those of the smallest values are one: 17 powers of ten take 1,957."""
+"""Most buckets of one sketch; beyond that, the buckets of the smallest values become one. 17 powers of ten take
+1,957."""
 
 _GAMMA = (1 + ACCURACY) / (1 - ACCURACY)
 _LOG = math.log(_GAMMA)
@@ -116,7 +117,7 @@ def _value(buckets: Integers) -> npt.NDArray[np.float64]:
 
 
 def _counted(run: Integers, buckets: Integers, counts: Integers, total: int) -> Columns:
-    """The counts of each bucket of each run, with the lowest buckets of a large sketch in one."""
+    """The counts of each bucket of each run; in a large sketch the lowest buckets become one."""
     order = np.lexsort((buckets, run))
     run, buckets, counts = run[order], buckets[order], counts[order]
     is_new = np.ones(len(run), np.bool_)

@@ -20,7 +20,7 @@ from midstream.engine.keyed_rows import found_keys, refuse_nulls
 __all__ = ["RunningTotals"]
 
 KEYS_AT_ONCE = 1 << 16
-"""Stored totals are read and written for so many keys at a time: as Python objects they take much more memory."""
+"""Number of keys whose stored totals are read and written at a time: as Python objects they take much more memory."""
 
 
 class RunningTotals:
