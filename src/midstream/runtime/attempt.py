@@ -42,7 +42,7 @@ class TaskHost(Protocol):
     retirement: Retirement
     clock: Clock
     known: KnownAssignments
-    """Replaced when a task is told others."""
+    """Replaced when a task gets others."""
 
     def ask(self, message: FromTask) -> ToTask:
         """Return the coordinator's answer. Raises :class:`~midstream.errors.Fenced` if it refuses."""
@@ -54,13 +54,14 @@ class TaskHost(Protocol):
         """Drop everything that no task of the job will use any more."""
 
     def attending(self, task: TaskId, work: TaskRun) -> AbstractContextManager[SwitchLock]:
-        """Inside, the task is notified of changes."""
+        """Within this block, the task is notified of changes."""
 
     def free(self, lineage: Lineage, bins: Collection[BinId]) -> None:
         """Free bins of an operator in the background."""
 
     def watched(self, task: TaskId, order: ControlOrder, operator: str, handler: str) -> AbstractContextManager[None]:
-        """Inside, a handler of a control operation runs; if it does not return in time, the run is given up."""
+        """Within this block, a handler of a control operation runs; if it does not return in time, the run is given
+        up."""
 
     def after_task(self, program: Digest) -> None:
         """A task has reported, so this process may tidy up."""
@@ -106,13 +107,13 @@ def run_attempt(task: TaskId, host: TaskHost, batches: Iterator[pa.RecordBatch])
 
 
 def _retire(host: TaskHost, epoch: Epoch, lineages: Collection[Lineage], wanted: Collection[BinId]) -> None:
-    """Have bins freed that this host has had no use for. The task is over, so what goes wrong must not fail it."""
+    """Have bins freed that this host no longer uses. The task is over, so an error here must not fail it."""
     for lineage in lineages:
         name = lineage.operator
         try:
             due = host.retirement.due(name, epoch, wanted, partial(host.state.held, lineage))
         except (MidstreamError, OSError) as error:
-            _log.warning("it cannot be said which bins of %r no partition here owns any more: %s", name, error)
+            _log.warning("bins of %r that no partition here owns any more cannot be found: %s", name, error)
             continue
         if due:
             host.free(lineage, due)

@@ -1,4 +1,5 @@
-"""What users ask of a job's changes: checked while epochs go on, taken under the driver's lock, between two steps."""
+"""Users' requests for changes of a job: checked while epochs go on, accepted under the driver's lock, between two
+steps."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _log = logging.getLogger("midstream")
 
 
 class ChangeDesk:
-    """The changes of a job, for threads of users. Everything that runs their code is done without the lock."""
+    """The changes of a job, for threads of users. All of users' code runs without the lock."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class ChangeDesk:
             raise
 
     def _check_sources(self, prepared: PreparedChange) -> None:
-        """Refuse sources that a change adds and that cannot be read here, and a hand-over that cannot be made."""
+        """Refuse a change that adds sources which cannot be read here, or needs a hand-over that cannot be made."""
         if prepared.hands_over:
             difference = prepared.merged.difference
             graph = prepared.after.graph
@@ -139,7 +140,7 @@ class ChangeDesk:
     # ── sources ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def sources_failed(self, error: BaseException) -> bool:
-        """The engine cannot read its sources. True if a change is to blame that has others, and is rolled back."""
+        """The engine cannot read its sources. True if a change of the sources is to blame, and is rolled back."""
         with self._lock:
             changes = self._driver.changes
             change = changes.on_trial

@@ -1,4 +1,4 @@
-"""The sinks of a job, as its driver sees them: who may write, and when files of a committed epoch appear."""
+"""The sinks of a job, on the driver: who may write, and when files of a committed epoch appear."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ClaimedSinks:
         self._claims = TableClaims(self._job)
         self._claims.applied(graph)  # refuse a start that could not write
         self._writing: tuple[Configuration, Configuration] | None = None
-        """The configuration that was asked for last, and the one whose sinks may write."""
+        """The last configuration asked for, and the same one with sinks that may write."""
 
     def writable(self, configuration: Configuration) -> Configuration:
         """The configuration whose database sinks own their tables; the same one each time, with what it has linked."""

@@ -51,7 +51,7 @@ MOST_OPEN = 1000
 MOST_LOSSES = 3
 """Runs that may be lost with an operation before it is taken for the cause."""
 MOST_RESTARTS = 3
-"""Drivers that may go on with an operation before it is taken for what kills them."""
+"""Drivers that may continue an operation before it is taken for the cause of their deaths."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class _Open:
     handle: ControlHandle
     mode: ControlMode
     operation: ControlOperation | None
-    """None if an earlier driver was asked for it; then it is loaded when it is needed."""
+    """None if it was requested from an earlier driver; then it is loaded when it is needed."""
     losses: int = 0
     is_in_run: bool = False
     is_ending: bool = False
@@ -69,7 +69,7 @@ class _Open:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next start of the job goes on with it if this one ends now."""
+        """Whether the next start of the job continues it if this one ends now."""
         return self.mode is ControlMode.BLOCKING and not self.is_ending
 
 
@@ -82,7 +82,7 @@ class ControlDesk:
         self._checkpoint = checkpoint
         self._edge = edge
         self._values = ControlValues(checkpoint.control_values)
-        # Guards what follows. Taken last, and never held while anybody else is called.
+        # Guards what follows. Taken last, and never held during calls to others.
         self._books = threading.Lock()
         self._open: dict[int, _Open] = {}
         self._known: deque[ControlHandle] = deque(maxlen=KEPT)
@@ -93,7 +93,7 @@ class ControlDesk:
         """Why the job has ended, if it has."""
 
     def resume(self, newest: Manifest | None) -> None:
-        """Go on with what an earlier driver has left. Called once, at the start."""
+        """Continue the operations that an earlier driver has left. Called once, at the start."""
         self._values.tidy()
         for record in self._checkpoint.controls.records():
             if record.outcome is not ControlOutcome.PENDING:
@@ -112,7 +112,8 @@ class ControlDesk:
                 self._keep([opened], is_stopped=False, restarts=restarts)
 
     def taken_back(self, epoch: Epoch) -> None:
-        """An epoch that had a manifest runs again for other rows, so what was complete with it has yet to happen."""
+        """An epoch that had a manifest runs again for other rows, so operations that were complete with it have yet to
+        happen."""
         for record in list(self._recent.values()):
             if record.outcome is ControlOutcome.COMPLETE and record.epoch is not None and record.epoch >= epoch:
                 opened = _Open(ControlHandle(record), ControlMode(record.mode), None)
@@ -122,7 +123,8 @@ class ControlDesk:
     # ── for users' threads ────────────────────────────────────────────────────────────────────────────────────────
 
     def request(self, operation: ControlOperation, *, by: str, note: str | None) -> ControlHandle:
-        """Check an operation, and begin it as soon as possible. Raises if it cannot be, before anything has changed."""
+        """Check an operation, and begin it as soon as possible. If it cannot be done, raises before anything has
+        changed."""
         blobs, changes = self._checkpoint.blobs, self._driver.changes
         with blobs.holds.preparing():  # until it is among those that need its blob
             self._driver.require_not_stopping()
@@ -260,12 +262,12 @@ class ControlDesk:
         return True
 
     def given_up(self) -> None:
-        """A run is over without a commit, and nobody is to blame: the next one carries the same."""
+        """A run is over without a commit, and nothing is to blame: the next one carries the same operations."""
         for opened in self._all():
             opened.is_in_run = False
 
     def abandon(self, why: str) -> None:
-        """The job ends. What is on record goes on with the next start."""
+        """The job ends. The next start continues the operations on record."""
         self._is_over = why
         self._keep([each for each in self._all() if each.goes_on], is_stopped=True)
         for opened in self._all():
@@ -301,7 +303,7 @@ class ControlDesk:
         )
 
     def _keep(self, some: Sequence[_Open], **fields: Any) -> None:
-        """Change records of operations; those of blocking ones are written down together."""
+        """Change records of operations; those of blocking ones are stored together."""
         for opened in some:
             opened.handle.record = msgspec.structs.replace(opened.handle.record, **fields)
         self._checkpoint.controls.keep_all([each.handle.record for each in some if each.mode is ControlMode.BLOCKING])
@@ -309,7 +311,7 @@ class ControlDesk:
     def _completed(
         self, some: Sequence[tuple[_Open, Sequence[ControlReport]]], epoch: Epoch | None, missed: int = 0
     ) -> None:
-        """All handlers in tasks have returned, and what they did counts. Only the driver's part is left."""
+        """All handlers in tasks have returned, and their results count. Only the driver's part is left."""
         good = []
         for opened, reports in some:
             opened.is_ending = True

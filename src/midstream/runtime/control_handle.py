@@ -54,8 +54,8 @@ class ControlHandle:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended here. A blocking one that the job's end cut short is pending, and goes on when the job
-        starts again."""
+        """Whether it has ended here. A blocking one that was cut short by the job's end is pending, and continues when
+        the job starts again."""
         return self._ended.is_set()
 
     @property

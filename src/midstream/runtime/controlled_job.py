@@ -30,7 +30,7 @@ class ControlledJob(ABC):
 
         Returns at once; :meth:`.ControlHandle.result` waits for the result. The operation may be defined after the job
         was started: it travels by value. One that cannot be sent, or names unknown operators, is refused here. If a
-        handler fails, the operation has failed, and the job goes on as if it had never been requested.
+        handler fails, the operation has failed, and the job continues as if it had never been requested.
 
         :param operation: an instance of a subclass of :class:`midstream.ControlOperation`.
         :param by: who requests it, for the list of operations; default: the user of this process.

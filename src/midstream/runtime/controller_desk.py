@@ -1,6 +1,7 @@
-"""The controllers of a job: asked after each epoch, contained if they fail, their proposals requested one by one.
+"""The controllers of a job: they are asked after each epoch, contained if they fail, and their proposals are requested
+one by one.
 
-What they say is decided on by :mod:`midstream.controllers.arbiter`, which is pure. This module asks and requests. It
+:mod:`midstream.controllers.arbiter`, which is pure, decides on their proposals. This module asks and requests. It
 knows a job by the two methods of :class:`Steerable`, so a simulated plant can take its place.
 """
 
@@ -31,11 +32,11 @@ __all__ = ["ControllerDesk", "Requested", "Steerable", "attached", "require_cont
 _log = logging.getLogger("midstream")
 
 KEPT = 1000
-"""Proposals that are kept, the newest ones."""
+"""Most proposals that are kept, the newest ones."""
 MOST = 20
-"""Controllers of a job."""
+"""Most controllers of a job."""
 FAULTS = 3
-"""A controller that fails so often in a row is stopped."""
+"""A controller that fails this many times in a row is stopped."""
 TIME_LIMIT_S = 5.0
 """A controller that does not decide within this time is stopped."""
 LONGEST = 500
@@ -47,7 +48,7 @@ class Requested:
     """An operation that was requested of a job."""
 
     state: Callable[[], tuple[ProposalOutcome, str | None]]
-    """What has become of it, and why if it failed."""
+    """Its outcome, and the reason if it failed."""
     change: int | None = None
     """Its number in the history, if it has one."""
 
@@ -92,7 +93,7 @@ class ControllerDesk:
         self._time_limit_s = time_limit_s
         """None: controllers are called in the thread that observes."""
         self._step = threading.Lock()
-        """Held while controllers are asked; never while anything else is waited for."""
+        """Held while controllers are asked; never while waiting for anything else."""
         self._books = threading.Lock()
         """Guards what follows. Taken last."""
         self._attached: OrderedDict[str, _Attached] = OrderedDict()
@@ -104,7 +105,8 @@ class ControllerDesk:
     # ── users' threads ────────────────────────────────────────────────────────────────────────────────────────────
 
     def attach(self, controller: Controller, *, name: str | None = None, advise: bool = False) -> ControllerState:
-        """Ask a controller from the next epoch on. Raises :class:`FlowError` if it is none, or its name is taken."""
+        """Ask a controller from the next epoch on. Raises :class:`FlowError` if it is not a controller, or its name is
+        taken."""
         if not isinstance(controller, Controller):
             raise FlowError(
                 f"a controller must be an instance of a subclass of Controller, found {controller!r:.60}; "
@@ -136,8 +138,8 @@ class ControllerDesk:
             return attached.state
 
     def detach(self, name: str) -> ControllerState:
-        """Ask a controller no more. An operation that it has requested goes on. Raises :class:`FlowError` if there is
-        none of this name."""
+        """Stop asking a controller. An operation that it has requested goes on. Raises :class:`FlowError` if none has
+        this name."""
         with self._books:
             found = self._attached.pop(name, None)
             if found is None:
@@ -169,7 +171,7 @@ class ControllerDesk:
             situation = self._job.situation(seen)
             if self._open is not None:
                 situation = replace(situation, in_progress=_in_progress(self._open))
-            # All see the same, and are decided on in their order.
+            # All of them see the same, and are decided on in their order.
             found = [(each, self._decision(each, situation)) for each in asked]
             for attached, proposals in found:
                 for proposal in proposals:
@@ -177,7 +179,7 @@ class ControllerDesk:
                         self._judge(attached, proposal, situation)
 
     def _settle(self, epoch: int) -> None:
-        """Look what has become of the operation in progress."""
+        """Check how the operation in progress has ended."""
         opened = self._open
         if opened is None:
             return
@@ -203,7 +205,7 @@ class ControllerDesk:
                 attached.state = msgspec.structs.replace(attached.state, applied=attached.state.applied + 1)
 
     def _decision(self, attached: _Attached, situation: Situation) -> tuple[Proposal, ...]:
-        """What a controller wants. A failure of its own is recorded, and it is stopped if that goes on."""
+        """The proposals of a controller. If it fails, that is recorded, and repeated failures stop it."""
         seen = replace(situation, last=attached.last)
 
         def decide() -> tuple[tuple[Proposal, ...], Any]:
@@ -286,7 +288,7 @@ class ControllerDesk:
         error: str | None = None,
         change: int | None = None,
     ) -> int:
-        """Keep a record, or count one more time what was said last; returns its number."""
+        """Keep a record, or count a repetition of the last one; return its number."""
         last, now = attached.last, self._wall()
         words = "" if proposal is None else words_of(proposal.operation)
         found = ProposalRecord(
@@ -317,7 +319,7 @@ class ControllerDesk:
 
 
 def attached(desk: ControllerDesk, controllers: Sequence[Controller]) -> ControllerDesk:
-    """The desk, with these controllers."""
+    """The desk, with these controllers attached."""
     for each in controllers:
         desk.attach(each)
     return desk
@@ -343,11 +345,11 @@ class _Late(Exception):
 
 
 class _Fault(Exception):
-    """A controller has returned something that cannot be decided on."""
+    """A controller has returned something that is not a decision."""
 
 
 def _within(seconds: float | None, call: Callable[[], Any], name: str) -> Any:
-    """What a call returns or raises; raises :class:`_Late` if that takes longer, and leaves its thread alone."""
+    """Return or raise what a call does; raise :class:`_Late` if it takes longer, and leave its thread alone."""
     if seconds is None:
         return call()
     answers: list[Any] = []
@@ -389,7 +391,7 @@ def _name_of(found: object) -> str:
 
 
 def _figures_of(proposal: Proposal) -> dict[str, float]:
-    """The figures of a proposal as numbers; raises an error that says which is none."""
+    """The figures of a proposal as numbers; raises an error that names one that is not a number."""
     if not isinstance(proposal.reason, str):
         raise _Fault(f"the reason of a proposal must be a text, found {proposal.reason!r:.60}")
     found: dict[str, float] = {}

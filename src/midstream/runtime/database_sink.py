@@ -29,7 +29,7 @@ from midstream.runtime.database_upsert import Upsert, upsert
 __all__ = ["check_tables", "claim_tables", "replace_epoch"]
 
 PORTION_ROWS = 10_000
-"""Rows that are converted to Python values at a time."""
+"""Number of rows converted to Python values at a time."""
 
 _PARAMETER = "\0"  # in the text of statements; no name has it
 

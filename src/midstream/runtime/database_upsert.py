@@ -1,8 +1,9 @@
-"""How a database sink lets rows take the place of others with the same key, and undoes that when an epoch runs again.
+"""How a database sink replaces rows by others with the same key, and undoes that when an epoch runs again.
 
 A second table holds the rows that the newest epoch has overwritten, as they were. So an epoch is undone in two steps:
-what it wrote goes, which the column of the epoch tells, and what it overwrote comes back. A job goes back by one epoch
-at most, unless it was rewound; for that the table would need copies of more epochs, so it is refused.
+the rows that it wrote, as the column of the epoch tells, are deleted, and those that it overwrote are restored. A job
+goes back by at most one epoch, unless it was rewound; undoing a rewind would need copies from more epochs, so that is
+refused.
 
 All of it happens in the transaction that writes the epoch.
 """
@@ -21,7 +22,7 @@ from midstream.ids import Epoch
 __all__ = ["Statements", "Upsert", "upsert"]
 
 STAGED = ("midstream_staged",)
-"""The temporary table for the rows of an epoch, so that the database compares them with its own all at once."""
+"""The temporary table for the rows of an epoch, which the database compares with its own rows all at once."""
 
 ROW = "midstream_row"
 """The column in it that keeps the order of the rows."""
@@ -150,7 +151,7 @@ class Upsert:
         )
 
     def apply(self) -> None:
-        """Keep what the staged rows will overwrite, and put them in place: of each key the last."""
+        """Save what the staged rows will overwrite, and put them in place: the last one of each key."""
         number = self._database.name((ROW,))
         self._database.run(
             f"DELETE FROM {self._staged} WHERE EXISTS (SELECT 1 FROM {self._staged} AS later WHERE "

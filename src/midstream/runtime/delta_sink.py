@@ -1,9 +1,9 @@
 """Writes tables of Delta Lake, on both runtimes: an epoch is one commit, and replaces what it wrote before.
 
-Three *transactions*, which Delta Lake keeps by name and number, are in every commit. That of the sink has the newest
-epoch, as ``txnVersion``: what is not newer is replaced, not appended. That of the owner and that of the driver are
-numbers made of their names. A commit fails if one of them was written since the table was read, so a driver that was
-replaced, but does not know it yet, cannot write.
+Three *transactions*, which Delta Lake keeps by name and number, are in every commit. The sink's has the newest epoch as
+its ``txnVersion``: an epoch that is not newer is replaced, not appended. The owner's and the driver's are numbers made
+from their names. A commit fails if one of them was written since the table was read, so a driver that was replaced, but
+does not know it yet, cannot write.
 
 The table is written by the ``deltalake`` package, not by Spark: it works with all versions of Spark, on both runtimes,
 and without a Java archive in the session.
@@ -37,11 +37,11 @@ __all__ = ["check_tables", "claim_tables", "replace_epoch"]
 LOG = "_delta_log"
 OWNER, DRIVER = "midstream.owner", "midstream.driver"
 ABOUT = "midstream"
-"""The entry of a commit that says in words who made it."""
+"""The entry of a commit that names its writer in words."""
 
 TRIES = 8
 AHEAD = 2
-"""Batches that wait to be written."""
+"""Most batches that wait to be written."""
 
 
 # ── before the job starts ─────────────────────────────────────────────────────────────────────────────────────────
@@ -157,7 +157,7 @@ def _require_free_folder(sink: DeltaSink, what: str) -> None:
 
 
 def _require_types(sink: DeltaSink, table: Any, schema: pa.Schema, what: str) -> None:
-    """Refuse columns of other types than the table's. Those that it has not are added to it."""
+    """Refuse columns of other types than the table's. Columns that it lacks are added to it."""
     wanted = [*schema, pa.field(sink.epoch_column, pa.int64())]
     there = {field.name: field.type for field in pa.schema(table.schema())}
     for field in wanted:
@@ -219,8 +219,8 @@ def replace_epoch(sink: DeltaSink, batches: Callable[[], Iterable[pa.RecordBatch
 
     In this order: 1. read the table's newest version, and check that no other driver has taken over; 2. write the
     rows' files, which no reader sees; 3. commit them, with the epoch's number; an epoch that is not newer than the
-    newest one replaces its rows, and those of later epochs if the job went back. A commit of somebody else that came
-    in between, such as one that compacts the table, makes this begin again.
+    newest one replaces its rows, and those of later epochs if the job went back. If another writer commits in between,
+    for example to compact the table, this begins again.
     """
     what = f"the table {sink.path!r}"
     for _ in range(TRIES):
@@ -228,7 +228,7 @@ def replace_epoch(sink: DeltaSink, batches: Callable[[], Iterable[pa.RecordBatch
         _require_mine(sink, table)
         if (conflict := _replace(sink, table, batches(), epoch)) is None:
             return
-    raise SetupError(f"{what}: others change it all the time, so that no epoch can be written ({conflict})")
+    raise SetupError(f"{what}: other writers keep changing it, so no epoch can be written ({conflict})")
 
 
 def _replace(sink: DeltaSink, table: Any, batches: Iterable[pa.RecordBatch], epoch: Epoch) -> str | None:
@@ -255,14 +255,14 @@ def _numbered(
 
 def _columns(sink: DeltaSink, schema: pa.Schema) -> pa.Schema:
     """The columns of a table for these rows."""
-    # A flow may come to have other columns; those that are gone are null from then on.
+    # A change may give a flow other columns; those that are gone are null from then on.
     return pa.schema([*(field.with_nullable(True) for field in schema), pa.field(sink.epoch_column, pa.int64())])
 
 
 def _write(
     sink: DeltaSink, table: Any, batches: Iterator[pa.RecordBatch], epoch: Epoch | None, *, replaces: bool = False
 ) -> str | None:
-    """Commit rows; return what came in between, if that kept the commit out."""
+    """Commit rows; return the conflict if another commit got ahead of this one."""
     from deltalake import CommitProperties, Transaction, write_deltalake
     from deltalake.exceptions import CommitFailedError
 
@@ -366,7 +366,7 @@ def _no_rows(table: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _sync(sink: DeltaSink, before: int) -> None:
-    """See to it that versions of a table on this machine survive a power loss; the writer leaves that to the system."""
+    """Make the versions of a table on this machine survive a power loss; the writer leaves that to the system."""
     if not os.path.isabs(sink.location):
         return
     unsynced, version = Unsynced(), before + 1
@@ -391,7 +391,7 @@ def _number_of(owner: SinkOwner) -> int:
 
 
 def _number(name: str) -> int:
-    """A number for a name that no other name has, of the 63 bits that a transaction can hold."""
+    """A number of 63 bits, which a transaction can hold, that stands for this name only."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 1
 
 

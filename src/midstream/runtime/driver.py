@@ -109,7 +109,7 @@ class Driver:
         self.committed: CommittedState | None = None
         """What the last committed epoch left; known once the runtime begins its first epoch."""
         self._sources = changes.configuration.graph.sources
-        """The sources that this is known for: their event times lead to the watermark."""
+        """The sources whose progress is known: their event times lead to the watermark."""
         self.placement = Placement()
         newest = checkpoint.newest_manifest()
         self._sinks = ClaimedSinks(changes.configuration.graph, checkpoint, newest, at=edge.at)
@@ -172,7 +172,7 @@ class Driver:
                 return True
 
     def planned(self, run: OpenRun) -> None:
-        """The runtime knows what it has to compute for a run, and begins to."""
+        """The runtime has planned a run, and begins to compute it."""
         run.planned.append(self._wall())
 
     def begin(self, epoch: Epoch, entry: EpochEntry) -> OpenRun | None:
@@ -240,8 +240,8 @@ class Driver:
         6. The files of sinks, which the manifest names, are put in place. After an interruption the next start does it.
         7. Changes, migrations and control operations are notified, before anything that depends on whether one is
            still in progress.
-        8. What nobody needs any more is removed: after 5, which says what is superseded, and after 7, which says what
-           can still be gone back to.
+        8. Files that are no longer needed are removed: after 5, which decides what is superseded, and after 7, which
+           decides what the job can still go back to.
         9. Users are notified last, because their code may fail.
         """
         computed = self._wall()
@@ -401,7 +401,7 @@ class Driver:
         return committed.beginning_with(files) if files else committed
 
     def _sweep(self, committed: CommittedState) -> None:
-        """Have everything removed that nobody needs any more."""
+        """Have everything removed that is no longer needed."""
         self.sweeper.after(committed, live=self._live(), samples=self.samples.files())
         self._edge.sweep(self.sweeper)
 
@@ -434,7 +434,8 @@ class Driver:
     # ── the coordinator ───────────────────────────────────────────────────────────────────────────────────────────
 
     def hand_over_if_due(self) -> None:
-        """Have the engine read the sources of the next epoch, if these are others; between two epochs."""
+        """Have the engine read the sources of the next epoch if they differ from the current ones; between two
+        epochs."""
         if self._open is None and not self._edge.reads(self.changes.configuration.graph):
             self._edge.hand_over()
 
@@ -461,17 +462,17 @@ class Driver:
     # ── placement ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
-        """Where partitions would be if they were spread anew over the executors that exist now; empty if they do not
-        stick to executors. Takes as long as a few small jobs, and holds no lock."""
+        """Where partitions would be if they were spread anew over the current executors; empty if they do not stick to
+        executors. Takes as long as a few small jobs, and holds no lock."""
         return self._edge.propose_places(partitions)
 
     def prefetch(self, requests: Sequence[PrefetchRequest]) -> None:
         """Have executors load bins ahead, beginning now, until the next call: these requests replace all earlier ones.
 
-        They are repeated with each epoch, so that bases follow what is committed. :attr:`placement` says how far they
-        are. An executor that does not exist, or not yet, is asked as soon as one of its workers has run a task. When
-        partitions there own the bins, or nobody wants them any more, call again without them: executors then keep what
-        they own, and free the rest after some epochs.
+        They are repeated with each epoch, so that bases follow what is committed. :attr:`placement` has their progress.
+        An executor that does not exist yet is asked as soon as one of its workers has run a task. When partitions there
+        own the bins, or the bins are no longer wanted, call again without them: executors then keep what they own, and
+        free the rest after some epochs.
         """
         requests = tuple(requests)
         with self._lock:

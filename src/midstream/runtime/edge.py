@@ -51,7 +51,7 @@ class Edge(Protocol):
         """A run of an epoch is about to begin."""
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether a run failed without a function's failing, as when Spark cannot run its jobs."""
+        """Whether a run failed although no function did, as when Spark cannot run its jobs."""
 
     def cancel(self, run: OpenRun, *, interrupt: bool = False) -> None:
         """Make the runtime stop computing this run soon; it then reports a failure. Returns at once.
@@ -69,26 +69,26 @@ class Edge(Protocol):
         """Call transforms on no rows; raises :class:`~midstream.errors.FlowError` if one cannot work."""
 
     def check_sinks(self, sinks: Graph) -> None:
-        """Refuse sinks that a change adds and that cannot be written here; raises
+        """Refuse sinks of a change that cannot be written here; raises
         :class:`~midstream.errors.MidstreamError`. ``sinks`` has no other operators."""
 
     def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
         """Raises :class:`~midstream.errors.FlowError` if this runtime cannot set a knob that a change tunes."""
 
     def propose_places(self, partitions: int) -> Mapping[PartitionId, ExecutorId]:
-        """Spread partitions over the executors that exist now, and return where each would be. Nothing runs
-        there until :meth:`adopt_places`, so what they will own can be loaded ahead. Empty if partitions do not stick to
-        executors here. This replaces an earlier proposal, and takes about as long as a small epoch."""
+        """Spread partitions over the executors that exist now, and return where each would be. Nothing runs there until
+        :meth:`adopt_places`, so their future state can be loaded ahead. Empty if partitions do not stick to executors
+        here. This replaces an earlier proposal, and takes about as long as a small epoch."""
 
     def adopt_places(self, partitions: int) -> None:
         """From the next run on, stages with this number of partitions run where the newest proposal says."""
 
     def meanwhile(self, call: Callable[[], object]) -> None:
-        """Call this in the background, while epochs are computed; or at once, where nothing runs in the background."""
+        """Call this in the background while epochs are computed, or at once in a runtime without a background."""
 
     def aside(self, call: Callable[[], object], seconds: float, overdue: Callable[[], object]) -> None:
-        """Call the user's code on the driver, where it may take as long as it likes: in a thread of its own, or at
-        once, where there are none. If it has not returned after ``seconds``, call ``overdue``, too."""
+        """Call the user's code on the driver, where it may take as long as it likes: in a thread of its own, or at once
+        in a runtime without threads. If it has not returned after ``seconds``, call ``overdue``, too."""
 
     def check_sources(self, graph: Graph, names: Sequence[str]) -> None:
         """Raises :class:`~midstream.errors.MidstreamError` if this runtime cannot hand over to sources of a flow that
@@ -98,8 +98,8 @@ class Edge(Protocol):
         """Whether the engine reads the sources of this flow now."""
 
     def hand_over(self) -> None:
-        """No run is open, and the next epoch has other sources: end the engine's query, and have another one go on
-        behind the newest epoch. Returns at once."""
+        """No run is open, and the next epoch has other sources: end the engine's query, and have another one continue
+        after the newest epoch. Returns at once."""
 
     def sweep(self, sweeper: Sweeper) -> None:
         """Have the sweeper remove what is due, now or during the next epochs."""

@@ -31,7 +31,7 @@ def phases_of(times: EpochMoments, spans: Mapping[StageIndex, tuple[float, float
     """The phases of an epoch, relative to the beginning of the run that was committed.
 
     ``spans`` has each stage's first beginning and last end by the clocks of workers. Those may differ from the
-    driver's, and any clock may be set back: a stage lies within the run, and no phase ends before it begins.
+    driver's, and any clock may be set back; so stages are clipped to the run, and no phase ends before it begins.
 
     >>> times = EpochMoments(9.9, 10.0, 10.0, planned=10.01, computed=10.3, committed=10.35)
     >>> [(p.name, round(p.began_ms), round(p.ended_ms)) for p in phases_of(times, {StageIndex(0): (10.05, 10.25)})]

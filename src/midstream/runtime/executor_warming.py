@@ -1,9 +1,9 @@
-"""Has executors load the state of bins before it is theirs; see :class:`.Warming`.
+"""Has executors load the state of bins before they own them; see :class:`.Warming`.
 
-A stage keeps its places as long as its number of partitions stays. If that changes, the engine places all partitions
-anew, so bins may come to another executor although their partition stays the same. Therefore the runtime is asked
-to propose places for the new number, what will be elsewhere is loaded there, and the proposal is adopted with the step
-that changes the number. It is the same where partitions are spread anew because executors have come.
+A stage keeps its places as long as its number of partitions stays the same. If that changes, the engine places all
+partitions anew, so bins may come to another executor although their partition stays the same. Therefore the runtime is
+asked to propose places for the new number, state that will move is loaded there, and the proposal is adopted with the
+step that changes the number. The same happens when partitions are spread anew because executors have joined.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from midstream.runtime.edge import Edge
 __all__ = ["BYTES_PER_S", "ExecutorWarming"]
 
 BYTES_PER_S = 32 << 20
-"""Bytes of state that an executor loads ahead in a second at most, so that its tasks do not feel it."""
+"""Most bytes of state that an executor loads ahead in a second, so that its tasks are not slowed down."""
 
 _log = logging.getLogger("midstream")
 
 _NOWHERE = -1
-"""In place of an executor: it is not known where a partition runs."""
+"""Used instead of an executor if it is unknown where a partition runs."""
 _Places = Mapping[PartitionId, ExecutorId]
 _Coming = dict[tuple[ExecutorId, StageIndex], frozenset[BinId]]
 
@@ -43,12 +43,12 @@ class ExecutorWarming:
         self._edge = edge
         self._prefetch = prefetch
         self._proposed: dict[int, _Places | None] = {}
-        """By number of partitions: where they would be; None until the runtime has said so."""
+        """By number of partitions: where they would be; None until the runtime has proposed that."""
         self._spreading: frozenset[int] = frozenset()
-        """Numbers of partitions that are spread anew with the next step, although they stay."""
+        """Numbers of partitions that stay the same, but are spread anew with the next step."""
 
     def want(self, now: Assignments, later: Sequence[Assignments]) -> None:
-        """From now on, executors are to load what they will have under any of these assignments, and nothing else."""
+        """From now on, executors load the state that they will own under any of these assignments, and nothing else."""
         bins: dict[tuple[ExecutorId, StageIndex], set[BinId]] = defaultdict(set)
         for then in later:
             for key, numbers in (self._coming(now, then) or {}).items():
@@ -64,8 +64,8 @@ class ExecutorWarming:
             self._prefetch(wanted)
 
     def are_warm(self, now: Assignments, then: Assignments, committed: CommittedState) -> bool:
-        """Whether executors have all they can have of what comes to them: at most the changes of the last epoch are
-        missing. True where places are not known."""
+        """Whether executors have loaded what they will own, except for the changes of the last epoch. True where places
+        are unknown."""
         coming = self._coming(now, then)
         if coming is None:
             return False
@@ -90,7 +90,7 @@ class ExecutorWarming:
         return now.partitions != then.partitions or then.partitions in self._spreading
 
     def _coming(self, now: Assignments, then: Assignments) -> _Coming | None:
-        """By executor and stage: the bins that it does not have now; None if that is to be found out."""
+        """By executor and stage: the bins that it does not own yet; None while that is being found out."""
         found: _Coming = {}
         for stage, wanted in then.items():
             here = self._placement.of(stage)
@@ -117,7 +117,7 @@ class ExecutorWarming:
         try:
             self._proposed[partitions] = self._edge.propose_places(partitions)
         except Exception as error:  # the engine could not; then everything is read when it is taken over
-            _log.warning("it cannot be said where %d partitions will run: %s", partitions, error)
+            _log.warning("where %d partitions will run is unknown: %s", partitions, error)
             self._proposed[partitions] = {}
 
 

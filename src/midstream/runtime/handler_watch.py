@@ -18,7 +18,7 @@ __all__ = ["HandlerWatch"]
 
 
 class HandlerWatch:
-    """The watch of one process. Its thread starts with the first handler; without any, nothing is done.
+    """The watch of one process. Its thread starts with the first handler.
 
     ``report`` is called by that thread, at most once for each call of a handler.
     """
@@ -27,14 +27,14 @@ class HandlerWatch:
         self._report = report
         self._changed = threading.Condition()
         self._calls: dict[int, tuple[float, TaskFailed]] = {}
-        """By a number of its own, each call in progress: when it must have returned, and what to report else."""
+        """The calls in progress, by number: when each must have returned, and the report if it has not."""
         self._next = 0
         self._thread: threading.Thread | None = None
         self._is_over = False
 
     @contextlib.contextmanager
     def watching(self, task: TaskId, order: ControlOrder, operator: str, handler: str) -> Iterator[None]:
-        """Inside, a handler runs."""
+        """Within this block, a handler runs."""
         text = (
             f"operator {operator!r}, epoch {task.epoch}, partition {task.partition}: {handler} has not returned after "
             f"{order.time_limit_s:g} s"

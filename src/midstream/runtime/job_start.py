@@ -86,6 +86,6 @@ def restart(
 
 
 def settle_sources(checkpoint: Checkpoint, graph: Graph) -> None:
-    """See to it that the log of the engine's query is one for the sources of the flow that the job runs now."""
+    """Make sure that the log of the engine's query is for the sources of the flow that the job runs now."""
     if tuple(sorted(graph.sources)) != checkpoint.identity.sources:
         checkpoint.read_others(graph.sources)

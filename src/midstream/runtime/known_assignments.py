@@ -16,17 +16,17 @@ _NONE = Digest("")
 
 @dataclass(frozen=True)
 class KnownAssignments:
-    """The newest assignments that a process was told, and their name.
+    """The newest assignments sent to a process, and their name.
 
-    A task says which ones its process knows, and gets others with its order. So they are sent once to each process for
-    each step of a migration, and what follows from them (:attr:`.Assignment.owner_array`) is computed once.
+    A task says which ones its process knows, and gets newer ones with its order. So they are sent once to each process
+    for each step of a migration, and what depends on them (:attr:`.Assignment.owner_array`) is computed once.
     """
 
     digest: Digest = _NONE
     assignments: Assignments = field(default_factory=dict)
 
     def under(self, order: TaskOrder) -> KnownAssignments:
-        """Those of an order that answers a task which knew these."""
+        """The assignments of an order, given that the task which asked for it knew these."""
         if order.assignments == self.digest:
             return self
         if order.owners is None:

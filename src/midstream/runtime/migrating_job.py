@@ -56,7 +56,7 @@ class MigratingJob(ABC):
             budget.
         :param budget: what a step may add to its epoch: a length of time (``"50 ms"``), or the bytes that it may move
             (``"16 MB"``). Default: a fifth of the steady time of an epoch.
-        :param prewarm: whether executors that take bins load their state before, so that a step reads only what has
+        :param prewarm: whether executors that take bins load their state ahead, so that a step reads only what has
             changed meanwhile.
         :param at: the first epoch in which bins may move, or an event time: the first epoch that begins with a
             watermark that has reached it. Several migrations can be prepared ahead, in any order.
@@ -90,8 +90,8 @@ class MigratingJob(ABC):
     def rescale(self, partitions: int, stage: str | None = None, **how: Any) -> Migration:
         """Give a stage, or every stage, another number of partitions; as few bins move as an even spread allows.
 
-        :param partitions: from 1 to the number of bins. More partitions come before their first bin; those that are too
-            many go with their last one.
+        :param partitions: from 1 to the number of bins. New partitions start before they get their first bin; surplus
+            ones go with their last bin.
         :param stage: the name of the stage's ``key_by``, or of an operator that runs in it.
         :param how: as for :meth:`migrate`.
         """
@@ -108,21 +108,21 @@ class MigratingJob(ABC):
         return self.migrate(Rebalance(stage, measure), **how)
 
     def drain(self, executor: str, **how: Any) -> Migration:
-        """Move everything off an executor, in all stages, so that it can be taken away."""
+        """Move everything off an executor, in all stages, so that it can be removed."""
         return self.migrate(Drain(executor), **how)
 
     def freeze(self, epochs: int) -> Epoch:
         """Promise that the next epochs keep their assignments; returns the first epoch that need not.
 
-        A migration that would begin before is refused, and told which epoch is free. The promise is that of this start
-        of the job: another one does not know of it.
+        A migration that would begin before is refused, and told which epoch is free. The promise ends with this start
+        of the job.
         """
         self._require_running()
         return self._migrating.freeze(epochs)
 
     def assignment(self) -> tuple[StageShares, ...]:
-        """Which partition owns which bin, for each stage behind an exchange, and what each partition has of rows, work
-        and state."""
+        """Which partition owns which bin, for each stage behind an exchange, and the rows, work and state of each
+        partition."""
         return self._migrating.shares()
 
     @property

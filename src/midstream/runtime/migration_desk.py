@@ -1,4 +1,4 @@
-"""What users ask of a job's migrations: each request under the driver's lock, so that it falls between two steps."""
+"""Users' requests for migrations of a job. Each takes the driver's lock, so that it falls between two steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KEPT = 100
 
 
 class PartitionShare(msgspec.Struct, frozen=True):
-    """A partition, and what it has: bins, rows that arrive for them, work in shares of a core, and bytes of state."""
+    """A partition: its bins, the rows that arrive for them, its work in shares of a core, and its bytes of state."""
 
     partition: int
     bins: int
@@ -66,7 +66,8 @@ class MigrationDesk:
         self._known: OrderedDict[int, Migration] = OrderedDict()
 
     def migrate(self, request: MigrationRequest) -> Migration:
-        """Take a migration; its first step is made when an epoch begins. One that cannot be is refused and recorded."""
+        """Take a migration; its first step is made when an epoch begins. One that cannot be made is refused and
+        recorded."""
         migrations = self._driver.migrations
         with self._lock:
             self._driver.require_not_stopping()
@@ -112,7 +113,7 @@ class MigrationDesk:
             return found if isinstance(found, Migration) else self._kept(self._driver.migrations.request(found))
 
     def request_for(self, goals: Sequence[Goal], **how: Any) -> MigrationRequest:
-        """The request that leads to goals, from where bins are once all changes have taken effect."""
+        """The request that leads to goals, starting from the assignments after all changes in progress."""
         driver = self._driver
         with self._lock:
             now, weights, places = driver.changes.newest(), driver.measures.weights, self._places()
@@ -121,7 +122,8 @@ class MigrationDesk:
         return replace(request, spreads=bool(uneven))
 
     def _uneven(self, goals: Sequence[Goal], now: Configuration) -> set[int]:
-        """Numbers of partitions of stages to be rebalanced that executors could share more evenly; tried out."""
+        """The numbers of partitions, of stages to be rebalanced, that executors could share more evenly; this is tried
+        out."""
         rebalanced = {
             stage for goal in goals if isinstance(goal, Rebalance) for stage in stages_named(now.plan, goal.stage)
         }

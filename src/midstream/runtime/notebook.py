@@ -1,4 +1,4 @@
-"""A job in a notebook: its card below a cell, renewed as epochs are committed."""
+"""A job in a notebook: its card below a cell, updated as epochs are committed."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ def card_of(job: ShownJob) -> JobCard:
 
 
 def keep_showing(job: ShownJob, every_s: float = 1.0) -> threading.Thread:
-    """Show the job below the running cell, and again after epochs, at most so often, and when it has ended.
+    """Show the job below the running cell, and update it after epochs, at most every ``every`` seconds, and when the
+    job has ended.
 
-    It is renewed by a thread of its own, which ends with the job, so that further cells can be run meanwhile.
+    A thread of its own updates it until the job ends, so that other cells can be run meanwhile.
     """
     try:
         from IPython import get_ipython
@@ -89,7 +90,7 @@ def keep_showing(job: ShownJob, every_s: float = 1.0) -> threading.Thread:
 
 
 def _follow(watch: Watch, renew: Callable[[], Any], every_s: float, now: Callable[[], float] = time.monotonic) -> None:
-    """Renew after epochs that are far enough apart, and once at the end."""
+    """Update after epochs that are far enough apart, and once at the end."""
     last = now()
     for _ in watch:
         if now() - last >= every_s:

@@ -60,8 +60,8 @@ class Prefetcher:
         self.has_work = threading.Event()
 
     def take(self, message: Prefetch) -> None:
-        """The coordinator asks for bins. Messages about older state than is known to exist are dropped: with them, a
-        base that tasks use already would be taken back."""
+        """The coordinator asks for bins. Messages about state older than the newest known are dropped: they would take
+        back a base that tasks already use."""
         with self._lock:
             if message.epoch >= self._committed:
                 self._committed = message.epoch
@@ -69,8 +69,8 @@ class Prefetcher:
                 self.has_work.set()
 
     def free(self, lineage: Lineage, bins: Iterable[BinId]) -> None:
-        """No partition of the executor has owned these bins of an operator for some time. One that comes back before
-        it is freed is freed nevertheless, and read again."""
+        """No partition of the executor has owned these bins of an operator for some time. A bin that comes back before
+        it is freed is freed all the same, and read again."""
         with self._lock:
             self._unneeded.extend((lineage, number) for number in bins)
             self.has_work.set()
@@ -82,17 +82,18 @@ class Prefetcher:
             self._waiting = {stage: each for stage, each in self._waiting.items() if each.epoch >= self._committed}
 
     def step(self) -> Portion | Prefetched | None:
-        """Load one portion or free one bin; or return the report, if there is nothing more to load; or None, if nobody
-        wants anything.
+        """Load one portion or free one bin. Return the report if there is nothing more to load, None if nothing was
+        requested.
 
-        Never raises: what goes wrong is part of the report.
+        Never raises: errors are part of the report.
         """
         with self._turn:
             return self._step()
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[bool]:
-        """Whether no portion is being loaded; if so, none is before the end of the block, and bases may be closed."""
+        """Whether no portion is being loaded. If so, none will be until the end of the block, and bases may be
+        closed."""
         rests = self._turn.acquire(blocking=False)
         try:
             yield rests

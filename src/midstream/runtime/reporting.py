@@ -31,7 +31,7 @@ def epoch_progress(
 ) -> EpochProgress:
     """An epoch's measurements for users. Rows that go from a transform straight to a sink are not counted.
 
-    ``read`` says how far sources are read; streams that Spark took for one source are told by no name.
+    ``read`` says how far sources are read; streams that Spark treats as one source are left out.
     """
     inlets = plan.stages[0].inlets
     stats = {each.operator: each for each in commit.operators}

@@ -29,7 +29,7 @@ class SteeredJob(MigratingJob, ControlledJob):
         """Where controllers are attached."""
 
     def _begin_steering(self) -> None:
-        """A controller is attached: see to it that epochs are observed."""
+        """A controller is attached: make sure that epochs are observed."""
 
     @abstractmethod
     def update(self, *edits: Any, **how: Any) -> Change:
@@ -52,23 +52,23 @@ class SteeredJob(MigratingJob, ControlledJob):
 
     @property
     def executor_manager(self) -> ExecutorManager | None:
-        """Who can be asked for executors, if somebody can."""
+        """The manager that can be asked for executors, if there is one."""
         return None
 
     def stage_loads(self) -> tuple[StageLoad, ...]:
-        """The stages behind an exchange, and what each bin of theirs weighs."""
+        """The stages behind an exchange, with the weights of their bins."""
         return self._migrating.loads()
 
     def attach(self, controller: Controller, *, name: str | None = None, advise: bool = False) -> ControllerState:
-        """Have a controller look at the job after each epoch, from the next one on, and do what it proposes.
+        """Let a controller look at the job after each epoch, from the next one on, and do what it proposes.
 
-        What it proposes is requested as by anybody else, one operation at a time; the history names the controller and
+        Its proposals are requested like anybody else's, one operation at a time; the history names the controller and
         its reason. One that fails is stopped, and the job goes on; :attr:`controllers` says why. Controllers end with
         the job: a script attaches them again, with ``flow.start(controllers=…)``.
 
         :param controller: :class:`midstream.AutoScale`, :class:`midstream.Balance`, :class:`midstream.Pace`,
             :class:`midstream.Migrate`, or one of your own.
-        :param name: by which it is known; default: the name of its class.
+        :param name: the name by which it is known; default: the name of its class.
         :param advise: only tell what it would do, see :meth:`proposals`.
         """
         self._require_running()
@@ -77,7 +77,7 @@ class SteeredJob(MigratingJob, ControlledJob):
         return attached
 
     def detach(self, name: str) -> ControllerState:
-        """Ask a controller no more. An operation that it has requested goes on."""
+        """Stop asking a controller. An operation that it has requested goes on."""
         return self._steering.detach(name)
 
     @property
@@ -86,8 +86,8 @@ class SteeredJob(MigratingJob, ControlledJob):
         return self._steering.controllers
 
     def proposals(self) -> list[ProposalRecord]:
-        """What controllers have proposed since this start, oldest first: why, by which figures, and what came of it.
+        """The proposals of controllers since this start, oldest first, with their reasons, figures and outcomes.
 
-        The newest 1,000 are kept. What was requested is also in :meth:`history`, for good.
+        The newest 1,000 are kept. Those that were requested are also in :meth:`history`, for good.
         """
         return self._steering.proposals()

@@ -1,4 +1,5 @@
-"""How controllers reach a job: what they see of it, and how what they propose is requested. By its public methods."""
+"""How controllers reach a job, through its public methods: what they see of it, and how their proposals are
+requested."""
 
 from __future__ import annotations
 
@@ -35,10 +36,10 @@ PATIENCE_S = 10.0
 
 
 class ExecutorManager(Protocol):
-    """Who can be asked for executors."""
+    """The manager that can be asked for executors."""
 
     def ask(self, count: int) -> Requested:
-        """Ask for so many in all."""
+        """Ask for this many in all."""
 
 
 class JobSteering:
@@ -120,7 +121,7 @@ class SteeringThread:
         self._is_over = False
 
     def begin(self) -> None:
-        """Begin, if that has not been done: a job without controllers needs no thread."""
+        """Begin, unless it has begun: a job without controllers needs no thread."""
         with self._lock:
             if self._thread is None and not self._is_over:
                 watch = self._watch()

@@ -36,7 +36,7 @@ class Lock(Protocol):
 
 
 class SwitchLock:
-    """The lock around the slices of one task. A context manager: inside, the task's thread holds it.
+    """The lock around the slices of one task. A context manager: within its block, the task's thread holds it.
 
     ``ask`` raises if the task cannot continue; ``post`` expects no answer.
     """
@@ -106,7 +106,7 @@ class SwitchLock:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the task's thread waits, and others may switch the task."""
+        """Within this block, the task's thread waits, and others may switch the task."""
         self.attend()
         self._lock.release()
         try:

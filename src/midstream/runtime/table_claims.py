@@ -31,7 +31,8 @@ def claim_tables(graph: Graph, job: str) -> Graph:
 
 
 class TableClaims:
-    """A driver's claims on tables of sinks that came while the job runs, after :func:`claim_tables` at the start."""
+    """A driver's claims on tables of sinks that were added while the job runs, after :func:`claim_tables` at the
+    start."""
 
     def __init__(self, job: str) -> None:
         self._job = job

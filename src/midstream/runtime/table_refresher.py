@@ -1,7 +1,7 @@
 """Reads the tables of lookups again while a job runs; one that differs from what the job has becomes a change.
 
 The change is like any other: in the history, on trial, rolled back if it fails. Tables that no revision needs any more
-are swept with their blobs. What goes wrong here never fails the job, which goes on with the table that it has.
+are swept with their blobs. A failure here never fails the job, which continues with the table that it has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from midstream.ids import Digest
 __all__ = ["BY", "TableRefresher"]
 
 BY = "refresh"
-"""Who makes these changes, for the history."""
+"""The author of these changes in the history."""
 
 PATIENCE_S = 10.0
 

@@ -62,8 +62,8 @@ class EpochEngine(Protocol[R, L]):
         """Whether every task of a stage has finished; False if that is not known."""
 
     def reads_in_turn(self, sink: Operator, stage: Stage) -> bool:
-        """Whether a sink reads one partition of a stage's output after the other. What it reads had better be there:
-        else partitions are computed one after the other as well."""
+        """Whether a sink reads one partition of a stage's output after the other. Its input should be computed
+        beforehand; otherwise partitions are computed one after the other, too."""
 
     def give(self, sink: Operator, rows: pa.Table) -> None:
         """Pass rows to a sink on the driver."""

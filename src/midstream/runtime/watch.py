@@ -30,7 +30,7 @@ class Watch(Iterator[Observation]):
 
     @property
     def dropped(self) -> int:
-        """How many observations came too fast for the reader."""
+        """Number of observations that came too fast for the reader."""
         return self._dropped
 
     def __next__(self) -> Observation:

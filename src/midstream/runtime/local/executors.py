@@ -32,7 +32,7 @@ class LocalExecutor:
     """Messages on their way to it."""
 
     def wipe(self) -> None:
-        """What it had is gone. No task may be using it."""
+        """Delete its state. No task may be using it."""
         self.state.close()
         shutil.rmtree(self.state.local, ignore_errors=True)
 
@@ -64,7 +64,7 @@ class LocalExecutors:
         return frozenset(each.name for each in self.all)
 
     def add(self) -> LocalExecutor:
-        """One more, with nothing in its base."""
+        """Add an executor with an empty base."""
         name = ExecutorId(str(self._made))
         self._made += 1
         state = replace(self._access, local=os.path.join(self._access.local, name))
@@ -73,13 +73,14 @@ class LocalExecutors:
         return self.all[-1]
 
     def replace(self, lost: LocalExecutor) -> None:
-        """Another one takes its place; its partitions move to any."""
+        """Let another one take its place; its partitions move to any executors."""
         self.all.remove(lost)
         self._home = {key: home for key, home in self._home.items() if home is not lost}
         self.add()
 
     def of(self, partitions: int | None, partition: int) -> LocalExecutor:
-        """Where a task runs: partitions of as many stay together, as on Spark; None: anywhere."""
+        """Where a task runs. Stages with equal numbers of partitions have the same places, as on Spark. None:
+        anywhere."""
         if len(self.all) == 1:
             return self.all[0]
         if partitions is None:

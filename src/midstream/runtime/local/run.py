@@ -41,7 +41,7 @@ class Faults:
     overdue: float = 0.0
     """The time limit of a change on trial, if it has one, is reached. Time does not pass by itself here."""
     lose_run: float = 0.0
-    """The run of an epoch fails without a function's failing, as when Spark cannot run its jobs. If that ends the job,
+    """The run of an epoch fails although no function does, as when Spark cannot run its jobs. If that ends the job,
     it is started again."""
     crash_driver: float = 0.0
     """The driver dies, at any step of an epoch or of its commit; another one continues from the checkpoint."""

@@ -76,9 +76,9 @@ from midstream.runtime.walk import walk
 from midstream.state.access import StateAccess
 
 EAGERNESS = (0.3, 0.05, 0.01)
-"""Chances that a change is requested at a step, from the stage on in which it should begin."""
+"""Chances that a change is requested at a step, from the stage where it should begin."""
 SUSPICION = 5
-"""How much more often a second attempt starts if the first has switched: it must switch at the same row."""
+"""Factor by which a second attempt starts more often if the first has switched: it must switch at the same row."""
 FULL_RUNS = 4
 """Runs of an epoch in which faults have their full probability; see :class:`Faults`."""
 _NO_KNOBS = {
@@ -94,7 +94,7 @@ class _Cancelled(Exception):
 
 
 class _RequestRefused(DriverCrashed):
-    """A test's change does not fit: that is the test's mistake, and no failure of the run in progress."""
+    """A test's change does not fit: that is the test's mistake, not a failure of the run in progress."""
 
     def __init__(self, error: MidstreamError) -> None:
         self.error = error
@@ -228,7 +228,7 @@ class _Runtime:
         self._observations: list[Observation] = []
         self._wanted = deque(sorted(wishes(changes), key=lambda each: each.epoch))
         self._numbers: dict[int, int] = {}
-        """The number of each migration that was requested, by the identity of its wish."""
+        """The number of each requested migration, by the identity of its wish."""
         self._eagerness = rng.choice(EAGERNESS)
         self._epoch = Epoch(0)
         self._begin_in = BEFORE
@@ -348,7 +348,8 @@ class _Runtime:
                 self._start_driver()
 
     def _hand_over(self) -> None:
-        """Read the sources of the next epoch from now on. The driver may crash at any step; the next one ends it."""
+        """Read the sources of the next epoch from now on. The driver may crash at any step; the next one completes
+        it."""
         self._is_hand_over_due = False
         try:
             self._maybe_crash_driver()
@@ -406,7 +407,7 @@ class _Runtime:
         return self._sources.reading.reads_as(graph)
 
     def hand_over(self) -> None:
-        """It is made before the next epoch is planned."""
+        """Nothing to do: the sources are exchanged before the next epoch is planned."""
         self._is_hand_over_due = True
 
     def check_knobs(self, tuned: Mapping[str, int | None]) -> None:
@@ -420,7 +421,7 @@ class _Runtime:
         return self.executors.propose(partitions)
 
     def adopt_places(self, partitions: int) -> None:
-        """Use what was proposed last."""
+        """Use the newest proposal."""
         self.executors.adopt(partitions)
 
     def meanwhile(self, call: Callable[[], object]) -> None:
@@ -445,8 +446,8 @@ class _Runtime:
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _some_stage(self) -> StageIndex:
-        """The stage in which changes of this epoch begin: all with the same chance, or they would hardly ever come late
-        in an epoch. Nothing is drawn if there are no changes."""
+        """The stage in which changes of this epoch begin. All stages are equally likely; otherwise changes would hardly
+        ever come late in an epoch. Nothing is drawn if there are no changes."""
         if not (self._wanted and self._wanted[0].epoch <= self._epoch):
             return BEFORE
         return StageIndex(self.rng.randrange(BEFORE, len(self._driver.changes.configuration.plan.stages)))

@@ -1,6 +1,6 @@
 """The counterpart of Spark's log of offsets: which of its own epochs each source has given. It survives the driver.
 
-A hand-over to other sources goes by way of the checkpoint, with the code that Spark's log goes through.
+A hand-over to other sources goes through the checkpoint, with the code that Spark's log uses.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class SourceLog:
         self.reading = graph
         """The flow whose sources are read."""
         self.number = checkpoint.identity.log
-        """The number of the log, which is another one after each hand-over."""
+        """The number of the log; each hand-over makes another one."""
         self._checkpoint = checkpoint
         self._read: dict[Epoch, dict[str, int]] = {}
-        """By epoch: how many of its epochs each source has given by its end."""
+        """By epoch: how many of its own epochs each source has given by the end of it."""
         self._kept: dict[str, bytes] = {}
         """How far sources that have gone were read, as files."""
         self._cuts: dict[str, tuple[object, list[LocalData]]] = {}
@@ -58,7 +58,7 @@ class SourceLog:
         return {name: LocalData([[]]) for name in self.reading.sources}
 
     def settle(self, graph: Graph) -> None:
-        """A driver starts: see to it that the sources of its flow are read, whatever the one before it has done."""
+        """A driver starts: make sure that the sources of its flow are read, whatever the last driver has done."""
         if self._checkpoint.identity.log != self.number:
             self._load()
         if tuple(sorted(graph.sources)) != self._checkpoint.identity.sources:
@@ -66,7 +66,7 @@ class SourceLog:
         self.reading = graph
 
     def exchange(self, graph: Graph, at: Callable[[str], None] = lambda step: None) -> None:
-        """Read the sources of a flow from now on, behind the newest epoch. A driver may die at any step."""
+        """Read the sources of a flow from now on, after the newest epoch. A driver may die at any step."""
         newest = self._newest()
         for epoch in (Epoch(newest - 1), newest):
             if epoch >= 0:
@@ -77,7 +77,7 @@ class SourceLog:
         self.reading = graph
 
     def _load(self) -> None:
-        """Go by the log in the checkpoint, which is not needed there any longer."""
+        """Continue from the log in the checkpoint, where it is no longer needed."""
         files = self._checkpoint.spark_files.needed_after(self._newest())
         names = self._checkpoint.identity.sources
         self._read = {

@@ -159,7 +159,7 @@ class Attempt:
 
     @property
     def known(self) -> KnownAssignments:
-        """The assignments that its executor was told; all of its tasks run in one process."""
+        """The assignments sent to its executor; all of its tasks run in one process."""
         return self.executor.known
 
     @known.setter
@@ -186,7 +186,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def attending(self, task: TaskId, work: TaskRun) -> Iterator[SwitchLock]:
-        """Inside, the task is notified of changes."""
+        """Within this block, the task is notified of changes."""
         self.executor.prefetcher.task_begins(task.epoch)
         with SwitchLock(work, self.ask, self._post, _Turn()) as self._lock:
             yield self._lock

@@ -1,4 +1,4 @@
-"""What a test wants done during a run: changes and migrations, and to cancel or reverse migrations."""
+"""What a test wants during a run: changes, migrations, and cancelled or reversed migrations."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class _ProposedPlaces:
 
 
 class Anchors:
-    """The anchors of one job. :meth:`propose` may be called by any thread, the rest by the one that runs epochs."""
+    """The anchors of one job. Any thread may call :meth:`propose`; only the one that runs epochs may call the rest."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -59,7 +59,8 @@ class Anchors:
         self._is_checked = False
         self._in_use: dict[int, DataFrame] = {}
         self._read: set[int] = set()
-        """Numbers of partitions whose anchor in use has been asked for; others may be adopted for what comes next."""
+        """Numbers of partitions whose anchor is in use; anchors for other numbers may be adopted for what comes
+        next."""
         self._proposed: dict[int, _ProposedPlaces] = {}
         self._lock = threading.Lock()
 
@@ -107,7 +108,7 @@ class Anchors:
         return found == 1
 
     def propose(self, session: SparkSession, partitions: int) -> dict[PartitionId, ExecutorId]:
-        """Have Spark spread partitions anew over the executors that it has now; nothing uses that yet.
+        """Have Spark spread partitions anew over its current executors; nothing uses the result yet.
 
         Returns where each partition would be, after a few small jobs; empty if partitions do not stick.
         """

@@ -61,7 +61,7 @@ class BatchLimit:
 
 
 def widest_of(widest_row: int, before: int) -> int:
-    """The width to reckon with after an epoch with rows of ``widest_row`` bytes.
+    """The width to expect after an epoch with rows of ``widest_row`` bytes.
 
     Wide rows are forgotten slowly, by half in 22 epochs.
 

@@ -5,8 +5,8 @@ A firewall, or a folder that each host has for itself, would otherwise fail the 
 check comes before anything of the job is written or read. It is left out where tasks run in the driver's own process
 tree, and costs one small Spark job elsewhere.
 
-Whether a folder is shared is found out by a file in it: in a new folder one that is written for this and removed again,
-with a name that a start passes over if it is left behind; else the one that says whose the folder is.
+A file in a folder shows whether it is shared: in a new folder, one that is written for this and removed again, with a
+name that a start ignores if it is left behind; otherwise the one that names the owner of the folder.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _missing(path: str) -> list[str]:
 
 
 def _passed_over(owner: str) -> str:
-    """A name for a file that a start passes over if it is left behind, as it does a file that was only partly written.
+    """A name for a file that a start ignores if it is left behind, as it does a file that was only partly written.
 
     >>> _passed_over("midstream.json").endswith(".tmp")
     True

@@ -1,4 +1,4 @@
-"""On which of Spark's executors this Python process is. Spark does not tell its Python workers.
+"""Finds out on which of Spark's executors this Python process runs, because Spark does not tell its Python workers.
 
 An executor is a Java process that was started with its id on the command line, whatever the cluster's manager, and the
 Python workers descend from it. In ``local[n]`` they descend from the driver, which runs the tasks itself; Spark
@@ -22,7 +22,7 @@ _GENERATIONS = 5
 
 
 def executor_of_this_process() -> ExecutorId:
-    """The id of the executor; where it cannot be found out, a name that its processes share and no others have."""
+    """The id of the executor; if that cannot be found out, a name shared by its processes and no others."""
     if found := os.environ.get("SPARK_EXECUTOR_ID"):  # on Kubernetes
         return ExecutorId(found)
     process = os.getppid()
@@ -35,7 +35,7 @@ def executor_of_this_process() -> ExecutorId:
 
 
 def executor_in(arguments: list[str]) -> ExecutorId | None:
-    """The executor that a Java process is, by its command line.
+    """The executor's id on the command line of a Java process.
 
     >>> executor_in(["java", "CoarseGrainedExecutorBackend", "--executor-id", "12", "--cores", "4"])
     '12'

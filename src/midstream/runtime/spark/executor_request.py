@@ -1,7 +1,7 @@
 """Asks the cluster manager for executors. PySpark cannot; the JVM can, under names that Spark does not promise.
 
-Tried on ``local-cluster`` and standalone clusters: another executor is there after about three seconds. Taking one away
-is left to people: it stays away, and Spark counts it as lost.
+Tried on ``local-cluster`` and standalone clusters: another executor is there after about three seconds. Removing one is
+left to people: it stays away, and Spark counts it as lost.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class SparkExecutors:
 
     @classmethod
     def of(cls, spark: SparkSession) -> SparkExecutors | None:
-        """Those of an application whose cluster manager can be asked for more."""
+        """The executors of an application whose cluster manager can be asked for more; None if it cannot."""
         return cls(spark) if str(spark.sparkContext.master).startswith(MASTERS) else None
 
     def ask(self, count: int) -> Requested:
-        """Ask for so many in all. Those that there are stay."""
+        """Ask for this many in all. Existing ones stay."""
         now = len(live_executors(self._spark))
         if count < now:
             raise FlowError(
-                f"there are {now} executors, and {count} are wanted: controllers take none away; use job.drain, and "
+                f"there are {now} executors, and {count} are wanted: controllers remove none; use job.drain, and "
                 f"end it then"
             )
         try:

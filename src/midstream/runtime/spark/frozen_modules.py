@@ -16,7 +16,7 @@ __all__ = ["Settled"]
 
 
 class Settled:
-    """The programs of which this process has run a task: what they need is loaded, and frozen for the collector."""
+    """The programs of which this process has run a task: all that they need is loaded, and frozen for the collector."""
 
     def __init__(self) -> None:
         self._programs: set[Digest] = set()

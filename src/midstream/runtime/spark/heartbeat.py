@@ -160,7 +160,7 @@ class Heartbeat:
         return self._changes.configuration.knobs
 
     def _knobs_may_differ(self) -> None:
-        """Pass on the knobs that Spark and the sources go by between epochs."""
+        """Pass on the knobs that Spark and the sources use between epochs."""
         if self._row_limit is not None:
             self._row_limit.set(self._knobs.get("rows_per_epoch"))
         self._pacer.hurry()
@@ -313,7 +313,8 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def _marked(self, run: OpenRun) -> Iterator[None]:
-        """The jobs that this thread starts inside belong to the run: tasks know it, and it can be cancelled by its tag.
+        """Within this block, jobs that this thread starts belong to the run: tasks know it, and it can be cancelled by
+        its tag.
 
         Each run has its own tag. Both hold for this thread, and for those that inherit from it.
         """
@@ -349,7 +350,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Inside, this thread may be interrupted."""
+        """Within this block, this thread may be interrupted."""
         me = threading.get_ident()
         self._computing = me
         try:
@@ -407,19 +408,19 @@ class Heartbeat:
         threading.Thread(target=self._end_query, name="midstream-hand-over", daemon=True).start()
 
     def propose_places(self, partitions: int) -> dict[PartitionId, ExecutorId]:
-        """Have Spark spread partitions anew, in small jobs. With a single executor there is nothing to spread, before
-        the first epoch nothing to move."""
+        """Have Spark spread partitions anew, in small jobs. With a single executor there is nothing to spread; before
+        the first epoch there is nothing to move."""
         executors = live_executors(self._spark)
         if len(executors) == 1:
             return {PartitionId(number): each for number in range(partitions) for each in executors}
         return {} if self._session is None else self._anchors.propose(self._session, partitions)
 
     def adopt_places(self, partitions: int) -> None:
-        """Use what was proposed last."""
+        """Use the newest proposal."""
         self._anchors.adopt(partitions)
 
     def meanwhile(self, call: Callable[[], object]) -> None:
-        """Call it in a thread; what goes wrong is logged, because nothing depends on it."""
+        """Call it in a thread; errors are only logged, because nothing depends on it."""
         self._background.submit(_logged, call)
 
     def aside(self, call: Callable[[], object], seconds: float, overdue: Callable[[], object]) -> None:

@@ -227,7 +227,8 @@ class Job(ChangingJob, SteeredJob):
         return self._watches.watch()
 
     def _with_backlog(self, seen: Observation) -> Observation:
-        """What Spark says of sources that are behind. Asked in the reader's thread, because it takes milliseconds."""
+        """What Spark reports about sources that are behind. Asked in the reader's thread, because it takes
+        milliseconds."""
         query, inlets = self._query, self._changes.configuration.plan.stages[0].inlets
         if query is None or self._over.is_set():
             return seen
@@ -261,9 +262,9 @@ class Job(ChangingJob, SteeredJob):
         return card_of(self).to_html()
 
     def display(self, every: float = 1.0) -> None:
-        """In a notebook: show the job below this cell, and keep that up to date until the job ends.
+        """In a notebook: show the job below this cell, and keep the display up to date until the job ends.
 
-        :param every: the least number of seconds between two looks; there is one only after an epoch.
+        :param every: the least number of seconds between two updates, which come only after epochs.
         """
         keep_showing(self, every)
 
@@ -412,7 +413,8 @@ class Job(ChangingJob, SteeredJob):
                 self._changed.notify_all()
 
     def _next_query(self, failure: Exception | None) -> StreamingQuery | None:
-        """The query that goes on with other sources, if one has to; ``failure`` is why the last one ended, or None.
+        """The query that continues with other sources, if there is to be one; ``failure`` is why the last one ended, or
+        None.
 
         A change whose sources cannot be read is rolled back, which makes another hand-over due.
         """

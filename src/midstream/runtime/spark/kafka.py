@@ -119,14 +119,16 @@ class EpochNotes:
             self._say(target, EpochNote(self._job, name, epoch))
 
     def run_begins(self, epoch: Epoch) -> None:
-        """A run of an epoch begins. What an earlier run has written is void, also that of sinks that are gone since."""
+        """A run of an epoch begins. Records of an earlier run are void, also those of sinks that have been removed
+        since."""
         for target, note in self._open.values():
             self._say(target, EpochNote(self._job, note.sink, Epoch(epoch - 1)))
         self._open = {}
         self._settle()
 
     def begin(self, sink: str, target: KafkaSink, epoch: Epoch) -> EpochNote:
-        """Note that a run of an epoch begins, and wait until the broker has that: records of it come after it."""
+        """Note that a run of an epoch begins, and wait until the broker has the note: the run's records must come after
+        it."""
         note = EpochNote(self._job, sink, epoch, uuid.uuid4().hex)
         with self._lock:
             self._open[sink] = target, note
@@ -134,7 +136,7 @@ class EpochNotes:
         return note
 
     def committed(self, epoch: Epoch) -> None:
-        """Note that an epoch is committed. Never raises: what fails is said again when the next run begins."""
+        """Note that an epoch is committed. Never raises: a note that fails is sent again when the next run begins."""
         written, self._open = self._open, {}
         for target, note in written.values():
             self._say(target, EpochNote(self._job, note.sink, epoch))
@@ -148,7 +150,7 @@ class EpochNotes:
         self._said.append((target, note, answer))
 
     def _settle(self) -> None:
-        """See to it that all has arrived that was said: the next note but one would not make up for it."""
+        """Make sure that all notes have arrived: a later note makes up only for the one before it."""
         while self._said:
             target, note, answer = self._said[0]
             try:

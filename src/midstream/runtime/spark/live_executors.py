@@ -1,4 +1,5 @@
-"""Which executors an application has. PySpark does not say; the JVM does, under names that Spark does not promise."""
+"""Finds the executors of an application. PySpark does not tell; the JVM does, under names that Spark does not
+promise."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ epoch, when that is committed and before Spark learns it: what arrives meanwhile
 that wait costs nothing, as the epoch has its manifest.
 
 A generator's reader lives in a process of its own beside Spark's driver. It is told its limit by a small file, which it
-looks at whenever an epoch is planned.
+reads whenever an epoch is planned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from midstream.flow.knobs import in_words
 __all__ = ["Pacer", "RowLimit", "read_row_limit", "require_pace"]
 
 LOOK_S = 1.0
-"""The longest wait before it is checked that the query still runs."""
+"""The longest wait between checks that the query still runs."""
 
 
 class Pacer:
@@ -47,12 +47,12 @@ class Pacer:
                     return
 
     def hurry(self) -> None:
-        """The pace may be another one now."""
+        """Wake a waiting thread, because the pace may have changed."""
         with self._told:
             self._told.notify_all()
 
     def end(self) -> None:
-        """There is nothing to wait for any more."""
+        """End the waiting for good."""
         with self._told:
             self._is_over = True
             self._told.notify_all()
@@ -83,7 +83,7 @@ class RowLimit:
 
 
 def require_pace(pace_us: int | None, trigger_us: int | None) -> None:
-    """Refuse a pace below the trigger that Spark goes by."""
+    """Refuse a pace below Spark's own trigger."""
     if trigger_us is not None and pace_us is not None and pace_us < trigger_us:
         raise FlowError(
             f"knob pace={in_words('pace', pace_us)} is less than the trigger of {in_words('pace', trigger_us)}, which "

@@ -1,8 +1,8 @@
-"""The queries of a job: one after the other, each with the sources that the flow has then.
+"""The queries of a job, one after the other, each with the flow's sources at that time.
 
 Spark fixes the sources of a query when it starts. So a change of sources is a *hand-over*: between two epochs the
-query ends, the checkpoint gets a log for the new sources that goes on behind the newest epoch, and another query starts
-on it. All else stays: the coordinator, workers, state.
+query ends, the checkpoint gets a log for the new sources that continues after the newest epoch, and another query
+starts on it. All else stays: the coordinator, workers, state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Queries:
     row_limit: RowLimit
     closes_windows: bool = False
     schema: StructType | None = field(default=None, init=False)
-    """Of the rows that the newest query gives, if windows are to be closed behind it."""
+    """The schema of the newest query's rows, if windows are to be closed after it."""
 
     def start(self, graph: Graph, on_epoch: Callable[[DataFrame, int], None]) -> StreamingQuery:
         """Start a query that reads the sources of a flow. The checkpoint's log must be theirs."""

@@ -81,7 +81,7 @@ def packages_conf(packages: Sequence[str], others: str = "") -> str:
 
 
 def require_loaded(packages: Sequence[str], loaded: str) -> None:
-    """Refuse packages that a running session has not: Spark adds none to it."""
+    """Refuse packages that a running session lacks: Spark cannot add any to it."""
     missing = [each for each in packages if each not in loaded.split(",")]
     if missing:
         raise SetupError(

@@ -27,7 +27,7 @@ def drain(df: DataFrame) -> None:
 
 
 def write(name: str, target: SinkTarget, df: DataFrame, epoch: Epoch, notes: EpochNotes) -> None:
-    """Pass an epoch to a sink that reads it as a DataFrame. ``notes`` tells readers of Kafka sinks of it."""
+    """Pass an epoch to a sink that reads it as a DataFrame. ``notes`` informs readers of Kafka sinks."""
     match target:
         case CallSink(function):
             _call(function, name, df, epoch)

@@ -15,13 +15,13 @@ from pyspark import InheritableThread, SparkContext
 __all__ = ["MOST_TASKS", "ask_workers"]
 
 MOST_TASKS = 256
-"""More tasks would only be asked the same."""
+"""Most tasks of the job; more would not learn more."""
 
 
 def ask_workers(
     context: SparkContext, function: Callable[[Iterable[int]], Iterable[Any]], tasks: int, patience_s: float
 ) -> list[Any] | None:
-    """What the function gives in all tasks; None if they take longer than that. Raises Spark's error if one fails."""
+    """The results of the function in all tasks; None if they take too long. Raises Spark's error if one fails."""
     answers: list[list[Any]] = []
     failures: list[Exception] = []
     tag = f"midstream-probe-{uuid.uuid4().hex}"

@@ -173,7 +173,7 @@ def start(
 
 
 def check_revert_to(revert_to: int | None, changes: str) -> None:
-    """Refuse a value that is no revision, and a contradiction with ``changes``."""
+    """Refuse a value that is not a revision, and a contradiction with ``changes``."""
     if revert_to is None:
         return
     if type(revert_to) is not int or revert_to < FIRST_REVISION:

@@ -61,12 +61,12 @@ from midstream.storage.blobs import BlobStore
 
 LISTEN_S = 3600.0
 LOW_PRIORITY = 10
-"""How nice the thread is that loads ahead, in the system's terms."""
+"""Niceness of the thread that loads ahead."""
 # A lost connection is noticed at once; this limit is for a driver that is very busy.
 PATIENCE_S = 60.0
 SWITCH_INTERVAL_S = 0.0005
 UNHANDLED = 100
-"""Messages for a task that has not begun to work of which the newest are kept."""
+"""Most messages that are kept, the newest ones, for a task that has not begun to work."""
 RUN_PROPERTY = "midstream.run"
 """The local property of Spark with the epoch and run that a job belongs to."""
 
@@ -135,9 +135,10 @@ HOLD_S = 0.05
 
 
 def tell_executor(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Say where this partition is: its number, and the executor.
+    """Report where this partition is: its number, and the executor.
 
-    All of these tasks take about as long, so that cores become free in turn and executors get as many of them.
+    All of these tasks take about the same time, so that cores become free in turn and executors get equal numbers of
+    them.
     """
     context = TaskContext.get()
     assert context is not None, "tell_executor is called by Spark, inside a task"
@@ -225,7 +226,7 @@ class _Worker:
 
     @contextlib.contextmanager
     def attending(self, task: TaskId, work: TaskRun) -> Iterator[SwitchLock]:
-        """Inside, the task is notified of changes."""
+        """Within this block, the task is notified of changes."""
         self._prefetcher.task_begins(task.epoch)
         lock = SwitchLock(work, self.ask, self._client.post, threading.Lock())
         with self._guard:
@@ -246,7 +247,7 @@ class _Worker:
     def watched(
         self, task: TaskId, order: ControlOrder, operator: str, handler: str
     ) -> contextlib.AbstractContextManager[None]:
-        """Inside, a handler of a control operation runs."""
+        """Within this block, a handler of a control operation runs."""
         return self._watch.watching(task, order, operator, handler)
 
     def sizer(self, program: Digest) -> SliceSizer:
