@@ -28,7 +28,7 @@ def test_executors_are_drained_and_taken_away_until_one_is_left(run_job: RunJob)
     assert sum(found["after"].values()) == moving_jobs.BINS
     assert found["held"]["0"] == [], "its copies are freed"
     assert {*found["held"]["1"], *found["held"]["2"]} == moving_jobs.OCCUPIED
-    assert found["again"] == "the partitions on executor '0' own nothing; it can be taken away"
+    assert found["again"] == "the partitions on executor '0' own nothing; it can be removed"
     assert found["taken away"] == {"1": found["after"]["1"], "2": found["after"]["2"]}
     assert found["last"] == {"2": moving_jobs.BINS}
     assert "executor '2' is the only one with partitions; add another one before it is drained" in found["drain 2"]

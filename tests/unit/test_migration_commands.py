@@ -150,7 +150,7 @@ def test_owners_are_printed_and_taken_from_a_file(job: SteppedJob, tmp_path: Pat
     assert "cannot read" in call("migrate", "counts", "--to", str(tmp_path / "none.json"), code=2)
     for text in ("[]", "{", '{"by user": {"partitions": 1, "owners": [0, 1]}}'):
         file.write_text(text)
-        assert "has not the owners of bins by stage" in call("migrate", "counts", "--to", str(file), code=2)
+        assert "lacks the owners of bins by stage" in call("migrate", "counts", "--to", str(file), code=2)
 
 
 def test_commands_that_migrate_share_their_options():

@@ -79,7 +79,7 @@ class MigrationExplanation:
         largest = max(self.steps, default=(0, 0))
         lines.append(
             f"  the largest step moves {largest[0]} bins; it adds about {self.longest_ms:,.0f} ms to its epoch"
-            + (", less if its takers load the state before, as they are to" if request.prewarm else "")
+            + (", less if its takers load the state ahead, as planned" if request.prewarm else "")
         )
         if self.seconds is not None:
             lines.append(f"  takes about {self.seconds:,.1f} s, at {self.epoch_ms:,.0f} ms an epoch")

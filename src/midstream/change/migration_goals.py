@@ -189,5 +189,5 @@ def _drain(plan: Plan, now: Assignments, places: Places, executor: str, weights:
         }
         edits.append(Move(moved, names[index]))
     if not edits:
-        raise FlowError(f"the partitions on executor {executor!r} own nothing; it can be taken away")
+        raise FlowError(f"the partitions on executor {executor!r} own nothing; it can be removed")
     return tuple(edits)

@@ -54,7 +54,7 @@ def attach(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The name under which it is attached. Default: its class.")] = None,
-    advise: Annotated[bool, typer.Option("--advise", help="Only tell what it would do.")] = False,
+    advise: Annotated[bool, typer.Option("--advise", help="Only report what it would do.")] = False,
 ) -> None:
     """Have a controller look after a running job. Its code travels to the job."""
     with errors_told():
@@ -69,7 +69,7 @@ def detach(
     job: JobArgument,
     name: Annotated[str, typer.Argument(help="Its name; 'midstream controllers' lists them.", show_default=False)],
 ) -> None:
-    """Ask a controller of a running job no more. What it has requested goes on."""
+    """Stop asking a controller of a running job. What it has requested goes on."""
     with errors_told():
         state = client_of(job).detach(name)
         typer.echo(
@@ -94,7 +94,7 @@ def controllers(job: JobArgument) -> None:
 
 
 def proposals(job: JobArgument) -> None:
-    """List what the controllers of a running job have proposed, why, and what came of it."""
+    """List the proposals of a running job's controllers, with their reasons and outcomes."""
     with errors_told():
         found = client_of(job).proposals()
         if not found:
@@ -135,7 +135,7 @@ def _loaded(text: str, settings: Sequence[str]) -> Any:
     if isinstance(found, type) and issubclass(found, Controller):
         return calling_user_code(lambda: _made(found, values))
     if values:
-        raise TargetError(f"--set is for a class of controllers, and {text} is none.")
+        raise TargetError(f"--set is for a class of controllers, and {text} is not one.")
     return found
 
 

@@ -29,7 +29,7 @@ from midstream.server.migration_messages import MigrationState
 __all__ = ["assignment", "drain", "executors", "freeze", "migrate", "migrations", "rebalance", "rescale"]
 
 LOOK_S = 0.5
-"""Seconds between two looks at a migration."""
+"""Seconds between two requests for the progress of a migration."""
 
 StageOption = Annotated[
     str | None,
@@ -109,7 +109,7 @@ def rebalance(
 def drain(
     executor: Annotated[str, typer.Argument(help="Its id; 'midstream executors' lists them.", show_default=False)],
 ) -> Goal:
-    """Move everything off an executor of a running job, so that it can be taken away."""
+    """Move everything off an executor of a running job, so that it can be removed."""
     return Drain(executor)
 
 
@@ -169,7 +169,7 @@ def assignment(
         bool, typer.Option("--json", help="The owner of each bin, for 'midstream migrate --to'.")
     ] = False,
 ) -> None:
-    """Show which partition of a running job owns how many bins, and what it has to do."""
+    """Show the partitions of a running job: how many bins each owns, and its load."""
     with errors_told():
         stages = client_of(job).assignment()
         if as_json:
@@ -181,7 +181,7 @@ def assignment(
 
 
 def executors(job: JobArgument) -> None:
-    """List the executors of a running job, and how many bins each of them has; those without any included."""
+    """List the executors of a running job, and how many bins each of them has, including those without any."""
     with errors_told():
         Console().print(executors_table(client_of(job).executors()))
 
@@ -235,7 +235,7 @@ def _assignments(file: Path) -> dict[str, Assignment]:
         raise typer.BadParameter(f"cannot read {str(file)!r}: {error.strerror}", param_hint="--to") from None
     except (ValueError, AttributeError) as error:
         raise typer.BadParameter(
-            f"{str(file)!r} has not the owners of bins by stage, as 'midstream assignment --json' prints them: {error}",
+            f"{str(file)!r} lacks the owners of bins by stage, as 'midstream assignment --json' prints them: {error}",
             param_hint="--to",
         ) from None
 
@@ -255,7 +255,7 @@ def _migrate(job: str, goal: Goal, how: dict[str, Any], explain: bool, svg: Path
 
 
 def _follow(client: JobClient, state: MigrationState, job: str, no_wait: bool, wanted: Outcome | None = None) -> None:
-    """Show a bar until the migration has ended, then what became of it; other outcomes than wanted are a failure."""
+    """Show a bar until the migration has ended, then its outcome; any outcome but the wanted one is a failure."""
     number = state.record.number
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
     if not no_wait:

@@ -30,7 +30,7 @@ _NAME = 20
 def top(
     job: JobArgument,
     once: Annotated[bool, typer.Option("--once", help="Print the last epoch once, for scripts.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
 ) -> None:
     """Show what a job is doing: rows, time, latency, state, heavy keys and backlog of its operators, live."""
     with errors_told():

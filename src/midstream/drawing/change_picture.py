@@ -92,7 +92,7 @@ def _drawn(graph: Graph, plan: ChangePlan, merged: MergedFlow | None) -> Picture
 
 
 def _subjects(plan: ChangePlan, merged: MergedFlow | None) -> list[str]:
-    """What a change is about: with signs for what comes and goes."""
+    """The subjects of a change, with signs for operators that are added or removed."""
     if merged is None or not merged.difference:
         return list(plan.updated)
     signs = {"added": "+", "removed": "-"}

@@ -7,14 +7,15 @@ from midstream.observation import OperatorObservation
 __all__ = ["FIGURES", "NONE", "count_text", "figures_of", "short_text", "size_text"]
 
 NONE = "–"
-"""What stands where there is no figure."""
+"""Shown in place of a missing figure."""
 
 FIGURES = ("in/s", "out/s", "busy", "µs/row", "p50 ms", "p99 ms", "state", "hot key")
-"""What :func:`figures_of` gives of an operator."""
+"""The figures that :func:`figures_of` returns for an operator."""
 
 
 def figures_of(seen: OperatorObservation, elapsed_ms: float) -> tuple[str, ...]:
-    """An operator's figures of an epoch that ended so long after the one before, in the order of :data:`FIGURES`.
+    """An operator's figures in an epoch that ended ``elapsed_ms`` after the one before, in the order of
+    :data:`FIGURES`.
 
     >>> figures_of(OperatorObservation(operator="FM", kind="map", rows_in=10, rows_out=9, busy_ms=5.0), 100.0)
     ('100', '90', '0.00', '500.0', '–', '–', '', '')

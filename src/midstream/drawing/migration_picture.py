@@ -1,4 +1,4 @@
-"""Pictures of a migration: who gives how many bins to whom, in each stage. As text, and as SVG."""
+"""Pictures of a migration: how many bins move from which partition to which, in each stage. As text, and as SVG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from midstream.planner.assignment import Assignment
 __all__ = ["StageMoves", "migration_to_svg", "migration_to_text"]
 
 _BAR = 24
-"""Most characters, and below pixels, of the bar of a partition."""
+"""Longest bar of a partition, in characters here and in pixels below."""
 _HEIGHT, _GAP, _LEFT, _RIGHT, _TOP = 220, 8, 170, 470, 64
 _COLOURS = ("#2f86e0", "#df7226", "#2f9e50", "#9065e0", "#159a93", "#d9569f", "#b98a06", "#768390")
 

@@ -195,7 +195,7 @@ class JobClient:
         return self._ask("GET", "/migrations", list[MigrationState])
 
     def migration(self, number: int, wait_s: float = 0.0) -> MigrationState:
-        """A migration; waits so long for its end."""
+        """A migration; waits up to ``wait_s`` seconds for its end."""
         return self._ask("GET", f"/migrations/{number}?wait_s={wait_s:.3f}", MigrationState)
 
     def cancel(self, number: int) -> MigrationState:
@@ -211,7 +211,7 @@ class JobClient:
         return self._ask("GET", "/assignment", list[StageShares])
 
     def executors(self) -> list[ExecutorShare]:
-        """The executors that Spark has, and what each has of the job."""
+        """The executors that Spark has, and the part of the job that each has."""
         return self._ask("GET", "/executors", list[ExecutorShare])
 
     def freeze(self, epochs: int) -> int:
@@ -245,7 +245,7 @@ class JobClient:
         return self._ask("POST", "/controllers", ControllerState, AttachRequest.of(controller, name, advise))
 
     def detach(self, name: str) -> ControllerState:
-        """Ask a controller no more."""
+        """Stop asking a controller."""
         return self._ask("DELETE", f"/controllers/{quote(name, safe='')}", ControllerState)
 
     def controllers(self) -> list[ControllerState]:
@@ -253,7 +253,7 @@ class JobClient:
         return self._ask("GET", "/controllers", list[ControllerState])
 
     def proposals(self) -> list[ProposalRecord]:
-        """What they have proposed, and what came of it, oldest first."""
+        """Their proposals with outcomes, oldest first."""
         return self._ask("GET", "/proposals", list[ProposalRecord])
 
     def _ask(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = ANSWER_S) -> T:

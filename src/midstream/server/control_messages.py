@@ -17,7 +17,7 @@ from midstream.server.messages import python_version, require_same_python
 __all__ = ["ControlRequest", "ControlState"]
 
 SHOWN = 100_000
-"""Most characters of a result that is no JSON."""
+"""Most characters of a result that is not JSON."""
 
 
 class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ class ControlState(msgspec.Struct, frozen=True):
     is_over: bool
     error: str | None = None
     result: Any = None
-    """As JSON; what JSON does not have is text."""
+    """As JSON; values that JSON lacks are text."""
 
     @classmethod
     def of(cls, handle: ControlHandle) -> ControlState:
@@ -62,7 +62,7 @@ class ControlState(msgspec.Struct, frozen=True):
 
 
 def as_json(value: Any) -> Any:
-    """A value with what JSON has; everything else as text.
+    """A value in JSON's types; everything else as text.
 
     >>> as_json({("a", 1): {2.5}, "b": [b"x"]})
     {"('a', 1)": '{2.5}', 'b': ["b'x'"]}

@@ -24,7 +24,7 @@ class AttachRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, controller: Controller, name: str | None, advise: bool) -> AttachRequest:
-        """Pack a controller; raises :class:`FlowError` if it is none, or cannot be sent."""
+        """Pack a controller; raises :class:`FlowError` if it is not one, or cannot be sent."""
         if not isinstance(controller, Controller):
             raise FlowError(f"a controller must be an instance of a subclass of Controller, found {controller!r:.60}")
         return cls(pack(controller, type(controller).__name__).data, python_version(), name, advise)

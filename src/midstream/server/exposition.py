@@ -19,7 +19,8 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 BUCKETS_S = tuple(2.0**power / 1000 for power in range(21))
-"""Upper ends of the buckets of latency: from 1 ms, twice as long each, to 17 minutes. They are ends of ours, too."""
+"""Upper bounds of the latency buckets: from 1 ms, doubling, to 17 minutes. Our own histograms have these bounds,
+too."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 

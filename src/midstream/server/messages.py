@@ -285,7 +285,7 @@ class DeployRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flush: tuple[str, ...] = ()
     """Operators that emit all they hold open before they go."""
     state: dict[str, bytes] | None = None
-    """By operator that comes: its initial state as Arrow IPC."""
+    """By name of an added operator: its initial state as Arrow IPC."""
 
     @staticmethod
     def packed(graph: Graph) -> tuple[bytes, dict[str, bytes]]:
@@ -368,7 +368,8 @@ class SavepointRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SavepointState(msgspec.Struct, frozen=True):
-    """A savepoint, without what it keeps. ``is_abandoned``: the job was rewound behind it, so only a fork begins there.
+    """A savepoint, without what it keeps. ``is_abandoned``: the job was rewound to before it, so only a fork can begin
+    there.
 
     Answer of ``POST /savepoints`` and ``DELETE /savepoints/{name}``; ``GET /savepoints`` lists all.
     """
@@ -383,7 +384,7 @@ class SavepointState(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, found: Savepoint) -> SavepointState:
-        """What clients are told of a savepoint."""
+        """The part of a savepoint that clients see."""
         manifest = found.manifest
         return cls(found.name, found.epoch, manifest.revision, found.taken_at, found.by, found.note, found.is_abandoned)
 

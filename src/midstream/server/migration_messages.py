@@ -131,7 +131,7 @@ class MigrationWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MigrationState(msgspec.Struct, frozen=True):
-    """Answer of ``POST /migrate`` and of ``GET /migrations/{number}``: the record of a migration, and how far it is."""
+    """Answer of ``POST /migrate`` and of ``GET /migrations/{number}``: the record of a migration, and its progress."""
 
     record: ChangeRecord
     progress: MigrationProgress
@@ -149,7 +149,7 @@ class MigrationTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MigrationExplained(msgspec.Struct, frozen=True):
-    """Answer of ``POST /explain-migration``. ``seconds`` is null if no epoch has told how long one takes."""
+    """Answer of ``POST /explain-migration``. ``seconds`` is null as long as no epoch was measured."""
 
     text: str
     svg: str

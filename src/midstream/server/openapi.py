@@ -151,7 +151,7 @@ def description() -> dict[str, Any]:
             "/controllers/{name}": {
                 "delete": _delete("Detach a controller", ControllerState, "No controller of this name is attached.")
             },
-            "/proposals": {"get": _list("What controllers have proposed in this start of the job", ProposalRecord)},
+            "/proposals": {"get": _list("The proposals of controllers since this start of the job", ProposalRecord)},
             "/savepoints": {
                 "get": _list("All savepoints, oldest epoch first", SavepointState, _422="They cannot be read."),
                 "post": _post("Name the last committed epoch, and keep it", SavepointRequest, SavepointState),

@@ -327,7 +327,7 @@ class BlobStore:
     def _holds(self, path: str, blob: Blob) -> bool:
         """Whether a complete blob is there.
 
-        An incomplete file may have the right size and be full of zeros. Elsewhere than on a local disk, reading the
+        An incomplete file may have the right size and be full of zeros. On storage other than a local disk, reading the
         content would cost a download, and object stores only show complete objects.
         """
         info = self._fs.get_file_info(path)
