@@ -111,7 +111,7 @@ class SteppedJob(SteeredJob):
         return self.runtime.checkpoint.changes.records()
 
     def owners(self, stage: int = 1) -> Assignment:
-        """Who owns what in an epoch that begins now."""
+        """The owners of bins in an epoch that begins now."""
         return self.runtime._driver.changes.configuration.assignments[StageIndex(stage)]
 
     def assert_gapless(self) -> None:

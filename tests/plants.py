@@ -46,7 +46,7 @@ class Plant(ABC):
     @property
     @abstractmethod
     def setting(self) -> Any:
-        """How the plant is set now."""
+        """The present setting of the plant."""
 
     @abstractmethod
     def effect(self, operation: Any) -> Callable[[], None]:
@@ -82,7 +82,7 @@ class Plant(ABC):
 
     @property
     def changes(self) -> list[int]:
-        """The epochs in which the setting became another one."""
+        """The epochs in which the setting changed."""
         return [n for n in range(1, len(self.settings)) if self.settings[n] != self.settings[n - 1]]
 
 

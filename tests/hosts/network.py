@@ -175,7 +175,7 @@ class Network:
 
     @contextlib.contextmanager
     def cut(self, one: Host, other: Host) -> Iterator[None]:
-        """Inside, whatever two hosts send each other is lost, without a word. They reach all others."""
+        """Within this block, whatever two hosts send each other is silently lost. They reach all others."""
         pairs = (one, other), (other, one)
         for host, peer in pairs:
             _run(host.beside(*f"ip neigh replace {peer.address} lladdr {NOWHERE} nud permanent dev eth0".split()))
@@ -187,7 +187,8 @@ class Network:
 
     @contextlib.contextmanager
     def closed_ports(self, source: Host, target: Host, ports: str) -> Iterator[None]:
-        """Inside, a firewall loses what one host sends to these TCP ports of another one, such as ``"7100-7200"``."""
+        """Within this block, a firewall drops what one host sends to these TCP ports of another one, such as
+        ``"7100-7200"``."""
         lost = f"{SUBNET}.250"
         for command in (
             f"ip neigh replace {lost} lladdr {NOWHERE} nud permanent dev eth0",

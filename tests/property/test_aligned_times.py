@@ -81,7 +81,7 @@ def test_where_clocks_skip_midnight_the_day_begins_when_they_skip_it(zone, befor
 
 
 @given(st.lists(st.integers(-END_OF_TIME, END_OF_TIME), max_size=10), st.sampled_from([*PLAIN, *ODD]))
-def test_times_outside_of_the_calendar_have_a_window_too(found, zone):
+def test_times_outside_the_calendar_have_windows_too(found, zone):
     aligned = Alignment(DAY, 0, zone).aligned(np.array(sorted(found), np.int64)).tolist()
     assert len(aligned) == len(found)
     assert all(one <= other for one, other in pairwise(aligned))

@@ -1,4 +1,4 @@
-"""Targets of migrations by weight: even where that is possible, with few moves, and nobody who leaves keeps a bin."""
+"""Targets of migrations by weight: even where that is possible, with few moves, and no bin on drained partitions."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def test_few_bins_move(order, partitions: int):
 
 
 @given(st.lists(st.floats(0, 100), min_size=8, max_size=8), st.integers(1, 3))
-def test_any_weights_get_no_worse(weights: list[float], partitions: int):
+def test_balancing_never_makes_weights_less_even(weights: list[float], partitions: int):
     before = spread(partitions, bins=8)
     assert imbalance(balanced(before, weights), weights) <= imbalance(before, weights) * 1.0001
 
 
-def test_what_is_even_stays():
+def test_an_even_assignment_stays():
     assert balanced(spread(4), [1.0] * 256) == spread(4)
     assert balanced(spread(4), [0.0] * 256) == spread(4)
 
 
 @given(st.data())
-def test_who_is_drained_owns_nothing_and_the_others_keep_what_they_had(data: st.DataObject):
+def test_drained_partitions_own_nothing_and_the_others_keep_what_they_had(data: st.DataObject):
     partitions = data.draw(st.integers(2, 6))
     before = Assignment(partitions, tuple(data.draw(st.integers(0, partitions - 1)) for _ in range(64)))
     leaving = data.draw(st.sets(st.integers(0, partitions - 1), min_size=1, max_size=partitions - 1))
@@ -71,12 +71,12 @@ def test_who_is_drained_owns_nothing_and_the_others_keep_what_they_had(data: st.
     assert all(new == old for old, new in zip(before.owners, after.owners, strict=True) if old not in leaving)
 
 
-def test_somebody_must_stay():
+def test_not_all_partitions_can_be_drained():
     with pytest.raises(FlowError, match="all 2 partitions would be drained, and nobody would own their bins"):
         drained(spread(2), [0, 1])
 
 
 @pytest.mark.parametrize("weights", [[1.0] * 3, [float("nan")] * 4, [-1.0] * 4, [float("inf")] * 4])
-def test_weights_that_are_none_are_refused(weights: list[float]):
+def test_invalid_weights_are_refused(weights: list[float]):
     with pytest.raises(FlowError, match=r"weights? (for 4 bins|of a bin must be)"):
         balanced(spread(2, bins=4), weights)

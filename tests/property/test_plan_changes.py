@@ -215,7 +215,7 @@ def test_no_consistent_scheduler_lets_a_row_follow_two_plans(rng):
 @pytest.mark.long
 @some
 @given(rngs)
-def test_nor_do_they_with_blocking_operators(rng):
+def test_no_consistent_scheduler_lets_a_row_follow_two_plans_behind_blocking_operators(rng):
     before, after, updated = random_case(rng, PIPELINED + BLOCKING * 2)
     merged, plan = planned(before, after, updated, Scheduler.FRIES)
     assert not can_mix(before, after, updated, merged, plan), shown(before, after, updated)
@@ -259,7 +259,7 @@ def test_heads_are_operators_of_both_plans(rng):
     assert all(head in before and head in after for head in plan.heads), shown(before, after, updated)
 
 
-def test_two_operators_that_change_places_are_there_twice():
+def test_two_operators_that_change_places_occur_twice():
     def chain(*names: str) -> Graph:
         operators = [Operator("in", Source(), (), ROWS)]
         for name in names:

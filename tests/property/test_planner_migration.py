@@ -126,7 +126,7 @@ def test_lax_gives_one_and_takes_one_in_the_least_number_of_steps(moves):
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(6, 11)), min_size=1, max_size=60))
-def test_where_givers_and_takers_differ_the_steps_are_as_many_as_the_most_moves_of_a_partition(moves):
+def test_if_no_partition_gives_and_takes_there_are_as_many_steps_as_the_most_moves_of_one(moves):
     steps = disjoint_steps(moves)
     assert_disjoint(moves, steps)
     assert len(steps) == largest_degree(moves)
@@ -167,7 +167,7 @@ def test_the_papers_numbers_of_steps_come_out(before: int, after: int, steps: in
     assert len(list(batched(moves))) == steps
 
 
-def test_the_shape_of_the_most_difficult_graph_needs_half_more():
+def test_the_most_difficult_graph_needs_half_as_many_steps_again():
     """Three partitions in a triangle of double moves (Shannon): six steps for a degree of four."""
     moves = [(0, 1), (1, 2), (2, 0)] * 2
     assert largest_degree(moves) == 4
@@ -299,7 +299,7 @@ def test_a_machine_that_becomes_slow_moves_as_much_an_epoch_for_the_same_share_o
     assert max(bins for bins, _ in busy) <= GROWTH * fitting, "one step may show that a slow machine's price is higher"
 
 
-def test_while_rows_have_piled_up_a_part_of_the_budget_is_used_and_never_less():
+def test_while_rows_have_piled_up_a_fixed_part_of_the_budget_is_used():
     """Epochs take four times as long although nothing is slower: rows have piled up. A bin costs what it did before."""
     bin_ms, steady_ms, budget_ms = 1.0, 100.0, 20.0
     steps, cost, moved = budgeted(many(1024), lambda move: 0, Budget(ms=budget_ms)), None, list[int]()

@@ -153,7 +153,7 @@ class Planner:
         return Inserted(name, kind, make(kind, name, version), port, (reader,))
 
     def _plain(self, op: Operator) -> bool:
-        """A map or filter in the midst of the flow whose output may be its input."""
+        """A map or filter inside the flow whose output may be its input."""
         return (
             isinstance(op.spec, Map | Filter)
             and op.name not in self.fixed

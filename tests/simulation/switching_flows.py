@@ -1,4 +1,4 @@
-"""A change in the midst of many small slices, with rivals about: all attempts of a task must switch at the same row."""
+"""A change among many small slices, with competing attempts: all attempts of a task must switch at the same row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 200
 
 
 class Switched(NamedTuple):
-    """What a run has shown: attempts that were compared, and those of them that switched in the midst of a task."""
+    """What a run has shown: attempts that were compared, and those of them that switched in the middle of a task."""
 
     compared: int
     in_the_midst: int

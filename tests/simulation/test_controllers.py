@@ -94,7 +94,7 @@ def test_auto_scale_keeps_its_limits_and_those_of_the_cluster() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_auto_scale_meets_a_latency_and_stops_where_more_is_of_no_use(seed: int) -> None:
+def test_auto_scale_meets_a_latency_and_stops_where_more_partitions_are_of_no_use(seed: int) -> None:
     plant = ScalePlant(lambda epoch: 0.9, 1, seed=seed, noise=0.03)
     steer(plant, [AutoScale(utilisation=1.0, latency="380 ms")], 150)
     # 0.2 s until the epoch, 0.05 s, and 0.18 s of work by the number of partitions.
@@ -127,7 +127,7 @@ def test_a_naive_rival_is_caught() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_balance_comes_to_what_can_be_reached_and_leaves_it_there(seed: int) -> None:
+def test_balance_reaches_the_best_possible_and_leaves_it_there(seed: int) -> None:
     plant = ScalePlant(lambda epoch: 1.0, 4, seed=seed)
     plant.weights = [plant.rng.paretovariate(1.5) for _ in range(BINS)]
     plant.assignment = uneven([number // 100 for number in range(BINS)], 4)  # one partition has nothing
@@ -227,7 +227,7 @@ def test_a_naive_pace_oscillates_until_it_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_scale_and_balance_together_come_to_what_each_would(seed: int) -> None:
+def test_scale_and_balance_together_reach_what_each_would_alone(seed: int) -> None:
     plant = ScalePlant(lambda epoch: 2.0, 1, skew=3.0, seed=seed)
     desk = steer(plant, [Balance(), AutoScale()], 200)
     assert plant.settings[-1] in range(least(1.8), least(2.2 / 0.8) + 1)
@@ -258,7 +258,7 @@ class Restless(Controller):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_several_want_at_random_comes_to_one_serial_order(seed: int) -> None:
+def test_random_proposals_of_several_controllers_come_to_one_serial_order(seed: int) -> None:
     plant = ScalePlant(lambda epoch: 1.0, 2, seed=seed)
     desk = steer(plant, [], 0)
     for number in range(3):

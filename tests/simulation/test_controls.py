@@ -208,7 +208,9 @@ def test_an_operation_that_fails_leaves_nothing_behind(kind: type[Affine], fault
 
 @pytest.mark.parametrize("mode", ["in-band", "fast"])
 @pytest.mark.parametrize("handler", ["begin", "next", "complete", "dispose", "merge", "finish"])
-def test_what_fails_beside_rows_does_not_even_end_the_run(mode: str, handler: str, tmp_path: Path):
+def test_a_failure_of_an_operation_that_does_not_block_does_not_even_end_the_run(
+    mode: str, handler: str, tmp_path: Path
+):
     class Raises(ControlOperation):
         def complete(self, ctx: ControlContext) -> Any:
             ctx.send([1])
@@ -252,7 +254,7 @@ def test_state_is_reached_where_it_may_be_and_nowhere_else(mode: str, handler: s
     world.check(run, {})
 
 
-def test_state_that_a_handler_keeps_is_of_no_use_after_complete(tmp_path: Path):
+def test_state_that_a_handler_keeps_cannot_be_used_after_complete(tmp_path: Path):
     """It is committed as complete has left it; what is set later is refused, or at least does not count."""
 
     class Keeps(Affine):
@@ -270,7 +272,7 @@ def test_state_that_a_handler_keeps_is_of_no_use_after_complete(tmp_path: Path):
     world.check(run, {1: (3, 1)} if record.outcome is ControlOutcome.COMPLETE else {})
 
 
-def test_a_value_on_its_way_that_is_too_large_is_refused(tmp_path: Path):
+def test_a_message_with_too_large_a_value_is_refused(tmp_path: Path):
     class Sends(ControlOperation):
         result_limit = 1000
         mode = "blocking"
@@ -311,7 +313,7 @@ class Positions(ControlOperation):
 
 
 def test_a_message_is_handled_between_the_rows_between_which_it_was_sent(tmp_path: Path):
-    """Sources send it before their first row; later stages when it has come from all senders, in the midst of rows."""
+    """Sources send it before their first row; later stages when it has come from all senders, among their rows."""
     for seed in range(6):
         rows = [[{"n": 10 * epoch + i} for i in range(30)] for epoch in range(4)]
         flow, out, control = Flow("positions"), MemorySink(), ControlAt(1, Positions())
@@ -333,7 +335,7 @@ def test_a_message_is_handled_between_the_rows_between_which_it_was_sent(tmp_pat
 
 
 @pytest.mark.parametrize("handler", ["begin", "next", "complete", "dispose", "merge"])
-def test_whatever_fails_in_a_task_of_a_blocking_operation_takes_it_back(handler: str, tmp_path: Path):
+def test_any_failure_in_a_task_of_a_blocking_operation_takes_it_back(handler: str, tmp_path: Path):
     class Raises(Affine):
         def prepare(self, graph: Any) -> dict[str, Any]:
             return {**super().prepare(graph), "in": None, "same": None}
@@ -395,7 +397,7 @@ def test_an_operation_that_drivers_do_not_survive_is_given_up(tmp_path: Path):
     world.check(run, {})
 
 
-def test_a_stopped_job_goes_on_with_it(tmp_path: Path):
+def test_a_stopped_job_continues_its_operation(tmp_path: Path):
     world = World(tmp_path, epochs=3)
     control = ControlAt(2, Affine(2, 5))  # at the end of the last epoch, or in it
     world.run(control, seed=3)
@@ -575,7 +577,7 @@ def test_handlers_are_called_in_order_with_their_own_configuration(mode: str, tm
 
 
 @pytest.mark.parametrize("mode", ["blocking", "in-band", "fast"])
-def test_what_began_is_disposed_of_when_a_handler_fails(mode: str, tmp_path: Path):
+def test_operators_that_began_are_disposed_of_when_a_handler_fails(mode: str, tmp_path: Path):
     world, control = World(tmp_path), ControlAt(1, Notes(tmp_path / "notes", mode, fails_at="in"))
     world.check(world.run(control), {})
     assert "ValueError: on purpose" in str(control.handle.error)
@@ -605,7 +607,7 @@ def test_a_fast_operation_whose_messages_are_lost_is_given_to_the_next_tasks(tmp
     assert missed, "some of them were told, and did not hear"
 
 
-def test_what_travels_is_small_whatever_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_messages_are_small_whatever_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import msgspec
 
     from midstream.control.messages import EpochOpened, Event

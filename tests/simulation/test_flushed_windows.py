@@ -78,7 +78,7 @@ def check(run: LocalRun, out: MemorySink, every: MemorySink) -> None:
     assert len(every.rows) == EPOCHS * ROWS
 
 
-def test_all_open_windows_are_emitted_by_the_epoch_before_the_one_in_which_they_go() -> None:
+def test_all_open_windows_are_emitted_in_the_last_epoch_before_the_removal() -> None:
     out, every = MemorySink(), MemorySink()
     run = run_local(flow_of(out, every), changes=[ChangeAt.of(2, *gone(flush=True))], clock=ManualClock())
     check(run, out, every)
@@ -88,7 +88,9 @@ def test_all_open_windows_are_emitted_by_the_epoch_before_the_one_in_which_they_
     assert [edit.flush for edit in record.edits if isinstance(edit, RemoveRecord)].count(True) == 1
 
 
-def test_without_it_they_stay_in_the_kept_state_and_go_on_when_the_operator_comes_back(tmp_path: Path) -> None:
+def test_without_a_flush_windows_stay_in_the_kept_state_and_continue_when_the_operator_comes_back(
+    tmp_path: Path,
+) -> None:
     at, out, every = str(tmp_path / "job"), MemorySink(), MemorySink()
     run_local(flow_of(out, every), checkpoint=at, changes=[ChangeAt.of(2, *gone(flush=False))], clock=ManualClock())
     [held] = StateReader.at(at).overview()
@@ -98,7 +100,7 @@ def test_without_it_they_stay_in_the_kept_state_and_go_on_when_the_operator_come
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_once_whatever_crashes(seed: int) -> None:
+def test_windows_are_flushed_once_whatever_crashes(seed: int) -> None:
     out, every = MemorySink(), MemorySink()
     changes = [ChangeAt.of(seed % 4, *gone(flush=True))]
     run = run_local(flow_of(out, every), seed=seed, faults=BAD_LUCK, changes=changes, clock=ManualClock())
@@ -107,7 +109,7 @@ def test_once_whatever_crashes(seed: int) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("offset", [0, 1])
-def test_once_if_the_driver_dies_at_any_step_of_the_commit(
+def test_windows_are_flushed_once_if_the_driver_dies_at_any_step_of_the_commit(
     step: str, offset: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the epoch that emits what is open, and in the one after it."""
@@ -128,7 +130,7 @@ def test_once_if_the_driver_dies_at_any_step_of_the_commit(
     assert died
 
 
-def test_a_restart_between_the_two_epochs_goes_on_with_the_second(tmp_path: Path) -> None:
+def test_a_restart_between_the_two_epochs_continues_with_the_second(tmp_path: Path) -> None:
     at, out, every = str(tmp_path / "job"), MemorySink(), MemorySink()
     changes = [ChangeAt.of(2, *gone(flush=True), scheduler="epoch")]
     flow = flow_of(out, every, range(4))
@@ -138,7 +140,7 @@ def test_a_restart_between_the_two_epochs_goes_on_with_the_second(tmp_path: Path
     assert ordered(out.rows + second.rows) == ordered(windows_until(last_epoch(out)))
 
 
-def test_a_change_that_fails_in_the_new_plan_comes_back_with_what_was_emitted_gone() -> None:
+def test_after_a_roll_back_from_the_new_plan_flushed_windows_begin_anew() -> None:
     """The results that were emitted stay as they are; windows begin anew."""
     out, every = MemorySink(), MemorySink()
 
@@ -183,7 +185,7 @@ def test_sessions_and_timers_are_flushed_too() -> None:
     ("operator", "says"),
     [("shown", "this map holds no rows or results back"), ("total", "this aggregate emits its totals in every epoch")],
 )
-def test_what_holds_nothing_back_is_refused(operator: str, says: str) -> None:
+def test_a_flush_of_an_operator_that_holds_nothing_back_is_refused(operator: str, says: str) -> None:
     flow = flow_of(MemorySink(), MemorySink())
     totals = Insert(
         lambda rows: rows.key_by("by n", "n").aggregate("total", c=agg.count()).sink("t", MemorySink()), after="in"
@@ -193,7 +195,7 @@ def test_what_holds_nothing_back_is_refused(operator: str, says: str) -> None:
         run_local(flow, changes=changes, clock=ManualClock())
 
 
-def test_it_goes_with_updates() -> None:
+def test_a_flush_and_updates_can_be_one_change() -> None:
     out, every = MemorySink(), MemorySink()
     double = Update("new", lambda row: {**row, "n": -1 - row["n"]})
     insert = Insert(lambda rows: rows.map("new", lambda row: row), between=("in", "all"))

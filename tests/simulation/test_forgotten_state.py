@@ -98,13 +98,13 @@ def test_an_operator_starts_empty_after_its_kept_state_was_dropped(is_scripted: 
 
 
 @pytest.mark.parametrize("is_scripted", [False, True])
-def test_it_finds_its_state_if_that_was_not_dropped(is_scripted: bool, tmp_path: Path):
+def test_an_operator_finds_its_state_if_that_was_not_dropped(is_scripted: bool, tmp_path: Path):
     removed_live(tmp_path, is_scripted=is_scripted)
     assert counted(tmp_path, has_count=is_scripted) == [("a", 3), ("b", 2)]
 
 
 @pytest.mark.parametrize("is_scripted", [False, True])
-def test_it_may_have_another_layout_afterwards(is_scripted: bool, tmp_path: Path):
+def test_an_operator_may_have_another_layout_after_its_state_was_dropped(is_scripted: bool, tmp_path: Path):
     epochs = removed_live(tmp_path, is_scripted=is_scripted)
     forget_state(str(tmp_path), "count")
     other = Insert(lambda keyed: keyed.aggregate("count", c=agg.count()), between=("by k", "out"))
@@ -112,7 +112,7 @@ def test_it_may_have_another_layout_afterwards(is_scripted: bool, tmp_path: Path
     assert run(tmp_path, "xaa", change, has_count=is_scripted)[-1] == ("a", 2)
 
 
-def test_it_is_gone_for_readers_at_once_and_other_state_stays(tmp_path: Path):
+def test_dropped_state_is_gone_for_readers_at_once_and_other_state_stays(tmp_path: Path):
     removed_live(tmp_path)
     at = str(tmp_path)
     assert read_state(at, "count").num_rows
@@ -126,7 +126,7 @@ def test_it_is_gone_for_readers_at_once_and_other_state_stays(tmp_path: Path):
     assert [held.operator for held in StateReader.at(at).overview()] == ["total"]
 
 
-def test_its_files_are_removed_unless_a_savepoint_needs_them(tmp_path: Path):
+def test_files_of_dropped_state_are_removed_unless_a_savepoint_needs_them(tmp_path: Path):
     removed_live(tmp_path)
     at = str(tmp_path)
     checkpoint = Checkpoint.of_any_flow(at)
@@ -141,7 +141,7 @@ def test_its_files_are_removed_unless_a_savepoint_needs_them(tmp_path: Path):
     assert not any(name.startswith("count") for name in left)
 
 
-def test_a_rewind_to_a_savepoint_from_before_brings_it_back(tmp_path: Path):
+def test_a_rewind_to_an_earlier_savepoint_brings_dropped_state_back(tmp_path: Path):
     removed_live(tmp_path)
     at = str(tmp_path)
     take_savepoint(at, "before")
@@ -151,7 +151,7 @@ def test_a_rewind_to_a_savepoint_from_before_brings_it_back(tmp_path: Path):
     assert counted(tmp_path) == [("a", 3), ("b", 2)]
 
 
-def test_a_fork_has_it_if_the_savepoint_is_from_before_and_not_if_it_is_from_after(tmp_path: Path):
+def test_a_fork_of_an_earlier_savepoint_has_dropped_state_and_one_of_a_later_savepoint_does_not(tmp_path: Path):
     at = tmp_path / "job"
     removed_live(at)
     take_savepoint(str(at), "before")
@@ -185,7 +185,7 @@ def test_a_script_that_has_the_operator_again_starts_it_empty(tmp_path: Path):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_crashes_afterwards(seed: int, tmp_path: Path):
+def test_state_stays_dropped_whatever_crashes_afterwards(seed: int, tmp_path: Path):
     removed_live(tmp_path)
     forget_state(str(tmp_path), "count")
     faults = Faults(crash=0.03, repeat=0.2, speculate=0.05, crash_driver=0.03, lose_output=0.05)
@@ -193,7 +193,7 @@ def test_whatever_crashes_afterwards(seed: int, tmp_path: Path):
 
 
 @pytest.mark.parametrize("is_written", [False, True])
-def test_a_crash_before_it_is_on_record_changes_nothing(
+def test_a_crash_before_the_drop_is_on_record_changes_nothing(
     is_written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     removed_live(tmp_path)
@@ -259,7 +259,7 @@ def count_down(key: str, row: Row, state: State) -> Row:
     return {**row, "c": state.get()}
 
 
-def test_the_command_drops_it_and_says_so(tmp_path: Path):
+def test_the_command_drops_state_and_says_so(tmp_path: Path):
     removed_live(tmp_path)
 
     def call(*arguments: str) -> Result:

@@ -79,14 +79,14 @@ def test_a_process_goes_on_from_values(state: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_it_is_there_once_whatever_crashes(seed: int) -> None:
+def test_initial_state_is_there_once_whatever_crashes(seed: int) -> None:
     out = MemorySink()
     changes = [ChangeAt.of(seed % 3, counting(given()))]
     check(run_local(flow_of(out), seed=seed, faults=BAD_LUCK, changes=changes, clock=ManualClock()), out)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_it_is_there_once_if_the_driver_dies_at_a_step_of_the_first_commit(
+def test_initial_state_is_there_once_if_the_driver_dies_at_a_step_of_the_first_commit(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[int] = []
@@ -230,7 +230,7 @@ def joining(rows: Any) -> Any:
         ),
     ],
 )
-def test_operators_that_cannot_take_it_are_named(build: Any, says: str) -> None:
+def test_operators_that_cannot_take_initial_state_are_named(build: Any, says: str) -> None:
     with pytest.raises(FlowError) as refused:
         run_local(flow_of(MemorySink()), changes=[ChangeAt.of(1, Insert(build, after="in", state=given()))])
     assert says in str(refused.value)
@@ -249,6 +249,6 @@ def test_state_that_was_kept_is_not_overwritten(tmp_path: Path) -> None:
         )
 
 
-def test_the_record_names_it() -> None:
+def test_the_record_names_the_initial_state() -> None:
     run = run_local(flow_of(MemorySink()), changes=[ChangeAt.of(1, counting(given()))], clock=ManualClock())
     assert [edit.state is not None for edit in run.history[0].edits if isinstance(edit, InsertRecord)] == [False, True]

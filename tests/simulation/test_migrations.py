@@ -159,7 +159,7 @@ def test_rescaling_up_and_down_lives_through_everything(tmp_path: Path):
     assert world.newest() == Assignment(1, (0,) * BINS)
 
 
-def test_more_than_one_life_goes_on_where_the_last_one_ended(tmp_path: Path):
+def test_a_migration_continues_over_several_lives_of_the_job(tmp_path: Path):
     world = World(tmp_path)
     first = world.run(MigrateAt.of(1, Rescale(4), strategy="batched"), epochs=8)
     [record] = first.history
@@ -193,7 +193,7 @@ def test_an_epoch_that_runs_again_has_the_same_step(seed: int, tmp_path: Path, o
 # ── cancel and reverse ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_cancelled_stays_where_it_is(tmp_path: Path):
+def test_bins_of_a_cancelled_migration_stay_where_they_are(tmp_path: Path):
     world = World(tmp_path)
     run = world.run(MigrateAt.of(1, Move(dict.fromkeys(range(0, 40, 2), 1)), strategy="fluid", cancel=6))
     [record] = run.history
@@ -205,7 +205,7 @@ def test_what_is_cancelled_stays_where_it_is(tmp_path: Path):
     world.assert_gapless()
 
 
-def test_what_is_reversed_goes_back_to_the_first_assignment(tmp_path: Path):
+def test_a_reversed_migration_goes_back_to_the_first_assignment(tmp_path: Path):
     world = World(tmp_path, 16)
     run = world.run(MigrateAt.of(1, Rescale(3), strategy="fluid", reverse=6))
     [record] = run.history
@@ -220,7 +220,7 @@ def test_what_is_reversed_goes_back_to_the_first_assignment(tmp_path: Path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_prepared_ahead_takes_effect_exactly_then(seed: int, tmp_path: Path):
+def test_a_prepared_migration_takes_effect_exactly_in_its_epoch(seed: int, tmp_path: Path):
     """Requested for epochs 6, 4 and 10, in this order (M3); drivers die in between."""
     world = World(tmp_path, 14)
     run = world.run(
@@ -360,7 +360,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_operators_remember_moves_with_its_bin(seed: int, tmp_path: Path):
+def test_all_state_of_operators_moves_with_its_bin(seed: int, tmp_path: Path):
     """Values, lists, maps, timers, windows, sessions, joins: rows and what is left of state are the oracle's, with
     several executors that have copies of their own, and tasks, drivers and executors that are lost (M9, M10)."""
     case = keyed_case_of(3000 + seed, tmp_path)

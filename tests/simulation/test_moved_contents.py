@@ -81,7 +81,7 @@ ANEW = (ChangeAt.of(2, Update("remind", RemindedAnew(), migrate=with_texts)),)
 
 
 def rest(epochs: int = EPOCHS, quiet: int = 0) -> Flow:
-    """Operators and aggregations that the shop has not. The last epochs are quiet: they have no rows."""
+    """Operators and aggregations that the shop lacks. The last epochs are quiet: they have no rows."""
     flow = Flow("rest")
     data = [
         [
@@ -219,7 +219,7 @@ def test_all_other_kinds_of_state_are_the_same_bytes_wherever_they_are(seed: int
 
 
 @pytest.mark.long
-def test_a_migration_without_rows_changes_nothing_that_is_kept():
+def test_a_migration_without_rows_changes_no_state():
     """What is there before a bin moves is there after it has moved, although no row came meanwhile."""
     epochs = 3
     contents, moved = lived(

@@ -133,7 +133,7 @@ def test_after_partitions_have_moved_hosts_free_their_bins_but_not_at_once():
     assert found(out) == expected(10)
 
 
-def test_what_other_partitions_of_the_executor_own_stays_even_without_a_grace():
+def test_bins_of_other_partitions_on_the_executor_stay_even_without_a_grace():
     flow, out = flow_of(6)
     with runtime_of(flow.graph, partitions=PARTITIONS, executors=2, seed=4) as runtime:
         for executor in runtime.executors.all:

@@ -96,7 +96,7 @@ def test_a_change_within_an_epoch_meets_running_tasks():
     assert any("within an epoch" in each for each in met), met
 
 
-def test_removing_it_again_gives_every_row_again():
+def test_removing_the_filter_again_gives_every_row_again():
     flow, out = numbers(5)
     changes = [ChangeAt.of(0, FIFTH, scheduler="epoch"), ChangeAt.of(2, Remove("every 5th"), scheduler="epoch")]
     run = run_local(flow, changes=changes, clock=ManualClock())
@@ -105,7 +105,7 @@ def test_removing_it_again_gives_every_row_again():
     assert [5 * n for n in range(8, 12)] in values(out)
 
 
-def test_a_keyed_operator_with_an_exchange_comes_from_the_next_epoch():
+def test_a_keyed_operator_with_an_exchange_is_inserted_from_the_next_epoch():
     flow, out = numbers()
     insert = Insert(lambda rows: rows.key_by("by n", "n").process("count", counted), after="m")
     run = run_local(flow, changes=[ChangeAt.of(0, insert)], clock=ManualClock(), audit="n")
@@ -156,7 +156,7 @@ def test_the_state_of_a_removed_operator_is_found_when_it_comes_back(tmp_path: P
     assert 0 in found
 
 
-def test_also_after_a_restart_with_a_script_that_does_not_have_it(tmp_path: Path):
+def test_the_state_of_a_removed_operator_survives_a_restart_with_a_script_that_lacks_it(tmp_path: Path):
     at = str(tmp_path / "checkpoint")
     flow, _ = keyed(3)
     run_local(flow, checkpoint=at, clock=ManualClock())
@@ -331,7 +331,7 @@ def test_an_edge_that_crosses_into_another_key_is_refused():
         run_local(flow, changes=[ChangeAt.of(0, inserted)], clock=ManualClock())
 
 
-def test_what_leaves_the_key_alone_can_be_inserted_behind_a_key_by():
+def test_an_operator_that_leaves_the_key_alone_can_be_inserted_behind_a_key_by():
     flow, out = keyed()
     inserted = Insert(lambda rows: rows.filter("none", lambda row: False), between=("by k", "count"))
     run = run_local(flow, changes=[ChangeAt.of(0, inserted, scheduler="epoch")], clock=ManualClock())
@@ -340,7 +340,7 @@ def test_what_leaves_the_key_alone_can_be_inserted_behind_a_key_by():
     assert sum(table.num_rows for epoch, table in out.tables.items() if epoch > 0) == 0
 
 
-def test_removing_what_others_read_by_a_branch_is_refused():
+def test_removing_an_operator_whose_branches_others_read_is_refused():
     flow, out = Flow("f"), MemorySink()
     rows = flow.source("in", ListSource([[{"n": 1}]] * 2, "n bigint"))
     parts = rows.route("split", lambda row: "a", branches=("a", "b"))

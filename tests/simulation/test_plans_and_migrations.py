@@ -1,5 +1,5 @@
-"""Changes of the plan in the midst of migrations, and migrations in the midst of changes of the plan, with faults; and
-savepoints of jobs that have had either."""
+"""Changes of the plan during migrations, and migrations during changes of the plan, with faults; and savepoints of jobs
+that have had either."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def assert_ended(run: LocalRun) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_plans_change_in_the_midst_of_migrations_and_the_other_way_round(seed: int, tmp_path: Path):
+def test_plans_change_during_migrations_and_the_other_way_round(seed: int, tmp_path: Path):
     rng = random.Random(seed)
     epochs, job = 24, Job(tmp_path)
     moved = rng.sample(range(256), 6)
@@ -172,7 +172,7 @@ def test_a_migration_whose_stage_is_removed_ends_with_the_reason(strategy: str, 
 
 
 @pytest.mark.parametrize("place", [("in", "by k"), ("count", "out")], ids=["before", "behind"])
-def test_a_step_is_undone_under_the_plan_that_its_epoch_has_by_then(place: tuple[str, str], tmp_path: Path):
+def test_a_step_is_undone_under_the_plan_that_is_in_force_by_then(place: tuple[str, str], tmp_path: Path):
     """Runs are lost until the step is undone. Meanwhile a change has renumbered stages, or added one."""
     insert = Insert(INSERT.build, between=place)
     met = 0

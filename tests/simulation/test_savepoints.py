@@ -273,7 +273,7 @@ def test_a_fork_never_touches_the_sinks_of_the_first_job(tmp_path: Path) -> None
     assert place.outcome() == before
 
 
-def test_a_savepoint_keeps_what_would_be_swept_until_it_is_deleted(tmp_path: Path) -> None:
+def test_a_savepoint_keeps_files_that_would_be_swept_until_it_is_deleted(tmp_path: Path) -> None:
     place = Place(tmp_path / "job")
     place.run(rows(0, 3))
     saved = take_savepoint(place.checkpoint, "x", note="to see", by="ann")
@@ -301,7 +301,7 @@ def test_a_job_can_be_rewound_to_an_epoch_that_is_still_whole(tmp_path: Path) ->
     assert place.outcome() == oracle_of(tmp_path / "oracle", 4, 2).outcome()
 
 
-def test_changes_after_the_epoch_count_no_more(tmp_path: Path) -> None:
+def test_changes_after_the_epoch_no_longer_count(tmp_path: Path) -> None:
     place = Place(tmp_path / "job")
     place.run(rows(0, 3))
     take_savepoint(place.checkpoint, "x")

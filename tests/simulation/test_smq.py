@@ -129,7 +129,7 @@ def test_the_oracle_finds_counts_that_are_out_of_order() -> None:
     assert any("out of order" in problem for problem in judged(swapped).problems)
 
 
-def test_a_share_goes_over_once() -> None:
+def test_a_share_switches_plans_once() -> None:
     # As if the plan went back for a stretch in the epoch of the change.
     n = np.arange(2100, 2140)
     back = RESULT.filter(pa.array(~np.isin(RESULT["n"].to_numpy(), n)))

@@ -220,7 +220,7 @@ STEPS = ("computed", "sealed", "manifest written", "published", "counted", "log 
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_driver_that_dies_at_a_step_leaves_the_sources_of_before_or_of_after(
+def test_a_driver_that_dies_at_a_step_leaves_the_old_sources_or_the_new_ones(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It dies at this step once for each change that is in progress then."""
@@ -242,7 +242,7 @@ def test_a_driver_that_dies_at_a_step_leaves_the_sources_of_before_or_of_after(
     assert problems(case, run, out) == []
 
 
-def test_a_source_that_comes_back_goes_on_where_it_was_removed(tmp_path: Path) -> None:
+def test_a_source_that_comes_back_continues_where_it_was_removed(tmp_path: Path) -> None:
     case = Case(0, dict.fromkeys(NAMES, 6), ((1, "fries", (Goes("b"),)), (3, "fries", (Comes("b", 6),))), None)
     run, out = case.run(tmp_path)
     assert [record.outcome for record in run.history] == [Outcome.APPLIED] * 2
@@ -250,7 +250,7 @@ def test_a_source_that_comes_back_goes_on_where_it_was_removed(tmp_path: Path) -
     assert [set(each) for each in epochs] == [{0}, {1}, set(), set(), {2}, {3}, {4}, {5}]
 
 
-def test_a_source_with_another_definition_goes_on_where_the_old_one_was(tmp_path: Path) -> None:
+def test_a_source_with_another_definition_continues_where_the_old_one_was(tmp_path: Path) -> None:
     """Removed and inserted under its name, in one change: rows of the new stream follow, from the same position on."""
     flow, out = united(dict.fromkeys(NAMES, 4))
     wider = ListSource([[{"s": "b", "n": 100 * epoch}] for epoch in range(6)], "s string, n bigint")
@@ -261,7 +261,7 @@ def test_a_source_with_another_definition_goes_on_where_the_old_one_was(tmp_path
     assert epochs == [[0, 1, 2], [10, 11, 12], [200], [300], [400], [500]]
 
 
-def test_the_watermark_waits_for_a_source_that_comes_and_not_for_one_that_went(tmp_path: Path) -> None:
+def test_the_watermark_waits_for_an_added_source_and_not_for_a_removed_one(tmp_path: Path) -> None:
     def times(first: int, epochs: int) -> ListSource:
         rows = [[{"k": "x", "at": 60_000_000 * (first + epoch)}] for epoch in range(epochs)]
         return ListSource(rows, "k string, at timestamp", event_time="at")

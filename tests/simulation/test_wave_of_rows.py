@@ -90,13 +90,13 @@ def test_a_budget_stabilises_sooner_than_batches_and_waits_no_longer(bin_ms: flo
     assert found["budgeted"].worst <= 1.1 * found["batched"].worst
 
 
-def test_dear_bins_move_in_smaller_steps_and_everything_at_once_is_what_makes_rows_wait():
+def test_costly_bins_move_in_smaller_steps_and_a_single_step_makes_rows_wait():
     dear = 150.0
     at_once, by_budget = ride(sudden(moves()), dear), ride(budgeted(moves(), lambda move: 1 << 20, Budget()), dear)
     assert by_budget.worst <= 0.7 * at_once.worst
 
 
-def test_the_wave_is_what_it_is_said_to_be():
+def test_the_wave_matches_its_description():
     assert due_between(0, PERIOD_S) == pytest.approx(PERIOD_S * (LOW + HIGH) / 2)
     assert due_between(3 * PERIOD_S, 3 * PERIOD_S + 1) == pytest.approx(HIGH)
     assert due_between(PERIOD_S - 1, PERIOD_S) == pytest.approx(LOW)

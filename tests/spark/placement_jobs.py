@@ -98,7 +98,7 @@ def stay(folder: str, reduce_locality: str) -> None:
 
 
 def lose(folder: str) -> None:
-    """An executor is killed in the midst of a run."""
+    """An executor is killed during a run."""
     epochs = 24
     flow, out = flow_of(epochs)
     with cluster() as spark:

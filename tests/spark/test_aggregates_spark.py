@@ -70,7 +70,7 @@ def same(case: str, one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def test_aggregates_are_those_of_spark(spark) -> None:
+def test_aggregates_equal_those_of_spark(spark) -> None:
     flow, out = Flow("f"), MemorySink()
     rows = flow.source("in", ListSource([ROWS], DDL))
     columns: dict[str, Any] = {f"c{i}": aggregation for i, aggregation in enumerate(CASES.values())}
@@ -95,7 +95,7 @@ def test_aggregates_are_those_of_spark(spark) -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_an_aggregate_of_all_rows_is_that_of_spark(spark, partitions: int) -> None:
+def test_an_aggregate_of_all_rows_equals_that_of_spark(spark, partitions: int) -> None:
     flow, out = Flow("f"), MemorySink()
     rows = flow.source("in", ListSource([ROWS], DDL, partitions=partitions))
     rows.aggregate_all("a", n=agg.count(), total=agg.sum("n"), top=agg.max("d")).sink("out", out)

@@ -63,7 +63,7 @@ def moments(seed: int) -> list[Row]:
     ],
     ids=repr,
 )
-def test_windows_are_those_of_spark(spark: Any, window: Any, theirs: str) -> None:
+def test_windows_equal_those_of_spark(spark: Any, window: Any, theirs: str) -> None:
     rows, ddl = moments(1), "k string, t timestamp, n int"
     flow, out = Flow("windows"), MemorySink()
     by_k = flow.source("in", ListSource([rows], ddl, event_time="t")).key_by("by k", "k")
@@ -75,7 +75,7 @@ def test_windows_are_those_of_spark(spark: Any, window: Any, theirs: str) -> Non
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/Santiago", "Asia/Kathmandu", "Asia/Beirut"])
-def test_days_of_a_zone_are_those_of_spark(spark: Any, zone: str) -> None:
+def test_days_of_a_zone_equal_those_of_spark(spark: Any, zone: str) -> None:
     rows, ddl = moments(2), "k string, t timestamp, n int"
     rows = [row for row in rows if row["t"].year > 1969]  # before, zones had other rules, by the second
     flow, out = Flow("days"), MemorySink()
@@ -102,7 +102,7 @@ WITHIN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("near", WITHIN)
-def test_joins_are_those_of_spark(spark: Any, near: str) -> None:
+def test_joins_equal_those_of_spark(spark: Any, near: str) -> None:
     """Inner, left, right and full ones; rows come in several epochs, and none of them is late."""
     options, condition = WITHIN[near]
     rng = random.Random(near)

@@ -119,7 +119,7 @@ def spark_expr(text: str) -> Any:
     return expr(text)
 
 
-def test_values_and_types_are_those_of_spark(spark, table: pa.RecordBatch) -> None:
+def test_values_and_types_equal_those_of_spark(spark, table: pa.RecordBatch) -> None:
     frame = in_spark(spark, table)
     answers = frame.selectExpr(*(f"{case} as c{n}" for n, case in enumerate(EXPRESSIONS)))
     kinds = from_spark(answers.schema)
@@ -136,7 +136,7 @@ def test_values_and_types_are_those_of_spark(spark, table: pa.RecordBatch) -> No
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_fails_in_spark_fails_here(spark, table: pa.RecordBatch) -> None:
+def test_expressions_that_fail_in_spark_fail_here(spark, table: pa.RecordBatch) -> None:
     frame = in_spark(spark, table)
     for case in FAILING.strip().replace("\n", "; ").split("; "):
         with pytest.raises((ArithmeticError, ValueError)):
@@ -145,7 +145,7 @@ def test_what_fails_in_spark_fails_here(spark, table: pa.RecordBatch) -> None:
             frame.selectExpr(case).collect()
 
 
-def test_what_is_refused_here_though_spark_has_it(table: pa.RecordBatch) -> None:
+def test_expressions_that_spark_has_and_midstream_lacks_are_refused(table: pa.RecordBatch) -> None:
     assert to_ddl(table.schema)
     for case in ("s + 1", "m / 2", "cast(d as string)", "sum(i)", "rand()", "tags[0]", "at - at", "i = s"):
         with pytest.raises(SchemaError):

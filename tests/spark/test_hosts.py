@@ -1,7 +1,7 @@
 """Jobs on a standalone cluster of three hosts whose network is cut, and that stop or die.
 
-The hosts share one folder, for checkpoints and files of sinks, and nothing else. Whatever happens to them, both sinks
-and state are those of a run in which nothing happened: `RunningJob.finish` compares.
+The hosts share one folder, for checkpoints and files of sinks, and nothing else. Whatever happens to them, sinks and
+state equal those of a run in which nothing happened: `RunningJob.finish` compares.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def test_a_setup_that_cannot_work_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("seconds", [2, 7, 15], ids=["unnoticed", "noticed by the channel", "given up by Spark"])
 def test_a_cut_between_an_executor_and_the_driver(start: StartJob, cluster: Cluster, seconds: int) -> None:
-    """With a change in the midst of it, which is wholly before or wholly after in every row."""
+    """With a change during the cut: every row is processed wholly before or wholly after it."""
     job = start()
     job.call("await_epochs", 3)
     ends = cluster.host("driver"), next(host for host in cluster.workers if host.address in job.call("executors"))

@@ -52,7 +52,7 @@ def test_pace_and_rows_per_epoch_follow_and_a_restart_keeps_them(
     assert [each.outcome for each in job.history()] == [Outcome.APPLIED, Outcome.APPLIED]
 
 
-def test_what_spark_has_fixed_is_refused(spark: Any, tmp_path: Path) -> None:
+def test_knobs_that_spark_has_fixed_are_refused(spark: Any, tmp_path: Path) -> None:
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load().selectExpr("value AS n")
     flow = Flow("fixed")
     flow.source("rate", rows).sink("out", MemorySink())

@@ -20,7 +20,7 @@ __all__ = ["run_job"]  # a fixture
 
 
 @pytest.mark.cluster
-def test_executors_are_drained_and_taken_away_until_one_is_left(run_job: RunJob) -> None:
+def test_executors_are_drained_and_removed_until_one_is_left(run_job: RunJob) -> None:
     found = run_job(moving_jobs.drain)
     assert found["exact"]
     assert min(found["before"].values()) > 0
@@ -39,7 +39,7 @@ def test_executors_are_drained_and_taken_away_until_one_is_left(run_job: RunJob)
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("who", ["giver", "taker"])
-def test_a_drain_ends_although_an_executor_is_killed_in_its_midst(run_job: RunJob, who: str) -> None:
+def test_a_drain_ends_although_an_executor_is_killed_during_it(run_job: RunJob, who: str) -> None:
     found = run_job(moving_jobs.kill_in_mid_drain, who)
     assert found["exact"]
     assert (found["outcome"], found["error"]) == ("applied", None)
@@ -49,7 +49,7 @@ def test_a_drain_ends_although_an_executor_is_killed_in_its_midst(run_job: RunJo
 
 
 @pytest.mark.cluster
-def test_an_executor_that_joins_in_the_midst_of_a_migration_gets_its_part_with_the_next_number(
+def test_an_executor_that_joins_during_a_migration_gets_its_part_with_the_next_number_of_partitions(
     run_job: RunJob,
 ) -> None:
     found = run_job(moving_jobs.join_in_mid_migration)

@@ -47,14 +47,14 @@ def test_partitions_stay_on_their_executors(run_job: RunJob) -> None:
     assert "stick" not in found["log"]
 
 
-def test_a_session_without_the_setting_works_and_is_told_once(run_job: RunJob) -> None:
+def test_a_session_without_the_setting_works_and_is_warned_once(run_job: RunJob) -> None:
     found = run_job(placement_jobs.stay, "true")
     assert found["exact"]
     assert found["log"].count("partitions do not stick to the 2 executors of this application") == 1
     assert "spark.shuffle.reduceLocality.enabled=false" in found["log"]
 
 
-def test_partitions_of_a_lost_executor_go_on_elsewhere_and_stay_there(run_job: RunJob) -> None:
+def test_partitions_of_a_lost_executor_continue_elsewhere_and_stay_there(run_job: RunJob) -> None:
     found = run_job(placement_jobs.lose)
     assert found["exact"]
     lost = found["lost"]

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the registry's own
-def test_a_job_follows_an_alias_and_a_broken_version_does_not_come_to_stay(spark: Any) -> None:
+def test_a_job_follows_an_alias_and_a_broken_version_is_rolled_back(spark: Any) -> None:
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install mlflow-skinny")
     from examples.registry import main
 

@@ -141,7 +141,7 @@ def test_sources_come_and_go_and_come_back_without_losing_or_doubling_a_row(spar
         wait_for(job, out, b)
 
 
-def test_a_source_that_cannot_be_read_is_handed_back(spark: Any, tmp_path: Path) -> None:
+def test_a_change_to_a_source_that_cannot_be_read_is_rolled_back(spark: Any, tmp_path: Path) -> None:
     a = Folder(tmp_path / "a")
     a.put()
     spark.dataSource.register(Broken)
@@ -158,7 +158,7 @@ def test_a_source_that_cannot_be_read_is_handed_back(spark: Any, tmp_path: Path)
         assert list(job.graph.sources) == ["a"]
 
 
-def test_what_cannot_be_handed_over_is_refused_and_nothing_changes(spark: Any, tmp_path: Path) -> None:
+def test_sources_that_cannot_be_handed_over_are_refused_and_nothing_changes(spark: Any, tmp_path: Path) -> None:
     a, b, c = (Folder(tmp_path / name) for name in "abc")
     a.put()
     out = MemorySink()

@@ -34,6 +34,6 @@ def test_a_job_is_watched_from_its_first_epoch_to_its_end(spark: Any, tmp_path: 
     assert 2 <= found["sum"].keys_at_most <= 8
     assert last.worker_memory_bytes > 20 << 20
     assert 0 < last.utilisation <= 1
-    # Spark was asked in the midst of the run; files have nothing to say.
+    # Spark was asked in the middle of the run; files have nothing to say.
     assert [source.backlog for each in seen for source in each.sources] == [{}] * 4
     assert list(job.watch()) == []

@@ -122,7 +122,7 @@ class Missing:
         (lambda: agg.approx_quantile("eur", []), FlowError, "q must be a number from 0 to 1"),
     ],
 )
-def test_what_an_aggregation_cannot_be_made_of(make: Any, error: type[Exception], message: str):
+def test_invalid_parameters_of_an_aggregation_are_refused(make: Any, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         make()
 
@@ -137,7 +137,7 @@ def test_what_an_aggregation_cannot_be_made_of(make: Any, error: type[Exception]
         (agg.first_by("eur", "qty"), r"first_by needs a timestamp or a date, found int"),
     ],
 )
-def test_what_an_aggregation_cannot_read(aggregation: Any, message: str):
+def test_columns_that_an_aggregation_cannot_read_are_refused(aggregation: Any, message: str):
     with pytest.raises(FlowError, match=message):
         rows_in(Flow("f"), [[]]).key_by("by_user", "user").aggregate("a", x=aggregation)
 
@@ -168,14 +168,14 @@ def test_totals_of_all_rows_are_running_and_take_one_exchange(tmp_path: Path):
 
 
 @pytest.mark.parametrize("window", [None, tumbling("1 hour")])
-def test_rows_can_be_counted_though_no_column_of_theirs_is_needed(window: Any):
+def test_rows_can_be_counted_without_any_of_their_columns(window: Any):
     flow, out = Flow("f"), MemorySink()
     rows_in(flow, EPOCHS[:1]).aggregate_all("a", window=window, n=agg.count()).sink("out", out)
     run_local(flow, close_windows=window is not None)
     assert [one["n"] for one in out.rows] == [400]
 
 
-def test_totals_of_all_rows_name_what_is_wrong():
+def test_invalid_totals_of_all_rows_are_refused():
     rows = rows_in(Flow("f"), [[]])
     with pytest.raises(FlowError, match=r"aggregate 'a': name at least one aggregation"):
         rows.aggregate_all("a")
@@ -230,7 +230,7 @@ def test_a_sketch_of_a_wide_range_keeps_its_upper_quantiles_and_its_size():
     assert len(made[0][0]) <= MOST_BUCKETS
 
 
-def test_what_a_sketch_leaves_in_state_never_changes():
+def test_the_state_of_a_sketch_never_changes():
     sketch = Quantiles((0.5,), many=False)
     values = pa.array([1.0, 1.0, -250.5, 0.0, math.nan, math.inf])
     made = sketch.of_rows(values, np.arange(6), runs_of(np.zeros(6, np.int64), 1))

@@ -113,7 +113,7 @@ def test_blobs_put_together_are_synced_once_when_the_block_ends(tmp_path):
         assert len(recorder.operations) == count, "nothing to do"
 
 
-def test_what_is_synced_ahead_is_synced_within_the_block_and_once(tmp_path):
+def test_blobs_synced_ahead_are_synced_within_the_block_and_once(tmp_path):
     store, recorder, blobs = BlobStore(str(tmp_path)), Recorder(), [Blob.of(b"model"), Blob.of(b"program")]
     paths = [str(tmp_path / blob.digest[:2] / blob.digest) for blob in blobs]
     synced = threading.Event()
@@ -166,7 +166,7 @@ def test_a_sync_ahead_that_fails_fails_the_block(tmp_path, monkeypatch):
     assert [each for each in recorder.operations if isinstance(each, Synced)], "it is not taken for synced"
 
 
-def test_without_durability_and_outside_of_a_block_nothing_is_synced_ahead(tmp_path):
+def test_without_durability_and_outside_a_block_nothing_is_synced_ahead(tmp_path):
     recorder, blob = Recorder(), Blob.of(b"model")
     with recorder.recording():
         store = BlobStore(str(tmp_path), durable=False)
@@ -177,7 +177,7 @@ def test_without_durability_and_outside_of_a_block_nothing_is_synced_ahead(tmp_p
     assert not [each for each in recorder.operations if isinstance(each, Synced)]
 
 
-def test_what_a_block_has_put_is_not_read_from_the_disk_before_its_end(tmp_path):
+def test_blobs_put_in_a_block_are_not_read_from_the_disk_before_its_end(tmp_path):
     store, blob = BlobStore(str(tmp_path)), Blob.of(b"model")
     with store.together():
         store.put(blob)

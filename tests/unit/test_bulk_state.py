@@ -353,7 +353,7 @@ for line in sys.stdin:
 """
 
 
-def test_what_is_dropped_goes_back_to_the_disk_and_readers_are_not_disturbed(tmp_path):
+def test_the_space_of_dropped_bins_is_given_back_without_disturbing_readers(tmp_path):
     job = Job(tmp_path, KeySpace(16))
     job.commit(keys_of(job.space, 6000), bytes(2000))
     base = job.base("host")
@@ -438,7 +438,7 @@ def test_a_copy_is_made_only_if_the_disk_has_room_for_it_and_others(tmp_path, mo
     base.close()
 
 
-def test_what_an_executor_owns_no_more_goes_back_to_the_disk_while_its_tasks_read(tmp_path):
+def test_the_space_of_bins_that_an_executor_gave_away_is_given_back_while_its_tasks_read(tmp_path):
     job = Job(tmp_path, KeySpace(16))
     job.commit(keys_of(job.space, 6000), bytes(2000))
     access = StateAccess("job", job.files.location, str(tmp_path / "bases"), durable=False)

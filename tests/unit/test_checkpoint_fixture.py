@@ -74,7 +74,7 @@ def test_a_change_in_an_old_checkpoint_can_be_reverted(checkpoint):
     assert_goes_on(checkpoint, Oracle(limit_in=range(3, STORED_EPOCHS)))
 
 
-def test_a_savepoint_of_an_old_checkpoint_is_whole_and_can_be_gone_back_to(checkpoint):
+def test_a_savepoint_of_an_old_checkpoint_is_whole_and_a_rewind_can_go_back_to_it(checkpoint):
     """Its manifests do not name the assignments apart from the configuration."""
     taken = take_savepoint(checkpoint, "old")
     assert taken.manifest.assignments == ""

@@ -117,7 +117,7 @@ def call_with_outcome(job, outcome, *arguments: str):
 
 
 def runs(job, n=2):
-    """What the job's FM makes of a number now."""
+    """The result of the job's current FM for a number."""
     return job.payload("FM")({"n": n, "k": "a"})["n"]
 
 
@@ -379,7 +379,7 @@ def test_tune_shows_knobs_and_sets_them(job):
         ("rows_per_epoch=10", "knob rows_per_epoch is for a GeneratorSource, and 'in' is none"),
     ],
 )
-def test_tune_refuses_what_is_no_knob_or_no_value(job, text, says):
+def test_tune_refuses_unknown_knobs_and_invalid_values(job, text, says):
     result = call("tune", "fraud", text)
     assert result.exit_code == 1
     assert says in result.stderr
@@ -558,7 +558,7 @@ def test_history_of_a_job_that_is_not_running_is_read_from_its_checkpoint(here, 
         assert "ann@host" in result.stdout
 
 
-def test_history_of_a_folder_that_is_no_checkpoint(here):
+def test_history_of_a_folder_that_is_not_a_checkpoint(here):
     result = call("history", "models")
     assert result.exit_code == 1
     assert "'models' is not the checkpoint of a job" in result.stderr

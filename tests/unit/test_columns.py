@@ -94,7 +94,7 @@ def test_rename_and_drop():
     assert by_text(result(rows)) == by_text([{"who": row["user"], "user": row["qty"]} for row in ROWS])
 
 
-def test_columns_that_are_not_null_stay_so():
+def test_columns_that_are_not_null_stay_not_null():
     rows = rows_in(Flow("f"), [[]], "id int NOT NULL, n int")
     assert to_ddl(rows.select("s", "id", "n", more="id + 1").schema) == "id int NOT NULL, n int, more int"
 
@@ -106,7 +106,7 @@ def test_a_renamed_event_time_is_still_the_event_time():
     assert keyed.event_time == "seen"
 
 
-def test_a_lazy_case_divides_by_nothing_that_it_does_not_choose():
+def test_a_case_does_not_compute_a_division_that_it_does_not_choose():
     rows = rows_in(Flow("f")).select("s", each="CASE WHEN qty <> 0 THEN eur / qty ELSE 0 END")
     assert sorted(row["each"] for row in result(rows)) == [0.0, 0.0, 0.625, 10.0]
 

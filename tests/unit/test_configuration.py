@@ -144,7 +144,7 @@ def test_a_document_that_another_midstream_wrote_is_refused(
         read_configuration(data, Revision(1), first.owners.data)
 
 
-def test_a_step_of_a_migration_makes_other_owners_and_nothing_else(tmp_path: Path) -> None:
+def test_a_step_of_a_migration_changes_owners_and_nothing_else(tmp_path: Path) -> None:
     first = first_configuration(counting().graph, BlobStore(str(tmp_path)), 2)
     [stage] = first.assignments
     step = first.with_assignments({stage: Assignment(2, (1, *spread(2).owners[1:]))})
@@ -153,7 +153,7 @@ def test_a_step_of_a_migration_makes_other_owners_and_nothing_else(tmp_path: Pat
     assert step.digests() == first.digests(), "workers have nothing to forget, and nothing is swept"
 
 
-def test_a_document_that_has_the_assignments_itself_is_read_as_it_was(tmp_path: Path) -> None:
+def test_a_document_that_includes_the_assignments_can_still_be_read(tmp_path: Path) -> None:
     """Manifests of older versions do not name them."""
     store = BlobStore(str(tmp_path))
     first = first_configuration(counting().graph, store, 2)

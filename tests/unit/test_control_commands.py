@@ -98,7 +98,7 @@ def test_the_command_prints_the_result(job: SteppedJob):
     assert "rows?" in listed
 
 
-def test_a_failure_is_told_with_its_reason(job: SteppedJob):
+def test_a_failure_is_reported_with_its_reason(job: SteppedJob):
     with Running(job):
         done = call("control", "counts", "program.py:Broken")
     assert done.exit_code == 1
@@ -114,7 +114,7 @@ def test_the_command_need_not_wait(client: JobClient):
     assert client.wait_control(1, 0.0).record.outcome is ControlOutcome.PENDING
 
 
-def test_no_operations_are_said_to_be_none():
+def test_a_job_without_operations_says_so():
     assert call("controls", "counts").stdout == "The job has had no control operations.\n"
 
 
@@ -126,13 +126,13 @@ def test_no_operations_are_said_to_be_none():
         ("program.py:named", 1, "expected a control operation, found function"),
     ],
 )
-def test_what_is_no_operation_is_refused(operation: str, code: int, says: str):
+def test_anything_but_an_operation_is_refused(operation: str, code: int, says: str):
     done = call("control", "counts", operation)
     assert done.exit_code == code
     assert says in done.output
 
 
-def test_refusals_of_the_job_arrive_as_they_are(client: JobClient, monkeypatch: pytest.MonkeyPatch):
+def test_refusals_of_the_job_arrive_unchanged(client: JobClient, monkeypatch: pytest.MonkeyPatch):
     class Unknown(Rows):
         def prepare(self, graph: Any) -> dict[str, Any]:
             return {"counts": None}

@@ -107,12 +107,12 @@ def with_options(**options: Any) -> ControlOperation:
         (with_options(result_limit=True), FlowError, "result_limit=True must be"),
     ],
 )
-def test_what_cannot_be_is_refused(operation: Any, kind: type[Exception], says: str):
+def test_invalid_operations_are_refused(operation: Any, kind: type[Exception], says: str):
     with pytest.raises(kind, match=says):
         prepared(operation, some_flow().graph)
 
 
-def test_one_that_is_refused_leaves_nothing_in_the_checkpoint(tmp_path: Path):
+def test_a_refused_operation_leaves_nothing_in_the_checkpoint(tmp_path: Path):
     with pytest.raises(FunctionError):
         run_local(some_flow(), changes=[ControlAt(1, HoldsLock())], checkpoint=str(tmp_path / "c"))
     assert ControlLog(str(tmp_path / "c" / "controls")).records() == []
@@ -168,7 +168,7 @@ def told(instructions: list[Any]) -> list[TaskId]:
     return [each.message.task for each in instructions if isinstance(each, Send) and isinstance(each.message, Handle)]
 
 
-def test_tasks_at_work_are_told_and_their_answers_complete_it():
+def test_running_tasks_are_told_and_their_answers_complete_the_operation():
     bench, one, other = Bench(), task(0, 0, 1), task(0, 1, 2)
     bench.start(one, other)
     assert told(bench.tell(ControlBegun(ORDER))) == [one, other]
@@ -200,7 +200,7 @@ def test_another_attempt_of_a_task_that_was_told_is_asked_too():
     assert len(bench.hear(task(0, 0, 7))) == 1
 
 
-def test_if_no_task_is_at_work_the_next_ones_are_asked_until_one_answers():
+def test_if_no_task_is_running_the_next_ones_are_asked_until_one_answers():
     bench = Bench()
     assert told(bench.tell(ControlBegun(ORDER))) == []
     first, second = task(0, 0, 1), task(0, 1, 2)
@@ -212,7 +212,7 @@ def test_if_no_task_is_at_work_the_next_ones_are_asked_until_one_answers():
     assert len(bench.hear(second)) == 1
 
 
-def test_if_all_that_were_asked_are_gone_the_next_ones_are_asked():
+def test_if_all_tasks_that_were_asked_are_gone_the_next_ones_are_asked():
     bench, one = Bench(), task(0, 0, 1)
     bench.start(one)
     bench.tell(ControlBegun(ORDER))
@@ -221,7 +221,7 @@ def test_if_all_that_were_asked_are_gone_the_next_ones_are_asked():
     assert later.controls == (ORDER,)
 
 
-def test_what_has_come_at_the_end_of_a_run_is_all_and_nothing_is_nothing():
+def test_an_operation_ends_with_its_run_unless_no_answer_has_come():
     for answers in (True, False):
         bench, one, other = Bench(), task(0, 0, 1), task(0, 0, 2)
         bench.start(one, other)
@@ -242,7 +242,7 @@ def test_tasks_of_another_run_do_not_count():
     assert bench.hear(one) == []
 
 
-def test_a_handler_that_fails_a_task_gives_the_run_up():
+def test_a_handler_that_fails_a_task_ends_the_run():
     bench, one = Bench(), task(0, 0, 1)
     bench.start(one)
     failure = TaskFailed(one, TaskFailure("a", "stuck", None, ""), operation=5)
@@ -273,7 +273,7 @@ def test_the_first_attempt_that_finished_counts():
     assert bench.seal().controls == {8: (ControlReport(8, (), b"second"),)}
 
 
-def test_no_change_begins_in_such_a_run():
+def test_no_change_begins_in_a_run_with_control_operations():
     bench = Bench(BLOCKING)
     with pytest.raises(ProtocolError, match="control operations are in progress"):
         bench.tell(ChangeBegun(Revision(2), (Digest("p"), Digest("q")), {}, {}))
@@ -297,7 +297,7 @@ def test_only_the_first_end_of_an_operation_counts():
     assert raised.value.number == 1
 
 
-def test_damage_in_the_log_is_told(tmp_path: Path):
+def test_damage_in_the_log_is_reported(tmp_path: Path):
     log = ControlLog(str(tmp_path))
     for number in (1, 4):
         log.keep(some_record(number))

@@ -81,7 +81,7 @@ def test_a_controller_travels_to_the_job_and_what_it_does_can_be_read(job: Stepp
     assert job.controllers == ()
 
 
-def test_one_that_advises_changes_nothing(job: SteppedJob):
+def test_a_controller_that_only_advises_changes_nothing(job: SteppedJob):
     assert "and only advises" in call("attach", "counts", "policy.py:make()", "--advise").stdout
     job.run(3)
     assert job.owners().partitions == 2
@@ -89,7 +89,7 @@ def test_one_that_advises_changes_nothing(job: SteppedJob):
     assert "advises" in call("controllers", "counts").stdout
 
 
-def test_ready_made_ones_are_set_by_name(job: SteppedJob):
+def test_ready_made_controllers_are_attached_by_name(job: SteppedJob):
     done = call("attach", "counts", "Pace", "--set", "latency=1 s", "--set", "between=('100 ms', '2 s')")
     assert done.exit_code == 0, done.output
     assert "Pace(latency='1 s', knob='pace', between=('100 ms', '2 s')" in job.controllers[0].settings
@@ -107,14 +107,14 @@ def test_ready_made_ones_are_set_by_name(job: SteppedJob):
         (["AutoScale", "--name", "a b"], "the name of a controller is made of letters"),
     ],
 )
-def test_what_cannot_be_attached_is_refused_with_the_reason(job: SteppedJob, arguments: list[str], told: str):
+def test_an_invalid_controller_is_refused_with_the_reason(job: SteppedJob, arguments: list[str], told: str):
     done = call("attach", "counts", *arguments)
     assert done.exit_code != 0
     assert told in done.output
     assert job.controllers == ()
 
 
-def test_the_client_says_the_same(job: SteppedJob, client: JobClient):
+def test_the_client_raises_the_same_refusals(job: SteppedJob, client: JobClient):
     state = client.attach(Pace(latency="1 s"))
     assert state == job.controllers[0]
     with pytest.raises(FlowError, match="a controller 'Pace' is attached already"):

@@ -126,7 +126,7 @@ def test_what_a_controller_sees_is_what_the_job_has(job: SteppedJob):
     assert situation.last is None
 
 
-def test_an_operation_of_somebody_else_is_waited_for(job: SteppedJob):
+def test_a_controller_waits_for_an_operation_of_somebody_else(job: SteppedJob):
     job.attach(always(Tune(slice="10 ms")), name="tuner")
     migration = job.rescale(4, strategy="fluid", by="ann")
     job.run()
@@ -139,7 +139,7 @@ def test_an_operation_of_somebody_else_is_waited_for(job: SteppedJob):
     assert job.knobs["slice"] == 10_000
 
 
-def test_an_operation_that_the_job_refuses_is_told_and_harmless(job: SteppedJob):
+def test_an_operation_that_the_job_refuses_is_recorded_and_harmless(job: SteppedJob):
     job.attach(once(Update("nobody", len)), name="wrong")
     job.attach(once(Executors(3)), name="asks")
     job.run(2)
@@ -211,7 +211,7 @@ def test_controllers_come_and_go_while_a_job_runs(job: SteppedJob):
         (AutoScale(), "", "the name of a controller is made of letters"),
     ],
 )
-def test_what_is_no_controller_is_refused(job: SteppedJob, controller: Any, name: Any, told: str):
+def test_anything_but_a_controller_is_refused(job: SteppedJob, controller: Any, name: Any, told: str):
     with pytest.raises(FlowError, match=told):
         job.attach(controller, name=name)
     assert job.controllers == ()
@@ -229,7 +229,7 @@ def test_a_controller_that_cannot_begin_is_refused(job: SteppedJob):
         job.attach(Unlucky())
 
 
-def test_there_are_not_too_many(job: SteppedJob):
+def test_the_number_of_controllers_is_limited(job: SteppedJob):
     for number in range(controller_desk.MOST):
         job.attach(always(), name=f"c{number}")
     with pytest.raises(FlowError, match="the job has 20 controllers"):
@@ -341,7 +341,7 @@ def test_a_controller_whose_own_call_times_out_has_failed_once():
     assert [each.error for each in desk.proposals()] == ["it raised TimeoutError: no answer"]
 
 
-def test_one_that_is_detached_while_it_is_asked_requests_nothing():
+def test_a_controller_that_is_detached_while_it_is_asked_requests_nothing():
     plant = PacePlant(100_000)
     desk = ControllerDesk(plant, time_limit_s=None)
 
@@ -360,7 +360,7 @@ def test_options_of_a_proposal_do_not_say_who_has_requested_it(job: SteppedJob):
     assert [(each.by, each.note) for each in job.history()] == [("controller grow", "because")]
 
 
-def test_one_that_proposes_all_the_time_gets_little_and_fills_no_journal(job: SteppedJob):
+def test_a_controller_that_proposes_in_every_epoch_gets_little_and_does_not_fill_the_history(job: SteppedJob):
     values = iter(range(1000, 100_000, 100))
     job.attach(Scripted(lambda seen, memory: ([Proposal(Tune(slice=next(values)), "more")], memory)))
     job.run(40)
@@ -371,7 +371,7 @@ def test_one_that_proposes_all_the_time_gets_little_and_fills_no_journal(job: St
     assert all(later - earlier >= REST for earlier, later in pairwise(epochs))
 
 
-def test_what_is_refused_again_and_again_is_one_record(job: SteppedJob):
+def test_repeated_refusals_make_one_record(job: SteppedJob):
     job.attach(once(Tune(slice="10 ms")), name="first")
     job.attach(always(Tune(slice="20 ms")), name="second")
     job.run(HOLD)
@@ -397,7 +397,7 @@ class Stubborn(PacePlant):
 
 
 @pytest.mark.parametrize("takes_it", [False, True])
-def test_what_fails_again_and_again_is_tried_ever_more_rarely_and_does_not_fill_the_history(takes_it: bool):
+def test_a_proposal_that_keeps_failing_is_tried_ever_more_rarely_and_does_not_fill_the_history(takes_it: bool):
     plant = Stubborn(takes_it=takes_it)
     desk = ControllerDesk(plant, time_limit_s=None)
     desk.attach(always(Tune(pace="1 s")), name="bold")
@@ -418,7 +418,7 @@ def test_what_fails_again_and_again_is_tried_ever_more_rarely_and_does_not_fill_
     assert len(plant.requested) > before, "one that is attached anew begins anew"
 
 
-def test_what_succeeds_once_is_tried_as_often_as_before():
+def test_a_proposal_that_succeeds_again_is_tried_as_often_as_before():
     claimed = Arbiter(claims={("knobs", "pace"): _Claim("a", "tune", 1, 7)})
     failed = claimed.ended("a", "tune", 7, well=False).ended("a", "tune", 8, well=False)
     assert failed.failures == {("a", ("knobs", "pace")): _Failures(2, 8)}
@@ -468,7 +468,7 @@ def test_conflicting_and_independent_proposals_come_to_one_order(job: SteppedJob
     job.assert_gapless()
 
 
-def test_advice_is_only_told(job: SteppedJob):
+def test_advice_is_recorded_and_not_requested(job: SteppedJob):
     job.attach(always(Rescale(4)), name="wise", advise=True)
     job.attach(once(Tune(slice="10 ms")), name="doer")
     job.run(3)
@@ -486,7 +486,7 @@ def test_a_controller_touches_only_what_it_says(job: SteppedJob):
     assert job.proposals()[0].error == "controller 'knobs' touches knobs, and this is about partitions"
 
 
-def test_after_detaching_its_operation_goes_on_and_nothing_follows(job: SteppedJob):
+def test_after_a_controller_is_detached_its_operation_goes_on_and_nothing_follows(job: SteppedJob):
     job.attach(always(Rescale(4), strategy="fluid"), name="grow")
     job.run()
     job.detach("grow")
@@ -527,7 +527,7 @@ def test_auto_scale_asks_for_executors_first_and_goes_on_without_them():
     policy.decide(busy(7, 2.5, executors=4, cores=4, partitions=2, can_ask_for_executors=True), memory)
 
 
-def test_auto_scale_uses_executors_that_have_come():
+def test_auto_scale_uses_executors_that_have_joined():
     policy = AutoScale(executors=(1, 4))
     memory = policy.first()
     found: list[Proposal] = []
@@ -561,7 +561,7 @@ def test_a_migration_that_was_made_before_the_last_start_is_not_made_again(goal:
 # ── the thread ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_reader_that_is_slow_gets_the_newest_observation():
+def test_a_slow_reader_gets_the_newest_observation():
     watch = Watch(lambda found: found, lambda leaving: None)
     for epoch in range(5):
         watch.put(Observation(flow="f", job="j", epoch=epoch, revision=1, observed_at=0.0))

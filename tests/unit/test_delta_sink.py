@@ -149,7 +149,7 @@ def test_a_failure_while_rows_are_made_is_the_error_and_changes_nothing(lake: La
     assert (lake.rows(), lake.version) == ({0: [1, 2], 1: [3]}, before)
 
 
-def test_a_commit_of_somebody_else_in_between_is_no_failure(lake: Lake) -> None:
+def test_a_concurrent_commit_of_another_writer_is_not_a_failure(lake: Lake) -> None:
     """Rows that are not the job's are added beside it. Files that it replaces are compacted: then it begins again."""
     sink = claimed(DeltaSink(lake.path))
     put(sink, 0, 1)

@@ -209,7 +209,9 @@ def with_totals(stream: Any) -> None:
     stream.key_by("by n", "n").aggregate("totals", c=agg.count()).sink("t", NoopSink())
 
 
-def test_what_comes_with_a_script_can_be_given_state_and_what_goes_can_be_flushed(running: Configuration) -> None:
+def test_operators_that_a_script_adds_can_get_state_and_those_that_it_removes_can_be_flushed(
+    running: Configuration,
+) -> None:
     past = pa.table({"n": [1, 1]})
     edits = deployment_of(running, script(with_totals), state={"totals": past}).edits
     [redraw] = [edit for edit in edits if isinstance(edit, Redraw)]
@@ -224,7 +226,9 @@ def test_what_comes_with_a_script_can_be_given_state_and_what_goes_can_be_flushe
         ({"flush": ["count"]}, "flush= names count, which the script does not remove; it removes no operator"),
     ],
 )
-def test_options_of_a_deployment_that_name_others_are_refused(running: Configuration, options: Any, says: str) -> None:
+def test_options_of_a_deployment_that_name_other_operators_are_refused(
+    running: Configuration, options: Any, says: str
+) -> None:
     with pytest.raises(FlowError) as refused:
         deployment_of(running, script(with_totals), **options)
     assert says in str(refused.value)

@@ -69,7 +69,7 @@ def test_a_checked_file_is_synced_with_its_name_before_returning(tmp_path: Path)
     assert left(tmp_path) == {"file": b"data"}
 
 
-def test_what_is_gathered_is_synced_once_each(tmp_path: Path) -> None:
+def test_gathered_files_and_folders_are_synced_once_each(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"data")
     unsynced = disk.Unsynced()

@@ -265,7 +265,7 @@ def test_a_cluster_keeps_its_own_settings():
         ("spark.shuffle.reduceLocality.enabled=false", "in every session, by spark-defaults.conf"),
     ],
 )
-def test_it_says_in_which_sessions_partitions_stick(
+def test_doctor_says_in_which_sessions_partitions_stick(
     defaults: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))

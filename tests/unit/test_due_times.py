@@ -51,7 +51,7 @@ def test_rows_weigh_and_buckets_are_a_quarter_of_a_second() -> None:
     assert found.before(0.3).waited.tolist() == [1, 1, 3]
 
 
-def test_it_is_calm_after_the_last_bucket_above_the_bar() -> None:
+def test_a_job_is_calm_after_the_last_bucket_above_the_bar() -> None:
     due = np.array([0, 0.25, 0.5, 0.75, 1, 1.25])
     found = Latencies(due, np.array([1.0, 2.0, 1.0, 2.0, CALM, 1.0]))
     assert found.calm_since(1.0) == 1.0

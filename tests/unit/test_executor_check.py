@@ -52,7 +52,7 @@ def test_an_executor_with_another_folder_in_the_place_says_so(server: Server, tm
         assert "finds another midstream.json" in dict(answer(server, folder).unshared)["the checkpoint"]
 
 
-def test_a_folder_of_a_job_is_known_by_the_file_that_says_so(server: Server, tmp_path: Path):
+def test_a_folder_of_a_job_is_recognised_by_the_file_that_names_its_owner(server: Server, tmp_path: Path):
     (tmp_path / IDENTITY).write_text("mine")
     with proven("the checkpoint", str(tmp_path), IDENTITY) as folder:
         assert folder.proof == IDENTITY
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path):
         pass
 
 
-def test_what_a_killed_check_leaves_behind_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_files_that_a_killed_check_leaves_behind_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     flow = Flow("numbers")
     flow.source("in", ListSource([[{"n": 1}]], "n int")).sink("out", FileSink(tmp_path / "out"))
     monkeypatch.setattr(executor_check, "_remove", lambda fs, path: None)

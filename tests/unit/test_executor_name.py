@@ -30,7 +30,7 @@ def asked_below(*arguments: str) -> str:
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="the system does not show command lines")
-def test_it_is_told_by_the_java_process_above():
+def test_the_java_process_above_names_the_executor():
     assert asked_below("--driver-url", "spark://x", "--executor-id", "17", "--hostname", "a") == "17"
     assert asked_below("org.apache.spark.deploy.SparkSubmit", "pyspark-shell") == "driver"
 

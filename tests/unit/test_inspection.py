@@ -100,7 +100,7 @@ def test_an_unknown_operator_or_key_is_reported(checkpoint: str) -> None:
     assert read_state(checkpoint, "spent", ("zoe",)).num_rows == 0
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not the checkpoint of a job"):
         StateReader.at(str(tmp_path))
 

@@ -90,7 +90,7 @@ def test_a_journal_is_shown_with_one_line_per_event():
     assert len(tell(EVENTS).splitlines()) == len(EVENTS)
 
 
-def test_a_file_that_is_no_journal_is_refused():
+def test_a_file_that_is_not_a_journal_is_refused():
     for data in (b"something else", b"", b"\xff", msgspec.msgpack.encode([1, 2])):
         with pytest.raises(CheckpointError, match=r"not a journal that midstream .* can read"):
             read(data)

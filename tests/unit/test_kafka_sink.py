@@ -92,11 +92,11 @@ def test_the_last_run_of_a_committed_epoch_counts() -> None:
     assert counting(note(0, "a"), note(0), note(1, "b"), note(0), note(1, "c"), note(1)) == {0: "a", 1: "c"}
 
 
-def test_what_a_sink_wrote_that_was_rolled_back_itself_never_counts() -> None:
+def test_records_of_a_sink_that_was_rolled_back_never_count() -> None:
     assert counting(note(3, "a"), note(2), note(7, "b"), note(7)) == {7: "b"}
 
 
-def test_epochs_that_a_rewind_took_back_count_no_more() -> None:
+def test_epochs_that_a_rewind_took_back_no_longer_count() -> None:
     before = [each for epoch in range(4) for each in (note(epoch, "old"), note(epoch))]
     assert counting(*before, note(1)) == {0: "old", 1: "old"}
     assert counting(*before, note(1), note(2, "new"), note(2)) == {0: "old", 1: "old", 2: "new"}
@@ -107,7 +107,7 @@ def test_sinks_do_not_mix() -> None:
     assert runs_that_count(notes) == {("j", "out", 0): "a"}
 
 
-def test_what_is_no_note_is_reported() -> None:
+def test_a_record_that_is_not_a_note_is_reported() -> None:
     with pytest.raises(FlowError, match="b'hello' is no record of a topic of epochs"):
         runs_that_count([b"hello"])
 

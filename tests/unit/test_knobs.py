@@ -71,7 +71,7 @@ class TestTune:
             ({}, "sets no knob; knobs: pace"),
         ],
     )
-    def test_what_is_no_knob_or_no_value_is_refused_with_what_is_allowed(self, knobs: Any, says: str) -> None:
+    def test_unknown_knobs_and_invalid_values_are_refused_with_what_is_allowed(self, knobs: Any, says: str) -> None:
         with pytest.raises(FlowError) as refused:
             Tune(**knobs)
         assert says in str(refused.value)
@@ -117,7 +117,7 @@ class TestRefused:
 
 
 class TestLife:
-    def test_it_is_on_trial_in_the_history_and_taken_back(self) -> None:
+    def test_a_tuning_is_on_trial_in_the_history_and_can_be_taken_back(self) -> None:
         out = MemorySink()
         changes = [ChangeAt.of(1, Tune(slice="1 ms")), ChangeAt.of(3, Tune(slice=None, pace="1 s"))]
         run = run_local(flow_of(out), changes=changes)
@@ -128,7 +128,7 @@ class TestLife:
         assert "slice: 5 ms → 1 ms" in first.plan
         assert [row["n"] for row in out.rows] == list(range(6))
 
-    def test_it_goes_with_other_edits_as_one_change(self) -> None:
+    def test_a_tuning_and_other_edits_can_be_one_change(self) -> None:
         out = MemorySink()
         update = Update("m", lambda row: {"n": -row["n"]})
         run = run_local(flow_of(out), changes=[ChangeAt.of(2, update, Tune(frame="64 KiB"), scheduler="epoch")])
@@ -260,19 +260,19 @@ class TestWhatTheyDo:
         assert frames(1 << 20) == 1
         assert frames(8192) == 8
 
-    def test_no_rows_are_looked_at_for_heavy_keys_if_none_are_wanted(self) -> None:
+    def test_no_rows_are_sampled_for_heavy_keys_if_the_knob_is_zero(self) -> None:
         key_by = Operator("by k", KeyBy(("k",)), (Port("in"),), pa.schema([("k", pa.int64())]))
         assert node_of(key_by, Revision(1), 0).keys is None
         assert node_of(key_by, Revision(1), 1).keys is not None
 
-    def test_as_many_rows_of_a_slice_are_looked_at_as_are_wanted(self) -> None:
+    def test_the_knob_decides_how_many_rows_of_a_slice_are_sampled(self) -> None:
         few, more = KeySampler(["k"], 1), KeySampler(["k"], 4)
         for sampler in (few, more):
             sampler.note(pa.record_batch({"k": [1, 2, 3, 4]}), 0)
         assert [sum(each.found().counts.values()) for each in (few, more)] == [4, 4]
         assert [len(each.found().counts) for each in (few, more)] == [1, 4]
 
-    def test_the_file_of_the_limit_is_there_as_long_as_there_is_one(self) -> None:
+    def test_the_file_of_the_limit_exists_as_long_as_there_is_a_limit(self) -> None:
         limit = RowLimit()
         assert read_row_limit(limit.path) is None
         limit.set(7)

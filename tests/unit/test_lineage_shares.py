@@ -1,4 +1,5 @@
-"""What each task is told of its stage's state: the part of its own bins, which decides all that it does with it."""
+"""The part of its stage's state that each task is sent: that of its own bins, on which all that it does with state
+depends."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def grown(seed: int, bins: int, epochs: int) -> Lineage:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_share_leads_a_task_to_the_same_as_the_whole(seed: int):
+def test_a_task_does_the_same_with_its_share_as_with_the_whole_lineage(seed: int):
     rng = random.Random(-seed)
     bins, partitions = rng.choice((16, 512)), rng.randint(1, 6)
     lineage = grown(seed, bins, epochs=rng.randint(1, 40))

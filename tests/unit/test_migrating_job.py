@@ -27,7 +27,7 @@ def job(tmp_path: Path) -> Iterator[SteppedJob]:
         yield found
 
 
-def test_a_migration_tells_how_far_it_is(job: SteppedJob):
+def test_a_migration_reports_its_progress(job: SteppedJob):
     moving = [bin_of(user) for user in ("user 0", "user 2", "user 4", "user 6")]
     assert len(set(moving)) == 4
     migration = job.migrate(Move({number: 1 - number % 2 for number in moving}), strategy="fluid")
@@ -50,7 +50,7 @@ def test_a_migration_tells_how_far_it_is(job: SteppedJob):
     job.assert_gapless()
 
 
-def test_whoever_waits_is_woken_by_a_step_and_by_the_end(job: SteppedJob):
+def test_waiting_threads_are_woken_by_a_step_and_by_the_end(job: SteppedJob):
     migration = job.rescale(3, strategy="fluid")
     seen: list[Any] = []
     waiting = threading.Thread(target=lambda: seen.append((migration.wait_step(1, 60), migration.wait(60))))
@@ -96,7 +96,7 @@ REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("goals", "how", "message"), REFUSED)
-def test_what_cannot_be_is_refused_and_nothing_is_changed(job: SteppedJob, goals, how, message):
+def test_an_impossible_migration_is_refused_and_nothing_is_changed(job: SteppedJob, goals, how, message):
     before = job.owners()
     for ask in (job.migrate, job.explain_migration):
         with pytest.raises(FlowError) as refusal:
@@ -137,7 +137,7 @@ def test_a_change_that_moves_bins_keeps_migrations_away_until_it_is_settled(job:
     assert job.owners().partitions == 4
 
 
-def test_functions_change_in_the_midst_of_a_migration_and_the_roll_back_keeps_what_has_moved(job: SteppedJob):
+def test_functions_change_during_a_migration_and_a_roll_back_keeps_what_has_moved(job: SteppedJob):
     migration = job.rescale(3, strategy="fluid")
     job.run(2)
     change = job.update(Update("count", lambda key, row, state: 1 // 0))
@@ -148,7 +148,7 @@ def test_functions_change_in_the_midst_of_a_migration_and_the_roll_back_keeps_wh
     job.assert_gapless()
 
 
-def test_a_change_that_waits_takes_effect_with_the_owners_of_then(job: SteppedJob):
+def test_a_change_that_waits_takes_effect_with_the_owners_at_that_time(job: SteppedJob):
     migration = job.migrate(Move({0: 1, 2: 1, 4: 1}), strategy="fluid")
     first = job.update(Update("count", lambda key, row, state: numbered(key, row, state)))
     second = job.update(Update("count", lambda key, row, state: numbered(key, row, state)))
@@ -183,7 +183,7 @@ def test_turning_round_twice_goes_forward_again(job: SteppedJob):
     assert job.owners().owners[:5] == (1, 1, 1, 1, 1)
 
 
-def test_what_has_not_begun_can_be_cancelled_but_not_reversed(job: SteppedJob):
+def test_a_migration_that_has_not_begun_can_be_cancelled_but_not_reversed(job: SteppedJob):
     migration = job.rescale(3, at=40)
     with pytest.raises(FlowError, match="has not moved anything, so there is nothing to reverse; cancel it"):
         migration.reverse()
@@ -211,7 +211,7 @@ def test_without_event_times_there_is_no_time_to_wait_for(tmp_path: Path):
         job.rescale(3, at=BEGIN)
 
 
-def test_a_freeze_refuses_what_is_inside_and_names_the_first_free_epoch(job: SteppedJob):
+def test_a_freeze_refuses_migrations_within_it_and_names_the_first_free_epoch(job: SteppedJob):
     """Epochs 2 to 6 are frozen (M7)."""
     assert job.freeze(5) == 7
     for ask in (lambda: job.rescale(3), lambda: job.rescale(3, at=6), lambda: job.update(Rescale(3))):
@@ -225,7 +225,7 @@ def test_a_freeze_refuses_what_is_inside_and_names_the_first_free_epoch(job: Ste
     job.rescale(4)
 
 
-def test_what_is_promised_already_is_not_frozen(job: SteppedJob):
+def test_epochs_of_prepared_and_running_migrations_cannot_be_frozen(job: SteppedJob):
     with pytest.raises(FlowError, match=r"freeze\(0\): give the number of epochs"):
         job.freeze(0)
     prepared = job.rescale(3, at=5)
@@ -263,7 +263,7 @@ def test_rebalancing_evens_out_the_measured_bytes(job: SteppedJob):
     job.assert_gapless()
 
 
-def test_what_was_not_measured_cannot_be_balanced(tmp_path: Path):
+def test_a_stage_that_was_not_measured_cannot_be_balanced(tmp_path: Path):
     message = "nothing to rebalance by rows: nothing has been measured yet for 'by user'"
     with stepped_job(tmp_path) as job, pytest.raises(FlowError, match=message):
         job.rebalance(measure="rows")
@@ -291,7 +291,7 @@ def test_stages_move_alone_or_together(tmp_path: Path):
 # ── explain ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_explanation_has_steps_bytes_and_time_and_shows_who_gives_what_to_whom(job: SteppedJob):
+def test_an_explanation_has_steps_bytes_time_and_the_moves_between_partitions(job: SteppedJob):
     explained = job.explain_migration(Rescale(4), strategy="batched", at=9)
     text = str(explained)
     assert "by user: 128 of 256 bins move, 2 → 4 partitions" in text
@@ -314,7 +314,7 @@ def test_a_budget_is_explained_by_the_steps_it_would_make(job: SteppedJob):
     assert one.bins == 128
 
 
-def test_an_epoch_that_surprises_is_followed_by_one_without_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unexpectedly_long_epoch_is_followed_by_one_without_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From epoch 4 on everything takes nine times as long: that is no reason to move one bin at a time."""
     committed = Migrations.committed
 

@@ -70,7 +70,7 @@ def test_every_goal_arrives(client: JobClient):
     assert later.is_waiting_for == "event time 2026-05-01 01:00:00+00:00"
 
 
-def test_a_body_that_is_none_is_refused(client: JobClient):
+def test_an_invalid_body_is_refused(client: JobClient):
     for body, message in (
         ({"goals": [{"kind": "north"}]}, "Goals may be of the kinds 'move', 'rescale', 'rebalance', 'drain', 'assig"),
         ({"goals": [], "speed": 3}, "Object contains unknown field `speed`"),
@@ -162,7 +162,7 @@ def test_commands_that_migrate_share_their_options():
     assert "Move everything off an executor" in of_drain
 
 
-def test_wrong_words_are_told():
+def test_wrong_arguments_are_reported():
     assert "'0-1' is not BIN=PARTITION" in call("migrate", "counts", "0-1", code=2)
     assert "neither the number of an epoch nor a time" in call("rescale", "counts", "3", "--at", "soon", code=2)
     assert "say which migration" in call("migrations", "counts", "--cancel", code=2)

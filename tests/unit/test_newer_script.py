@@ -88,7 +88,7 @@ def test_a_script_from_before_runs_what_was_deployed(job: Job) -> None:
     assert len(again.messages) == 2
 
 
-def test_a_script_that_was_written_further_runs_as_it_is(job: Job) -> None:
+def test_a_later_version_of_a_deployed_script_runs_as_it_is(job: Job) -> None:
     """Before, the recorded function won over the newer one of the script."""
     job.deploy(script(2, "a"))
     again = job.restart(script(3, "a", "b"))
@@ -96,7 +96,7 @@ def test_a_script_that_was_written_further_runs_as_it_is(job: Job) -> None:
     assert [message.partition(",")[0] for message in again.messages] == ["operator 'm' runs what the script says"]
 
 
-def test_a_deployment_of_functions_alone_is_told_by_them(job: Job) -> None:
+def test_a_deployment_of_functions_alone_is_recognised_by_them(job: Job) -> None:
     job.deploy(script(2))
     assert runs(job.restart(script(1)).configuration) == (2, [])
     assert runs(job.restart(script(2)).configuration) == (2, [])
@@ -114,7 +114,7 @@ def test_changes_after_it_come_on_top_and_changes_before_it_do_not(job: Job) -> 
     assert again.knobs == {"pace": 3}
 
 
-def test_of_two_deployments_the_newest_that_the_script_has_counts(job: Job) -> None:
+def test_the_newest_of_several_deployments_that_the_script_has_counts(job: Job) -> None:
     job.deploy(script(2, "a"))
     job.deploy(script(2, "a", "b"))
     assert runs(job.restart(script(3, "a")).configuration) == (3, ["a", "b"])
@@ -147,7 +147,7 @@ def test_the_life_of_a_change_has_times(job: Job) -> None:
     assert [record.ended_at for record in job.log.records()] == [7.0, None]
 
 
-def test_what_an_operator_ran_that_came_and_went_long_ago_is_swept(job: Job) -> None:
+def test_the_function_of_an_operator_that_was_removed_long_ago_is_swept(job: Job) -> None:
     job.deploy(script(1, "a"))
     [digest] = [edit.function for edit in job.log.records()[0].edits if isinstance(edit, InsertRecord)]
     job.deploy(script(1))

@@ -62,7 +62,7 @@ def dumps(location: str) -> dict[str, dict[BinId, dict[bytes, bytes]]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("bins", OTHERS)
-def test_a_bin_of_more_bins_holds_a_part_of_one_of_fewer_byte_for_byte(tmp_path, usual, bins):
+def test_with_more_bins_each_bin_holds_a_part_of_one_bin_of_fewer_byte_for_byte(tmp_path, usual, bins):
     location = str(tmp_path / "checkpoint")
     run(range(ALL_EPOCHS), location, bins=bins)
     found, wanted = dumps(location), dumps(usual)

@@ -75,7 +75,7 @@ def test_a_sampler_counts_small_slices_exactly_and_estimates_large_ones():
         assert found.missed < 0.05 * found.rows
 
 
-def test_rows_since_the_last_look_are_taken_to_be_like_those_before():
+def test_rows_since_the_last_sample_are_taken_to_be_like_those_before():
     sampler = KeySampler(["k"])
     for _ in range(10):
         sampler.note(pa.record_batch({"k": ["a", "a", "b"]}), 0)
@@ -169,7 +169,7 @@ def test_a_watch_gives_each_epoch_and_ends_with_the_job():
     assert watches.last.epoch == 4
 
 
-def test_a_slow_reader_loses_the_oldest_and_is_told_how_many():
+def test_a_slow_reader_loses_the_oldest_observations_and_learns_how_many():
     watches = Watches()
     with watches.watch() as slow:
         for epoch in range(KEPT + 7):
@@ -223,7 +223,7 @@ def full() -> Observation:
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
-def test_a_parser_of_others_reads_the_metrics(openmetrics):
+def test_an_independent_parser_reads_the_metrics(openmetrics):
     text = exposition("fraud", "0123", full(), openmetrics=openmetrics)
     families = list((parse_openmetrics if openmetrics else parse_text)(text))
     values = {
@@ -268,7 +268,7 @@ def test_a_parser_of_others_reads_the_metrics(openmetrics):
     assert text.endswith("# EOF\n") is openmetrics
 
 
-def test_before_the_first_epoch_only_the_job_is_told():
+def test_before_the_first_epoch_the_metrics_only_name_the_job():
     [family] = parse_openmetrics(exposition("fraud", "0123", None, openmetrics=True))
     assert family.samples[0].labels["job"] == "0123"
 

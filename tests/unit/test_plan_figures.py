@@ -19,7 +19,7 @@ KINDS = (*CYCLE, RESTART, REDEPLOY)
 
 
 def course() -> Course:
-    """Epoch e is committed at e + 1, but those of a restart take 4 s longer; a change comes in the midst of each tenth
+    """Epoch e is committed at e + 1, but those of a restart take 4 s longer; a change comes in the middle of each tenth
     epoch, and the first row of the new plan 20 ms after the call, or with the next epoch."""
     made = Course(RATE, Timeline())
     at, rows = 0.0, 0
@@ -56,7 +56,7 @@ def test_delays_count_from_the_call_and_epochs_from_steady_ones() -> None:
     assert restart.first_new_ms == pytest.approx(4600)
 
 
-def test_figures_have_what_is_wanted_and_leave_out_what_was_not_measured(tmp_path: Path) -> None:
+def test_figures_leave_out_what_was_not_measured(tmp_path: Path) -> None:
     cycles = [Cycle(0.0, 0.5, 1.5, 6.0, 5.0)]
     results = Results(course(), cycles, Round(changes=100, lives=3, kills=["worker"] * 9, lost=1))
     figures = figures_of(results, CALM)

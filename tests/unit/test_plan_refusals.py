@@ -218,7 +218,9 @@ def job(tmp_path: Path) -> Job:
 
 
 @pytest.mark.parametrize(("edits", "says"), REFUSALS.values(), ids=REFUSALS)
-def test_it_is_refused_with_what_was_found_and_nothing_changes(job: Job, edits: list[Edit], says: str) -> None:
+def test_an_invalid_change_is_refused_with_the_reason_and_nothing_changes(
+    job: Job, edits: list[Edit], says: str
+) -> None:
     before = job.changes.configuration
     with pytest.raises(MidstreamError) as refused:
         job.request(*edits)

@@ -88,7 +88,7 @@ def test_one_worker_of_the_executor_is_asked_and_again_with_each_epoch():
     assert orders(coordinator.handle(PrefetchWanted(()))) == []
 
 
-def test_the_worker_that_was_heard_of_last_is_asked():
+def test_the_worker_heard_from_last_is_asked():
     coordinator = Coordinator()
     coordinator.handle(joined(worker(A, 1)))
     coordinator.handle(joined(worker(A, 2)))
@@ -190,7 +190,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_it_loads_what_is_asked_and_then_only_what_is_new(world: World):
+def test_a_worker_loads_what_it_is_asked_for_and_then_only_what_is_new(world: World):
     world.prefetcher.take(world.message(2))
     [first] = world.work()
     assert (first.bins, first.epoch, first.error) == ((3, 5), 2, None)
@@ -213,7 +213,7 @@ def test_a_message_about_older_state_than_tasks_use_changes_nothing(world: World
     assert world.at(3) == {3}
 
 
-def test_what_waits_is_dropped_when_a_task_begins_with_newer_state(world: World):
+def test_waiting_messages_are_dropped_when_a_task_begins_with_newer_state(world: World):
     world.prefetcher.take(world.message(1))
     world.prefetcher.task_begins(Epoch(4))
     assert world.work() == []
@@ -239,7 +239,7 @@ def test_bins_that_tasks_take_over_meanwhile_are_left_to_them(world: World, monk
     assert world.at(1) == {3}
 
 
-def test_an_error_is_reported_and_the_next_message_is_met(world: World):
+def test_after_an_error_is_reported_the_next_message_is_served(world: World):
     [path] = Path(world.files.location).rglob(f"*{world.lineages[3].entries[-1].file.digest[:8].hex()}*")
     data = path.read_bytes()
     path.unlink()
@@ -279,7 +279,7 @@ def test_bins_are_freed_one_by_one_when_nothing_is_to_be_loaded(world: World):
     assert not world.prefetcher.has_work.is_set()
 
 
-def test_a_bin_that_cannot_be_freed_is_told_of_and_the_others_are_freed(
+def test_a_bin_that_cannot_be_freed_is_logged_and_the_others_are_freed(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     world.prefetcher.take(world.message(3))

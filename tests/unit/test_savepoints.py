@@ -108,7 +108,7 @@ def test_without_a_committed_epoch_there_is_nothing_to_save_or_rewind(tmp_path):
     assert_refused(folder, "no epoch has been committed", rewind, folder, 0)
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_checkpoint_is_refused(tmp_path):
     for do in (take_savepoint, rewind, delete_savepoint):
         assert_refused(str(tmp_path), "is not the checkpoint of a job", do, str(tmp_path), "x")
     assert_refused(str(tmp_path), "is not the checkpoint of a job", fork, str(tmp_path), "x", str(tmp_path / "new"))
@@ -122,11 +122,11 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
         (6, "stands after epoch 6, so it cannot be rewound to epoch 6"),
     ],
 )
-def test_an_epoch_that_cannot_be_gone_back_to_is_refused(job, to, why):
+def test_a_rewind_to_an_impossible_epoch_is_refused(job, to, why):
     assert_refused(job, why, rewind, job, to)
 
 
-def test_an_epoch_that_was_swept_is_refused_and_what_is_there_is_listed(job):
+def test_an_epoch_that_was_swept_is_refused_and_existing_ones_are_listed(job):
     Path(job, "epochs", f"{3:010d}").unlink()
     told = "was swept: it is no longer whole. It can be rewound to epochs 0, 1, 2, 4, 5 and savepoints 'before tuning'"
     assert_refused(job, told, rewind, job, 3)
@@ -178,7 +178,7 @@ def test_a_savepoint_whose_epochs_were_taken_back_can_be_forked_but_not_returned
     assert fork(job, "later", str(tmp_path / "new")).epoch == 6
 
 
-def test_a_damaged_savepoint_is_told_of_and_nothing_is_swept_meanwhile(job, tmp_path):
+def test_a_damaged_savepoint_is_reported_and_nothing_is_swept_meanwhile(job, tmp_path):
     [path] = Path(job, "savepoints").iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -282,7 +282,7 @@ def log_of(folder: Path, offsets: range, commits: range) -> SparkFiles:
     return SparkFiles(str(folder))
 
 
-def test_what_spark_needs_to_go_on_is_found_and_its_number_is_left_out(tmp_path):
+def test_the_files_that_spark_needs_to_continue_are_found_without_the_number_of_its_query(tmp_path):
     log = log_of(tmp_path / "spark", range(8), range(7))
     assert sorted(log.needed_after(Epoch(7))) == ["commits/6", "offsets/6", "offsets/7", "sources/0/0"]
     assert sorted(log.needed_after(Epoch(0))) == ["commits/0", "offsets/0", "sources/0/0"]

@@ -34,7 +34,7 @@ def test_sources_that_stay_keep_their_lines_and_files_wherever_they_stand() -> N
     assert found["metadata"] == b"the query"
 
 
-def test_a_source_that_comes_back_goes_on_where_it_was() -> None:
+def test_a_source_that_comes_back_continues_where_it_was() -> None:
     log = log_of(5, {4: "a4", 5: "a5"}, {4: "b4", 5: "b5"})
     without = log_with_sources(log, Epoch(5), ["a", "b"], ["a"])
     later = {**without, "offsets/8": b"v1\n{}\na8", "offsets/7": b"v1\n{}\na7"}
@@ -53,13 +53,13 @@ def test_a_commit_that_spark_had_not_written_is_written() -> None:
     assert log_with_sources(log, Epoch(3), ["a"], ["a", "b"])["commits/3"] == b'v1\n{"nextBatchWatermarkMs":0}'
 
 
-def test_names_that_are_no_names_of_files_are_kept() -> None:
+def test_sources_whose_names_cannot_name_files_are_kept() -> None:
     log = log_of(0, {0: "x"}, {0: "y"})
     gone = log_with_sources(log, Epoch(0), ["a/b %", "z"], ["z"])
     assert log_with_sources(gone, Epoch(0), ["z"], ["a/b %", "z"])["offsets/0"].split(b"\n")[2:] == [b"x", b"y"]
 
 
-def test_before_the_first_epoch_only_what_sources_remember_goes_along() -> None:
+def test_before_the_first_epoch_only_the_memory_of_sources_is_copied() -> None:
     log = log_of(-1, {}, {})
     found = log_with_sources(log, Epoch(-1), ["a", "b"], ["b"])
     assert found == {"metadata": b"the query", "sources/0/0": log["sources/1/0"]}

@@ -44,7 +44,9 @@ def spill(tmp_path: Path) -> Iterator[Spill]:
 
 
 @given(st.lists(st.dictionaries(st.binary(min_size=1, max_size=3), st.none() | st.binary(max_size=3)), max_size=5))
-def test_it_is_a_dict(tmp_path_factory: pytest.TempPathFactory, puts: list[dict[bytes, bytes | None]]) -> None:
+def test_a_spill_behaves_like_a_dict(
+    tmp_path_factory: pytest.TempPathFactory, puts: list[dict[bytes, bytes | None]]
+) -> None:
     spill, wanted = Spill(tmp_path_factory.getbasetemp()), dict[bytes, bytes | None]()
     for changes in puts:
         spill.put(sorted(changes.items(), key=lambda change: change[0]))
@@ -63,7 +65,7 @@ def test_a_scan_sees_what_was_there_when_it_began(spill: Spill) -> None:
     assert list(spill.scan(b"a", b"d")) == [(b"a", b"1"), (b"b", None), (b"c", b"3")]
 
 
-def test_its_file_has_no_name_that_could_be_left_behind(spill: Spill, tmp_path: Path) -> None:
+def test_the_file_of_a_spill_has_no_name_that_could_be_left_behind(spill: Spill, tmp_path: Path) -> None:
     spill.put([(key(number), b"x" * 1000) for number in range(1000)])
     assert list(tmp_path.iterdir()) == []
 

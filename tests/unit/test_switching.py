@@ -226,7 +226,7 @@ def test_followers_must_be_reached_or_finished_in_every_partition():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_kept_up_to_date_is_what_a_look_at_all_tasks_finds(seed: int):
+def test_the_state_kept_up_to_date_equals_what_a_look_at_all_tasks_finds(seed: int):
     """Three stages of three places: heads in the first and the third one, followers in the second and third."""
     rng, partitions = random.Random(seed), 3
     places = [place(stage, partition) for stage in range(3) for partition in range(partitions)]

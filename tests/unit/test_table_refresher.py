@@ -118,7 +118,7 @@ def test_a_table_that_failed_is_not_tried_again() -> None:
     assert world.after(10) == [2.0, 3.0]
 
 
-def test_a_change_that_is_on_its_way_is_waited_for() -> None:
+def test_a_refresh_waits_for_a_change_in_progress() -> None:
     world = World()
     world.job.outcome = Outcome.PENDING
     world.rate = 2.0
@@ -129,7 +129,7 @@ def test_a_change_that_is_on_its_way_is_waited_for() -> None:
     assert world.after(10) == [2.0, 3.0]
 
 
-def test_what_goes_wrong_is_logged_and_the_next_time_comes(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_logged_and_the_next_refresh_comes(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     good, broken = world.read, lambda: 1 / 0
     for read, says in ((broken, "ZeroDivisionError"), (lambda: pa.table({"other": [1]}), "must have the column 'k'")):

@@ -92,7 +92,7 @@ def test_a_join_by_days_in_a_time_zone_pairs_rows_of_the_same_day():
         (lambda: sliding("1 day", every="12 hours", zone="Europe/Berlin"), "whole days, like '1 day' or '7 days'"),
     ],
 )
-def test_windows_that_cannot_be_are_refused(made, message):
+def test_invalid_windows_are_refused(made, message):
     with pytest.raises(FlowError, match=message.replace("(", r"\(")):
         made()
 
