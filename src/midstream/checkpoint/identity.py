@@ -75,6 +75,6 @@ def require_same(
         raise CheckpointError(
             f"the job in {location!r} reads the sources {', '.join(found.sources)}; the flow now has "
             f"{', '.join(sources)}. Sources change while the job runs (job.deploy, or an Insert or Remove), because a "
-            f"source that is only called otherwise would be read again from its beginning. Start the old sources and "
-            f"deploy the new ones, or use a new checkpoint"
+            f"source that was only renamed would be read again from its beginning. Start the old sources and deploy "
+            f"the new ones, or use a new checkpoint"
         )
