@@ -175,7 +175,9 @@ def test_another_format_is_refused_with_advice():
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x05N.", b"[4]", b"{", b'{"format": 4', b"\xff"])
 def test_data_that_is_not_a_document_is_refused(data):
-    with pytest.raises(CheckpointError, match="a program of a stage in the checkpoint is damaged, or is no document"):
+    with pytest.raises(
+        CheckpointError, match="a program of a stage in the checkpoint is damaged, or is not a document"
+    ):
         StageProgram.from_bytes(data)
 
 

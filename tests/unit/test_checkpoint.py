@@ -279,7 +279,7 @@ def test_a_file_is_refused(tmp_path):
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"format": "one"}'])
 def test_an_identity_that_cannot_be_read_is_damage(tmp_path, content):
     (tmp_path / "midstream.json").write_text(content)
-    with pytest.raises(CheckpointError, match="is damaged, or is no document of midstream"):
+    with pytest.raises(CheckpointError, match="is damaged, or is not a document of midstream"):
         Checkpoint.look(str(tmp_path), graph_of())
 
 
@@ -290,7 +290,7 @@ def test_an_identity_cut_anywhere_is_damage(tmp_path):
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
         for look in (lambda: Checkpoint.look(str(tmp_path), graph_of()), lambda: Checkpoint.of_any_flow(str(tmp_path))):
-            with pytest.raises(CheckpointError, match="is damaged, or is no document of midstream"):
+            with pytest.raises(CheckpointError, match="is damaged, or is not a document of midstream"):
                 look()
 
 

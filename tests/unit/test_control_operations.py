@@ -101,7 +101,7 @@ def with_options(**options: Any) -> ControlOperation:
         (GivesLock(), FunctionError, "GivesLock cannot be sent to workers"),
         (Named, FunctionError, r"found the class Named; give an instance of it, Named\(…\)"),
         (42, FunctionError, "expected a control operation, found int 42; subclass midstream.ControlOperation"),
-        (with_options(mode="inband"), FlowError, "mode='inband' is none of .*Did you mean 'in-band'"),
+        (with_options(mode="inband"), FlowError, "mode='inband' is not one of .*Did you mean 'in-band'"),
         (with_options(time_limit="soon"), FlowError, "time_limit='soon' is not a length of time"),
         (with_options(result_limit=0), FlowError, "result_limit=0 must be a number of bytes from 1 to 16,777,216"),
         (with_options(result_limit=True), FlowError, "result_limit=True must be"),

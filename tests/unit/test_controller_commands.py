@@ -99,7 +99,7 @@ def test_ready_made_controllers_are_attached_by_name(job: SteppedJob):
     ("arguments", "told"),
     [
         (["Pace"], "Pace cannot be set like that"),
-        (["Peace"], "'Peace' is none of AutoScale, Balance, Pace"),
+        (["Peace"], "'Peace' is not one of AutoScale, Balance, Pace"),
         (["Pace", "--set", "latency"], "is not NAME=VALUE"),
         (["Pace", "--set", "latency=soon"], "is not a length of time"),
         (["policy.py:nothing"], "a controller must be an instance of a subclass of Controller"),

@@ -108,7 +108,7 @@ def test_sinks_do_not_mix() -> None:
 
 
 def test_a_record_that_is_not_a_note_is_reported() -> None:
-    with pytest.raises(FlowError, match="b'hello' is no record of a topic of epochs"):
+    with pytest.raises(FlowError, match="b'hello' is not a record of a topic of epochs"):
         runs_that_count([b"hello"])
 
 

@@ -129,7 +129,7 @@ def _loaded(text: str, settings: Sequence[str]) -> Any:
     values = dict(_setting(each) for each in settings)
     if ":" not in text:
         if text not in READY_MADE:
-            raise TargetError(f"{text!r} is none of {', '.join(READY_MADE)}, and no MODULE:CONTROLLER.")
+            raise TargetError(f"{text!r} is not one of {', '.join(READY_MADE)}, nor MODULE:CONTROLLER.")
         return _made(READY_MADE[text], values)
     found = Functions().load(text)
     if isinstance(found, type) and issubclass(found, Controller):

@@ -9,7 +9,7 @@ attached. The rules:
 3. A controller that makes two proposals for one subject at once, or more than a few proposals at once, gets none of
    them.
 4. A controller that reverses its own changes again and again is stopped: it contradicts itself over time.
-5. A proposal that has failed is tried again ever more rarely, because each attempt is in the job's history for good, and
+5. A proposal that has failed is tried again ever more rarely, because each attempt is in the job's history for good and
    may have cost an epoch. That ends when it succeeds.
 """
 

@@ -167,7 +167,7 @@ def checked(operation: Any) -> tuple[ControlMode, float]:
     if operation.mode not in modes:
         near = closest(str(operation.mode), modes)
         hint = f". Did you mean {near!r}?" if near else ""
-        raise FlowError(f"{name}: mode={operation.mode!r} is none of {', '.join(map(repr, modes))}{hint}")
+        raise FlowError(f"{name}: mode={operation.mode!r} is not one of {', '.join(map(repr, modes))}{hint}")
     limit: Any = operation.result_limit
     if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= LARGEST_LIMIT:
         raise FlowError(f"{name}: result_limit={limit!r} must be a number of bytes from 1 to {LARGEST_LIMIT:,}")

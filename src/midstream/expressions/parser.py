@@ -444,5 +444,5 @@ class _Reader:
             self._fail(number, f"expected a number of units after INTERVAL, as in INTERVAL 5 MINUTES, found {number}")
         if us is None:
             units = ", ".join(f"{name}S" for name in _UNITS_US)
-            self._fail(unit, f"{unit} is no unit of an interval; allowed, because their length is fixed: {units}")
+            self._fail(unit, f"{unit} is not a unit of an interval; allowed, because their length is fixed: {units}")
         return Literal(int(count * us) * (-1 if negative else 1), pa.duration("us"), word.position)

@@ -53,7 +53,7 @@ def runs_that_count(notes: Iterable[bytes | str]) -> dict[tuple[str, str, int], 
         try:
             note = msgspec.json.decode(text, type=EpochNote)
         except msgspec.MsgspecError as error:
-            raise FlowError(f"{text!r:.100} is no record of a topic of epochs: {error}") from error
+            raise FlowError(f"{text!r:.100} is not a record of a topic of epochs: {error}") from error
         place = note.job, note.sink
         runs = begun[place] = {e: run for e, run in begun.get(place, {}).items() if e < note.epoch + (not note.run)}
         if note.run:

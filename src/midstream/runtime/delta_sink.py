@@ -151,8 +151,8 @@ def _require_free_folder(sink: DeltaSink, what: str) -> None:
     place = sink.location
     if os.path.isdir(place) and (found := sorted(os.listdir(place))):
         raise CheckpointError(
-            f"{what}: the folder {sink.path!r} holds other data ({found[0]}) and is no table of Delta Lake; use a new "
-            f"folder"
+            f"{what}: the folder {sink.path!r} holds other data ({found[0]}) and is not a table of Delta Lake; use "
+            f"a new folder"
         )
 
 

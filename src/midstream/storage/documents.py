@@ -45,7 +45,7 @@ def require_format(found: object, what: str, writer: str = "") -> None:
     """
     by = f" (written by midstream {writer})" if writer else ""
     if type(found) is not int:
-        raise CheckpointError(f"{what} is damaged, or is no document of midstream: it has no format number")
+        raise CheckpointError(f"{what} is damaged, or is not a document of midstream: it has no format number")
     if found > FORMAT:
         raise CheckpointError(
             f"{what} has format {found}{by}, which is newer than format {FORMAT} of this midstream {__version__}. "
@@ -72,7 +72,7 @@ def read_document(data: bytes, what: str) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{what} is damaged, or is no document of midstream: {error}") from error
+        raise CheckpointError(f"{what} is damaged, or is not a document of midstream: {error}") from error
     require_format(fields.pop("format", None), what, str(fields.get("version", "")))
     return fields
 
