@@ -84,8 +84,8 @@ class Checkpoint:
     """The checkpoint location of one flow. :meth:`look` only reads, and may refuse; :meth:`claim` writes first.
 
     A start with other sources is refused, as is a flow with another name: a source that was only renamed would be read
-    again from its beginning. Sources change while a job runs, by :meth:`read_others`. Everything else about a flow may
-    change from one start to the next.
+    again from its beginning. Sources change while a job runs, by :meth:`change_sources`. Everything else about a flow
+    may change from one start to the next.
 
     ``durable``: what was committed on a local disk survives a loss of power. Without it, only crashes of processes.
     """
@@ -205,7 +205,7 @@ class Checkpoint:
         write_atomically(self._fs, self._path(IDENTITY), write_struct(identity), durable=self.durable)
         self.identity = identity
 
-    def read_others(self, sources: Iterable[str], at: Callable[[str], None] = lambda step: None) -> None:
+    def change_sources(self, sources: Iterable[str], at: Callable[[str], None] = lambda step: None) -> None:
         """Have the job read other sources from now on: Spark gets a log for them, which continues after the last epoch.
 
         1. The new log is written, whole, into a folder of its own, which nobody uses yet.

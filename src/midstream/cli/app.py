@@ -21,7 +21,7 @@ from midstream.cli.change import deploy, epoch, explain, history, jobs, revert, 
 from midstream.cli.control import control, controls
 from midstream.cli.controllers import attach, controllers, detach, proposals
 from midstream.cli.live import print_summary, watch
-from midstream.cli.messages import errors_told, write_text
+from midstream.cli.messages import reporting_errors, write_text
 from midstream.cli.migrate import assignment, drain, executors, freeze, migrate, migrations, rebalance, rescale
 from midstream.cli.savepoints import fork, rewind, savepoint, savepoints
 from midstream.cli.state import held_table, parse_key, state_table
@@ -96,7 +96,7 @@ def graph(
     stages: Annotated[bool, typer.Option("--stages", help="Show in which stage each operator runs.")] = False,
 ) -> None:
     """Draw a flow: for the terminal, as Mermaid, or as SVG."""
-    with errors_told():
+    with reporting_errors():
         target = find(flow)
         found = target.load()
         with _session() if needs_session(found) else nullcontext() as spark:
@@ -132,7 +132,7 @@ def run(
 ) -> None:
     """Run a flow on Spark until it ends, a limit is reached, or Ctrl-C."""
     settings = dict(_setting(text) for text in conf or [])
-    with errors_told():
+    with reporting_errors():
         target = find(flow)
         # Before importing the module: code at its top level that asks for the session gets this one.
         with _session(master, settings) as spark:
@@ -169,7 +169,7 @@ def state(
     trust: TrustOption = False,
 ) -> None:
     """Show the keyed state of a job after its last committed epoch. This unpickles objects from the checkpoint."""
-    with errors_told():
+    with reporting_errors():
         require_trust(checkpoint, trust)
         if forget is not None:
             if operator is not None:
@@ -190,7 +190,7 @@ def journal(
     file: Annotated[Path, typer.Argument(help="A file below journal/ of a checkpoint.", exists=True, dir_okay=False)],
 ) -> None:
     """Show the events of a failed run of an epoch."""
-    with errors_told():
+    with reporting_errors():
         typer.echo(tell(read(file.read_bytes())))
 
 

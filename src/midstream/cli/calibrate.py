@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from midstream.cli.messages import errors_told, failed
+from midstream.cli.messages import failed, reporting_errors
 
 if TYPE_CHECKING:
     from midstream.txn import Calibration
@@ -23,7 +23,7 @@ def calibrate() -> None:
     except ImportError as error:
         raise failed(f"{error}. Transactions need numba: pip install 'midstream[txn]'.", 1) from error
     console = Console()
-    with errors_told():
+    with reporting_errors():
         with console.status("Measuring, some 20 seconds"):
             prices = calibration.calibrate()
         place = calibration.store_calibration(prices)

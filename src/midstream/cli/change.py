@@ -15,7 +15,7 @@ from midstream.change.restart_plan import restart_plan
 from midstream.checkpoint.change_records import ChangeRecord, Outcome
 from midstream.checkpoint.location import Checkpoint
 from midstream.cli.functions import named_functions, script_of, updates_of
-from midstream.cli.messages import errors_told, failed, write_text
+from midstream.cli.messages import failed, reporting_errors, write_text
 from midstream.cli.served import NONE_SERVED, NoSuchJob, client_of, find_job
 from midstream.cli.tables import jobs_table, outcome_of, print_history, print_state, taken_back_text
 from midstream.drawing.epoch_chart import epoch_as_svg, epoch_as_text
@@ -78,7 +78,7 @@ def jobs() -> None:
 
 def status(job: JobArgument) -> None:
     """Show the status of a job: its recent epochs, and the change on trial."""
-    with errors_told():
+    with reporting_errors():
         entry = find_job(job)
         print_state(entry, JobClient(entry.url, entry.token).status(), Console())
 
@@ -95,7 +95,7 @@ def epoch(
     """Show where the time of an epoch went, as a chart."""
     if output is not None and output.suffix.lower() != ".svg":
         raise typer.BadParameter(f"{str(output)!r} must end with .svg, the format that is written", param_hint="--out")
-    with errors_told():
+    with reporting_errors():
         recent = {each.epoch: each for each in client_of(job).status().progress}
         if not recent:
             raise MidstreamError(f"job {job!r} has committed no epoch since its start; wait for one")
@@ -119,7 +119,7 @@ def explain(
     svg: Annotated[Path | None, typer.Option(help="File for a drawing of the change.", show_default=False)] = None,
 ) -> None:
     """Explain a change without making it."""
-    with errors_told():
+    with reporting_errors():
         client = client_of(job)
         explained = client.explain(*updates_of(updates, migrate or [], returns or []), scheduler=scheduler)
         typer.echo(explained.text)
@@ -143,7 +143,7 @@ def update(
     no_wait: NoWaitOption = False,
 ) -> None:
     """Replace functions of a running job: all or none, and rolled back automatically if they fail."""
-    with errors_told():
+    with reporting_errors():
         client = client_of(job)
         wanted = updates_of(updates, migrate or [], returns or [])
         record = client.update(*wanted, scheduler=scheduler, time_limit=time_limit, note=note)
@@ -179,7 +179,7 @@ def deploy(
     no_wait: NoWaitOption = False,
 ) -> None:
     """Run what a script says: what differs from the running flow becomes one change, rolled back if it fails."""
-    with errors_told():
+    with reporting_errors():
         steps = named_functions(migrate or [])
         client = client_of_job_or_folder(job)
         with script_of(flow) as script:
@@ -215,7 +215,7 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="Print the full records as JSON.")] = False,
 ) -> None:
     """Show all changes of a job: who, when, what, and the outcome."""
-    with errors_told():
+    with reporting_errors():
         records = _records(job)
         if as_json:
             typer.echo(msgspec.json.format(msgspec.json.encode(records), indent=2).decode())
@@ -240,7 +240,7 @@ def revert(
     no_wait: NoWaitOption = False,
 ) -> None:
     """Go back to an earlier revision of a job: while it runs, or if it can no longer start."""
-    with errors_told():
+    with reporting_errors():
         steps = named_functions(migrate or [])
         client = client_of_job_or_folder(job)
         if client is None:

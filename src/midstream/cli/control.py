@@ -12,7 +12,7 @@ from rich.console import Console
 from midstream.checkpoint.control_log import ControlOutcome, ControlRecord
 from midstream.cli.change import JobArgument, NoWaitOption
 from midstream.cli.functions import Functions
-from midstream.cli.messages import errors_told, failed
+from midstream.cli.messages import failed, reporting_errors
 from midstream.cli.served import client_of
 from midstream.cli.tables import table_of
 from midstream.cli.target import calling_user_code
@@ -39,7 +39,7 @@ def control(
     no_wait: NoWaitOption = False,
 ) -> None:
     """Run a control operation on a running job, and print its result as JSON. Its code travels to the job."""
-    with errors_told():
+    with reporting_errors():
         client = client_of(job)
         state = client.control(_loaded(operation), note=note)
         number = state.record.number
@@ -55,7 +55,7 @@ def control(
 
 def controls(job: JobArgument) -> None:
     """List the control operations of a running job."""
-    with errors_told():
+    with reporting_errors():
         found = client_of(job).controls()
         if not found:
             typer.echo("The job has had no control operations.")

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from midstream.cli.change import JobArgument
 from midstream.cli.functions import Functions
-from midstream.cli.messages import errors_told
+from midstream.cli.messages import reporting_errors
 from midstream.cli.served import client_of
 from midstream.cli.tables import table_of
 from midstream.cli.target import TargetError, calling_user_code
@@ -57,7 +57,7 @@ def attach(
     advise: Annotated[bool, typer.Option("--advise", help="Only report what it would do.")] = False,
 ) -> None:
     """Have a controller look after a running job. Its code travels to the job."""
-    with errors_told():
+    with reporting_errors():
         found = _loaded(controller, settings or [])
         state = client_of(job).attach(found, name=name, advise=advise)
         typer.echo(
@@ -70,7 +70,7 @@ def detach(
     name: Annotated[str, typer.Argument(help="Its name; 'midstream controllers' lists them.", show_default=False)],
 ) -> None:
     """Stop asking a controller of a running job. What it has requested goes on."""
-    with errors_told():
+    with reporting_errors():
         state = client_of(job).detach(name)
         typer.echo(
             f"controller {state.name} is detached; {state.applied} of its {state.proposals} proposals were applied"
@@ -79,7 +79,7 @@ def detach(
 
 def controllers(job: JobArgument) -> None:
     """List the controllers of a running job."""
-    with errors_told():
+    with reporting_errors():
         found = client_of(job).controllers()
         if not found:
             typer.echo("The job has no controllers.")
@@ -95,7 +95,7 @@ def controllers(job: JobArgument) -> None:
 
 def proposals(job: JobArgument) -> None:
     """List the proposals of a running job's controllers, with their reasons and outcomes."""
-    with errors_told():
+    with reporting_errors():
         found = client_of(job).proposals()
         if not found:
             typer.echo("The job's controllers have proposed nothing.")

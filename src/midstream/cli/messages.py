@@ -11,11 +11,11 @@ import typer
 from midstream.cli.target import TargetError, UserCodeError
 from midstream.errors import MidstreamError
 
-__all__ = ["errors_told", "failed", "write_text"]
+__all__ = ["failed", "reporting_errors", "write_text"]
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
+def reporting_errors() -> Iterator[None]:
     """Turn errors that users can act on into a message and an exit code; others are our bugs, and show a traceback."""
     try:
         yield

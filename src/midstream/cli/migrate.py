@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from midstream.change.migration_goals import Drain, Goal, Rebalance
 from midstream.checkpoint.change_records import Outcome
 from midstream.cli.change import JobArgument, NoWaitOption
-from midstream.cli.messages import errors_told, failed, write_text
+from midstream.cli.messages import failed, reporting_errors, write_text
 from midstream.cli.served import client_of
 from midstream.cli.tables import assignment_table, executors_table, migrations_table
 from midstream.drawing.figures import size_text
@@ -149,7 +149,7 @@ def migrations(
         raise typer.BadParameter("say which migration, by its number", param_hint="NUMBER")
     if cancel and reverse:
         raise typer.BadParameter("choose one of --cancel and --reverse", param_hint="--reverse")
-    with errors_told():
+    with reporting_errors():
         client = client_of(job)
         if number is None:
             found = client.migrations()
@@ -170,7 +170,7 @@ def assignment(
     ] = False,
 ) -> None:
     """Show the partitions of a running job: how many bins each owns, and its load."""
-    with errors_told():
+    with reporting_errors():
         stages = client_of(job).assignment()
         if as_json:
             found = {each.name: {"partitions": len(each.partitions), "owners": each.owners} for each in stages}
@@ -182,7 +182,7 @@ def assignment(
 
 def executors(job: JobArgument) -> None:
     """List the executors of a running job, and how many bins each of them has, including those without any."""
-    with errors_told():
+    with reporting_errors():
         Console().print(executors_table(client_of(job).executors()))
 
 
@@ -191,7 +191,7 @@ def freeze(
     epochs: Annotated[int, typer.Argument(help="For how many epochs.", show_default=False)],
 ) -> None:
     """Keep bins where they are for the next epochs of a running job; migrations that would begin are refused."""
-    with errors_told():
+    with reporting_errors():
         free = client_of(job).freeze(epochs)
         typer.echo(f"bins stay where they are for {epochs} epochs; epoch {free} is the first in which they may move")
 
@@ -243,7 +243,7 @@ def _assignments(file: Path) -> dict[str, Assignment]:
 def _migrate(job: str, goal: Goal, how: dict[str, Any], explain: bool, svg: Path | None, no_wait: bool) -> None:
     if svg is not None and not explain:
         raise typer.BadParameter("the drawing is part of an explanation; add --explain", param_hint="--svg")
-    with errors_told():
+    with reporting_errors():
         client = client_of(job)
         if explain:
             found = client.explain_migration(goal, **how)

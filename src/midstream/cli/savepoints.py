@@ -12,7 +12,7 @@ from midstream.change import fork as forks
 from midstream.change import rewind as rewinds
 from midstream.change import savepoint as offline
 from midstream.cli.change import client_of_job_or_folder
-from midstream.cli.messages import errors_told
+from midstream.cli.messages import reporting_errors
 from midstream.cli.tables import table_of
 from midstream.errors import CheckpointError
 from midstream.server.messages import SavepointState
@@ -33,7 +33,7 @@ def savepoint(
     note: Annotated[str | None, typer.Option(help="The reason, for people.")] = None,
 ) -> None:
     """Give the last committed epoch of a job a name, and keep all that a restart from there needs."""
-    with errors_told():
+    with reporting_errors():
         client = client_of_job_or_folder(job)
         if client is None:
             taken = SavepointState.of(offline.take_savepoint(job, name, note=note))
@@ -47,7 +47,7 @@ def savepoints(
     delete: Annotated[str | None, typer.Option(metavar="NAME", help="Delete this one.", show_default=False)] = None,
 ) -> None:
     """List the savepoints of a job, or delete one."""
-    with errors_told():
+    with reporting_errors():
         client = client_of_job_or_folder(job)
         if delete is not None:
             if client is None:
@@ -75,7 +75,7 @@ def fork(
     new: Annotated[str, typer.Argument(help="The new folder; missing or empty.", show_default=False)],
 ) -> None:
     """Make a new checkpoint that goes on from a savepoint; the first job stays as it is, and may be running."""
-    with errors_told():
+    with reporting_errors():
         checkpoint, found, name = savepoint.rpartition("@")
         if not (checkpoint and found and name):
             raise CheckpointError(f"{savepoint!r} is not CHECKPOINT@NAME, such as /data/job@tuned")
@@ -93,6 +93,6 @@ def rewind(
     ],
 ) -> None:
     """Let a stopped job go on from an earlier epoch, as if it had stopped there."""
-    with errors_told():
+    with reporting_errors():
         done = rewinds.rewind(checkpoint, int(to) if to.isdigit() else to)
         typer.echo(f"the next start of the job goes on after {done.target}")

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from midstream.cli.change import JobArgument
-from midstream.cli.messages import errors_told
+from midstream.cli.messages import reporting_errors
 from midstream.cli.served import client_of
 from midstream.cli.tables import table_of
 from midstream.drawing.figures import FIGURES, figures_of, short_text, size_text
@@ -33,7 +33,7 @@ def top(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
 ) -> None:
     """Show what a job is doing: rows, time, latency, state, heavy keys and backlog of its operators, live."""
-    with errors_told():
+    with reporting_errors():
         client = client_of(job)
         console = Console()
         seen = client.observation()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from midstream.cli.change import JobArgument, NoWaitOption, tell_outcome
-from midstream.cli.messages import errors_told
+from midstream.cli.messages import reporting_errors
 from midstream.cli.served import client_of
 from midstream.cli.tables import table_of
 from midstream.errors import FlowError
@@ -37,7 +37,7 @@ def tune(
     no_wait: NoWaitOption = False,
 ) -> None:
     """Show the knobs of a running job, or set some: pace, slices, frames and limits."""
-    with errors_told():
+    with reporting_errors():
         client = client_of(job)
         if not knobs:
             Console().print(knobs_table(client.status().knobs))

@@ -86,7 +86,7 @@ class Arbiter:
             if failed is not None and epoch - failed.epoch < failed.rest:
                 often = "has failed" if failed.count == 1 else f"has failed {failed.count} times in a row"
                 return (
-                    f"what was wanted of {_told(kind, name)} {often}; it can be tried again in "
+                    f"a change of {_described(kind, name)} {often}; it can be tried again in "
                     f"{failed.rest - (epoch - failed.epoch)} epochs"
                 )
             claim = self.claims.get(subject)
@@ -97,10 +97,10 @@ class Arbiter:
                 opposes = " and this goes against it" if direction * claim.direction < 0 else ""
                 return (
                     f"{claim.operation!r} of controller {claim.controller!r} ended {passed} epochs ago{opposes}; "
-                    f"{_told(kind, name)} can be changed again in {HOLD - passed} epochs"
+                    f"{_described(kind, name)} can be changed again in {HOLD - passed} epochs"
                 )
             if passed < REST:
-                return f"{_told(kind, name)} rests for {REST - passed} more epochs after {claim.operation!r}"
+                return f"{_described(kind, name)} rests for {REST - passed} more epochs after {claim.operation!r}"
         return None
 
     def after(self, controller: str, proposal: Proposal, seen: Situation) -> Arbiter:
@@ -148,7 +148,7 @@ class Arbiter:
         for (name, (kind, subject)), epochs in self.turns.items():
             if name == controller and len(epochs) >= MOST_TURNS:
                 return (
-                    f"it contradicts itself: it turned {_told(kind, subject)} back {len(epochs)} times within "
+                    f"it contradicts itself: it turned {_described(kind, subject)} back {len(epochs)} times within "
                     f"{epochs[-1] - epochs[0] + 1} epochs"
                 )
         return None
@@ -182,7 +182,7 @@ def fault_of(found: object, seen: Situation) -> str | None:
     return None
 
 
-def _told(kind: str, name: str) -> str:
+def _described(kind: str, name: str) -> str:
     match kind:
         case "knobs":
             return f"knob {name}"

@@ -18,7 +18,7 @@ from midstream.errors import FlowError
 from midstream.flow.model import Graph, Source
 from midstream.flow.sources import GeneratorSource
 
-__all__ = ["KNOBS", "Knob", "Unit", "in_words", "knob_value", "knobs_told", "require_takers", "values_of"]
+__all__ = ["KNOBS", "Knob", "Unit", "in_words", "knob_value", "knobs_of_tasks", "require_takers", "values_of"]
 
 
 class Unit(enum.StrEnum):
@@ -199,7 +199,7 @@ def in_words(name: str, value: int | None) -> str:
     return knob.in_words(knob.default if value is None else value)
 
 
-def knobs_told(knobs: Mapping[str, int]) -> dict[str, int]:
+def knobs_of_tasks(knobs: Mapping[str, int]) -> dict[str, int]:
     """The knobs that tasks need; the others concern only the driver."""
     return {name: value for name, value in knobs.items() if name in _TOLD}
 

@@ -58,7 +58,7 @@ from midstream.control.messages import (
 )
 from midstream.control.placement import Placement, require_possible
 from midstream.errors import CheckpointError, MidstreamError, ProtocolError
-from midstream.flow.knobs import knobs_told
+from midstream.flow.knobs import knobs_of_tasks
 from midstream.ids import Digest, Epoch, ExecutorId, PartitionId, Run
 from midstream.metrics import EpochProgress
 from midstream.observation import Observation
@@ -214,7 +214,7 @@ class Driver:
                     places=self.placement.places,
                     prefetch=self.placement.requests,
                     controls=controls,
-                    knobs=knobs_told(configuration.knobs),
+                    knobs=knobs_of_tasks(configuration.knobs),
                     flushed=configuration.flushed,
                     assignments=configuration.owners.digest,
                     owners=configuration.owners.data,

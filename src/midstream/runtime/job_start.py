@@ -88,4 +88,4 @@ def restart(
 def settle_sources(checkpoint: Checkpoint, graph: Graph) -> None:
     """Make sure that the log of the engine's query is for the sources of the flow that the job runs now."""
     if tuple(sorted(graph.sources)) != checkpoint.identity.sources:
-        checkpoint.read_others(graph.sources)
+        checkpoint.change_sources(graph.sources)

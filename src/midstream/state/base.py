@@ -178,10 +178,10 @@ class Base:
         sizes = lineage.bytes_behind(held, behind)[behind]
         light = sizes <= _LIGHT
         if light.any():
-            chosen = behind[light][: _as_many(sizes[light], min(limit_bytes, _TURN_BYTES))]
+            chosen = behind[light][: _count_within(sizes[light], min(limit_bytes, _TURN_BYTES))]
             done, rows, nbytes = self._load_at_once(lineage, chosen, held)
         elif len(behind):
-            chosen = behind[: _as_many(sizes, limit_bytes)]
+            chosen = behind[: _count_within(sizes, limit_bytes)]
             done, rows, nbytes = self._load_in_turns(lineage, chosen)
         else:
             return Loaded((), 0, 0, ())
@@ -460,7 +460,7 @@ def _behind(lineage: Lineage, bins: Iterable[BinId], held: Positions) -> BinNumb
     return behind
 
 
-def _as_many(sizes: np.ndarray[tuple[int], np.dtype[np.float64]], limit: float) -> int:
+def _count_within(sizes: np.ndarray[tuple[int], np.dtype[np.float64]], limit: float) -> int:
     """How many of the first bins fit into ``limit`` bytes together; at least one."""
     return max(1, int(np.searchsorted(np.cumsum(sizes), limit, side="right")))
 

@@ -123,7 +123,7 @@ class TaskState:
         committed = self._view.scan(bin_id, namespace, start, stop)
         if self._spill is not None:
             spilled = self._spill.scan(prefix + start, behind if stop is None else prefix + stop)
-            committed = _upon(committed, spilled)
+            committed = _over_committed(committed, spilled)
         return _overlay(committed, [(key, self._changes[key]) for key in changed])
 
     def occupied(self, namespace: Namespace, stop: bytes | None = None) -> list[BinId]:
@@ -301,7 +301,7 @@ def _table_of(spill: Spill) -> pa.Table:
     return pa.concat_tables(parts).combine_chunks()
 
 
-def _upon(
+def _over_committed(
     committed: Iterator[tuple[bytes, bytes]], spilled: Iterator[tuple[bytes, bytes | None]]
 ) -> Iterator[tuple[bytes, bytes]]:
     """Both inputs merged, ascending; spilled changes win over committed values, and deleted keys are left out."""

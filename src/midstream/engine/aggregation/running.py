@@ -61,7 +61,7 @@ class RunningTotals:
             stored = touched.keys.take(some)
             keys = stored.to_pylist()
             own = totals.combined(touched.totals, Runs.single(some.to_numpy().astype(np.int64)))
-            whole = totals.upon(state.get_many(keys), own)
+            whole = totals.with_stored(state.get_many(keys), own)
             state.put_many(keys, totals.pack(whole))
             yield from self._common.emitted(stored, whole)
 

@@ -169,7 +169,7 @@ class TotalsOf:
         ]
         return [head + pickle.dumps(tail, 5) for head, tail in zip(packed, zip(*loose, strict=True), strict=True)]
 
-    def upon(self, stored: Sequence[bytes | None], totals: Totals) -> Totals:
+    def with_stored(self, stored: Sequence[bytes | None], totals: Totals) -> Totals:
         """The elements combined with their stored totals, if any."""
         known = np.flatnonzero(np.fromiter((one is not None for one in stored), np.bool_, len(stored)))
         if not len(known):

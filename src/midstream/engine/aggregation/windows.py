@@ -71,7 +71,7 @@ class Windows:
         still_open = [keys[index] for index in np.flatnonzero(is_open).tolist()]
         before = dict(zip(still_open, state.get_many(still_open), strict=True)) | closing
         if own is not None:
-            own = totals.upon([before.get(key) for key in keys], own)
+            own = totals.with_stored([before.get(key) for key in keys], own)
             opened = totals.combined(own, Runs.single(np.flatnonzero(is_open)))
             state.put_many(still_open, totals.pack(opened))
         state.delete_many(list(closing))

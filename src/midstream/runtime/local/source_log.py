@@ -72,7 +72,7 @@ class SourceLog:
             if epoch >= 0:
                 self._checkpoint.spark_files.write({f"offsets/{epoch}": self._entry(epoch)})
         self._checkpoint.spark_files.write(self._kept)
-        self._checkpoint.read_others(graph.sources, at)
+        self._checkpoint.change_sources(graph.sources, at)
         self._load()
         self.reading = graph
 

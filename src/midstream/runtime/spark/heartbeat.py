@@ -175,7 +175,7 @@ class Heartbeat:
         began = time.monotonic()
         self._reading = graph = self._changes.configuration.graph
         self._session, self._set, self._entering = None, {}, ()
-        self._checkpoint.read_others(graph.sources)
+        self._checkpoint.change_sources(graph.sources)
         self._log = OffsetLog(self._checkpoint.spark_location)
         query = self._queries.start(graph, on_epoch)
         self._driver.changing.sources_exchanged(time.monotonic() - began)
